@@ -147,5 +147,5 @@ def uneven_dimension(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) 
 
 
 def parts_of(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
-    """Returns into how many parts axes divide a dimension."""
+    """Returns the number of parts into which axes divide a dimension."""
     return math.prod(mesh[axis] for axis in axes)

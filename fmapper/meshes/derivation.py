@@ -20,7 +20,7 @@ _SMALL = 2  # parameters of fewer dimensions, which do not pay for what is sent
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """What was derived from a program.
+    """The axes that were derived from a program.
 
     Attributes:
         axes: For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
@@ -34,7 +34,7 @@ class Derivation:
 
 
 def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> Derivation:
-    """Returns rules for `shard` that follow from what a model computes, to be looked at or changed.
+    """Derives rules for `shard` from what a model computes.
 
     `shard(model, mesh, "derive")` takes them as they are. The names are those of the model that was
     converted, so that the rules hold for that, too.
@@ -66,13 +66,13 @@ def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> 
 
 
 def program_of(model: Any) -> Program | None:
-    """Returns the program of a converted model; None for what has none."""
+    """Returns the program of a converted model; None for other models."""
     found = (adapter.program_of(model) for adapter in adapters(Models))
     return next(filter(None, found), None)
 
 
 def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
-    """Returns how the parameters of a program are divided with little to send.
+    """Divides the parameters of a program with little communication.
 
     Where two products follow each other, with nothing between them that needs a row as a whole, the
     first is divided by its outputs and the second by its inputs, as Megatron-LM does
@@ -123,7 +123,7 @@ def _divides(group: Group, parts: int) -> bool:
 
 
 def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
-    """Tells whether dividing a group saves more than it sends.
+    """Returns whether dividing a group saves more than it sends.
 
     A sum between devices stands against at least two matrices, one that is divided by its outputs
     and one by its inputs; a table that rows are looked up in stands by itself.
@@ -134,7 +134,7 @@ def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
 
 
 def _rank(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[bool, float, int]:
-    """Returns what comes first: chains, with the fewest sums for what they divide."""
+    """Ranks groups: chains first, with the fewest sums for what they divide."""
     sizes = (shapes[name] for name in group.parameters)
     numbers = sum(math.prod(n for n in shape if isinstance(n, int)) for shape in sizes)
     return not group.sums, len(group.sums) / len(group.parameters), -numbers
@@ -149,7 +149,7 @@ def _mark(axes: dict[str, list[str | None]], group: Group, word: str) -> None:
 def _mark_rest(
     own: list[str | None], shape: tuple[int | str, ...], parts: Mapping[str, int]
 ) -> None:
-    """Divides the largest dimension that is left along `zero`."""
+    """Divides the largest remaining dimension along `zero`."""
     sizes = [
         (size, -at)
         for at, (word, size) in enumerate(zip(own, shape, strict=True))

@@ -46,7 +46,7 @@ class PlacedPart:
 
 @dataclass(frozen=True)
 class DeviceMap(Mapping[str, Any]):
-    """Which part of a model lies where, as a mapping of names to devices; see `device_map`.
+    """A mapping of the parts of a model to devices; see `device_map`.
 
     `dict(plan)` is what `device_map=` of transformers and accelerate takes. Printing it gives a
     table.
@@ -76,7 +76,7 @@ class DeviceMap(Mapping[str, Any]):
         return len(self.parts)
 
     def device_of(self, name: str) -> Any:
-        """Returns the device of an array by its name, or of anything else below a part.
+        """Returns the device of an array, or of anything below a part, by name.
 
         Raises:
             KeyError: No part has such a name.
@@ -120,7 +120,7 @@ def device_map(
     dtype: str | None = None,
     ahead: int = 0,
 ) -> DeviceMap:
-    """Plans which part of a model lies on which device, by bytes, before any of it is loaded.
+    """Plans the device of each part of a model, by bytes, before anything is loaded.
 
     Devices are filled one after the other, with the parts in the order in which they are used: of
     a converted model as its program says, of other ones in the order of their children. A part
@@ -189,7 +189,7 @@ class _Part:
         return not self.children or self.cls in whole or self.path in whole
 
     def layers(self, whole: set[str]) -> Iterator[_Part]:
-        """Yields what computes with its arrays as one: what stays whole, or owns arrays."""
+        """Yields the parts that stay whole, or own arrays."""
         if self.stays_whole(whole) or not any(c.children for c in self.children.values()):
             yield self
             return
@@ -220,12 +220,12 @@ class _Filling:
         return DeviceMap(parts, used, room, tuple(copies))
 
     def is_away(self, part: _Part, first: Any) -> bool:
-        """Tells whether arrays of a part have to be brought to the first device."""
+        """Returns whether arrays of a part have to be moved to the first device."""
         known = (self.on.get(array, {}) for array in part.arrays)
         return any(first not in on and any(one in OFFLOADED for one in on) for on in known)
 
     def _place(self, part: _Part) -> list[PlacedPart]:
-        """Returns where a part goes, or where its children go."""
+        """Places a part, or its children."""
         common = [d for d in self.free if all(d in self.on.get(a, ()) for a in part.arrays)]
         if common and part.arrays:
             return [PlacedPart(part.path, common[0], 0)]
@@ -252,7 +252,7 @@ class _Filling:
         )
 
     def _merge(self, part: _Part, placed: list[PlacedPart]) -> list[PlacedPart]:
-        """Joins what all went to one device."""
+        """Merges parts that are all on one device."""
         devices = list(dict.fromkeys(p.device for p in placed))
         if len(devices) != 1:
             return placed

@@ -1,4 +1,4 @@
-"""Which dimensions of the arrays of a program are one and the same: what follows from its calls.
+"""Finds equal dimensions among the arrays of a program, by its calls.
 
 Two dimensions belong together where a call takes them side by side, element for element: then
 dividing one of them divides the other, and nothing is sent. A product adds up over a dimension: if
@@ -79,7 +79,7 @@ class Dimensions:
             self._call(call)
 
     def groups(self) -> list[Group]:
-        """Returns the dimensions that are one together, those that parameters have."""
+        """Returns the groups of equal dimensions among those of parameters."""
         found: dict[int, Group] = {}
         for name, dims in self._parameters.items():
             for at, dim in enumerate(dims):
@@ -104,7 +104,7 @@ class Dimensions:
         return list(found.values())
 
     def same(self, dim: int) -> int:
-        """Returns the number that all dimensions share that are one with this one."""
+        """Returns the representative of the group of a dimension."""
         root = dim
         while self._parents[root] != root:
             root = self._parents[root]
@@ -115,33 +115,33 @@ class Dimensions:
     # --- what calls say -------------------------------------------------------------------------
 
     def join(self, a: int, b: int) -> None:
-        """Notes that two dimensions are one."""
+        """Joins two dimensions."""
         self._parents[self.same(a)] = self.same(b)
 
     def sum(self, dim: int, call: Call) -> None:
-        """Notes that a call adds up over a dimension."""
+        """Records that a call sums over a dimension."""
         self._sums.append((dim, call))
 
     def contract(self, a: int, b: int, call: Call) -> None:
-        """Notes that a call adds up over two dimensions side by side, as a product does."""
+        """Records that a call contracts two dimensions, as a product does."""
         self.join(a, b)
         self.sum(a, call)
 
     def look_up(self, dim: int, call: Call) -> None:
-        """Notes that a call looks rows up, which devices that lack them add as zeros."""
+        """Records that a call looks rows up; devices without them add zeros."""
         self._lookups.append((dim, call))
         self.sum(dim, call)
 
     def move(self, dim: int, call: Call) -> None:
-        """Notes that a call takes equal parts of a dimension apart."""
+        """Records that a call splits a dimension into equal parts."""
         self._moves.append((dim, call))
 
     def need(self, dims: Sequence[int], call: Call) -> None:
-        """Notes that a call needs dimensions whole."""
+        """Records that a call needs dimensions whole."""
         self._whole += [(dim, call) for dim in dims]
 
     def expert(self, dim: int) -> None:
-        """Notes that a dimension counts experts."""
+        """Records that a dimension counts experts."""
         self._experts.append(dim)
 
     def size(self, dim: int) -> int | str:
@@ -149,13 +149,13 @@ class Dimensions:
         return self._sizes[dim]
 
     def align(self, a: Dims, b: Dims) -> None:
-        """Joins dimensions that broadcasting puts side by side."""
+        """Joins dimensions that broadcasting aligns."""
         for x, y in zip(reversed(a), reversed(b), strict=False):
             if self.size(x) == self.size(y):
                 self.join(x, y)
 
     def regroup(self, old: Dims, new: Dims, call: Call) -> None:
-        """Joins dimensions across a change of shape: a division of a product is of its first."""
+        """Joins dimensions across a reshape: dividing a product divides its first factor."""
         i = j = 0
         while i < len(old) and j < len(new):
             left, right = [old[i]], [new[j]]
@@ -227,5 +227,5 @@ class Dimensions:
 
 
 def _is_less(a: tuple[int, tuple[str, ...]], b: tuple[int, tuple[str, ...]]) -> bool:
-    """Tells which side of a change of shape lacks factors."""
+    """Returns which side of a reshape lacks factors."""
     return (len(a[1]), a[0]) < (len(b[1]), b[0])

@@ -1,4 +1,4 @@
-"""How an array is divided: the axes of a mesh for each of its dimensions, read and checked."""
+"""Layouts: the mesh axes of each dimension of an array, parsed and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ The first that the mesh has is meant; a word that means none divides nothing.
 
 
 def adapter_of_mesh(mesh: Any) -> Meshes | None:
-    """Returns the adapter whose mesh it is; None for the sizes of one.
+    """Returns the adapter of a mesh; None for bare sizes.
 
     Raises:
         TypeError: It is neither.
@@ -52,7 +52,7 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
 
 
 def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """Returns what each word for an axis means on a mesh: its axes as a tuple.
+    """Returns the axes of a mesh for each name of an axis.
 
     Args:
         names: The words of the user, and what they mean: an axis of the mesh, several, or None.
@@ -79,7 +79,7 @@ def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict
 def read_spec(
     axes: Axes, shape: Sequence[int], mesh: Mapping[str, int], names: Mapping[str, Any]
 ) -> Spec:
-    """Returns what a rule says of an array of a shape, in axes of the mesh.
+    """Resolves a rule for an array of a shape to axes of the mesh.
 
     Args:
         axes: One entry for each dimension from the first on: an axis, a tuple of axes, or None.
@@ -144,7 +144,7 @@ def shard_shape(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> tu
 def box_at(
     spec: Spec, shape: Sequence[int], mesh: Mapping[str, int], place: Mapping[str, int]
 ) -> Box:
-    """Returns the part of an array that a device has.
+    """Returns the box of an array on a device.
 
     Args:
         spec: Which axes of the mesh divide each dimension.

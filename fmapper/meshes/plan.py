@@ -1,4 +1,4 @@
-"""What sharding would do to a tree: how each array is divided, by which rule, and what it takes."""
+"""Plans of sharding: how each array is divided, by which rule, and the bytes it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 40  # arrays in the table that `print` gives
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """What becomes of one array.
+    """The plan of one array.
 
     Attributes:
         path: Where it is; a tied array is there once, with its first path.
@@ -48,7 +48,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """How a tree is divided on a mesh; made by `fmapper.plan`, and given to `report=`.
+    """The plan of a sharding; made by `fmapper.plan`, and given to `report=`.
 
     Printing it gives a table; `leaves` has the same as data.
 
@@ -142,7 +142,7 @@ def plan_array(
     mesh: dict[str, int],
     problem: str = "",
 ) -> PlannedShard:
-    """Returns the line of a plan for one array."""
+    """Plans one array."""
     shard = () if spec is None else shape if problem else shard_shape(spec, shape, mesh)
     size = itemsize(dtype)
     mine = 0 if spec is None else math.prod(shard) * size

@@ -35,7 +35,7 @@ _INDEX = re.compile(r"\[(\d+|\*)\]")
 
 
 class Found:
-    """What rules say of the arrays of one tree.
+    """The axes of the arrays of one tree, by rules.
 
     Args:
         rules: The rules.
@@ -85,7 +85,7 @@ class Found:
                 self.rules[id(follower)] = rule, f"as {self.names[id(lead)]}"
 
     def where(self, array: Any) -> str:
-        """Returns the path of an array, as errors have it."""
+        """Returns the path of an array, for errors."""
         return format_keys(KeyPath.from_link(self.links[id(array)]))
 
     def _walk(self, tree: Any, state: Any = None, down: Any = None) -> None:
@@ -102,7 +102,7 @@ class Found:
                 self._meet(value, link, inner)
 
     def _meet(self, array: Any, link: Link, state: Any) -> None:
-        """Notes what rules by pattern and class say of an array at one of its places."""
+        """Records the rules by pattern and class for an array at one of its places."""
 
     # --- patterns and classes -------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Found:
                 self.rules[id(array)] = named[match][1], f"as {match}"
 
     def _derive(self, node: Any, parts: Mapping[str, int]) -> Said:
-        """Returns what follows from the program of a node, if it has one."""
+        """Derives the axes of arrays from the program of a node, if it has one."""
         from fmapper.meshes.derivation import derive_axes, program_of
 
         program = program_of(node)
@@ -216,13 +216,13 @@ _NOTHING_SAID = {
 
 
 def _axes(node: Any) -> Said:
-    """Returns name, array and axes of the arrays that a node says something of."""
+    """Returns name, array and axes of the arrays that a node describes."""
     said = (adapter.axes(node) for adapter in adapters(Nodes))
     return [*next(filter(None, said), ())]
 
 
 def arrays_of(model: Any) -> Mapping[str, Any]:
-    """Returns the arrays of a converted model by the names that its program has for them."""
+    """Returns the arrays of a converted model by their names in its program."""
     found = (adapter.weights(model) for adapter in adapters(Models))
     weights = next(filter(None, found), None)
     if weights is not None:
@@ -233,14 +233,14 @@ def arrays_of(model: Any) -> Mapping[str, Any]:
 
 
 def _layout(array: Any) -> Rule:
-    """Returns the axes that an array is divided by now; None for one that is on no mesh."""
+    """Returns the axes that an array is divided by now; None for one without a mesh."""
     adapter: Any = adapter_of(array)
     found = adapter.layout(array) if isinstance(adapter, Meshes) else None
     return None if found is None else found[1]
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Returns what finds a pattern in the name of an array: whole keys, anywhere in it."""
+    """Compiles a pattern that matches whole keys anywhere in a name."""
     if _RANGE.search(text):
         raise PlacementError(f"{text!r}: a rule for a mesh has no ranges of indices; write `*`.")
     dotted = _INDEX.sub(lambda found: f".{found[1]}", text)

@@ -112,7 +112,7 @@ class Sharding(Router):
         return memo, lambda leaf: leaf
 
     def plan(self, tree: Any) -> ShardPlan:
-        """Tells how the arrays of a tree would be divided; see `fmapper.plan`."""
+        """Plans how the arrays of a tree would be divided; see `fmapper.plan`."""
         specs, found = self._specs(tree, refuse=False)
         return self._plan(specs, found)
 
@@ -127,7 +127,7 @@ class Sharding(Router):
         return {name: spec for name, spec in named.items() if spec is not None}
 
     def placer(self, tree: Any) -> Callable[[Any, Any], Any]:
-        """Returns `place(old, new)`: new values, divided as the rules say of an array of a tree.
+        """Returns a function that divides new values by the rules for an old array.
 
         The parts that belong here are read, and nothing else of arrays in files.
         """
@@ -144,7 +144,7 @@ class Sharding(Router):
         return place
 
     def bring(self, array: Any, spec: Spec) -> Any:
-        """Returns an array of any backend on the mesh, divided as a spec says."""
+        """Brings an array of any backend to the mesh, divided by a spec."""
         return bring(array, self.mesh, spec, self._needs_mesh(), copy=self.copy)
 
     # --- what rules say -------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Sharding(Router):
         return specs, found
 
     def _even(self, spec: Spec, shape: Sequence[int]) -> Spec:
-        """Returns a spec by which every device gets as much.
+        """Returns a spec without uneven divisions.
 
         Raises:
             PlacementError: There is a dimension that does not divide.
@@ -213,7 +213,7 @@ class Sharding(Router):
     # --- what becomes of arrays -----------------------------------------------------------------
 
     def _check(self, leaves: Leaves, adapter: Meshes) -> None:
-        """Raises for what would leave arrays behind."""
+        """Raises for nodes that would leave arrays behind."""
         mover = Mover("shard", adapter.name, strict=self.strict)
         for node, kind in leaves.nodes:
             mover.check_node(node, kind, leaves.where)
@@ -258,7 +258,7 @@ def shard(
     strict: bool | None = None,
     report: Callable[[ShardPlan], object] | None = None,
 ) -> T:
-    """Returns a new tree whose arrays are divided among the devices of a mesh.
+    """Divides the arrays of a tree among the devices of a mesh.
 
     One set of rules serves JAX, where arrays get a `NamedSharding`, and torch, where they become
     `DTensor`s. Every device is given its part alone: an array of another backend, or in a file, is

@@ -95,7 +95,7 @@ class _Cutter:
         }
 
     def _is_number(self, call: Call) -> bool:
-        """Tells whether a call gives a number of the inputs, as a size is."""
+        """Returns whether a call gives a number of the inputs, as a size is."""
         inputs = (self.inputs.get(name) for name in call.refs() if name not in self.repeated)
         return all(spec is not None and spec.kind == "user" for spec in inputs)
 
@@ -106,7 +106,7 @@ class _Cutter:
 
     def cuts(self, ends: Callable[[Sequence[str], Sequence[str]], bool]) -> Iterator[int]:
         """Yields the calls before which a stage begins."""
-        allowed = self._allowed()
+        allowed = self._allowed_cuts()
         so_far: dict[str, None] = {}
         after = 0  # the last call that took arrays
         for at, call in enumerate(self.calls):
@@ -121,7 +121,7 @@ class _Cutter:
             so_far.update(dict.fromkeys(arrays))
             after = at
 
-    def _allowed(self) -> list[bool]:
+    def _allowed_cuts(self) -> list[bool]:
         """Tells before which calls only arrays are waiting to be used."""
         changes = [0] * (len(self.calls) + 1)
         for at, call in enumerate(self.calls):
@@ -164,7 +164,7 @@ class _Cutter:
         inputs = {name: self._input(name, at) for at, name in enumerate((*values, *arrays))}
         inputs |= {name: self.inputs[name] for name in constants}
         guards = self.program.guards if start == 0 else ()
-        graph = _renamed(Graph(tuple(inputs), calls, tuple(map(Ref, outputs))), fixed)
+        graph = _rename(Graph(tuple(inputs), calls, tuple(map(Ref, outputs))), fixed)
         return Stage(
             self._program(graph, inputs, guards),
             tuple(values),
@@ -226,7 +226,7 @@ def _leaves(count: int) -> TreeSpec:
     return TreeSpec("tuple", (TreeSpec("leaf"),) * count)
 
 
-def _renamed(graph: Graph, fixed: Mapping[str, Any]) -> Graph:
+def _rename(graph: Graph, fixed: Mapping[str, Any]) -> Graph:
     """Returns a graph whose names go by their order, so that equal stages have equal graphs."""
     names = {name: f"x{at}" for at, name in enumerate(graph.inputs)}
     names |= {call.name: f"c{at}" for at, call in enumerate(graph.calls)}

@@ -73,7 +73,7 @@ def offload(
         ((2, 8), 288)
     """
     program, own = _program(model), _own_arrays(model)
-    arrays = _filled(program, own, state or {})
+    arrays = _fill(program, own, state or {})
     options = _options(model)
     return OffloadedModel(
         program, arrays, plan, backend=_adapter(own), folder=folder, room=room, options=options
@@ -118,7 +118,7 @@ class OffloadedModel:
         self._echoes = Echoes(program)
         self._adapter = backend
         self._devices = _Devices(backend, plan)
-        self._stages = self._place(_written(arrays, plan, folder), dict(options))
+        self._stages = self._place(_write(arrays, plan, folder), dict(options))
         self._last = _last_uses(self._stages, program)
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class OffloadedModel:
             resident, brought = {}, {}
             for name in stage.arrays:
                 if self._is_away(name) and key == self._devices.first:
-                    brought[name] = self._waiting(name, arrays[name], there)
+                    brought[name] = self._prepare(name, arrays[name], there)
                 else:
                     if (name, key) not in there:
                         there[name, key] = mover(arrays[name])
@@ -182,7 +182,7 @@ class OffloadedModel:
             return self._devices.first
         return self.plan.device_of(first)
 
-    def _waiting(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
+    def _prepare(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
         """Returns an array as it waits for its use; what is on a disk is read for each."""
         if self.plan.device_of(name) == "disk":
             return array
@@ -354,7 +354,7 @@ def _own_arrays(model: Any) -> Mapping[str, Any]:
     return {**filled.parameters, **filled.buffers}
 
 
-def _filled(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays that a program takes, with values.
 
     Raises:
@@ -407,7 +407,7 @@ def _nbytes(array: Any) -> int:
     return adapter.nbytes(array)
 
 
-def _written(
+def _write(
     arrays: Mapping[str, Any], plan: DeviceMap, folder: str | Path | None
 ) -> Mapping[str, Any]:
     """Returns the arrays, with those for the disk in a file."""

@@ -48,7 +48,7 @@ def bring(array: Any, mesh: Any, spec: Spec, adapter: Meshes, *, copy: bool | No
 
 
 def place_as(old: Any, new: Any) -> Any:
-    """Returns new values, divided as an array on a mesh is; None where that is not even."""
+    """Divides new values as an array on a mesh is; None where that is uneven."""
     adapter = _arrays(old)
     assert isinstance(adapter, Meshes)
     found = adapter.layout(old)
@@ -64,7 +64,7 @@ def place_as(old: Any, new: Any) -> Any:
 def _bridge(
     array: Any, source: Meshes, mesh: Any, spec: Spec, adapter: Meshes, copy: bool | None
 ) -> Any:
-    """Returns an array that lies on a mesh of another framework, on this one.
+    """Moves an array from a mesh of another framework to this one.
 
     Each process makes it of the parts that it holds; nothing is sent.
     """
@@ -86,7 +86,7 @@ def _bridge(
 
 
 def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:
-    """Returns a part that several others make up, as an array of the host.
+    """Assembles a part from several others, on the host.
 
     Raises:
         PlacementError: They lack some of it.

@@ -31,14 +31,14 @@ class Sketch:
     ties: list[str] = field(default_factory=list)
 
     def nodes(self) -> list[ast.AST]:
-        """Returns all code of the class."""
+        """Returns all syntax trees of the class."""
         code: list[ast.AST] = [node for _, node in self.made]
         for method in self.methods:
             code += [ast.parse(line) for line in method.lines]
         return code
 
     def shape(self) -> str:
-        """Returns what is the same for submodules whose classes differ in numbers alone."""
+        """Returns a key that is equal for classes that differ only in numbers."""
         parts = [self.title, *(f"{name} = {_mask(node)}" for name, node in self.made)]
         for method in self.methods:
             parts.append(f"{method.name}({', '.join(method.parameters)})")
@@ -101,7 +101,7 @@ def _numbers(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
 
 
 def _mask(node: ast.AST) -> str:
-    """Returns code without its numbers, those apart that tell places."""
+    """Masks the numbers in code, but for indices."""
     node = copy.deepcopy(node)
     for constant, _ in _numbers(node):
         constant.value = 0
@@ -114,7 +114,7 @@ def merge(
     names: Mapping[str, Sequence[str]],
     defaults: Mapping[str, Mapping[str, object]],
 ) -> list[Class]:
-    """Returns the classes for submodules; those that are alike get one.
+    """Merges equal classes of submodules.
 
     Args:
         sketches: What each submodule needs.
@@ -179,7 +179,7 @@ class _Replace(ast.NodeTransformer):
 
 
 def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
-    """Returns a sketch with parameters for the numbers that differ."""
+    """Turns numbers that differ into parameters of a class."""
     at = 0
     fields: list[tuple[str, ast.expr]] = []
     for attr, made_by in sketch.made:
@@ -214,7 +214,7 @@ _INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
 def with_loops(
     lines: list[str], lengths: dict[str, int], titles: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Writes what is done with each part of a list in turn as a loop.
+    """Writes repeated statements on the parts of a list as a loop.
 
     Args:
         lines: The statements of a function.
@@ -253,7 +253,7 @@ def _loops(lines: list[str], lengths: dict[str, int], titles: Mapping[str, str])
 
 
 def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None:
-    """Returns how long a group of statements is, how often it comes, its first index, and lists."""
+    """Finds repeated statements: length, count, first index, and lists."""
     for period in range(1, 25):
         group = lines[at : at + period]
         if len(group) < period:
@@ -274,7 +274,7 @@ def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None
 
 
 def _as_begun(lines: list[str], at: int) -> list[str]:
-    """Returns the first round of a loop as the later ones, behind what its variable begins with."""
+    """Rewrites the first iteration of a loop like the later ones."""
     first = lines[at]
     later = lines[at + 1] if at + 1 < len(lines) else ""
     target, equals, code = first.partition(" = ")

@@ -39,7 +39,7 @@ class Value:
 
 
 def expr(template: str, *args: Any, **kwargs: Any) -> ast.expr:
-    """Returns an expression with others in the places of its fields.
+    """Parses an expression with others in place of its fields.
 
     Examples:
         >>> ast.unparse(expr("f({0}, axis={axis})", expr("a + b"), axis=-1))
@@ -102,7 +102,7 @@ def text(node: ast.AST) -> str:
 
 
 def is_short(node: ast.AST) -> bool:
-    """Tells whether code fits into one line."""
+    """Returns whether code fits into one line."""
     return len(text(node)) <= _LONGEST
 
 
@@ -112,7 +112,7 @@ def name(identifier: str) -> ast.expr:
 
 
 def identifier(wanted: str, taken: Any = ()) -> str:
-    """Returns a name that Python takes, near to what is wanted, and that is not taken.
+    """Returns a free identifier near to a wanted name.
 
     Examples:
         >>> identifier("class"), identifier("0"), identifier("a-b"), identifier("x", {"x"})
@@ -131,12 +131,12 @@ def identifier(wanted: str, taken: Any = ()) -> str:
 
 
 def attribute(owner: str, path: str) -> str:
-    """Returns the code for a part of an object, by its path.
+    """Returns the code for an attribute of an object, by its path.
 
     Examples:
         >>> attribute("self", "layers.0.attn")
         'self.layers[0].attn'
-        >>> attribute("self", "0.attn")  # the object itself is no list
+        >>> attribute("self", "0.attn")  # the object itself is not a list
         'self.item_0.attn'
     """
     code = owner

@@ -1,4 +1,4 @@
-"""What a target says for its source code to be written."""
+"""The interface of a target whose source code is written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """A function or class of the file that is no part of the model.
+    """A function or class of the file that is not part of the model.
 
     Attributes:
         source: Its code.
@@ -75,7 +75,7 @@ CHECK_SHAPES = '''def check_shapes(*expected):
 
 
 class Dialect(ABC):
-    """How a target writes models.
+    """The dialect of a target.
 
     Attributes:
         parameters: Classes of the target -> the names of the parameters of their constructors.
@@ -87,7 +87,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def reserved_names(self) -> frozenset[str]:
-        """Returns the names that a file of this target has for its own."""
+        """Returns the names that a file of this target uses itself."""
 
     @abstractmethod
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
@@ -103,7 +103,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
-        """Returns the code for parts that are called one after the other; None does nothing."""
+        """Returns the code for parts that are called in order; None is the identity."""
 
     @abstractmethod
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
@@ -111,11 +111,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def printer(self, op: str) -> Printer | None:
-        """Returns how an operation is written, if it is known."""
+        """Returns the printer of an operation, if there is one."""
 
     @abstractmethod
     def helper(self, name: str) -> Helper | None:
-        """Returns a function or class that code of this target may call by its name."""
+        """Returns a helper function or class by name."""
 
     @abstractmethod
     def fallback(self, call: Call) -> str:
@@ -127,23 +127,23 @@ class Dialect(ABC):
 
     @abstractmethod
     def layer_of_unit(self, structure: Structure, unit: Unit) -> Layer | None:
-        """Returns the layer that computes all that a submodule does, if there is one."""
+        """Returns the layer that computes a whole submodule, if there is one."""
 
     @abstractmethod
     def layer_of_call(self, structure: Structure, unit: Unit, call: Call) -> Layer | None:
-        """Returns the layer that computes one operation with arrays of a submodule's own."""
+        """Returns the layer that computes one operation on arrays of the submodule."""
 
     @abstractmethod
     def dtype(self, name: str) -> ast.expr:
         """Returns the code for a dtype."""
 
     def dtype_argument(self, name: str) -> ast.expr:
-        """Returns the code for a dtype that a lowering is given."""
+        """Returns the code for a dtype argument of a lowering."""
         return expr("np.dtype({0})", name)
 
     @abstractmethod
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
-        """Returns the code for the values of an array that a submodule holds.
+        """Returns the code that reads an array of a submodule.
 
         Args:
             node: The attribute.
@@ -152,7 +152,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
-        """Returns the statement that gives an array that a submodule holds new values."""
+        """Returns the statement that writes an array of a submodule."""
 
     @abstractmethod
     def stack(self, node: ast.expr) -> ast.expr:

@@ -1,4 +1,4 @@
-"""Where the arrays of a file come from: tables by which `load_weights` goes."""
+"""The sources of a file's arrays: the tables of `load_weights`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[str, tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What `load_weights` must know.
+    """The tables of `load_weights`.
 
     Attributes:
         by_class: Classes of layers -> their arrays -> the last part of the source's name, and the
@@ -57,7 +57,7 @@ def tables_of(draft: Any) -> Loading:
 
 
 def _by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> dict[str, Place]:
-    """Returns the ends of names -> what they become, as short as they can be."""
+    """Maps suffixes of names to replacements, as short as possible."""
     found: dict[str, Place] = {}
     for ours, (theirs, order) in renamed.items():
         if any(f".{ours}".endswith(f".{end}") for end in found):

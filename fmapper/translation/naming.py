@@ -50,12 +50,12 @@ def _name(node: ast.AST) -> str:
 
 
 def is_plain(statement: str) -> bool:
-    """Tells whether a statement names nothing: it returns, or is an expression."""
+    """Returns whether a statement is a return or an expression."""
     return not targets(statement)
 
 
 def fallback(value: str, op: str = "") -> str:
-    """Returns a name for a value that has none in the model's code, after what computes it."""
+    """Names a value after its operation, where the model's code has no name."""
     kind, _, base = op.partition("::")
     base = base.partition(".")[0] if kind == "aten" else base.removesuffix(".default")
     base = base.rpartition(".")[2]
@@ -91,7 +91,7 @@ class Names:
         self.holds: dict[str, str] = {}  # variable -> value
 
     def choose(self, wanted: str, free: set[str]) -> str:
-        """Returns a variable for a value.
+        """Chooses the variable of a value.
 
         Args:
             wanted: The name that is wanted.

@@ -31,7 +31,7 @@ class Node:
 
 
 def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Container[str]) -> str:
-    """Returns the path of a layer from the unit that calls it: where the model has its arrays.
+    """Returns the path of a layer from the unit that calls it.
 
     That is the submodule itself if the layer has all of its arrays, else a part of it; one without
     arrays is an attribute of the unit.
@@ -64,13 +64,13 @@ def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Contai
 
 
 def is_item(path: str, owner: str) -> bool:
-    """Tells whether a part is one of those of a list or sequence."""
+    """Returns whether a part is one of those of a list or sequence."""
     parent, _, key = path.rpartition(".")
     return parent == owner and key.isdigit() and bool(owner)
 
 
 def common_path(a: str, b: str) -> str:
-    """Returns the path of the innermost submodule that has two in it."""
+    """Returns the path of the innermost common submodule."""
     found = []
     for one, other in zip(a.split("."), b.split("."), strict=False):
         if one != other:

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Printer)
 
 @dataclass(frozen=True, slots=True)
 class Printing:
-    """What a printer knows of the call that it prints, beside its arguments.
+    """The context of a printed call, beside its arguments.
 
     Attributes:
         call: The call.
@@ -47,7 +47,7 @@ class PrinterTable:
         self._printers: dict[str, Printer] = {}
 
     def prints(self, *ops: str) -> Callable[[F], F]:
-        """Enters a function for operations: `aten::relu` for all overloads, or one overload.
+        """Registers a printer for operations: `aten::relu` for all overloads, or one overload.
 
         It takes a `Printing` and the arguments of the operation as its schema has them: a `Value`
         for an array, an `ast.expr` for a size that is worked out, `DType`, numbers, texts, None and
@@ -72,5 +72,5 @@ class PrinterTable:
         return self._printers.get(op) or self._printers.get(op.rpartition(".")[0])
 
     def ops(self) -> Iterable[str]:
-        """Returns the operations that have one."""
+        """Returns the operations with a printer."""
         return self._printers.keys()

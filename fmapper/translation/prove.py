@@ -34,7 +34,7 @@ RATES = (0.1, 0.01, 0.001)  # of descent: the first at which roundings stay smal
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How far a translated model is from its source.
+    """The distance of a translated model from its source.
 
     Attributes:
         errors: `eval outputs`, `eval gradients`, `eval steps` and the same for `train` -> the
@@ -86,7 +86,7 @@ def prove(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Proof:
-    """Returns how far a file's outputs, gradients and five steps are from those of its model.
+    """Measures the distance of a file's outputs, gradients and five steps from its model's.
 
     The file runs in a fresh process, which imports neither fmapper nor the model's framework.
 
@@ -140,7 +140,7 @@ def prove(
 
 
 def _learn(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-    """Returns what a model gives and learns, and how far it is then from itself.
+    """Returns the results and steps of a model, and its sensitivity to rounding.
 
     The rate is so small that a rounding of the weights stays one through five steps: after larger
     steps nobody could tell a wrong program from a rounding.
@@ -174,7 +174,7 @@ def _largest(array: Any) -> float:
 
 
 def _distance(found: Any, wanted: Any, least: float) -> float:
-    """Returns how far numbers are apart, relative to the largest; 1 where one is not finite."""
+    """Returns the relative distance of numbers; 1 where one is not finite."""
     import numpy as np
 
     if found.shape != wanted.shape or found.dtype.kind not in "fc":
@@ -194,7 +194,7 @@ def _holds_arrays(value: Any) -> bool:
 
 
 def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -> Any:
-    """Returns what a model is given as JSON can say it; the arrays in it go to `arrays`.
+    """Encodes arguments as JSON; arrays go to `arrays`.
 
     Raises:
         ConversionError: It holds an object of a class of its own.
@@ -215,7 +215,7 @@ def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -
 
 
 def write_test(file: Path, proof: Proof) -> Path:
-    """Writes a test of a translated file, with the data that it compares with, beside it.
+    """Writes a test of a translated file, and its data, beside it.
 
     It runs with pytest, and needs neither fmapper nor the framework of the source.
 

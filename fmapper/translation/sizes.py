@@ -15,7 +15,7 @@ from fmapper.translation.code import Value, expr, text
 
 
 class Sizes:
-    """What is known of the symbols of one function.
+    """The known symbols of one function.
 
     Args:
         given: Symbols that are parameters.
@@ -28,7 +28,7 @@ class Sizes:
         self.asked: Counter[str] = Counter()
 
     def is_named(self, symbol: str) -> bool:
-        """Tells whether a symbol is a variable or a parameter."""
+        """Returns whether a symbol is a variable or a parameter."""
         return symbol in self._fixed
 
     def symbols(self) -> frozenset[str]:
@@ -36,19 +36,19 @@ class Sizes:
         return frozenset(self._known)
 
     def call(self, symbol: str, node: ast.expr) -> None:
-        """Makes a symbol a variable that stays."""
+        """Binds a symbol to a variable."""
         self._known[symbol] = node
         self._fixed.add(symbol)
 
     def learn(self, value: Value) -> None:
-        """Learns what the sizes of an array tell."""
+        """Learns symbols from the sizes of an array."""
         known = self._known if _is_at_hand(value.node) else self._costly
         for i, size in enumerate(value.shape):
             if isinstance(size, str) and size not in self._known:
                 known[size] = expr("{0}.shape[{1}]", value.node, i)
 
     def forget(self, variable: str) -> None:
-        """Forgets what a variable told that holds something else from now on."""
+        """Forgets what a reassigned variable told."""
         for known in (self._known, self._costly):
             for symbol, node in list(known.items()):
                 if symbol not in self._fixed and variable in _names(node):
@@ -60,7 +60,7 @@ class Sizes:
         self._costly = {symbol: change.visit(node) for symbol, node in self._costly.items()}
 
     def code(self, expression: str) -> ast.expr | str:
-        """Returns the code for an expression of symbols, or the symbol that is not known."""
+        """Returns the code for an expression of symbols, or its first unknown symbol."""
         found = self._code(expression)
         if isinstance(found, str) and self._costly:
             cheap, self._known = self._known, self._costly | self._known
@@ -75,7 +75,7 @@ class Sizes:
             return known
         tree = ast.parse(_python(expression), mode="eval").body
         told = {_canonical(size): size for size in self._known if not size.isidentifier()}
-        needed = _needed(tree, told)
+        needed = _find_needed(tree, told)
         for symbol in sorted(needed):
             if symbol not in self._known and not self._solve(symbol):
                 return str(symbol)
@@ -117,21 +117,21 @@ def _canonical(expression: str) -> str:
         True
     """
     try:
-        return _ordered(ast.parse(_python(expression), mode="eval").body)
+        return _order(ast.parse(_python(expression), mode="eval").body)
     except SyntaxError:
         return expression
 
 
-def _ordered(node: ast.expr) -> str:
+def _order(node: ast.expr) -> str:
     if isinstance(node, ast.BinOp):
         for kinds, sign in (((ast.Add, ast.Sub), " + "), ((ast.Mult,), "*")):
             if isinstance(node.op, kinds):
                 return f"({sign.join(sorted(_parts(node, kinds)))})"
         known = {ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
         sign = known.get(type(node.op), "?")
-        return f"({_ordered(node.left)}{sign}{_ordered(node.right)})"
+        return f"({_order(node.left)}{sign}{_order(node.right)})"
     if isinstance(node, ast.Call):
-        args = [_ordered(one) for one in node.args]
+        args = [_order(one) for one in node.args]
         kind = _OPERATORS.get(text(node.func))
         return f"({kind.join(args)})" if kind else f"{text(node.func)}({', '.join(args)})"
     return text(node)
@@ -143,7 +143,7 @@ def _parts(node: ast.expr, kinds: tuple[type, ...], sign: str = "") -> list[str]
         is_less = isinstance(node.op, ast.Sub)
         other = ("" if sign else "-") if is_less else sign
         return [*_parts(node.left, kinds, sign), *_parts(node.right, kinds, other)]
-    return [sign + _ordered(node)]
+    return [sign + _order(node)]
 
 
 _OPERATORS = {
@@ -151,14 +151,14 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-def _needed(node: ast.expr, told: Mapping[str, str]) -> set[str]:
+def _find_needed(node: ast.expr, told: Mapping[str, str]) -> set[str]:
     """Returns the symbols in an expression outside of those parts that are told."""
-    if not isinstance(node, ast.Name) and _ordered(node) in told:
+    if not isinstance(node, ast.Name) and _order(node) in told:
         return set()
     if isinstance(node, ast.Name):
         return {node.id}
     inner = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
-    return {name for one in inner if isinstance(one, ast.expr) for name in _needed(one, told)}
+    return {name for one in inner if isinstance(one, ast.expr) for name in _find_needed(one, told)}
 
 
 class _Fill(ast.NodeTransformer):
@@ -171,7 +171,7 @@ class _Fill(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Returns the code for an expression, or that for its parts."""
         if isinstance(node, ast.BinOp | ast.Call | ast.Name):
-            found = self._known.get(key := _ordered(node))
+            found = self._known.get(key := _order(node))
             if found is not None:
                 self.used.append(key)
                 return copy.deepcopy(found)
@@ -190,7 +190,7 @@ class _Fill(ast.NodeTransformer):
 
 
 def _simple(node: ast.expr) -> ast.expr:
-    """Computes what has no names in it."""
+    """Folds expressions without names."""
     if isinstance(node, ast.BinOp):
         left, right = _simple(node.left), _simple(node.right)
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
@@ -210,7 +210,7 @@ def _simple(node: ast.expr) -> ast.expr:
 
 
 def _is_at_hand(node: ast.expr) -> bool:
-    """Tells whether code is a name, or an attribute or item of one."""
+    """Returns whether code is a name, or an attribute or item of one."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name)

@@ -38,7 +38,7 @@ def source(
     dynamic_shapes: Any = "auto",
     train: bool = False,
 ) -> str:
-    """Returns a model as source code that a person would have written, for another framework.
+    """Translates a model to readable source code for another framework.
 
     The file has the model's classes, with the layers of the target in them, and `load_weights`,
     which fills it from the model's state dict. It imports neither fmapper nor the framework that
@@ -81,7 +81,7 @@ def translate_proved(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
 ) -> tuple[Source, Proof, str]:
-    """Returns the source of a model for training and evaluation, or for evaluation alone.
+    """Translates and proves a model for both modes, or for evaluation alone.
 
     The latter where what the model does in training is another program, as that of a model which
     keeps a cache in evaluation only, or cannot be recorded.
@@ -116,7 +116,7 @@ def translate(
     *,
     proved: bool = False,
 ) -> tuple[Source, Program, Proof | None]:
-    """Returns the source of a model, its program, and how far it is from the model if `proved`.
+    """Translates a model; returns its source, its program and, if `proved`, the proof.
 
     Raises:
         ConversionError: It cannot be recorded or written; or it does not run.
@@ -159,7 +159,7 @@ def translate(
 
 
 def format_code(code: str) -> str:
-    """Returns code as ruff formats it; as it is where ruff is not installed."""
+    """Formats code with ruff, if that is installed."""
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     ruff = ruff or shutil.which("ruff")
     if ruff is None:

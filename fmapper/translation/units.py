@@ -26,7 +26,7 @@ def refs_of(call: Call) -> Iterator[str]:
 
 
 def free_in(call: Call) -> Iterator[str]:
-    """Yields the values around a loop or branch that what is within it refers to."""
+    """Yields the free variables of a loop or branch."""
     for graph in call.graphs():
         inside = {*graph.inputs}
         for inner in graph.calls:
@@ -235,7 +235,7 @@ def _refs(step: Call | Unit) -> Iterator[str]:
 
 
 def _arrange(unit: Unit, order: Mapping[str, int], dissolved: dict[str, str]) -> None:
-    """Puts the steps of units into an order in which each has what it needs.
+    """Sorts the steps of units topologically.
 
     A submodule that needs what another step makes of its own values has no such place: its calls
     become its caller's.
@@ -272,7 +272,7 @@ def _needs(steps: list[Call | Unit]) -> list[set[int]]:
 
 
 def _schedule(steps: list[Call | Unit], order: Mapping[str, int]) -> list[Call | Unit] | None:
-    """Returns the steps in an order near to that in which they were recorded; None for a cycle."""
+    """Sorts steps topologically, near to the recorded order; None for a cycle."""
     needs = _needs(steps)
     when = [max((order[name] for name in _names(step)), default=0) for step in steps]
     first = [min((order[name] for name in _names(step)), default=0) for step in steps]
@@ -302,7 +302,7 @@ def _smallest_in_cycle(steps: list[Call | Unit], order: Mapping[str, int]) -> Un
 
 
 def _bound(found: Structure, order: Mapping[str, int]) -> None:
-    """Works out what goes into each unit and comes out of it."""
+    """Computes the inputs and outputs of each unit."""
     units = [found.root, *found.root.units()]
     own = {id(unit): {call.name for call in unit.calls()} for unit in units}
     outputs = set(refs_in(found.program.graph.outputs))
@@ -336,7 +336,7 @@ def _is_given(one: Input) -> bool:
 
 
 def _find_changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
-    """Returns the values that leave a unit only as the new values of its own buffers."""
+    """Returns the values that leave a unit only as updates of its own buffers."""
     program = found.program
     users: set[str] = set()
     buffers: dict[str, str] = {}
@@ -370,7 +370,7 @@ def local_name(found: Structure, target: str, path: str) -> str | None:
 
 
 def _settle(found: Structure, units: list[Unit]) -> None:
-    """Finds what became of values that torch has left out, by their order among what is given."""
+    """Resolves values that torch has left out, by their order among the arguments."""
     became: dict[str, str] = {}
     for unit in units:
         lost = [n for n in dict.fromkeys(refs_in((unit.part.result,))) if n.startswith("?")]
@@ -402,13 +402,13 @@ def _rename(names: Mapping[str, str]) -> Any:
 
 
 def is_array(found: Structure, name: str) -> bool:
-    """Tells whether a value is an array that the model holds."""
+    """Returns whether a value is an array that the model holds."""
     given = found.inputs.get(name)
     return given is not None and given.kind in ("parameter", "buffer", "constant")
 
 
 def local_array(found: Structure, unit: Unit, name: str) -> str | None:
-    """Returns the path of an array of a unit's own submodule, from there; None for another value.
+    """Returns the local path of an array of the unit's submodule; None for other values.
 
     A tied array is one of the submodule that has it first.
     """
@@ -426,7 +426,7 @@ def local_array(found: Structure, unit: Unit, name: str) -> str | None:
 
 
 def is_own(found: Structure, unit: Unit, name: str) -> bool:
-    """Tells whether a unit has a value at hand: an array of its submodule's, or a constant."""
+    """Returns whether a unit has a value at hand: an array of its submodule's, or a constant."""
     given = found.inputs.get(name)
     if given is not None and given.kind == "constant":
         return True

@@ -55,7 +55,7 @@ class Source:
 
 
 def write(program: Program, dialect: Dialect) -> Source:
-    """Returns a program with its parts as source code.
+    """Writes a program with its parts as source code.
 
     Raises:
         ConversionError: There is something in it that cannot be written.
@@ -163,7 +163,7 @@ class _Writer:
         return value == unit.gives[0]
 
     def _dissolve_functions(self, root: Unit) -> None:
-        """Makes units without arrays that are one expression part of their callers."""
+        """Inlines units that are a single expression without arrays."""
         for unit in list(root.units()):
             if id(unit) in self.forms or unit.parent is None or unit.parent.path in self.sequences:
                 continue
@@ -177,16 +177,16 @@ class _Writer:
             is_small = len(calls) == len(unit.steps) == len([*with_inner(calls)]) <= 3
             foreign = arrays and not own and len(calls) <= 3
             if is_small and not own and len(unit.gives) == 1 and (not arrays or foreign):
-                unit.steps = [self._moved(call, unit) for call in calls]
+                unit.steps = [self._move(call, unit) for call in calls]
                 dissolve(unit)
 
-    def _moved(self, call: Call, unit: Unit) -> Call:
+    def _move(self, call: Call, unit: Unit) -> Call:
         from dataclasses import replace
 
         return replace(call, source=unit.part.source or call.source, module=unit.part.parent)
 
     def _claim_layers_of_calls(self, root: Unit) -> None:
-        """Finds the layers among single calls, so that code knows who holds their arrays."""
+        """Finds the layers among single calls, which then own their arrays."""
         uses: dict[str, int] = {}
         for call in self.program.graph.walk():
             for value in refs_in((call.args, call.kwargs)):
@@ -232,7 +232,7 @@ class _Writer:
         visit(root)
 
     def _takes_sizes(self, unit: Unit) -> bool:
-        """Tells whether parts of a unit are given sizes, which parts of a sequence cannot be."""
+        """Returns whether parts of a unit are given sizes, which parts of a sequence cannot be."""
         return any(isinstance(step, Unit) and self.forms[id(step)].sizes for step in unit.steps)
 
     def _returns(self, unit: Unit) -> Any:
@@ -273,7 +273,7 @@ class _Writer:
         return tuple(children)
 
     def _method(self, unit: Unit, body: Body) -> str:
-        """Returns the name of the method that a body is: the one of an equal call, or a new one."""
+        """Returns the method of a body: that of an equal call, or a new one."""
         known = self.bodies.setdefault(unit.path, [])
         for method, other in known:
             if (other.parameters, other.lines()) == (body.parameters, body.lines()):
@@ -310,7 +310,7 @@ class _Writer:
 
     def _file(self) -> Source:
         self._find_functions()
-        taken = {*self.records, *self.dialect.reserved()}
+        taken = {*self.records, *self.dialect.reserved_names()}
         classes: list[Class] = []
         made: dict[str, ast.expr] = {}
         levels: dict[int, list[Node]] = {}
@@ -338,7 +338,7 @@ class _Writer:
         )
 
     def _find_functions(self) -> None:
-        """Finds the parts of sequences that are one expression without arrays."""
+        """Finds parts of sequences that are a single expression without arrays."""
         for path, bodies in self.bodies.items():
             parent = path.rpartition(".")[0]
             if parent not in self.sequences or not path or len(bodies) != 1:
@@ -381,7 +381,7 @@ class _Writer:
             title = identifier(self.program.name or title)
         sketch = Sketch(node.path, title)
         for key, child in node.children.items():
-            sketch.made.append((identifier(key), self._made(child, made)))
+            sketch.made.append((identifier(key), self._make(child, made)))
         lengths, titles = self._lists(node)
         for method, body in self.bodies.get(node.path, []):
             lines = with_loops(body.lines(), lengths, titles)
@@ -392,7 +392,7 @@ class _Writer:
         sketch.ties = self._ties(node)
         return sketch
 
-    def _made(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
+    def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:
             return node.layer.made
         if node.array:
@@ -402,14 +402,14 @@ class _Writer:
         if node.path in self.sequences:
             return self.dialect.sequence(
                 [
-                    self._made(node.children[str(i)], made) if str(i) in node.children else None
+                    self._make(node.children[str(i)], made) if str(i) in node.children else None
                     for i in range(self.sequences[node.path])
                 ]
             )
         if self._is_list(node):
             count = 1 + max(map(int, node.children))
             parts = [
-                self._made(node.children[str(i)], made)
+                self._make(node.children[str(i)], made)
                 if str(i) in node.children
                 else literal(None)
                 for i in range(count)
@@ -423,11 +423,11 @@ class _Writer:
         if target in program.parameters:
             array = program.parameters[target]
             if target in program.frozen:
-                return self.dialect.frozen(array, kind="FrozenParam")
+                return self.dialect.frozen_array(array, kind="FrozenParam")
             return self.dialect.parameter(array)
         if target not in program.buffers:
             raise ConversionError(f"{target} is the state of a generator: it has no source")
-        return self.dialect.frozen(program.buffers[target], kind="Buffer")
+        return self.dialect.frozen_array(program.buffers[target], kind="Buffer")
 
     def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, str]]:
         """Returns the lists in a submodule -> how many parts they have, and the class of those."""
@@ -447,7 +447,7 @@ class _Writer:
         return lengths, titles
 
     def _ties(self, node: Node) -> list[str]:
-        """Returns the statements that give a submodule the other paths by which it is called."""
+        """Returns the statements that tie a submodule to its other paths."""
         found: dict[str, None] = {}
         for unit in self.structure.root.units():
             parent = unit.parent
@@ -470,7 +470,7 @@ class _Writer:
         return found
 
     def place(self, path: str) -> tuple[str, ...]:
-        """Returns the attributes and indices by which a part is found in the model."""
+        """Returns the attributes and indices of a part's path."""
         found: list[str] = []
         node: Node | None = self.root
         for step in path.split(".") if path else []:

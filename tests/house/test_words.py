@@ -41,7 +41,7 @@ def is_command(function):
 
 NOT_VERBS = {  # though they end with an s
     *("This", "Thus", "Its", "Theirs", "Yours", "Plus", "Perhaps", "Always", "Besides", "Whereas"),
-    *("As", "Is", "Was", "Backwards", "Forwards", "Arrays", "Names", "Rows", "Values", "Means"),
+    *("As", "Is", "Was", "Backwards", "Forwards", "Arrays", "Rows", "Values", "Means"),
 }
 
 

@@ -89,7 +89,7 @@ class BodyWriter:
             return Form(None, body, "", given, returns, sizes)
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
-        """Returns what to call a size that varies, after the dimension where it is first seen."""
+        """Names a varying size after the dimension where it first occurs."""
         if symbol not in self._size_names:
             usual = DIMENSIONS.get(ndim, ())
             wanted = usual[at] if at < len(usual) else "size"
@@ -118,7 +118,7 @@ class BodyWriter:
         return tuple(found), wanted
 
     def _find_needed(self, unit: Unit) -> set[str]:
-        """Returns the values that are used there; a layer that draws needs no key."""
+        """Returns the values that a unit uses; a layer with dropout needs no key."""
         found = {*unit.gives, *refs_in(self._structure.program.graph.outputs)}
         for step in reversed(unit.steps):
             if isinstance(step, Call):
@@ -210,7 +210,7 @@ class _Run(Variables, Expressions, Flow):
                     refs = layer.inputs if layer else refs_in((call.args, call.kwargs))
                     for value in refs:
                         use(value, call)
-                    for value in self._needed_by(call):
+                    for value in self._inputs_of(call):
                         use(value, call)
             else:
                 form = self._writer._forms[id(step)]
@@ -222,7 +222,7 @@ class _Run(Variables, Expressions, Flow):
             use(value, None)
 
     def _buffer_values(self) -> Iterator[tuple[str, str]]:
-        """Yields the values that become those of buffers of this submodule -> the buffers."""
+        """Maps values to the buffers of this submodule that they update."""
         program = self._structure.program
         layered = {drop for layer in self._layers.values() for drop in layer.drops}
         own = {step.name for step in self._unit.steps if isinstance(step, Call)}
@@ -235,7 +235,7 @@ class _Run(Variables, Expressions, Flow):
                 yield value.name, target
 
     def _pass_values(self, form: Form, unit: Unit) -> Iterator[str]:
-        """Yields the values that a unit is called with."""
+        """Returns the arguments of a unit's call."""
         if form.layer is not None:
             yield from form.layer.inputs
             return
@@ -280,7 +280,7 @@ class _Run(Variables, Expressions, Flow):
                         self._bind(value, at(name(parameter), path))
 
     def _is_taken_apart(self, structure: Any) -> bool:
-        """Tells whether anything needs a value of a tuple alone."""
+        """Returns whether an element of a tuple is used alone."""
         values = set(refs_in((structure,)))
         for step in self._unit.steps:
             if isinstance(step, Call):
@@ -343,7 +343,7 @@ class _Run(Variables, Expressions, Flow):
         )
 
     def _check_sizes(self) -> None:
-        """Writes what is asked of the model's inputs: their sizes, and what was decided by them.
+        """Writes the checks of the model's inputs: sizes, and decisions by them.
 
         If that is more than their shapes, it has a method of its own.
         """
@@ -421,7 +421,7 @@ class _Run(Variables, Expressions, Flow):
         self._take_results(ast.Call(target, arguments, []), form.returns, unit)
 
     def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
-        """Binds what a unit gives: one value, or a structure."""
+        """Binds the results of a unit: one value, or a structure."""
         source = unit.part.source
         if isinstance(returns, Ref):
             self._define(returns.name, node, source, "")

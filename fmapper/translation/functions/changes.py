@@ -17,7 +17,7 @@ def refuse_lost(
     bodies: Mapping[str, Iterable[tuple[str, Body]]],
     owners: Mapping[str, Any],
 ) -> None:
-    """Refuses a program that changes buffers which no layer and no code changes.
+    """Raises for a program with changes of buffers that no code makes.
 
     Raises:
         ConversionError: There is one, or a parameter that changes; names it.

@@ -49,13 +49,13 @@ class Flow:
     _picks: Callable[[Call], list[Call]]
     _reassign: Callable[[Iterable[str]], None]
 
-    def _needed_by(self, call: Call) -> list[str]:
-        """Returns the values that a loop or branch needs to its end, and those that it gives."""
+    def _inputs_of(self, call: Call) -> list[str]:
+        """Returns the values that a loop or branch needs, and its results."""
         given = [value for graph in call.graphs() for value in refs_in(graph.outputs)]
         return [*self._stays(call), *given]
 
     def _stays(self, call: Call) -> dict[str, None]:
-        """Returns the values that a loop or branch needs to its end."""
+        """Returns the values that a loop or branch needs."""
         rows = refs_in(call.args[2]) if call.op == "flow::scan" else ()
         return dict.fromkeys([*free_in(call), *rows])
 
@@ -111,7 +111,7 @@ class Flow:
         return found
 
     def _header(self, call: Call, body: Graph, rows: Sequence[str], arrays: list[ast.expr]) -> str:
-        """Returns the beginning of a loop over rows, whose variables are there from now on."""
+        """Returns the header of a loop over rows, and defines its variables."""
         reverse = call.kwargs["reverse"]
         wanted = [i for i, row in enumerate(rows) if self._left[row] > 0]
         length = call.kwargs["length"]
@@ -157,7 +157,7 @@ class Flow:
         self, body: Graph, inputs: Sequence[str], carry: Sequence[Any], outputs: Sequence[Any],
         picks: dict[int, Call],
     ) -> list[str]:  # fmt: skip
-        """Writes the variables of a loop with what they begin with; returns them."""
+        """Writes the initial values of a loop's variables; returns those."""
         nodes = [self._code(one) for one in carry]
         state = []
         for i, (inner, output) in enumerate(zip(inputs, outputs, strict=True)):
@@ -181,7 +181,7 @@ class Flow:
         return state
 
     def _advance(self, state: list[str], inputs: Sequence[str], outputs: Sequence[Any]) -> None:
-        """Writes the end of a round: the variables of a loop get their next values."""
+        """Writes the end of an iteration: the next values of a loop's variables."""
         pairs = []
         for target, inner, output in zip(state, inputs, outputs, strict=False):
             node = self._code(output)
@@ -190,7 +190,7 @@ class Flow:
         self._assign(pairs)
 
     def _assign(self, pairs: list[tuple[str, ast.expr]]) -> None:
-        """Gives variables values at the same time."""
+        """Writes a simultaneous assignment."""
         if pairs:
             nodes = [node for _, node in pairs]
             node = nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Load())
@@ -245,7 +245,7 @@ class Flow:
             self._bind(picks[i].name, name(target))
 
     def _questions(self, node: ast.expr, count: int, *, is_bool: bool) -> list[str]:
-        """Returns the beginnings of branches: the nearest one is meant, the second of two first."""
+        """Returns the conditions of branches."""
         code = text(node)
         if count == 2:
             return [f"if {code}" if is_bool else f"if {text(expr('{0} > 0', node))}", "else"]
@@ -255,7 +255,7 @@ class Flow:
     # --- what they share ----------------------------------------------------------------------
 
     def _results_of(self, call: Call) -> dict[int, Call]:
-        """Returns the calls that pick a result that somebody needs, by its number."""
+        """Returns the calls that pick used results, by index."""
         picks = {int(pick.args[1]): pick for pick in self._picks(call) if self._left[pick.name] > 0}
         if not picks and self._left[call.name] > len(self._picks(call)):
             raise ConversionError(f"{call.op} gives its results whole ({call.source})")
@@ -287,7 +287,7 @@ class Flow:
         return target
 
     def _own_name(self, value: Any, graph: Graph) -> str:
-        """Returns what the model's code calls a value of a graph; empty if it has no name."""
+        """Returns the name of a value in the model's code; empty if it has none."""
         if not isinstance(value, Ref):
             return ""
         if value.name in self._hints:

@@ -1,4 +1,4 @@
-"""What is written of a unit: its statements, how it is called, and structures of values."""
+"""The written form of a unit: statements, signature, and structures of values."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Body:
 
 @dataclass(slots=True)
 class Form:
-    """How a unit is called by its caller.
+    """The signature of a unit.
 
     Attributes:
         layer: The layer that it is; None for a class.
@@ -117,17 +117,17 @@ class Swap(ast.NodeTransformer):
         self._new = new
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Returns the other name."""
+        """Replaces the name."""
         return ast.Name(self._new, node.ctx) if node.id == self._old else node
 
 
 def mentions(node: ast.expr, variable: str) -> bool:
-    """Tells whether code names a variable."""
+    """Returns whether code names a variable."""
     return any(isinstance(one, ast.Name) and one.id == variable for one in ast.walk(node))
 
 
 def is_flat(structure: Any) -> bool:
-    """Tells whether a structure is a tuple of values."""
+    """Returns whether a structure is a tuple of values."""
     return isinstance(structure, tuple) and all(
         not isinstance(one, tuple | Mapping) for one in structure
     )
@@ -146,14 +146,14 @@ def places(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
 
 
 def at(node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
-    """Returns the code for what stands at a place in a structure."""
+    """Returns the code for an element of a structure."""
     for key in path:
         node = expr("{0}[{1}]", node, key)
     return node
 
 
 def is_part_of_name(node: ast.expr) -> bool:
-    """Tells whether code is a name, or an attribute or item of one."""
+    """Returns whether code is a name, or an attribute or item of one."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
             return False

@@ -36,7 +36,7 @@ class UnknownSize(Exception):
 
 
 class Namer(Protocol):
-    """What the functions of one file have in common.
+    """The names shared by the functions of one file.
 
     Attributes:
         hints: The names that values got elsewhere.
@@ -45,7 +45,7 @@ class Namer(Protocol):
     hints: dict[str, str]
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
-        """Returns what to call a size that varies."""
+        """Names a varying size."""
         ...
 
 
@@ -96,7 +96,7 @@ class Variables:
         self._sizes.learn(self._env[value])
 
     def _name_sizes(self, node: ast.Name, shape: tuple[int | str, ...]) -> None:
-        """Gives sizes that are asked for often variables of their own."""
+        """Assigns frequently used sizes to variables."""
         new = [
             (i, size)
             for i, size in enumerate(shape)
@@ -149,7 +149,7 @@ class Variables:
         return self._line(step.source if isinstance(step, Call) else step.part.source)
 
     def _define(self, value: str, node: ast.expr, source: str, op: str) -> None:
-        """Gives a value its code: a variable, or the expression where it is used."""
+        """Defines the code of a value: a variable, or an inline expression."""
         uses = self._left[value]
         if uses <= 0:
             return
@@ -191,7 +191,7 @@ class Variables:
         return hinted[finals.index(value)] if value in finals and len(finals) == len(hinted) else ""
 
     def _repeats(self, value: str, user: Any) -> bool:
-        """Tells whether a value and its user are two rounds of a loop."""
+        """Returns whether a value and its user are two rounds of a loop."""
         for step in self._unit.steps:
             if isinstance(step, Call) and step.name == value and isinstance(user, Call):
                 return step.op == user.op
@@ -226,7 +226,7 @@ class Variables:
         return target
 
     def _rename(self, variable: str) -> None:
-        """Gives what a variable holds the second name that the model's code has for it."""
+        """Renames a variable to its second name in the model's code."""
         other = self._other_names.get(variable, "")
         held = self._names.holds[variable]
         if not isinstance(other, str) or not other.isidentifier() or keyword.iskeyword(other):
@@ -245,7 +245,7 @@ class Variables:
         self._names.holds[other] = held
 
     def _is_free(self, variable: str) -> bool:
-        """Tells whether nobody needs what a variable holds: it can hold something else."""
+        """Returns whether the value of a variable is no longer needed."""
         held = self._names.holds[variable]
         if self._left.get(held, 0) > 0:
             return False
@@ -260,7 +260,7 @@ class Variables:
         self._reassign(targets)
 
     def _reassign(self, targets: Iterable[str]) -> None:
-        """Forgets what variables have held and told until now."""
+        """Forgets the values of variables that are reassigned."""
         for target in targets:
             self._sizes.forget(target)
             for value, known in list(self._env.items()):  # what the variable held is gone

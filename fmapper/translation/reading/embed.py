@@ -96,7 +96,7 @@ class Embedded:
         return wanted
 
     def _name_of(self, value: Any) -> str:
-        """Returns what a function of JAX, NumPy or Python is called; empty for others."""
+        """Returns the name of a function of JAX, NumPy or Python; empty for others."""
         name = getattr(value, "__name__", None)
         for place, module in self._places.items():
             if name and getattr(module, name, None) is value:
@@ -106,7 +106,7 @@ class Embedded:
         return ""
 
     def _constant(self, value: Any, needs: set[str] | None = None) -> str:
-        """Returns a value that a function holds, as code."""
+        """Returns the code of a value in a closure."""
         known = self._name_of(value)
         if known:
             return known
@@ -158,7 +158,7 @@ class Embedded:
         return own
 
     def resolve(self, module: str, name: str, rename: _Rename) -> str:
-        """Returns what a global name of a module is called in the file."""
+        """Resolves a global name of a module to one of the file."""
         scope = vars(sys.modules.get(module) or importlib.import_module(module))
         if name not in scope:
             return name  # a builtin
@@ -324,7 +324,7 @@ def _definitions(module: str) -> dict[str, ast.stmt]:
 
 @functools.lru_cache(maxsize=256)
 def _imports(module: str) -> dict[str, str]:
-    """Returns the names that a module imports -> the line that imports each alone."""
+    """Maps the names that a module imports to import lines."""
     found = {}
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):

@@ -9,7 +9,7 @@ from fmapper.translation.dialect import Helper
 
 
 def helpers_of(code: str, find: Callable[[str], Helper | None]) -> list[str]:
-    """Returns the code of what a file calls and does not define, in an order that runs.
+    """Returns the code of the helpers that a file calls, in a working order.
 
     Args:
         code: The file without them.
@@ -32,7 +32,7 @@ def names_in(code: str) -> set[str]:
 
 
 def _order(helpers: Mapping[str, str]) -> list[str]:
-    """Returns the names of helpers so that what is needed at once comes first."""
+    """Orders helpers so that definitions come before their use."""
     found: dict[str, None] = {}
 
     def visit(name: str) -> None:

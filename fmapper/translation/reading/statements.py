@@ -40,7 +40,7 @@ def _by_line(file: str) -> dict[int, str]:
 
 @functools.lru_cache(maxsize=1024)
 def other_names(function: Any) -> dict[str, str | tuple[str, ...]]:
-    """Returns what the code of a function calls its variables beside.
+    """Returns the aliases of variables in the code of a function.
 
     Of `residual = x` the second name of x, of `cos, sin = positions` the names of its parts.
     """

@@ -1,1 +1,1 @@
-"""How models are written for Flax NNX: layers, classes, and the file around them."""
+"""Writes models for Flax NNX: layers, classes, and the file around them."""

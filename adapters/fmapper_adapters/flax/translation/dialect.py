@@ -75,7 +75,7 @@ class FlaxDialect(Dialect):
         self._jax = JaxPrinters()
 
     def reserved_names(self) -> frozenset[str]:
-        """Returns what a file imports, and the names of its helpers."""
+        """Returns the names of imports and helpers."""
         return _RESERVED | HELPERS.keys() | self._jax.reserved_names()
 
     def printer(self, op: str) -> Any:
@@ -103,7 +103,7 @@ class FlaxDialect(Dialect):
         return self._jax.dtype(name)
 
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
-        """Returns the values of a variable, with their dimensions in another order."""
+        """Returns the code that reads a variable, with its dimensions permuted."""
         values = expr("{0}[...]", node)
         if order is None:
             return values
@@ -112,7 +112,7 @@ class FlaxDialect(Dialect):
         )
 
     def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
-        """Returns the code that gives a variable other values."""
+        """Returns the code that writes a variable."""
         return Statement((text(expr("{0}[...]", node)),), value)
 
     def stack(self, node: ast.expr) -> ast.expr:
@@ -120,11 +120,11 @@ class FlaxDialect(Dialect):
         return expr("jnp.stack({0})", node)
 
     def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
-        """Returns the array itself, or with its first dimension the other way round."""
+        """Returns the array itself, or reversed along its first dimension."""
         return expr("jnp.flip({0}, 0)", node) if reverse else node
 
     def parameter(self, array: Any) -> ast.expr:
-        """Returns an `nnx.Param`, with the values where they are all the same."""
+        """Returns an `nnx.Param`, with its values if they are constant."""
         shape = tuple(int(size) for size in array.shape)
         values = to_numpy(array)
         known = _fill(values, self.dtype(values.dtype.name))
@@ -134,11 +134,11 @@ class FlaxDialect(Dialect):
         return expr("nnx.Param({0})", known)
 
     def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
-        """Returns a variable that is not trained, with its values."""
+        """Returns a variable that is not trained."""
         return expr(f"{kind}({{0}})", self.constant(array))
 
     def constant(self, array: Any) -> ast.expr:
-        """Returns an array: what it is computed by, its elements, or its bytes."""
+        """Returns the code for an array: a computation, its elements, or its bytes."""
         values = np.asarray(to_numpy(array))
         dtype = self.dtype(values.dtype.name)
         known = _fill(values, dtype) or _compute(values, dtype)
@@ -185,7 +185,7 @@ class FlaxDialect(Dialect):
 
 
 def _fill(values: Any, dtype: ast.expr) -> ast.expr | None:
-    """Returns the code for an array whose elements are all the same."""
+    """Returns the code for a constant array."""
     if values.size == 0 or values.dtype.kind not in "biuf":
         return None
     first = values.reshape(-1)[0]
@@ -297,7 +297,7 @@ _ARRAYS = {
 
 
 def _print_loading(draft: Any, root: Class) -> str:
-    """Returns `load_weights`, with the tables that it goes by."""
+    """Returns `load_weights` with its tables."""
     by_path: dict[str, str] = {}
     arrays: dict[str, dict[str, Any]] = {}  # classes of layers -> their arrays -> the order
     for path, layer in _layers(draft.root, ""):
@@ -347,7 +347,7 @@ def _print_loading(draft: Any, root: Class) -> str:
 
 
 def _by_suffix(renamed: Mapping[str, str], everything: Mapping[str, str]) -> dict[str, str]:
-    """Returns the ends of names -> what they become, as short as they can be."""
+    """Maps suffixes of names to replacements, as short as possible."""
     found: dict[str, str] = {}
     for ours, theirs in renamed.items():
         one, other = ours.split("."), theirs.split(".")

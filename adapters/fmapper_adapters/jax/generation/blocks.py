@@ -64,7 +64,7 @@ def choose(generation: Generation, params: Arrays) -> Layout:
     found: dict[str, bool] = {}
     others: set[str] = set()
     for program in filter(None, (generation.prefill, generation.step)):
-        turned = _turned(program.graph)
+        turned = _turn(program.graph)
         rest = _uses_otherwise(program.graph)
         for label, name in _names(program).items():
             if label in rest or len(turned.get(label, ())) > 1:
@@ -102,7 +102,7 @@ def _weight_of(call: Call) -> tuple[str, bool] | None:
     return call.args[at].name, turned
 
 
-def _turned(graph: Graph) -> dict[str, set[bool]]:
+def _turn(graph: Graph) -> dict[str, set[bool]]:
     found: dict[str, set[bool]] = {}
     for call in graph.calls:
         weight = _weight_of(call)

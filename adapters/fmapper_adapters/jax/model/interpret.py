@@ -112,7 +112,7 @@ def _problems(call: Call, result: Any) -> Iterator[str]:
 
 
 def _is_on_host(value: Any) -> bool:
-    """Tells whether an array is in memory of the host that operations do not take, `pinned_host`.
+    """Returns whether an array is in memory of the host that operations do not take, `pinned_host`.
 
     It is brought to the device at its first use; XLA brings it ahead of that, where it can.
     """

@@ -1,1 +1,1 @@
-"""How operations of ATen are written in JAX: the code that a person would write."""
+"""Writes operations of ATen in JAX, as a person would."""

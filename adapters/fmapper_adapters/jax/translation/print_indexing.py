@@ -78,7 +78,7 @@ def index_select(p: Printing, x: Value, dim: int, index: Value) -> Any:
 
 
 def _others_fit(x: Value, index: Value, dim: int) -> bool:
-    """Tells whether an index has the sizes of the array in all dimensions but one."""
+    """Returns whether an index has the sizes of the array in all dimensions but one."""
     if not x.ndim or x.ndim != index.ndim or 0 in index.shape:
         return False
     dim %= x.ndim

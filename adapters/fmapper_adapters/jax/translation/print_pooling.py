@@ -18,14 +18,14 @@ def _each(value: Any, count: int) -> tuple[Any, ...]:
 
 
 def _same(values: tuple[Any, ...]) -> Any:
-    """Returns the number that stands for all; None for zeros, the usual padding."""
+    """Returns the one number for all dimensions; None for zeros, the default padding."""
     if len(set(values)) > 1:
         return values
     return None if is_number(values[0], 0) else values[0]
 
 
 def _reaches_beyond(x: Value, window: Any, padding: Any) -> bool:
-    """Tells whether windows may be as large as what they are on, which takes XLA long."""
+    """Returns whether windows may be as large as the image, which is slow in XLA."""
     sizes = x.shape[x.ndim - len(window) :]
     return any(
         isinstance(size, int) and k >= size + p
@@ -101,7 +101,7 @@ def adaptive_avg_pool(p: Printing, x: Value, output_size: Any) -> Any:
 
 
 def _factors(x: Value, p: Printing, scales: Any) -> tuple[int, ...] | None:
-    """Returns by how much each size of an image grows, if that is a whole number for each."""
+    """Returns the integer factors by which an image grows; None for others."""
     flat = [s for one in scales for s in (one if isinstance(one, tuple) else (one,))]
     if not all(scale is None or float(scale).is_integer() for scale in flat):
         return None

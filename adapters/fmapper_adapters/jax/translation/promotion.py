@@ -1,4 +1,4 @@
-"""Which dtypes code has: JAX's own promotion beside PyTorch's."""
+"""Dtypes of written code: JAX's promotion beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def narrow(name: str) -> str:
 
 
 def is_half(name: str) -> bool:
-    """Tells whether a dtype is one of 16 bits, which PyTorch adds up in float32."""
+    """Returns whether a dtype is one of 16 bits, which PyTorch adds up in float32."""
     return name in HALVES
 
 
 def is_float(name: str) -> bool:
-    """Tells whether a dtype is floating."""
+    """Returns whether a dtype is floating."""
     return name.startswith(("float", "bfloat"))
 
 
 def is_complex(name: str) -> bool:
-    """Tells whether a dtype is complex."""
+    """Returns whether a dtype is complex."""
     return name.startswith("complex")
 
 
 def is_int(name: str) -> bool:
-    """Tells whether a dtype is of integers, bool not included."""
+    """Returns whether a dtype is of integers, bool not included."""
     return name.startswith(("int", "uint"))
 
 
@@ -56,17 +56,17 @@ def convert(x: Any, dtype: str) -> Any:
 
 
 def widen(x: Value) -> Value:
-    """Returns an array of a half in float32; others as they are."""
+    """Casts halves to float32."""
     return convert(x, "float32") if is_half(x.dtype) else x
 
 
 def as_recorded(p: Printing, node: Any, dtype: str) -> Any:
-    """Returns code in the dtype of the recorded result, where it has another one."""
+    """Casts code to the dtype of the recorded result where it differs."""
     return node if narrow(dtype) == narrow(p.dtype) else convert(node, p.dtype)
 
 
 def fits(number: Any, dtype: str) -> bool:
-    """Tells whether a dtype holds a number; anything but an integer does."""
+    """Returns whether a dtype holds a number; anything but an integer does."""
     if not isinstance(number, int) or isinstance(number, bool) or not is_int(dtype):
         return True
     span = np.iinfo(narrow(dtype))
@@ -88,7 +88,7 @@ def _stand_in(operand: Any) -> Any:
 
 
 def promote(operands: Iterable[Any], dtype: str = "") -> list[Any] | None:
-    """Returns operands so that JAX computes in the dtype that PyTorch computes in.
+    """Casts operands so that JAX computes in the dtype of PyTorch.
 
     Args:
         operands: Arrays, numbers and sizes.
@@ -153,7 +153,7 @@ def _cached_result(template: str, kinds: tuple[Any, ...]) -> str:
 
 
 def number_in(x: Any) -> Any:
-    """Returns the number that an array of one is made of in the code, else the array."""
+    """Returns the number behind an array of one element in the code, else the array."""
     if isinstance(x, Scalar):
         return x.value
     if isinstance(x, Value) and not x.shape and isinstance(x.node, ast.Call) and x.node.args:
@@ -169,7 +169,7 @@ def number_in(x: Any) -> Any:
 
 
 def is_number(x: Any, *values: float) -> bool:
-    """Tells whether an argument is one of these numbers."""
+    """Returns whether an argument is one of these numbers."""
     return isinstance(x, int | float) and not isinstance(x, bool) and x in values
 
 
@@ -201,7 +201,7 @@ def method(x: Any, name: str, *args: Any, **kwargs: Any) -> ast.expr:
 
 
 def is_simple(x: Any) -> bool:
-    """Tells whether code may be written twice: it is a name, and computes nothing."""
+    """Returns whether code may be written twice: it is a name, and computes nothing."""
     node = x.node if isinstance(x, Value) else x
     while isinstance(node, ast.Attribute):
         node = node.value

@@ -11,7 +11,7 @@ Items = list[ast.expr]
 
 
 def subscript(x: Value, items: Items) -> ast.expr:
-    """Returns an array with a subscript: whole dimensions at its end are left out."""
+    """Subscripts an array; trailing whole dimensions are left out."""
     while items and _is_whole(items[-1]):
         items = items[:-1]
     if not items:
@@ -75,7 +75,7 @@ def _ndim(x: Value, items: Items) -> int:
 
 
 def _split_subscript(x: Value) -> tuple[ast.expr, Items]:
-    """Returns the array below a subscript of slices, and an item for each of its dimensions."""
+    """Splits a subscript into the array and one item per dimension."""
     node = x.node
     if isinstance(node, ast.Subscript):
         index = node.slice
@@ -93,7 +93,7 @@ def _split_subscript(x: Value) -> tuple[ast.expr, Items]:
 
 
 def _write_subscript(base: ast.expr, items: Items, ndim: int) -> ast.expr:
-    """Returns a subscript as short as it can be."""
+    """Writes a subscript as short as possible."""
     first = next((i for i, one in enumerate(items) if not _is_whole(one)), len(items))
     last = max((i for i, one in enumerate(items) if not _is_whole(one)), default=-1)
     if last < 0:

@@ -1,4 +1,4 @@
-"""What dialects of JAX and of libraries upon it write alike."""
+"""The common code of dialects for JAX and libraries built on it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JaxPrinters:
         return None if source is None else Helper(source)
 
     def imports(self) -> Mapping[str, str]:
-        """Returns what lowerings that were written need to import."""
+        """Returns the imports of the lowerings that were written."""
         return self._embedded.imports
 
     def reserved_names(self) -> frozenset[str]:
@@ -64,7 +64,7 @@ class JaxPrinters:
         return frozenset(table.helpers())
 
     def fallback(self, call: Call) -> str:
-        """Returns the name of the function that is the lowering of a call.
+        """Returns the name of the helper that lowers a call.
 
         Raises:
             ConversionError: There is none, it draws random numbers, or it cannot be written.
@@ -81,7 +81,7 @@ class JaxPrinters:
         return table.dtype_code(name)
 
     def pack(self, values: Any) -> ast.expr:
-        """Returns an array as its bytes."""
+        """Returns the code for an array by its bytes."""
         data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
         raw = expr(
             "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name

@@ -56,7 +56,7 @@ class TorchMeshes(Meshes):
     def shard(
         self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]
     ) -> Iterator[Any]:
-        """Takes the part of this process out of tensors that every process has whole.
+        """Cuts this process's part out of replicated tensors.
 
         One that is a `DTensor` on this mesh is redistributed, which sends what others need.
         """
@@ -67,7 +67,7 @@ class TorchMeshes(Meshes):
             yield _divide(tensor, mesh, spec, wanted)
 
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
-        """Returns the one part of this process; none for a process that is not on the mesh."""
+        """Returns the part of this process; none for a process off the mesh."""
         place = mesh.get_coordinate()
         if place is None:
             return ()
@@ -178,7 +178,7 @@ class TorchMeshes(Meshes):
 
 
 def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-    """Returns an output with the sums made that are left to make; a forward hook."""
+    """Completes pending sums of an output; a forward hook."""
     if not is_dtensor(output):
         return output
     from torch.distributed.tensor import Replicate
@@ -195,7 +195,7 @@ def _not_in_parts(array: Any) -> str:
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Tells whether a tensor is divided among processes."""
+    """Returns whether a tensor is divided among processes."""
     if type(tensor) is torch.Tensor or not isinstance(tensor, torch.Tensor):
         return False
     if not torch.distributed.is_available():
@@ -209,7 +209,7 @@ def is_dtensor(tensor: Any) -> bool:
 def placements(
     mesh: DeviceMesh, spec: Spec, where: str, *, any_order: bool = False
 ) -> tuple[Placement, ...]:
-    """Returns what torch says for a spec: for each axis of the mesh which dimension it divides.
+    """Returns torch's placements for a spec: the dimension that each mesh axis divides.
 
     Args:
         mesh: The mesh.

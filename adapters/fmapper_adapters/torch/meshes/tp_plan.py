@@ -1,4 +1,4 @@
-"""What models say of how they are divided: transformers' `tp_plan`, as axes of arrays."""
+"""Axes of arrays from the `tp_plan` of transformers."""
 
 from __future__ import annotations
 

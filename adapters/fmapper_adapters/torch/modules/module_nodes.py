@@ -457,7 +457,7 @@ def _refuse_script(module: Any, keep: Any = None) -> Any:
 
 
 def _is_fsdp(cls: type) -> bool:
-    """Tells whether a class is one that `fully_shard` has made, without importing that."""
+    """Returns whether a class is one that `fully_shard` has made, without importing that."""
     places = ((base.__name__, base.__module__) for base in cls.__mro__)
     return any(n == "FSDPModule" and m.startswith("torch.distributed") for n, m in places)
 

@@ -1,1 +1,1 @@
-"""How models of JAX are written for torch: modules, layers, functions, and the file around them."""
+"""Writes models of JAX for torch: modules, layers, functions, and the file around them."""

@@ -108,7 +108,7 @@ class TorchDialect(Dialect):
         self._embedded = Embedded(_PLACES, instead=_INSTEAD)
 
     def reserved_names(self) -> frozenset[str]:
-        """Returns what a file imports, and the names of its helpers."""
+        """Returns the names of imports and helpers."""
         return _RESERVED | HELPERS.keys()
 
     def printer(self, op: str) -> Any:
@@ -157,7 +157,7 @@ class TorchDialect(Dialect):
         return expr("torch.stack({0})", node)
 
     def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
-        """Returns the array itself, or with its first dimension the other way round."""
+        """Returns the array itself, or reversed along its first dimension."""
         return expr("{0}.flip(0)", node) if reverse else node
 
     def parameter(self, array: Any) -> ast.expr:
@@ -206,7 +206,7 @@ class TorchDialect(Dialect):
         )
 
     def _fill(self, values: Any) -> ast.expr | None:
-        """Returns the code for an array whose elements are all the same."""
+        """Returns the code for a constant array."""
         if values.size == 0 or values.dtype.kind not in "biuf":
             return None
         first = values.reshape(-1)[0]
@@ -328,7 +328,7 @@ _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
 
 
 def _print_loading(draft: Any) -> str:
-    """Returns `load_weights`, with the tables that it goes by."""
+    """Returns `load_weights` with its tables."""
     known = tables_of(draft)
     rows = [f"    {kind}: {names!r}," for kind, names in known.by_class.items()]
     lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]

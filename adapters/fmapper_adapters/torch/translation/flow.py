@@ -14,7 +14,7 @@ _SCANS = (control_flow.scan, control_flow.lstm, control_flow.gru)
 
 
 def is_flow(target: Any) -> bool:
-    """Tells whether a function runs a loop or branches that can be written."""
+    """Returns whether a function runs a loop or branches that can be written."""
     return target in (*_SCANS, control_flow.while_loop, control_flow.switch)
 
 

@@ -1,4 +1,4 @@
-"""How calls of torch's functions and methods are written."""
+"""Prints calls of torch's functions and methods."""
 
 from __future__ import annotations
 

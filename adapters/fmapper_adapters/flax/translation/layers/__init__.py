@@ -6,13 +6,13 @@ from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
 from fmapper_adapters.flax.translation.layers import recurrent
-from fmapper_adapters.flax.translation.layers.convolutions import convolution, transposed
+from fmapper_adapters.flax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.flax.translation.layers.noise import attention, drop_path, dropout
 from fmapper_adapters.flax.translation.layers.site import Site, keywords, stem_of
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
-    """Returns the layer of NNX that does all that a submodule does."""
+    """Returns the layer of NNX that computes a whole submodule."""
     calls = [step for step in unit.steps if isinstance(step, Call)]
     if len(calls) != len(unit.steps):
         return None
@@ -31,7 +31,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
 
 
 def _counts(call: Call) -> bool:
-    """Tells whether a call counts the batches that a normalisation has seen."""
+    """Returns whether a call counts the batches of a normalisation."""
     return call.op == "aten::add.Tensor" and not (call.result and call.result[0][1])
 
 
@@ -163,9 +163,9 @@ _LAYERS = {
     "conv1d": convolution,
     "conv2d": convolution,
     "conv3d": convolution,
-    "conv_transpose1d": transposed,
-    "conv_transpose2d": transposed,
-    "conv_transpose3d": transposed,
+    "conv_transpose1d": transposed_conv,
+    "conv_transpose2d": transposed_conv,
+    "conv_transpose3d": transposed_conv,
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "_native_batch_norm_legit_functional": _batch_norm,
@@ -244,7 +244,7 @@ def _rms_norm(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | No
 
 
 def _addmm(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | None:
-    """Finds `bias + x @ weight` of rows, with the weight the other way round than in torch."""
+    """Finds `bias + x @ weight` of rows, with the weight transposed against torch's."""
     found = [call for call in calls if call.op.startswith("aten::addmm")]
     others = [call for call in calls if not call.op.startswith(("aten::addmm", "aten::view"))]
     if len(found) != 1 or others or len(unit.gives) != 1:

@@ -13,16 +13,16 @@ def convolution(site: Site) -> Layer | None:
     if site.call.op.partition("::")[2].partition(".")[0] == "convolution":
         stride, padding, dilation, is_transposed, extra, groups = site.call.args[3:9]
         if is_transposed:
-            return _transposed(site, stride, padding, extra, groups, dilation)
+            return _transposed_conv(site, stride, padding, extra, groups, dilation)
         return _plain(site, stride, padding, dilation, groups)
     stride, padding, dilation, groups = (site.arg(i) for i in range(3, 7))
     return _plain(site, stride, padding, dilation, groups)
 
 
-def transposed(site: Site) -> Layer | None:
+def transposed_conv(site: Site) -> Layer | None:
     """Returns a transposed convolution with the channels first."""
     stride, padding, extra, groups, dilation = (site.arg(i) for i in range(3, 8))
-    return _transposed(site, stride, padding, extra, groups, dilation)
+    return _transposed_conv(site, stride, padding, extra, groups, dilation)
 
 
 def _plain(site: Site, stride: Any, padding: Any, dilation: Any, groups: Any) -> Layer | None:
@@ -38,7 +38,7 @@ def _plain(site: Site, stride: Any, padding: Any, dilation: Any, groups: Any) ->
     return _layer(site, "Conv", shape[1] * (groups or 1), shape[0], options, stride, dilation)
 
 
-def _transposed(
+def _transposed_conv(
     site: Site, stride: Any, padding: Any, extra: Any, groups: Any, dilation: Any
 ) -> Layer | None:
     dims = _dimensions(site)

@@ -82,7 +82,7 @@ def _is_held(structure: Structure, value: str) -> bool:
 
 
 def _with_draw(calls: list[Call], given: str, output: str, draw: bool) -> float | None:
-    """Returns what becomes of 1 where a mask keeps it, or does not; None for other arithmetic."""
+    """Evaluates arithmetic on a mask where it keeps and where it drops; None for other code."""
     known: dict[str, float] = {given: 1.0}
     for call in calls:
         name = call.op.partition("::")[2].partition(".")[0]

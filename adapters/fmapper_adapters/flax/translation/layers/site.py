@@ -58,12 +58,12 @@ class Site:
 
 
 def keywords(dtype: str) -> str:
-    """Returns what says that a layer computes in another dtype than float32."""
+    """Returns the keywords for a dtype other than float32."""
     return "" if dtype == "float32" else f"dtype=jnp.{dtype}, param_dtype=jnp.{dtype}, "
 
 
 def stem_of(local: str, default: str) -> str:
-    """Returns what to call a layer after its weight."""
+    """Names a layer after its weight."""
     *path, last = local.split(".")
     stem = last.removesuffix("weight").rstrip("_")
     return stem or (path[-1] if path else default)

@@ -41,7 +41,7 @@ def _dtype(name: str) -> str:
 
 
 def _stem(local: str, default: str) -> str:
-    """Returns what to call a layer after its weight."""
+    """Names a layer after its weight."""
     *path, last = local.split(".")
     for end in ("weight", "kernel", "scale", "embedding"):
         last = last.removesuffix(end)

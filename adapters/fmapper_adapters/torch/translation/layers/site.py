@@ -102,7 +102,7 @@ class Site:
         return self.structure.values.get(name, ("", ()))[0]
 
     def is_all(self, layer: Layer, calls: list[Call]) -> bool:
-        """Tells whether nothing is left that a layer does not do."""
+        """Returns whether nothing is left that a layer does not do."""
         return {call.name for call in calls} <= self.seen
 
 
