@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fmapper.backends.models import Models
-from fmapper.errors import ConversionError, ConversionWarning, MoveError
+from fmapper.errors import ConversionError, ConversionWarning, FmapperError, MoveError
 from fmapper.programs import verify
 from fmapper.programs.steps import in_turn
 from fmapper.warn import keeping_warnings, warn
@@ -41,7 +41,15 @@ def refuse_difference(
         found = target.examine(converted, *given)
         if found is None or train:
             return
-        mine = source.call(model, *verify.inputs_for(source, args, kwargs, copy=True))
+        try:
+            mine = source.call(model, *verify.inputs_for(source, args, kwargs, copy=True))
+        except FmapperError:
+            raise
+        except Exception as error:  # of the model's code, though it could be recorded
+            raise ConversionError(
+                f"{type(model).__name__} does not run on the examples itself, though it was "
+                f"recorded: {type(error).__name__}: {str(error).strip()[:500]}"
+            ) from error
     wrong = [d for d in verify.differences(mine, found[0]) if not _is_close(d)]
     if not wrong:
         return

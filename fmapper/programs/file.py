@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -17,6 +17,7 @@ from fmapper.files.dtypes import numpy_dtype
 from fmapper.files.safetensors import Entry, Header, lay_out, read_header
 from fmapper.files.untrusted import Misfit, open_regular, read_json, show, within
 from fmapper.files.whole import new_file
+from fmapper.machine import host_memory
 from fmapper.moves.mover import to_numpy
 from fmapper.programs.file_grammar import check_array_name, check_program, check_shape
 from fmapper.programs.file_json import decode_program, encode_program
@@ -30,6 +31,7 @@ _KEY = "fmapper.program"
 _VERSION = 1
 _CONSTANT = "constant/"
 _IN_EVALUATION = "evaluation/constant/"
+_LARGE = 1 << 30  # bytes; for less it is not asked how much memory there is
 
 
 @short_traceback
@@ -171,7 +173,7 @@ def _program(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
         program = _decode(about, "program")
         if "evaluation" in about:
             program.evaluation = _decode(about, "evaluation")
-    arrays = _arrays(file, header)
+    arrays = _arrays(file, header, _names(about))
     program.parameters = _arrays_by_name(about, "parameters", arrays)
     program.buffers = _arrays_by_name(about, "buffers", arrays)
     program.constants = _arrays_by_name(about, "constants", arrays, _CONSTANT)
@@ -215,15 +217,36 @@ def _bytes(array: Any) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _arrays(file: BinaryIO, header: Header) -> dict[str, Any]:
-    """Reads the arrays of a header."""
-    arrays = {}
+def _names(about: Mapping[str, Any]) -> set[str]:
+    """Returns the arrays that a program names; what it says wrongly is found later."""
+    found = set()
+    for key, prefix in (
+        ("parameters", ""),
+        ("buffers", ""),
+        ("constants", _CONSTANT),
+        ("evaluation_constants", _IN_EVALUATION),
+    ):
+        names = about.get(key)
+        if type(names) is list:
+            found |= {prefix + name for name in names if type(name) is str}
+    return found
+
+
+def _arrays(file: BinaryIO, header: Header, wanted: Collection[str]) -> dict[str, Any]:
+    """Reads those arrays of a header that are wanted; a file may hold others, of any size."""
     for name, entry in header.entries.items():
         with within(ascii(name)[1:-1][:60]):
             check_array_name(name)
             check_shape(entry.shape, fixed=True)
-        arrays[name] = _array(file, entry)
-    return arrays
+    entries = {name: entry for name, entry in header.entries.items() if name in wanted}
+    size = sum(entry.end - entry.start for entry in entries.values())
+    memory = host_memory()[0] if size > _LARGE else None
+    if memory is not None and size > memory:
+        raise Misfit(f"holds {size >> 30:,} GiB of arrays, more than the memory of this machine")
+    try:
+        return {name: _array(file, entry) for name, entry in entries.items()}
+    except MemoryError:
+        raise Misfit(f"holds {size >> 20:,} MiB of arrays, for which memory is lacking") from None
 
 
 def _array(file: BinaryIO, entry: Entry) -> Any:

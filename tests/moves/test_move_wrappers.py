@@ -221,6 +221,25 @@ def test_casting_keeps_what_the_class_makes_of_it():
     assert isinstance(new, torch.nn.Parameter)
 
 
+def test_a_cast_that_makes_another_class_is_refused():
+    class Scaled(Base):
+        """A class whose operations are those of its base."""
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._to_copy.default:
+                return Whole(args[0].codes, args[0].scale.to(kwargs["dtype"]), args[0].note)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    class Part(Scaled, Whole):
+        pass
+
+    tree = {"w": quantised(Part)}
+    with pytest.raises(fmapper.MoveError, match=r"^model\.w.*a Part cannot be cast: .* a Whole"):
+        to_torch(tree, dtype="float64")
+    assert tree["w"].scale.dtype is torch.float32
+
+
 def test_a_wrapper_in_the_place_of_a_parameter_stays_what_it_is():
     layer = torch.nn.Linear(2, 2)
     new = fmapper.fmap(lambda p: quantised() if p.ndim == 2 else p, layer)

@@ -335,6 +335,24 @@ def refused(data: bytes, tmp_path: Path, match: str | None = None) -> None:
     assert str(tmp_path / "file") in str(caught.value)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere the file is written in full")
+def test_arrays_larger_than_memory_are_not_read(tmp_path):
+    header, about, arrays = taken_apart("tiny_jax")
+    size = 1 << 39
+    place = {"dtype": "U8", "shape": [size], "data_offsets": [len(arrays), len(arrays) + size]}
+    for name, names in (("more", []), ("constant/more", ["more"])):
+        changed = {**about, "constants": [*about["constants"], *names]}
+        data = written({**header, name: place}, changed, arrays)
+        with open(tmp_path / "file", "wb") as sparse:
+            sparse.write(data)
+            sparse.truncate(len(data) + size)
+        if names:
+            with pytest.raises(fmapper.ProgramFileError, match="memory"):
+                fmapper.load_program(tmp_path / "file")
+        else:  # nothing that the program names
+            assert fmapper.load_program(tmp_path / "file").name == about["program"]["name"]
+
+
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
     data = FILES[0].read_bytes()
     for length in range(0, len(data), 7):

@@ -202,3 +202,25 @@ def test_writing_to_windows_that_cover_the_tensor_is_converted(change):
     module, x = Changing(change), torch.arange(2.0, 26.0).reshape(4, 6)
     model = fmapper.convert(module, "jax", (x,))
     np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x).numpy())
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "is_taken"),
+    [((2, 2), (1, 1), False), ((3, 2), (2, 3), True), ((3, 3), (2, 3), True),
+     ((4, 3), (2, 3), False), ((2, 2), (3, 1), True), ((3, 2), (0, 1), False)],
+)  # fmt: skip
+def test_writing_to_elements_that_lie_at_one_place_is_refused(size, stride, is_taken):
+    module = Changing(lambda y: y.as_strided(size, stride).add_(1))
+    x = torch.arange(12.0)
+    if is_taken:
+        model = fmapper.convert(module, "jax", (x,))
+        np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x).numpy())
+    else:
+        with pytest.raises(fmapper.ConversionError, match="the same place in memory"):
+            fmapper.convert(module, "jax", (x,), check=False)
+
+
+def test_a_model_that_does_not_run_itself_is_refused_as_such():
+    module = Changing(lambda y: y[:-1].copy_(y[1:]))  # torch records it, and does not compute it
+    with pytest.raises(fmapper.ConversionError, match="does not run on the examples itself"):
+        fmapper.convert(module, "jax", (torch.ones(3),))

@@ -3,6 +3,7 @@
 import copy
 import io
 import os
+import pickle
 import subprocess
 import sys
 
@@ -50,6 +51,19 @@ def test_names_that_modules_have_themselves(net, converted):
     }  # fmt: skip
     assert set(converted.as_program().parameters) == set(fmapper.state(net))
     np.testing.assert_allclose(converted(T).detach(), net(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["code", "graph", "program", "_codes", "_tied", "few"])
+@pytest.mark.parametrize("deep", [False, True])
+def test_names_that_converted_models_have_themselves(name, deep):
+    params = {name: {"w": 2 * jnp.ones(4)} if deep else 2 * jnp.ones(4)}
+    model = fmapper.convert(
+        (lambda p, x: x * (p[name]["w"] if deep else p[name]), params), "torch", (X,)
+    )
+    torch.testing.assert_close(model(T).detach(), 2 * T)
+    assert model.code
+    copy = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(copy(T).detach(), 2 * T)
 
 
 REFUSED = {

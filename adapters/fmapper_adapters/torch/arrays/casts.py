@@ -85,6 +85,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> tor
     def change(values: torch.Tensor) -> torch.Tensor:
         real = values.real if values.is_complex() and not dtype.is_complex else values
         new = real.to(dtype)
+        wrappers.check_class(real, new)
         if dtype is torch.float8_e4m3fn and has_memory(values):
             # It has no infinity; torch takes the largest number, but what was none stays none.
             wide = real.detach().float()

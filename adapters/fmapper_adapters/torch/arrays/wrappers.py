@@ -89,6 +89,20 @@ def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch
     return made
 
 
+def check_class(old: torch.Tensor, new: torch.Tensor) -> None:
+    """Asks whether a cast tensor has lost what its class keeps beside its values.
+
+    Raises:
+        TypeError: It became one of another class that keeps tensors inside.
+    """
+    cls, made = type(old), type(new)
+    if made is not cls and dispatches(cls) and dispatches(made) and issubclass(cls, made):
+        raise TypeError(
+            f"a {cls.__name__} cannot be cast: it became a {made.__name__}, without what a "
+            f"{cls.__name__} holds beside. Let the class compute aten._to_copy itself"
+        )
+
+
 def _refusal(cls: type, behind: str) -> str:
     return (
         f"a {cls.__name__} cannot be moved: {behind}. Give the class __tensor_flatten__ and "

@@ -91,8 +91,8 @@ def _hazard(node: Node, schema: Any) -> str:
     if any(map(_is_expanded, outs)) or any(map(_is_part_of_expanded, written)):
         return (
             "changes a tensor in place in which several elements are the same place in memory, as "
-            "`expand` makes them. Change a copy, x.expand(...).clone(), or what it was expanded "
-            "from."
+            "`expand` and `as_strided` make them. Change a copy, x.expand(...).clone(), or what it "
+            "was expanded from."
         )
     if any(map(_is_in_windows, written)):
         return (
@@ -104,9 +104,17 @@ def _hazard(node: Node, schema: Any) -> str:
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
     layout = _layout(tensor)
-    return layout is not None and any(
-        size > 1 and stride == 0 for size, stride in zip(layout.shape, layout.strides, strict=True)
-    )
+    if layout is None:
+        return False
+    reach = 0  # of the dimensions so far, from the densest
+    for stride, size in sorted(zip(layout.strides, layout.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    count = math.prod(layout.shape)
+    return count > _MOST or len(np.unique(_addresses(layout))) < count
 
 
 def _is_part_of_expanded(node: Any) -> bool:

@@ -94,7 +94,7 @@ def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
     name = quoted.as_attribute(name)
     name = name[1:] if name.startswith(MADE) else name
     name = f"{name}_" if keyword.iskeyword(name) or not name else name
-    while name not in allowed and hasattr(owner, name):
+    while name not in allowed and (hasattr(type(owner), name) or hasattr(owner, name)):
         name += "_"
     return name
 

@@ -51,6 +51,8 @@ class TorchModel(Part):
         evaluation = program.evaluation if program.evaluation is not None else program
         if not program.train or program.evaluation is not None:
             programs["evaluation"] = evaluation
+        self._codes: dict[str, Code] = {}
+        self._tied = self._variable_types = self._few_bits = self._mesh_axes = {}  # names taken
         places = Places(self)
         for name, tensor in to_torch(dict(program.parameters)).items():
             places.parameter(name, tensor, trained=name not in program.frozen)
@@ -63,7 +65,6 @@ class TorchModel(Part):
         self._variable_types = {places.names[n]: t for n, t in program.variable_types.items()}
         self._few_bits = {places.names[n]: t for n, t in program.few_bits.items()}
         self._mesh_axes = {places.names[n]: axes for n, axes in program.axes.items()}
-        self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}
             for i, (name, tensor) in enumerate(to_torch(dict(one.constants)).items()):
