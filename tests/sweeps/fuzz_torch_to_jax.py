@@ -205,7 +205,7 @@ def _differs(
             away = np.abs(wide - truth)
             allowed = allowed + 8 * away[np.isfinite(away)].max(initial=0.0)
             excused |= np.isfinite(truth) != finite  # overflow of torch's own
-        if odd and wide.dtype.kind == "c":
+        if odd:
             excused |= np.isfinite(fuzzing.widest(x)) != finite
     return fuzzing.difference(x, y, allowed, excused)
 

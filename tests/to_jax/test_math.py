@@ -465,6 +465,17 @@ def test_gradients_of_powers_of_zero_to_the_zero():
     check_gradients(lambda x: x**x, torch.tensor([0.0, 1.0, 2.0]))
 
 
+def test_powers_of_two_and_their_logarithms_beside_complex_infinities():
+    x = torch.tensor(
+        [complex(-inf, -1.5), complex(-inf, 0.0), complex(2.0, 0.5), complex(inf, 1.5)]
+    )
+    model = fmapper.convert(Function(lambda x: (x.exp2(), x.log2())), "jax", (x,))
+    for got, want in zip(model(x.numpy()), (x.exp2(), x.log2()), strict=True):
+        for part in ("real", "imag"):
+            wanted = getattr(want, part).numpy()
+            np.testing.assert_allclose(getattr(np.asarray(got), part), wanted, rtol=1e-6)
+
+
 def test_powers_of_complex_numbers_at_their_corners():
     """Finite ones: of others torch's answer depends on the place in the array."""
     parts = torch.tensor([0.0, 1.0, 2.0, -0.5])

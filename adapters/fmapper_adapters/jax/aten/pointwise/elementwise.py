@@ -65,9 +65,10 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _log2(x: Any) -> jax.Array:
     """Returns the logarithm to base 2, exact where it is whole."""
-    y = jnp.log(x) / np.log(2).astype(x.real.dtype)
+    y, base = jnp.log(x), np.log(2).astype(x.real.dtype)
     if is_complex(x):
-        return y
+        return jax.lax.complex(y.real / base, y.imag / base)
+    y = y / base
     fixed = jax.lax.stop_gradient(y)
     whole = jnp.round(jnp.where(jnp.isfinite(fixed), fixed, 0))
     exact = jnp.ldexp(jnp.ones_like(x), whole.astype(jnp.int32)) == x
@@ -76,8 +77,9 @@ def _log2(x: Any) -> jax.Array:
 
 def _exp2(x: Any) -> jax.Array:
     """Computes 2 ** x, exact where x is whole."""
-    if is_complex(x):
-        return jnp.exp(x * np.log(2).astype(x.real.dtype))
+    if is_complex(x):  # each part by itself, or infinity times 0j would be NaN
+        power = np.log(2).astype(x.real.dtype)
+        return jnp.exp(jax.lax.complex(x.real * power, x.imag * power))
     return jnp.power(jnp.asarray(2, x.dtype), x)
 
 
