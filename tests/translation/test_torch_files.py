@@ -442,3 +442,28 @@ def test_a_parts_marks_are_not_in_the_program():
     model, ids = decoder()
     program = fmapper.convert(model, "torch", (ids,)).program
     assert not any("fmapper_part" in call.op for call in program.graph.calls)
+
+
+def test_blocks_behind_a_pool_are_of_the_class_of_the_others():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(2, 2, (3, 3), rngs=rngs)
+
+        def __call__(self, x):
+            return x + nnx.relu(self.conv(x))
+
+    class Pooled(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List([Block(rngs), Block(rngs)])
+
+        def __call__(self, x):
+            x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 2)).astype(np.float32))
+    code = translate(Pooled(nnx.Rngs(0)), "torch", (x,), dynamic_shapes=None)[0].code
+    assert code.count("class Block") == 1
+    assert "F.max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)" in code
+    assert "for block in self.blocks:" in code

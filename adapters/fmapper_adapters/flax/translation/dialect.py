@@ -258,8 +258,11 @@ def _class(cls: Class) -> str:
     return "\n".join(lines).rstrip()
 
 
-_LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
-    """Fills the model with the arrays of the source's state dict, by name; returns it."""
+_LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module:
+    """Fills the model with the arrays of the source's state dict, by name; returns it.
+
+    With `strict=False` parameters that are not in there stay as they are.
+    """
     for path, layer in nnx.iter_modules(model):
         names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {})
         for key, variable in vars(layer).items():
@@ -271,7 +274,7 @@ _LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
                 if f".{name}".endswith(f".{ours}"):
                     name = name.removesuffix(ours) + theirs
                     break
-            if name in state or isinstance(variable, nnx.Param):
+            if name in state or (strict and isinstance(variable, nnx.Param)):
                 array = jnp.asarray(state[name])
                 variable[...] = array if order is None else array.transpose(order)
     return model'''

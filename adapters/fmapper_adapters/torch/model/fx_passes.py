@@ -65,12 +65,19 @@ def _freeze(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, float | int) else value
 
 
-def compose_permutations(graph: fx.Graph) -> None:
-    """Composes consecutive permutations, and drops those that cancel."""
+def compose_permutations(graph: fx.Graph, *, across: bool = True) -> None:
+    """Composes consecutive permutations, and drops those that cancel.
+
+    Args:
+        graph: The graph.
+        across: Whether those of two submodules are composed, too.
+    """
     for node in list(graph.nodes):
         order, first = _permutation(node), node.args[0] if node.args else None
         before = _permutation(first) if order is not None else None
         if order is None or before is None or not isinstance(first, fx.Node):
+            continue
+        if not across and node.meta.get("place", "")[:1] != first.meta.get("place", "")[:1]:
             continue
         source = first.args[0]
         composed = tuple(before[i] for i in order)

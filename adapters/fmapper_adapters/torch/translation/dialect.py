@@ -297,8 +297,11 @@ def _class(cls: Class) -> str:
     return "\n".join(lines).rstrip()
 
 
-_LOAD = '''def load_weights(model: nn.Module, state) -> nn.Module:
-    """Fills the model with the arrays of the source, by name; returns it."""
+_LOAD = '''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
+    """Fills the model with the arrays of the source, by name; returns it.
+
+    With `strict=False` parameters that are not in there stay as they are.
+    """
     for path, module in model.named_modules():
         names = ARRAYS.get(type(module), {})
         held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -309,7 +312,7 @@ _LOAD = '''def load_weights(model: nn.Module, state) -> nn.Module:
                 if f".{path}.{key}".endswith(f".{ours}"):
                     name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
                     break
-            if name in state or isinstance(tensor, nn.Parameter):
+            if name in state or (strict and isinstance(tensor, nn.Parameter)):
                 array = torch.as_tensor(state[name])
                 array = array if order is None else array.permute(order)
                 if array.ndim != tensor.ndim:  # heads and their features are one

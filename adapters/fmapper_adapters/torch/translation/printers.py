@@ -193,6 +193,25 @@ def _threshold(p: Printing, x: Any, threshold: Any, value: Any, *rest: Any, **kw
     return _function("F.threshold", p, x, threshold, value)
 
 
+def _max_pool(p: Printing, x: Any, size: Any, stride: Any = None, *rest: Any, **kw: Any) -> Any:
+    """Writes `F.max_pool2d(x, 2)`."""
+    name = p.call.op.partition("::")[2]
+    if rest:
+        return _function(name, p, x, size, stride, *rest, **kw)
+    stride = kw.pop("stride", stride)
+    usual = {"padding": 0, "dilation": 1}
+    kept = {key: _alike(value) for key, value in kw.items() if _alike(value) != usual.get(key)}
+    if stride is not None and _alike(stride) != _alike(size):
+        kept = {"stride": _alike(stride), **kept}
+    return _function(name, p, x, _alike(size), **{k: v for k, v in kept.items() if v is not False})
+
+
+def _alike(sizes: Any) -> Any:
+    """Returns one size for several that are the same."""
+    is_one = isinstance(sizes, tuple) and len(set(map(str, sizes))) == 1
+    return sizes[0] if is_one else sizes
+
+
 def _full(p: Printing, shape: Any, value: Any, **kwargs: Any) -> ast.expr:
     if shape == ():
         return _call(expr("torch.tensor"), (value,), kwargs)
@@ -216,6 +235,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.narrow": _narrow,
     "torch.select": _select,
     "F.threshold": _threshold,
+    **{f"F.max_pool{dims}d": _max_pool for dims in (1, 2, 3)},
     "torch.full": _full,
     "torch.permute": _permute,
 }

@@ -30,7 +30,7 @@ _MOST = 64  # elements of what is computed to see whether it is one number
 
 
 def tidy(graph: Any) -> None:
-    """Rewrites a graph in place."""
+    """Rewrites a graph in place; what one submodule gives another stays as it is."""
     _use_public_names(graph)
     _use_numbers(graph)
     _drop_choices(graph)
@@ -38,7 +38,7 @@ def tidy(graph: Any) -> None:
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
     _turn_products(graph)
-    fx_passes.compose_permutations(graph)
+    fx_passes.compose_permutations(graph, across=False)
     _share(graph)
     graph.eliminate_dead_code(fx_passes.is_kept)
 
