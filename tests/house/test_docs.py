@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import fmapper
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FACES = (
     "fmapper",
@@ -35,6 +37,14 @@ def test_every_public_name_stands_on_one_page(face: str) -> None:
         f"{face}.{name}": found[f"{face}.{name}"] for name in importlib.import_module(face).__all__
     }
     assert {name: count for name, count in counts.items() if count != 1} == {}
+
+
+def test_every_name_of_users_stands_in_a_guide() -> None:
+    """Errors and warnings explain themselves; the reference lists them."""
+    guides = [page for page in DOCS.rglob("*.md") if "reference" not in page.parts]
+    text = "\n".join(page.read_text("utf-8") for page in [*guides, DOCS.parent / "README.md"])
+    names = [name for name in fmapper.__all__ if not name.endswith(("Error", "Warning"))]
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
 @pytest.mark.parametrize("face", FACES)
