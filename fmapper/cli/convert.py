@@ -30,15 +30,15 @@ Examples:
 @click.option(
     "--to",
     metavar="FRAMEWORK | FORMAT",
-    help="jax, flax or torch; for a checkpoint safetensors, orbax, msgpack, npz, pt, dcp, or what "
-    "the name OUT ends with.",
+    help="jax, flax or torch; for a checkpoint safetensors, orbax, msgpack, npz, pt or dcp "
+    "(default: by the ending of OUT).",
 )
-@click.option("--dtype", help="Of a checkpoint: the dtype of floating arrays.")
-@click.option("--rules", type=PATH, help="Of a checkpoint: what is renamed and reshaped, as TOML.")
+@click.option("--dtype", help="The dtype of the floating arrays of a checkpoint.")
+@click.option("--rules", type=PATH, help="Rules for the arrays of a checkpoint, as TOML.")
 @click.option(
     "--example",
     metavar="INPUTS",
-    help="What it is called with: 'randn(1,3,224,224)', 'randint(0,99,(1,8)), 2.0', or "
+    help="Example inputs: 'randn(1,3,224,224)', 'randint(0,99,(1,8)), 2.0', or "
     "FILE:INPUTS for an array, a tuple, or a function without arguments.",
 )
 @click.option(
@@ -46,25 +46,24 @@ Examples:
     "--kwargs",
     "kwargs",
     metavar="DICT",
-    help="What it is called with by keyword: \"{'input_ids': randint(0,99,(1,8))}\", or "
-    "FILE:KWARGS.",
+    help="Example inputs by keyword: \"{'input_ids': randint(0,99,(1,8))}\", or FILE:KWARGS.",
 )
 @click.option(
     "--dynamic",
     type=click.Choice(["auto"]),
-    help="All sizes may vary that the code does not fix; give examples of two or more.",
+    help="Let sizes vary where the code does not fix them; give examples of two or more.",
 )
-@click.option("--train", is_flag=True, help="Record what it does in training; not run then.")
-@click.option("--verify/--no-verify", default=True, help="Compare the outputs (default), or not.")
+@click.option("--train", is_flag=True, help="Record the training mode, without running the result.")
+@click.option("--verify/--no-verify", default=True, help="Compare the outputs (default).")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     default=0.5,
     show_default=True,
-    help="For timing calls of both; 0: time none.",
+    help="Time calls of both for so long; 0 times nothing.",
 )
-@click.option("--out", type=PATH, help="Save program and arrays there, as safetensors.")
-@click.option("--json", type=PATH, help="Write the report there.")
+@click.option("--out", type=PATH, help="Save program and arrays to this file, as safetensors.")
+@click.option("--json", type=PATH, help="Write the report to this file.")
 def convert(
     model: str,
     target: str | None,
@@ -82,13 +81,13 @@ def convert(
 ) -> int:
     """Convert a model to another framework, or a checkpoint to another format.
 
-    For a model: say how exact and how fast the result is.
+    For a model, report how exact and how fast the result is.
 
     FILE:MODEL is a model in a Python file: a torch module, or one of Flax, Equinox or JAX; an
     instance, a class, a function that makes one, or a function with its parameters.
 
-    With OUT, FILE is a checkpoint of any format. It is converted a panel at a time, and compared; a
-    conversion that was interrupted is continued by the same command.
+    With OUT, FILE is a checkpoint of any format. It is converted piece by piece and compared; the
+    same command continues a conversion that was interrupted.
     """
     if target is not None:
         from fmapper.cli.checkpoints import convert_files

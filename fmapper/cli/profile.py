@@ -22,36 +22,36 @@ Examples:
 @click.option(
     "--inputs",
     required=True,
-    help="What goes in, at any batch size: 'randn(1,3,32,32)', 'randint(0,99,(1,8)), 2.0', or "
+    help="Inputs at any batch size: 'randn(1,3,32,32)', 'randint(0,99,(1,8)), 2.0', or "
     "FILE:INPUTS for an array, a tuple, or a function of the batch size.",
 )
 @click.option("--batch-sizes", metavar="N,N,...", default="1,8,64,512", show_default=True)
 @click.option(
     "--devices",
     metavar="DEVICE,...",
-    help="Such as torch:cpu,jax:cpu,torch:cuda; else the first of each kind everywhere.",
+    help="Devices such as torch:cpu,jax:cpu,torch:cuda (default: the first of each kind).",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     default=0.5,
     show_default=True,
-    help="For each device and batch size.",
+    help="Measure each device and batch size for so long.",
 )
-@click.option("--train", is_flag=True, help="With the gradient of what the model returns.")
+@click.option("--train", is_flag=True, help="Include the gradient of the result.")
 @click.option("--compile", is_flag=True, help="Use torch.compile.")
 @click.option(
     "--predict/--no-predict",
     default=True,
-    help="Predict accelerators that are not here (default), or not.",
+    help="Predict accelerators that are not here (default).",
 )
 @click.option(
     "--accelerator",
     metavar="NAME",
-    help="What to predict for: H200 (default), H100, A100, L4, V100, T4.",
+    help="The accelerator to predict: H200 (default), H100, A100, L4, V100, T4.",
 )
-@click.option("--json", type=PATH, help="Write everything there.")
-@click.option("--plot", type=PATH, help="Draw it (needs matplotlib).")
+@click.option("--json", type=PATH, help="Write all results to this file.")
+@click.option("--plot", type=PATH, help="Draw the results to this file (needs matplotlib).")
 def profile(
     model: str,
     inputs: str,

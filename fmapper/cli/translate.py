@@ -21,19 +21,26 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", metavar="FILE:MODEL")
-@click.option("--to", required=True, metavar="FRAMEWORK", help="The target, as convert has it.")
-@click.option("--example", metavar="INPUTS", help="What it is called with; see `fmapper convert`.")
-@click.option("--example-kwargs", "--kwargs", "kwargs", metavar="DICT", help="By keyword.")
 @click.option(
-    "--fixed", is_flag=True, help="All sizes are those of the examples; else those vary that can."
+    "--to",
+    required=True,
+    metavar="FRAMEWORK",
+    help="The target; see `fmapper convert`.",
+)
+@click.option("--example", metavar="INPUTS", help="Example inputs; see `fmapper convert`.")
+@click.option("--example-kwargs", "--kwargs", "kwargs", metavar="DICT", help="Inputs by keyword.")
+@click.option(
+    "--fixed",
+    is_flag=True,
+    help="Fix all sizes to those of the examples (default: let them vary).",
 )
 @click.option(
     "--train/--eval",
     default=None,
-    help="Write what it does in training, too, or not; else that is written where it can be.",
+    help="Require the training mode, or leave it out (default: write it where possible).",
 )
-@click.option("--tests", is_flag=True, help="Write a test of the file beside it, with its data.")
-@click.option("--out", type=PATH, required=True, help="The file.")
+@click.option("--tests", is_flag=True, help="Write a test of the file, and its data, beside it.")
+@click.option("--out", type=PATH, required=True, help="The file to write.")
 def translate(
     model: str,
     to: str,
@@ -46,8 +53,8 @@ def translate(
 ) -> int:
     """Write a model as source code of another framework, and prove that it computes the same.
 
-    The file is run in a process of its own: outputs, gradients and five steps of training must be
-    those of the model. Where they are not, nothing is written.
+    The file is run in a process of its own. Its outputs, gradients and five training steps must
+    agree with those of the model; otherwise nothing is written.
     """
     from fmapper.cli.target import load_model
     from fmapper.translation.prove import write_test
