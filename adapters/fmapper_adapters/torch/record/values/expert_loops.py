@@ -121,7 +121,7 @@ class _Loops(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _ASKS and (known := self._asked(func, args)) is not None:
+        if func in _ASKS and (known := self._answer(func, args)) is not None:
             return known
         if self.turn is not None and self.turn.is_over():
             self.end_turn()
@@ -138,7 +138,7 @@ class _Loops(TorchFunctionMode):
             self.hits[id(result)] = (result, args[0])
         return result
 
-    def _asked(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def _answer(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Answers whether there is a row where not asking is the same; then a turn begins."""
         if self.turn is not None and self.turn.lines is None:
             return None

@@ -51,7 +51,7 @@ def question_at(frame: types.FrameType) -> Question | None:
     for node in ast.walk(tree):
         if not isinstance(node, ast.If) or not _has_line(node.test, frame.f_lineno):
             continue
-        if (asked := _asked(node.test)) is None or node.orelse:
+        if (asked := _question(node.test)) is None or node.orelse:
             return None
         name, is_mask, answer = asked
         statements = node.body if answer else _rest_of_turn(tree, node)
@@ -73,7 +73,7 @@ def are_asked(source: str) -> bool:
         tree = ast.parse(textwrap.dedent(source))
     except SyntaxError:
         return False
-    return any(isinstance(node, ast.If) and _asked(node.test) for node in ast.walk(tree))
+    return any(isinstance(node, ast.If) and _question(node.test) for node in ast.walk(tree))
 
 
 @functools.cache
@@ -91,49 +91,49 @@ def _has_line(node: ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _asked(test: ast.expr) -> tuple[str, bool, bool] | None:
+def _question(test: ast.expr) -> tuple[str, bool, bool] | None:
     """Returns the name that is asked about, whether it is a mask, and the answer for some rows."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _asked(test.operand)
+        inner = _question(test.operand)
         return None if inner is None else (*inner[:2], not inner[2])
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         (limit,) = test.comparators
         value = limit.value if isinstance(limit, ast.Constant) else None
         answer = _COMPARED.get((type(test.ops[0]), value)) if type(value) is int else None
-        counted = _counted(test.left)
+        counted = _count_of(test.left)
         return None if counted is None or answer is None else (*counted, answer)
-    counted = _counted(test)
+    counted = _count_of(test)
     return None if counted is None else (*counted, True)
 
 
-def _counted(node: ast.expr) -> tuple[str, bool] | None:
+def _count_of(node: ast.expr) -> tuple[str, bool] | None:
     """Returns what `x.numel()`, `x.size(0)`, `x.shape[0]`, `len(x)`, `x.any()`, `x.sum()` count."""
     if isinstance(node, ast.Subscript):
         shape = node.value
         is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
         if is_first and isinstance(shape, ast.Attribute) and shape.attr == "shape":
-            return _named(shape.value, False)
+            return _name_in(shape.value, False)
         return None
     if not isinstance(node, ast.Call) or node.keywords:
         return None
     if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
-        return _named(node.args[0], False)
+        return _name_in(node.args[0], False)
     if not isinstance(node.func, ast.Attribute):
         return None
     if node.func.attr == "item" and not node.args:
         inner = node.func.value
-        return _counted(inner) if isinstance(inner, ast.Call) else None
+        return _count_of(inner) if isinstance(inner, ast.Call) else None
     if node.func.attr == "size" and [getattr(a, "value", None) for a in node.args] == [0]:
-        return _named(node.func.value, False)
+        return _name_in(node.func.value, False)
     owner = node.func.value
     if isinstance(owner, ast.Name) and owner.id == "torch" and node.func.attr in ("any", "sum"):
-        return _named(node.args[0], True) if len(node.args) == 1 else None
+        return _name_in(node.args[0], True) if len(node.args) == 1 else None
     if node.func.attr in _COUNTS and not node.args:
-        return _named(owner, _COUNTS[node.func.attr])
+        return _name_in(owner, _COUNTS[node.func.attr])
     return None
 
 
-def _named(node: ast.expr, is_mask: bool) -> tuple[str, bool] | None:
+def _name_in(node: ast.expr, is_mask: bool) -> tuple[str, bool] | None:
     return (node.id, is_mask) if isinstance(node, ast.Name) else None
 
 
