@@ -34,6 +34,21 @@ class Convolution(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class Grouped(nn.Module):
+    """The gradients of such weights XLA gets wrong on a mesh with two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(4, 8, 3, padding=1, groups=4),
+            nn.GELU(),
+            nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2),
+        )
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x).mean((2, 3))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +86,7 @@ def mlp() -> Any:
 MODELS = {
     "mlp": (mlp, lambda: torch.randn(8, 8)),
     "convolution": (Convolution, lambda: torch.randn(8, 3, 16, 16)),
+    "grouped": (Grouped, lambda: torch.randn(8, 4, 6, 6)),
     "encoder": (encoder, lambda: torch.randn(8, 6, 16)),
     "recurrent": (Recurrent, lambda: torch.randn(8, 5, 8)),
     "embedding": (Embedding, lambda: torch.randint(0, 32, (8, 6))),

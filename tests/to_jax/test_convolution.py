@@ -2,9 +2,12 @@
 
 import pytest
 
+import fmapper
+
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
 
 from support.converting import check, check_gradients  # noqa: E402
 
@@ -134,3 +137,56 @@ def test_in_whole_modules():
         torch.nn.MaxPool2d(3, 2, 1),
     )
     check(model, torch.randn(2, 3, 8, 8))
+
+
+GROUPED = [
+    (lambda: torch.nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), (2, 4, 5, 6)),
+    (lambda: torch.nn.Conv2d(4, 4, (3, 2), padding="same", groups=4, dilation=2), (2, 4, 5, 6)),
+    (lambda: torch.nn.Conv1d(4, 8, 3, groups=4, bias=False), (2, 4, 7)),
+    (lambda: torch.nn.Conv3d(4, 4, 2, padding=(1, 0, 1), groups=2), (2, 4, 3, 4, 3)),
+    (
+        lambda: torch.nn.ConvTranspose2d(
+            4, 4, 3, stride=2, padding=1, output_padding=1, groups=2
+        ),
+        (2, 4, 3, 4),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "shape"), GROUPED)
+def test_gradients_of_groups_where_there_are_several_devices(make, shape, monkeypatch):
+    """There the derivative by the weight is computed in another way, as in `support/meshes.py`."""
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(shape, requires_grad=True)
+    model = fmapper.convert(module, "jax", (x.detach(),), check=False)
+    module(x).square().sum().backward()
+    given = jnp.asarray(x.detach().numpy())
+
+    def loss(params, x):
+        return (model.replace(params=params)(x) ** 2).sum()
+
+    weights, inputs = jax.jit(jax.grad(loss, (0, 1)))(model.params, given)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(weights[name], parameter.grad, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(inputs, x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_other_derivatives_of_groups_where_there_are_several_devices(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 5)
+    model = fmapper.convert(torch.nn.Conv1d(4, 4, 2, groups=2), "jax", (x,), check=False)
+    given, params = jnp.asarray(x.numpy()), dict(model.params)
+    along = jax.tree.map(jnp.ones_like, params)
+
+    def gradient(params, x=given):
+        return jax.grad(lambda p: (model.replace(params=p)(x) ** 3).sum())(params)
+
+    both = jax.vmap(gradient, (None, 0))(params, jnp.stack([given, 2 * given]))
+    for name, one in gradient(params).items():
+        np.testing.assert_allclose(both[name][0], one, rtol=1e-5, atol=1e-5)
+    _, forward = jax.jvp(gradient, (params,), (along,))
+    backward = jax.grad(lambda p: sum(g.sum() for g in gradient(p).values()))(params)
+    for name in params:
+        np.testing.assert_allclose(forward[name], backward[name], rtol=1e-4, atol=1e-4)

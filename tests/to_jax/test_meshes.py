@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "meshes.py"
 
 
 @pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="needs meshes with Explicit axes")
-@pytest.mark.parametrize("names", ["mlp embedding", "convolution recurrent", "encoder"])
+@pytest.mark.parametrize("names", ["mlp embedding", "convolution recurrent", "encoder", "grouped"])
 def test_models_on_meshes(names):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(PROGRAM), *names.split()]

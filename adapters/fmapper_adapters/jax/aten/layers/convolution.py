@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
@@ -110,9 +113,8 @@ def _correlate(
     x = cast(x if batched else x[None], weight.dtype)
     stride, dilation, spread = (_each(v, count) for v in (stride, dilation, spread))
     spatial = "DHW"[3 - count :]
-    y = jax.lax.conv_general_dilated(
-        x,
-        weight,
+    function = functools.partial(
+        jax.lax.conv_general_dilated,
         window_strides=stride,
         padding=widths,
         lhs_dilation=spread,
@@ -120,7 +122,63 @@ def _correlate(
         dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
         feature_group_count=groups,
     )
-    return _with_bias(y, bias, batched=batched)
+    if groups > 1 and jax.device_count() > 1:
+        function = _with_own_derivative(function, stride, widths, dilation, groups, spread)
+    return _with_bias(function(x, weight), bias, batched=batched)
+
+
+def _with_own_derivative(
+    function: Any,
+    stride: Sizes,
+    widths: Sequence[tuple[Any, Any]],
+    dilation: Sizes,
+    groups: int,
+    spread: Sizes,
+) -> Any:
+    """Returns a grouped convolution whose derivative by the weight is a sum over the kernel.
+
+    Where the batch is divided along some axes of a mesh and not along others, XLA multiplies that
+    derivative by the sizes of the others (seen with jaxlib 0.10.2): it computes it as a convolution
+    with groups in the batch.
+    """
+    convolve = jax.custom_jvp(function)
+
+    def by_weight(x: Any, weight: Any) -> Any:
+        out, each, *kernel = weight.shape
+        edges = [(low, high, apart - 1) for (low, high), apart in zip(widths, spread, strict=True)]
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *edges])
+        batch, _, *space = x.shape
+        sizes = [
+            (n - d * (k - 1) - 1) // step + 1
+            for n, k, d, step in zip(space, kernel, dilation, stride, strict=True)
+        ]
+        x = x.reshape(batch, groups, each, *space)
+        weight = weight.reshape(groups, out // groups, each, *kernel)
+        total: Any = None
+        for place in itertools.product(*map(range, kernel)):
+            starts = [i * d for i, d in zip(place, dilation, strict=True)]
+            ends = [
+                start + (n - 1) * step + 1
+                for start, n, step in zip(starts, sizes, stride, strict=True)
+            ]
+            seen = jax.lax.slice(
+                x, (0, 0, 0, *starts), (batch, groups, each, *ends), (1, 1, 1, *stride)
+            )
+            part = jnp.einsum("bgi...,goi->bgo...", seen, weight[(..., *place)])
+            total = part if total is None else total + part
+        return total.reshape(batch, out, *sizes)
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        (x, weight), (dx, dw) = primals, tangents
+        parts = []
+        if not isinstance(dx, SymbolicZero):
+            parts.append(function(dx, weight))
+        if not isinstance(dw, SymbolicZero):
+            parts.append(by_weight(x, dw))
+        return convolve(x, weight), sum(parts[1:], parts[0])
+
+    convolve.defjvp(derivative, symbolic_zeros=True)
+    return convolve
 
 
 def _with_bias(y: Any, bias: Any, *, batched: bool) -> jax.Array:
