@@ -1,11 +1,13 @@
 """What does a model on a mesh give, and what does it send?
 
-    python benchmarks/mesh.py [llama mixtral vit t5 resnet] [--eager]
+    python benchmarks/mesh.py [llama mixtral vit t5 resnet] [--eager] [--torch]
 
 Eight devices that XLA makes of this CPU, as a mesh of 4 by 2: Auto, Explicit, and one axis of each;
-set by `jax.set_mesh` or not. Outputs and gradients under `jax.jit` (and without, `--eager`) are
-compared with those of one device, relative to their largest; then what a forward pass sends is
-counted in the compiled program, for the model's own rules and for those that are derived from it.
+set by `jax.set_mesh` or not. Outputs, gradients and a step of an optimizer under `jax.jit` (and
+without, `--eager`) are compared with those of one device, relative to their largest; then what a
+forward pass sends is counted in the compiled program, for the model's own rules and for those that
+are derived from it. `--torch` compares the same of torch's own modules on a mesh of 2 by 2, by four
+processes of gloo.
 What many processes do is checked and timed by `python tests/support/many_devices.py`: `gloo loading
 4`, `jaxes loading 4` and `jaxes bridge 4`.
 
@@ -19,6 +21,9 @@ import argparse
 import contextlib
 import os
 import re
+import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,13 +34,16 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
+import optax
 import torch
 import transformers as hub
 from _report import machine
 from jax.sharding import AxisType
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmapper
-from fmapper.meshes import Sharding
+from fmapper.meshes import Sharding, derive
 
 TEXT = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -60,6 +68,8 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 SENT = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 BAR = 1e-5
+RATE = 0.1
+RANKS = 4
 
 
 def halves(name: str, array: Any) -> tuple[Any, ...]:
@@ -100,9 +110,16 @@ class Case:
 
         return jax.grad(loss)(model.params)
 
+    def step(self, model: Any, batch: Any) -> Any:
+        """Parameters after a step of gradient descent with momentum."""
+        optimizer = optax.sgd(RATE, momentum=0.9)
+        gradients = self.gradient(model, batch)
+        updates, _ = optimizer.update(gradients, optimizer.init(model.params))
+        return optax.apply_updates(model.params, updates)
+
     def calls(self) -> dict[str, Callable[[Any, Any], Any]]:
         """What is compared, by name."""
-        return {"outputs": self.forward, "gradients": self.gradient}
+        return {"outputs": self.forward, "gradients": self.gradient, "step": self.step}
 
 
 def compare(case: Case, *, eager: bool) -> int:
@@ -116,7 +133,7 @@ def compare(case: Case, *, eager: bool) -> int:
             cells = []
             for what, call in case.calls().items():
                 ways = {"jit": jax.jit(call)} | ({"eager": call} if eager else {})
-                if EXPLICIT in kinds and not is_set and what == "gradients":
+                if EXPLICIT in kinds and not is_set and what != "outputs":
                     ways.pop("eager", None)
                 for way, run in ways.items():
                     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
@@ -146,13 +163,102 @@ def count(case: Case) -> None:
         print(f"{case.name}, {rules}: {sent}{planned}, {part:.0%} of the bytes on each device")
 
 
+def in_torch(families: list[str], rank: int, port: int) -> None:
+    """Compare in torch, as one of the processes, and print what a forward pass sends."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import implicit_replication
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS, init_method=address)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    for name in families:
+        make, example, output = MODELS[name]
+        torch.manual_seed(0)
+        module = make().eval()
+        if name == "mixtral":  # of its others DTensor knows no operations on CPUs
+            module.config._experts_implementation = "batched_mm"
+        own: Any = "model"
+        if name not in ("llama", "mixtral"):  # torch divides no channels of convolutions
+            model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
+            axes = derive(model, {"data": 2, "model": 2}).axes
+            own = {} if name == "resnet" else {n: a for n, a in axes.items() if len(a) < 4}
+        optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+        new, new_optimizer = fmapper.shard((module, optimizer), mesh, own or ())
+        batch = {n: fmapper.shard(x, mesh, ("data",)) if isinstance(x, torch.Tensor) else x
+                 for n, x in example.items()}  # fmt: skip
+
+        def run(module: Any, optimizer: Any, batch: Any, output: str = output) -> list[Any]:
+            found = module(**batch)[output]
+            (found**2).mean().backward()
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            before = [x.detach().clone() for x in gradients]
+            optimizer.step()
+            return [[found], before, [*module.parameters()]]
+
+        with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+            with torch.no_grad(), Sent() as sent:
+                new(**batch)
+            found = run(new, new_optimizer, batch)
+        wanted = run(module, optimizer, example)
+        parts = [difference([whole(x) for x in f], [whole(x) for x in w])
+                 for f, w in zip(found, wanted, strict=True)]  # fmt: skip
+        if rank == 0:
+            names = ("outputs", "gradients", "step")
+            shown = ", ".join(f"{n} {part:.0e}" for n, part in zip(names, parts, strict=True))
+            counts = ", ".join(f"{n} {what}" for what, n in sent.counts.items())
+            print(f"{name} in torch: {shown}; {counts or 'nothing'} sent", flush=True)
+        assert max(parts) <= BAR, parts
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def whole(tensor: torch.Tensor) -> Any:
+    """Return the values of a tensor, brought together."""
+    own = tensor.detach()
+    return (own.full_tensor() if isinstance(own, DTensor) else own).numpy()
+
+
+class Sent(TorchDispatchMode):
+    """Counts what processes send each other."""
+
+    def __enter__(self) -> Any:
+        self.counts: Counter[str] = Counter()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(cls, DTensor) for cls in types):
+            return NotImplemented
+        name = func.name().rpartition("::")[2]
+        if func.namespace == "_c10d_functional" and "wait" not in name and "_wrap" not in name:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def start_torch(names: list[str]) -> None:
+    """Start the processes of torch, and wait for them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, __file__, *names, "--rank"]
+    processes = [subprocess.Popen([*command, f"{rank}:{port}"]) for rank in range(RANKS)]
+    codes = [process.wait() for process in processes]
+    print(f"processes of torch end with {codes}")
+
+
 def main() -> None:
     """Compare and count, for each family."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", default=list(MODELS))
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank:
+        return in_torch(options.families, *map(int, options.rank.split(":")))
     print(", ".join(f"{n} {v}" for n, v in machine(("fmapper", "torch", "jax")).items()))
+    if options.torch:
+        return start_torch(options.families)
     missed = 0
     for name in options.families:
         begun = time.perf_counter()

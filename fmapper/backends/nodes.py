@@ -59,3 +59,7 @@ class Nodes(Framework):
             each dimension, in the words of the node; None for one that is not divided.
         """
         return ()
+
+    def sums(self, node: Any) -> Sequence[str]:
+        """Names those of `axes` after which devices add up what each has, in a forward pass."""
+        return ()

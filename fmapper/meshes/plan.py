@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,8 +55,9 @@ class ShardPlan:
     Attributes:
         mesh: The sizes of the axes of the mesh.
         leaves: What becomes of each array, in the order of the walk.
-        sums: For derived rules: the parts of the model after which what devices have computed is
-            added up between them, in a forward pass, one for each time.
+        sums: For derived rules and those of transformers' models: the parts or weights after which
+            what devices have computed is added up between them, in a forward pass, one for each
+            time.
         moves: For derived rules: the parts where shards change hands, since one array holds several
             side by side, as gate and up of a perceptron.
     """
@@ -91,6 +92,26 @@ class ShardPlan:
     def nbytes_per_device(self) -> int:
         """Bytes that each device of the mesh gets."""
         return sum(leaf.nbytes_per_device for leaf in self.leaves)
+
+    def nbytes_of_process(self, local: Mapping[str, int]) -> int:
+        """Counts the bytes that a process holds and reads, each part once.
+
+        Args:
+            local: Among how many of its devices each axis goes; 1 for an axis that is not named.
+
+        Examples:
+            >>> import fmapper, numpy as np
+            >>> from fmapper.meshes import Sharding
+            >>> sharding = Sharding({"data": 4, "model": 8}, {"w": ("model",)})
+            >>> plan = fmapper.plan(sharding, {"w": np.ones((64, 4), "float32")})
+            >>> plan.nbytes_per_device, plan.nbytes_of_process({"model": 4})
+            (128, 512)
+        """
+        return sum(
+            leaf.nbytes_per_device
+            * math.prod(local.get(axis, 1) for axes in leaf.spec or () for axis in axes)
+            for leaf in self.leaves
+        )
 
     def __str__(self) -> str:
         """Returns the table, as plain text."""

@@ -47,7 +47,7 @@ class Found:
         names: The first name of each, by id.
         links: The first place of each, by id.
         rules: By id: what a rule says, and which one, as its user wrote it.
-        sums: Where in the model parts are added up between devices, for derived rules.
+        sums: Where in the model parts are added up between devices, where it is known.
         moves: Where parts change hands.
     """
 
@@ -173,9 +173,13 @@ class Found:
     def _by_model(self, source: str, parts: Mapping[str, int]) -> None:
         named: dict[str, tuple[tuple[int, ...], Rule]] = {}
         for node in self._nodes:
-            for name, array, axes in self._derive(node, parts) if source == DERIVE else _axes(node):
+            said = self._derive(node, parts) if source == DERIVE else _axes(node)
+            is_new = any(id(array) not in self.rules for _, array, _ in said)
+            for name, array, axes in said:
                 self.rules[id(array)] = axes, source
                 named[name] = _shape(array), axes
+            if is_new and source == MODEL and parts["tensor"] > 1:  # not of its parts again
+                self.sums += tuple(name for a in adapters(Nodes) for name in a.sums(node))
         if not self.rules:
             raise PlacementError(_NOTHING_SAID[source])
         for array in self.arrays:

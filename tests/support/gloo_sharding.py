@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmapper
+from fmapper.meshes import Sharding
 
 FOLDER = Path()
 MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
@@ -202,5 +203,9 @@ def check_the_plan_of_transformers() -> None:
     with implicit_replication(), sdpa_kernel(SDPBackend.MATH), Sent() as sent:
         got = new(input_ids=ids, use_cache=False).logits
     assert sent.counts == {"all_reduce": 5}  # two a layer, and one of the embedding
+    plan = fmapper.plan(Sharding({"model": 2}, "model"), module)
+    assert len(plan.sums) == 5
+    assert plan.sums[:2] == ("model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight")
+    assert fmapper.plan(Sharding({"model": 1}, "model"), module).sums == ()
     want = module(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(got.full_tensor(), want, rtol=1e-5, atol=1e-5)

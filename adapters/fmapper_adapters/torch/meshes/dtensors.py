@@ -176,6 +176,10 @@ class TorchMeshes(Meshes):
         """Returns the `tp_plan` of a model of transformers."""
         return tp_plan.axes(node)
 
+    def sums(self, node: Any) -> Sequence[str]:
+        """Returns the weights of a `tp_plan` that are divided by their inputs."""
+        return tp_plan.sums(node)
+
 
 def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
     """Completes pending sums of an output; a forward hook."""

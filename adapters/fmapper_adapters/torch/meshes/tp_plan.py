@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ _STYLES: dict[str, tuple[int, int | None]] = {
 }
 
 
+# Of those that are divided so the product is a sum of what each device has.
+_SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "embedding_rowwise")
+
+
 def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     """Returns name, parameter and axes of what a module says of its parameters.
 
@@ -40,13 +44,9 @@ def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     plan = getattr(module, "tp_plan", None)
     if not isinstance(plan, dict):
         return ()
-    styles = [(_regex(pattern), style) for pattern, style in plan.items() if style in _STYLES]
     found: list[tuple[str, torch.Tensor, tuple[Any, ...]]] = []
-    for name, parameter in module.named_parameters():
-        owner, _, last = name.rpartition(".")
-        style = next((s for r, s in styles if r.fullmatch(name) or r.fullmatch(owner)), None)
-        if style is None or parameter.ndim == 0:
-            continue
+    for name, parameter, style in _styled(module, plan):
+        last = name.rpartition(".")[2]
         weights, biases = _STYLES[style]
         is_vector = parameter.ndim == 1 or last.endswith("bias")
         at = biases if is_vector else weights
@@ -57,6 +57,26 @@ def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
             own[parameter.ndim - 1 if is_vector else at] = "tensor"
             found.append((name, parameter, tuple(own)))
     return found
+
+
+def sums(module: Any) -> Sequence[str]:
+    """Returns the names of weights after which devices add up, by what a module says."""
+    plan = getattr(module, "tp_plan", None) if isinstance(module, torch.nn.Module) else None
+    if not isinstance(plan, dict) or vars(module).get("_mesh_axes"):
+        return ()
+    return [n for n, p, style in _styled(module, plan) if style in _SUMMED and p.ndim > 1]
+
+
+def _styled(
+    module: torch.nn.Module, plan: Mapping[str, str]
+) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
+    """Yields name, parameter and style of the parameters that a plan says something of."""
+    styles = [(_regex(pattern), style) for pattern, style in plan.items() if style in _STYLES]
+    for name, parameter in module.named_parameters():
+        owner = name.rpartition(".")[0]
+        style = next((s for r, s in styles if r.fullmatch(name) or r.fullmatch(owner)), None)
+        if style is not None and parameter.ndim:
+            yield name, parameter, style
 
 
 def axes_below(module: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...]]]:
