@@ -31,7 +31,7 @@ def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
             continue
         before = [list(sketch.made) for sketch in group]
         for at, (attr, _) in enumerate(group[0].made):
-            nodes = _align([sketch.made[at][1] for sketch in group], defaults)
+            nodes = _copy_aligned([sketch.made[at][1] for sketch in group], defaults)
             for sketch, node in zip(group, nodes, strict=True):
                 sketch.made[at] = (attr, node)
         if len({sketch.shape() for sketch in group}) > 1:
@@ -39,8 +39,8 @@ def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
                 sketch.made[:] = made
 
 
-def _align(nodes: Sequence[ast.expr], defaults: Defaults) -> list[ast.expr]:
-    """Returns code with the same keywords in all, as far as their defaults are known."""
+def _copy_aligned(nodes: Sequence[ast.expr], defaults: Defaults) -> list[ast.expr]:
+    """Returns copies of code with the same keywords in all, as far as their defaults are known."""
     found = [copy.deepcopy(node) for node in nodes]
     _align(found, defaults)
     return found

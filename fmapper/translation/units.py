@@ -439,7 +439,16 @@ _MOST_HIDDEN = 8  # values that a unit may give beside its result, as those for 
 
 def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
     """Dissolves the first unit that cannot stand alone; returns whether there was one."""
+    changed = {
+        value.name
+        for value, output in zip(found.program.graph.outputs, found.program.outputs, strict=True)
+        if output.kind != "user" and isinstance(value, Ref)
+    }
     for unit in found.root.units():
+        if not unit.gives and not _acts(unit, changed):
+            dissolved[unit.name] = "what it computes is not used"
+            dissolve(unit)
+            return True
         told = set(refs_in((unit.part.result,)))
         hidden = [name for name in unit.gives if name not in told]
         if len(hidden) > _MOST_HIDDEN and told & set(_names(unit)):
@@ -459,3 +468,11 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
             dissolve(parent)
             return True
     return False
+
+
+def _acts(unit: Unit, changed: set[str]) -> bool:
+    """Tells whether a unit does something beside what it gives: it asks, or changes buffers."""
+    return any(
+        call.name in changed or call.op.partition("::")[2].startswith("_assert")
+        for call in with_inner([*unit.calls()])
+    )

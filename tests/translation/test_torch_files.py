@@ -467,3 +467,32 @@ def test_blocks_behind_a_pool_are_of_the_class_of_the_others():
     assert code.count("class Block") == 1
     assert "F.max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)" in code
     assert "for block in self.blocks:" in code
+
+
+def test_what_a_caller_turns_is_not_turned_in_the_part():
+    class Mix(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = jnp.swapaxes(x, 1, 2)
+            return jnp.swapaxes(linen.Dense(3, name="mix")(x), 1, 2)
+
+    x = jnp.ones((2, 3, 5), jnp.float32)
+    model = (Mix(), Mix().init(jax.random.key(0), x))
+    source = translate(model, "torch", (x,), dynamic_shapes=None)[0]
+    assert "self.mix = nn.Linear(3, 3)" in source.code
+    assert "return self.mix(x.transpose(1, 2)).transpose(1, 2)" in source.code
+
+
+def test_a_product_of_many_vectors_is_turned_in_its_part():
+    equinox = pytest.importorskip("equinox")
+
+    class Heads(equinox.Module):
+        value: equinox.nn.Linear
+
+        def __call__(self, x):
+            return jax.vmap(jax.vmap(self.value))(x) * 2
+
+    heads = Heads(equinox.nn.Linear(4, 4, use_bias=False, key=jax.random.key(0)))
+    source = translate(heads, "torch", (jnp.ones((2, 3, 4)),), dynamic_shapes=None)[0]
+    assert "self.value = nn.Linear(4, 4, bias=False)" in source.code
+    assert "return self.value(x) * 2.0" in source.code

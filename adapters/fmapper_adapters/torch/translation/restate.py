@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,53 @@ def restate(program: Program) -> tuple[Program, Mapping[str, Callable[..., Any]]
     Raises:
         ConversionError: A call has no lowering, or runs functions of its own.
     """
-    return _Restated(program).run()
+    return _Restated(_with_turned_results(program)).run()
+
+
+def _with_turned_results(program: Program) -> Program:
+    """Returns a program whose parts turn their products themselves.
+
+    `jax.vmap` has the product of a matrix and many vectors the other way round, and turns it
+    behind the part that computes it.
+    """
+    made = {call.name: call for call in program.graph.calls}
+    users: dict[str, list[Call]] = {}
+    for call in program.graph.walk():
+        for name in call.refs():
+            users.setdefault(name, []).append(call)
+    told: Counter[str] = Counter(refs_in(program.graph.outputs))
+    for part in program.parts:
+        told.update(refs_in((part.arguments, part.result)))
+    moved: dict[str, str] = {}  # calls -> the parts that they become calls of
+    parts = []
+    for part in program.parts:
+        result = part.result.name if isinstance(part.result, Ref) else ""
+        used, product = users.get(result, []), made.get(result)
+        is_product = (
+            product is not None
+            and product.op == "lax::dot_general"
+            and product.module == part.name
+            and isinstance(product.args[0], Ref)
+            and product.args[0].name in program.graph.inputs
+        )
+        if part.name and is_product and len(used) == 1 and told[result] == 1:
+            (call,) = used
+            if call.op == "lax::transpose" and call.module == part.parent:
+                moved[call.name] = part.name
+        turned = next((name for name, path in moved.items() if path == part.name), "")
+        parts.append(dataclasses.replace(part, result=Ref(turned)) if turned else part)
+    if not moved:
+        return program
+    graph = program.graph
+    calls = [
+        dataclasses.replace(call, module=moved[call.name]) if call.name in moved else call
+        for call in graph.calls
+    ]
+    return dataclasses.replace(
+        program,
+        parts=tuple(parts),
+        graph=Graph(graph.inputs, calls, graph.outputs, graph.kinds),
+    )
 
 
 class _Restated:
