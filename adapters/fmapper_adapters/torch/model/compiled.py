@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
+import logging
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +27,18 @@ from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted
 _SERIAL = itertools.count()
 # What a narrower integer of a program may be given as: JAX narrows these itself.
 _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging what fails: it is an error with the call, or a size gets fixed."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @functor(children=(), rebuild=lambda code, children: code)  # the graph has tensors without values
@@ -195,7 +209,8 @@ class Code:
             for i, size in enumerate(given.shape):
                 if isinstance(size, str):
                     emitter.size(size, name, i)
-        outputs = emitter.run(program.graph)
+        with _quiet():
+            outputs = emitter.run(program.graph)
         users: list[Any] = []
         written: list[Any] = []
         inputs: list[Any] = []
