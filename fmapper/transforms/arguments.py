@@ -17,7 +17,7 @@ from fmapper.tree.keypath import format_link
 from fmapper.tree.walk import visit
 
 if TYPE_CHECKING:
-    from fmapper.transforms.static_key import Structure
+    from fmapper.transforms.static_key import StaticKey
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
 
@@ -100,7 +100,7 @@ def refuse_mixture(paths: Mapping[str, str]) -> None:
     )
 
 
-def refuse_holders(structure: Structure, trees: Any) -> None:
+def refuse_holders(structure: StaticKey, trees: Any) -> None:
     """Raises for an undeclared holder of arrays, which would be static."""
 
     def where(x: Any) -> Any:

@@ -24,7 +24,7 @@ from fmapper.transforms.arguments import (
 )
 from fmapper.transforms.static_key import (
     Change,
-    Structure,
+    StaticKey,
     changes,
     put_into,
     structure_of,
@@ -107,7 +107,7 @@ def value_and_grad(
         boxes: list[Any] = []
         adapter, trained = _find_trained(args, places, boxes)
         ids, arrays = [*trained], [*trained.values()]
-        rest: list[Structure] = []
+        rest: list[StaticKey] = []
         changed: list[tuple[Change, Any]] = []
 
         def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -20,13 +20,13 @@ from fmapper.transforms.arguments import (
     refuse_holders,
     refuse_untransformable,
 )
-from fmapper.transforms.static_key import Structure, changes, put_into, structure_of
+from fmapper.transforms.static_key import StaticKey, changes, put_into, structure_of
 from fmapper.tree.functor import functor
 from fmapper.tree.nodes import node_type_of, sync
 from fmapper.warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])
-Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Any] | None"]
+Program = Callable[[list[Any], StaticKey], "tuple[Sequence[Any], Any] | None"]
 _CHECKED = 1024  # static objects that one function remembers to have looked into
 
 

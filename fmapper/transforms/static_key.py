@@ -26,7 +26,7 @@ _NUMBERS = frozenset({bool, int, float, complex})
 _BARE = frozenset({dict, list, tuple})  # they hold nothing beside their items
 
 
-class Structure:
+class StaticKey:
     """All of a tree but its arrays: classes, keys, ties, and the values of what is static.
 
     Two are equal if a function that has been recorded with the one may be replayed with the other.
@@ -75,7 +75,7 @@ class Structure:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Structure)
+            isinstance(other, StaticKey)
             and self._parts == other._parts
             and all(map(equals, self._statics, other._statics))
         )
@@ -117,7 +117,7 @@ def structure_of(
     *,
     numbers: bool = False,
     shown: Any = None,
-) -> Structure:
+) -> StaticKey:
     """Splits a tree into its arrays, each once, in the order of the walk, and the rest.
 
     optree does no better: of 200 arrays in 100 dicts its flattening takes 117 us, and as much again
@@ -181,7 +181,7 @@ def structure_of(
                     opaque.append(child)
         else:
             if not stack:
-                found = Structure(tree, arrays, tuple(parts), statics, moving)
+                found = StaticKey(tree, arrays, tuple(parts), statics, moving)
                 found.boxes, found.opaque = boxes, opaque
                 return found
             items, free = stack.pop()

@@ -16,7 +16,7 @@ from fmapper.transforms.arguments import (
     refuse_holders,
     refuse_untransformable,
 )
-from fmapper.transforms.static_key import Structure, structure_of
+from fmapper.transforms.static_key import StaticKey, structure_of
 from fmapper.tree.children import children
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import class_of, visit, walk
@@ -63,7 +63,7 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
             along += _axes(part, axis, f"argument {place}")
             refuse_holders(part, original_of(args, kwargs))
         adapter = backend_of(found, "vectorise", original_of(args, kwargs))
-        results: list[Structure] = []
+        results: list[StaticKey] = []
 
         def run(new: Sequence[Any]) -> list[Any]:
             pending = iter(new)
@@ -99,7 +99,7 @@ def _per_argument(in_axes: Any, count: int) -> Sequence[Any]:
     return in_axes
 
 
-def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
+def _axes(structure: StaticKey, spec: Any, what: str) -> list[int | None]:
     """Returns the axis of each array of an argument or result."""
     if spec is None or isinstance(spec, int):
         return [spec] * len(structure.arrays)
