@@ -226,9 +226,18 @@ def test_frameworks_are_named_where_they_must_be():
 
 # --- budgets ------------------------------------------------------------------------------------
 
-TREE_ROOM_LINES = 2_434  # 76 of them say the types of `fmap`, and what its tracebacks show
+# The aim is 1,700 lines, at the same speed. Of these, 1,570 are code, 460 docstrings, 390 empty. 76
+# say the types of `fmap` and what its tracebacks show, 36 what stands in a gradient, some 45 let
+# modules of torch wrap what takes the place of parameters, and 60 serve the user's `walk=`.
+TREE_ROOM_LINES = 2_432
 LONG_FILES = 0  # of more than 500 lines
+# The aim is 7. Errors, node types, the look-up, the walk, collecting, routing, movers, what moves,
+# what is built on that: each level is a file of one subject. Joined to seven, files would reach the
+# limit of their lines, and the beginning of `fmap` could not be read alone.
 LEVELS = 9
+# The aim is 4. The three of `registries` are one mechanism, which runs at each call of `jax.jit`
+# with a functor: by `walk` and `fmap` a list with functions in it took 61 us instead of 28, nested
+# dicts 31 us instead of 14. Moves collect leaves without their paths for the same reason.
 WALKS = {
     "fmapper.tree.tree_map.TreeMap._run": "rebuilds",
     "fmapper.tree.walk.walk": "looks",
