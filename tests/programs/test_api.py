@@ -117,7 +117,7 @@ def test_inputs_that_the_program_is_not_for_are_refused(args, kwargs, message):
 
 def test_a_structure_that_the_program_is_not_for_is_refused():
     converted = fmapper.convert(Flexible(), "jax", (X,), {"mask": {"values": [X]}})
-    with pytest.raises(fmapper.ProgramInputError, match=r"mask\['values'\]: a list of 1"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"mask\['values'\]: expected a list of 1"):
         converted(J, mask={"values": []})
     with pytest.raises(fmapper.ProgramInputError, match="a dict with the keys"):
         converted(J, mask=J)
