@@ -223,6 +223,25 @@ def test_encoders_ask_for_nested_tensors():
     assert asked == ["nest"]
 
 
+def test_attention_kernels_are_used_without_gradients():
+    kernels = _private.get_attention_kernels()
+    used = []
+
+    def watch(name):
+        return lambda *args, **kwargs: used.append(name) or kernels[name](*args, **kwargs)
+
+    x = torch.ones(1, 3, 4)
+    try:
+        _private.set_attention_kernels({name: watch(name) for name in kernels})
+        with torch.no_grad():
+            torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()(x)
+            torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()(x, x, x)
+    finally:
+        _private.set_attention_kernels(kernels)
+    assert used == ["_transformer_encoder_layer_fwd", "_native_multi_head_attention"]
+    assert _private.get_attention_kernels() == kernels
+
+
 def test_parameters_of_wrapper_subclasses():
     module = torch.nn.Linear(2, 2)
     _private.unwrap_parameters(module)  # has none

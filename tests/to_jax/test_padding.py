@@ -1,5 +1,7 @@
 """Padded places of `nn.TransformerEncoder`: zeros without gradients, other numbers with them."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,40 @@ def test_where_there_is_one_answer_nothing_is_said():
         fmapper.convert(module, "jax", (x, padding), train=train)
     module = Reader().eval()
     fmapper.convert(module.encoder, "jax", (x,))
+
+
+def blind_layer(**options):
+    torch.manual_seed(0)
+    return torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options).eval()
+
+
+class Attending(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x, src_key_padding_mask):
+        return self.inner(x, x, x, key_padding_mask=src_key_padding_mask, need_weights=False)[0]
+
+
+HIDDEN = torch.tensor([[True] * 3, [False] * 3])
+
+
+@pytest.mark.parametrize("make", [blind_layer, lambda: blind_layer(norm_first=True), Attending])
+def test_what_sees_nothing_is_told_of(make):
+    module = make().eval()
+    x = torch.arange(48.0).reshape(2, 3, 8) / 48
+    with pytest.warns(fmapper.ConversionWarning, match="hides every place") as told:
+        model = fmapper.convert(module, "jax", (x,), {"src_key_padding_mask": HIDDEN})
+    assert len(told) == 1
+    kwargs = {"src_key_padding_mask": HIDDEN}
+    assert fmapper.verify(module, model, x, example_kwargs=kwargs)  # with gradients
+    with torch.no_grad():
+        assert module(x, **kwargs).isnan().any()
+        assert not fmapper.verify(module, model, x, example_kwargs=kwargs)
+        with pytest.warns(fmapper.ConversionWarning, match="hides every place"):  # noqa: SIM117
+            with pytest.raises(fmapper.ConversionError, match="NaN at other places"):
+                fmapper.convert(module, "jax", (x,), kwargs)
+    seen = {"src_key_padding_mask": torch.tensor([[False, True, True], [False] * 3])}
+    with torch.no_grad(), warnings.catch_warnings(action="error"):
+        assert fmapper.verify(module, model, x, example_kwargs=seen)

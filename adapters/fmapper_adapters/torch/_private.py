@@ -233,6 +233,18 @@ def set_nesting(nest: Any, is_aligned: Any) -> None:
     _torch._nested_tensor_from_mask_left_aligned = is_aligned
 
 
+def get_attention_kernels() -> dict[str, Any]:
+    """Returns the kernels for inference of attention and of a layer of an encoder, by name."""
+    names = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+    return {name: getattr(torch, name) for name in names}
+
+
+def set_attention_kernels(kernels: Mapping[str, Any]) -> None:
+    """Replaces the kernels for inference of attention and of a layer of an encoder."""
+    for name, kernel in kernels.items():
+        setattr(torch, name, kernel)
+
+
 def unwrap_parameters(module: torch.nn.Module) -> None:
     """Gives a module the inner tensors of its wrapper subclasses as parameters, in place."""
     from torch._functorch._aot_autograd import subclass_parametrization

@@ -27,6 +27,7 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     train = _is_for_training(model, args, kwargs)
     with export.mode(model, train=train):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
+        are_blind, _ = _encoders.that_see_nothing(model, args, kwargs)
         state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
 
         def keep(x: Any) -> Any:
@@ -39,7 +40,7 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             contextlib.nullcontext() if is_ours else obstacles.run_uncompiled(),
             _encoders.leave_padding_out(encoders),
             torch.no_grad(),
-            check.attention(),
+            check.attention(wanted=bool(are_blind)),
             restore_after(model),
         ):
             return pytree.tree_map(keep, model(*args, **kwargs))

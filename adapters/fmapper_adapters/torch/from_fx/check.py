@@ -125,13 +125,13 @@ def run(
 
 
 @contextlib.contextmanager
-def attention() -> Iterator[None]:
+def attention(*, wanted: bool = False) -> Iterator[None]:
     """Allows the inference kernels of `nn.TransformerEncoder` only where they are wanted.
 
     They give zeros where a padding mask is set, and are taken only where no gradients are wanted.
     """
     before = torch.backends.mha.get_fastpath_enabled()
-    wanted = before and encoders.leave_out()
+    wanted = before and (wanted or encoders.leave_out())
     torch.backends.mha.set_fastpath_enabled(wanted)
     try:
         with encoders.unseen_modes() if wanted else contextlib.nullcontext():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +30,11 @@ from fmapper_adapters.torch.passes.static_sizes import find_remaining
 from fmapper_adapters.torch.record import failures, obstacles, sizes
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
-from fmapper_adapters.torch.record.patches.encoders import leave_padding_out, that_leave_out
+from fmapper_adapters.torch.record.patches.encoders import (
+    leave_padding_out,
+    that_leave_out,
+    that_see_nothing,
+)
 from fmapper_adapters.torch.record.patches.restore import unwind
 from fmapper_adapters.torch.record.ways import (
     STRICTLY,
@@ -89,6 +94,10 @@ def export_program(
         check = False
     calls = PartCalls(recording) if parts else None
     settings: dict[str, Any] = {"check": check, "whole": whole, "calls": calls}
+    with contextlib.nullcontext() if turns.taken else turns, mode(recording, train=train):
+        blind = itertools.chain(*that_see_nothing(recording, args, inputs))
+    for path in blind:
+        warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=_level())
     with (
         contextlib.nullcontext() if turns.taken else turns,
         mode(recording, train=train),
@@ -124,6 +133,15 @@ def _padding_message(module: torch.nn.Module, path: str) -> str:
         "what its layers make of the padding with gradients. The program does the latter, as the "
         "module does now. Convert it under torch.no_grad() for the zeros, or make the encoder with "
         "enable_nested_tensor=False, which has no zeros in either mode."
+    )
+
+
+def _blind_message(module: torch.nn.Module, path: str) -> str:
+    name = f"{type(module).__name__}.{path}" if path else type(module).__name__
+    return (
+        f"{name}: a mask hides every place from some of the others, for which torch's attention "
+        "gives NaN without gradients, and numbers with them. The program does the latter. Leave "
+        "each of them a place to see."
     )
 
 

@@ -49,43 +49,109 @@ def that_leave_out(
 
 def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     """Finds the encoders that drop padding in a call."""
-    args, kwargs = copy.deepcopy((args, dict(kwargs)))
     found: list[Any] = []
-    forward = torch.nn.TransformerEncoder.forward
     nest, is_aligned = _private.get_nesting()
     inside: list[Any] = []
-
-    @functools.wraps(forward)
-    def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inside.append(self)
-        try:
-            return forward(self, *args, **kwargs)
-        finally:
-            inside.pop()
 
     def see(*args: Any, **kwargs: Any) -> Any:
         if inside and inside[-1] not in found:
             found.append(inside[-1])
         return nest(*args, **kwargs)
 
-    drop = torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x)
     try:
-        setattr(torch.nn.TransformerEncoder, "forward", spy)  # noqa: B010
         _private.set_nesting(see, lambda *_: True)  # others of it may be
-        with (
-            warnings.catch_warnings(action="ignore"),  # of nested tensors
-            restore_after(module),
-            torch.random.fork_rng(devices=[]),
-            drop,
-            unseen_modes(),
-        ):
-            module(*args, **kwargs)
-    except Exception:  # what fails is said where it is recorded
-        pass
+        with _spying((torch.nn.TransformerEncoder,), inside):
+            _try_call(module, args, kwargs)
     finally:
-        setattr(torch.nn.TransformerEncoder, "forward", forward)  # noqa: B010
         _private.set_nesting(nest, is_aligned)
     return found
+
+
+def that_see_nothing(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Finds layers with attention whose mask hides everything from some place.
+
+    The kernels for inference return NaN there, and what is computed with gradients does not.
+
+    Returns:
+        The paths of the layers that use those kernels in the mode that torch is in now, and of
+        those that do so without gradients only.
+    """
+    kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+    paths = {id(part): path for path, part in module.named_modules() if isinstance(part, kinds)}
+    if not paths:
+        return [], []
+    now = _find_blind(module, args, kwargs, kinds)
+    later: list[Any] = []
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            later = [one for one in _find_blind(module, args, kwargs, kinds) if one not in now]
+    first, second = ([paths[id(one)] for one in some if id(one) in paths] for some in (now, later))
+    return first, second
+
+
+def _find_blind(module: torch.nn.Module, args: Any, kwargs: Any, kinds: Any) -> list[Any]:
+    found: list[Any] = []
+    inside: list[Any] = []
+    kernels = _private.get_attention_kernels()
+
+    def watch(kernel: Any) -> Any:
+        def see(x: Any, *args: Any, **kwargs: Any) -> Any:
+            result = kernel(x, *args, **kwargs)
+            values = result[0] if isinstance(result, tuple) else result
+            if inside and not values.is_nested and values.isnan().any() and not x.isnan().any():
+                found.append(inside[-1])
+            return result
+
+        return see
+
+    try:
+        _private.set_attention_kernels({name: watch(one) for name, one in kernels.items()})
+        with _spying(kinds, inside):
+            _try_call(module, args, kwargs)
+    finally:
+        _private.set_attention_kernels(kernels)
+    return found
+
+
+@contextlib.contextmanager
+def _spying(kinds: tuple[Any, ...], inside: list[Any]) -> Iterator[None]:
+    """Keeps in a list which modules of some classes are being called."""
+    before = {kind: kind.forward for kind in kinds}
+
+    def spy_on(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inside.append(self)
+            try:
+                return forward(self, *args, **kwargs)
+            finally:
+                inside.pop()
+
+        return spy
+
+    try:
+        for kind, forward in before.items():
+            kind.forward = spy_on(forward)
+        yield
+    finally:
+        for kind, forward in before.items():
+            kind.forward = forward
+
+
+def _try_call(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """Calls a module on copies, as far as it comes."""
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    with (
+        contextlib.suppress(Exception),  # what fails is said where it is recorded
+        warnings.catch_warnings(action="ignore"),  # of nested tensors
+        restore_after(module),
+        torch.random.fork_rng(devices=[]),
+        torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x),
+        unseen_modes(),
+    ):
+        module(*args, **kwargs)
 
 
 @contextlib.contextmanager
