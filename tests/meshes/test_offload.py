@@ -116,7 +116,7 @@ def test_sizes_that_vary_and_several_devices(net):
     assert len(small._stages) > 2
     x = torch.ones(5, 8)
     agrees(small(x=x.numpy()), net(x))
-    with pytest.raises(fmapper.ProgramInputError, match="Net: x: .*8"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"Net: x: .*8"):
         small(np.ones(8, np.float32))
 
 
