@@ -398,9 +398,9 @@ def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "theirs", {"w": array, "v": array + 1})
     opened = []
-    stores = orbax._Stores._opened
+    stores = orbax._Stores._open_array
     monkeypatch.setattr(
-        orbax._Stores, "_opened", lambda self, *a: opened.append(a) or stores(self, *a)
+        orbax._Stores, "_open_array", lambda self, *a: opened.append(a) or stores(self, *a)
     )
     stored = fmapper.load(tmp_path / "theirs")
     for start in range(0, 2000, 100):

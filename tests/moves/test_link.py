@@ -34,7 +34,7 @@ class HostPieces(_link._Pieces):
     def __init__(self, device):
         self.device, self.must_wait, self.then = device, False, []
 
-    def pinned(self, like):
+    def allocate(self, like):
         self._wait(_link.UNDER_WAY - 1)
         return torch.empty(like.shape, dtype=like.dtype)
 

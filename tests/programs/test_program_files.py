@@ -425,6 +425,7 @@ def test_a_bool_is_true_or_false(tmp_path):
     fmapper.save_program(load(written(header, about, arrays)), tmp_path / "file")
     header["constant/flag"] = {"dtype": "BOOL", "shape": [2], "data_offsets": [len(arrays)] * 2}
     header["constant/flag"]["data_offsets"][1] += 2
+    about["constants"].append("flag")  # or it would not be read
     load(written(header, about, arrays + b"\0\1"))
     with pytest.raises(untrusted.Misfit, match="neither true nor false"):
         load(written(header, about, arrays + b"\0\2"))

@@ -21,9 +21,7 @@ import torch
 from fmapper import BatchError
 
 PIECE: Final = 8 << 20  # bytes that cross in one copy at most
-UNDER_WAY: Final = (
-    4  # pieces on their way at once: 32 MiB of pinned memory, however large the model
-)
+UNDER_WAY: Final = 4  # pieces in flight: 32 MiB of pinned memory, however large the model
 SMALL: Final = 512 << 10  # bytes up to which a tensor crosses with others
 _FEW: Final = 4  # so few tensors, of together so many bytes, are not worth pinned memory
 _LITTLE: Final = 4 << 20
