@@ -130,7 +130,8 @@ class _Cutter:
             if self.last.get(call.name, at) > at:
                 changes[at + 1] += 1
                 changes[min(self.last[call.name], len(self.calls) - 1) + 1] -= 1
-        open_ones, found = 0, []
+        open_ones = 0
+        found: list[bool] = []
         for change in changes:
             open_ones += change
             found.append(open_ones == 0)
@@ -149,7 +150,9 @@ class _Cutter:
         used = dict.fromkeys(name for call in calls for name in call.refs())
         outside = [name for name in used if name not in made]
         fixed: dict[str, Any] = {}
-        values, arrays, constants = [], [], []
+        values: list[str] = []
+        arrays: list[str] = []
+        constants: list[str] = []
         for name in outside:
             spec = self.inputs.get(name)
             if spec is None or spec.kind == "user":

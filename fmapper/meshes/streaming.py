@@ -146,11 +146,12 @@ class OffloadedModel:
 
         there: dict[Any, Any] = {}
         models: dict[str, Any] = {}
-        found = []
+        found: list[_Placed] = []
         for stage in split(self.program, ends):
             key = self._device(stage.arrays)
             mover, device = self._devices.of(key)
-            resident, brought = {}, {}
+            resident: dict[str, Any] = {}
+            brought: dict[str, Any] = {}
             for name in stage.arrays:
                 if self._is_away(name) and key == self._devices.first:
                     brought[name] = self._prepare(name, arrays[name], there)
@@ -159,7 +160,8 @@ class OffloadedModel:
                         there[name, key] = mover(arrays[name])
                     resident[name] = there[name, key]
             if stage.form not in models:
-                models[stage.form] = convert(stage.program, self._adapter.name, **options)
+                to: Any = self._adapter.name
+                models[stage.form] = convert(stage.program, to, **options)
             nbytes = sum(map(sizes.__getitem__, brought))
             if nbytes > self.room:
                 raise PlacementError(
@@ -368,7 +370,8 @@ def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) ->
     others: dict[str, list[str]] = {}
     for alias, name in program.aliases.items():
         others.setdefault(name, []).append(alias)
-    found, missing = {}, []
+    found: dict[str, Any] = {}
+    missing: list[str] = []
     for name in (str(i.target) for i in program.inputs if i.kind in ("parameter", "buffer")):
         names = (name, *others.get(name, ()))
         array = next((state[n] for n in names if n in state), own.get(name))
