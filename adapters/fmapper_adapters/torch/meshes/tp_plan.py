@@ -45,7 +45,7 @@ def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     if not isinstance(plan, dict):
         return ()
     found: list[tuple[str, torch.Tensor, tuple[Any, ...]]] = []
-    for name, parameter, style in _styled(module, plan):
+    for name, parameter, style in _styles(module, plan):
         last = name.rpartition(".")[2]
         weights, biases = _STYLES[style]
         is_vector = parameter.ndim == 1 or last.endswith("bias")
@@ -64,10 +64,10 @@ def sums(module: Any) -> Sequence[str]:
     plan = getattr(module, "tp_plan", None) if isinstance(module, torch.nn.Module) else None
     if not isinstance(plan, dict) or vars(module).get("_mesh_axes"):
         return ()
-    return [n for n, p, style in _styled(module, plan) if style in _SUMMED and p.ndim > 1]
+    return [n for n, p, style in _styles(module, plan) if style in _SUMMED and p.ndim > 1]
 
 
-def _styled(
+def _styles(
     module: torch.nn.Module, plan: Mapping[str, str]
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yields name, parameter and style of the parameters that a plan says something of."""
