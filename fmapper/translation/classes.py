@@ -334,7 +334,7 @@ def _singular(plural: str, title: str) -> str:
         return f"{plural[:-3]}y"
     if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 2:
         return plural[:-1]
-    words = re.findall(r"[A-Z][a-z]+", title)
+    words: list[str] = re.findall(r"[A-Z][a-z]+", title)
     if words:
         return words[-1].lower()
     return f"one_{plural}" if plural else "one"

@@ -53,8 +53,7 @@ def layers(structure: Structure, unit: Unit, calls: Sequence[Call]) -> Layer | N
     options += more + keywords(structure.values[arrays[0].name][0])
     code = expr(f"Recurrent({cell}, {width}, {hidden}, {options}rngs=rngs)")
     results = _results(calls, call, 1 + len(states))
-    kind = "Recurrent"
-    return Layer(code, given, call.name, held, kind, "rnn", results=results, inner=inner)
+    return Layer(code, given, call.name, held, "Recurrent", "rnn", results=results, inner=inner)
 
 
 def cell(structure: Structure, unit: Unit, calls: Sequence[Call]) -> Layer | None:
