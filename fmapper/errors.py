@@ -1,37 +1,38 @@
 """The exception tree.
 
 FmapperError
-├── DeclarationError (TypeError)          a class was declared wrongly, or twice
-├── NotAFunctorError (TypeError)          an object that nobody declared holds arrays
-├── RebuildError (TypeError)              a node could not be put together again
-├── CycleError (ValueError)               a cycle through a node that is built last
-├── StructureMismatchError (ValueError)   two trees differ in structure
-├── PathError (KeyError)                  a key path leads nowhere
-├── PlacementError (ValueError)           rules that cannot be followed
-├── DeviceError (ValueError)              a device string or backend that cannot be meant
-│   └── MixedDevicesError                 one device was asked for, several were found
-├── DeviceUnavailableError (RuntimeError) a good device that is not here
-├── BackendUnavailableError (ImportError) a framework that is not installed
-├── TransformError (TypeError)            what cannot be differentiated, compiled or batched
-├── ConversionError (RuntimeError)         a program could not be recorded or lowered
-│   ├── UnsupportedOpsError               it has operations that the target has no lowering for
-│   └── ProgramFileError (ValueError)     a file that holds no program, or a damaged one
-├── ProgramInputError (TypeError)         a converted program was called with what it is not for
-├── LossyCastError (ValueError)           a value that the target dtype cannot hold
-├── ProfileError (RuntimeError)           a model could not be run to see where its time goes
-├── TargetError (ValueError)              FILE:NAME or example inputs that cannot be read
-├── BatchError (RuntimeError)             an adapter says which array of a batch failed
-└── MoveError (RuntimeError)              a leaf could not be moved; nothing was
+├── DeclarationError (TypeError)          a class declaration is invalid or conflicting
+├── NotAFunctorError (TypeError)          an undeclared object holds arrays
+├── RebuildError (TypeError)              a node could not be rebuilt
+├── CycleError (ValueError)               a cycle that cannot be rebuilt or listed
+├── StructureMismatchError (ValueError)   trees differ in structure
+├── PathError (KeyError)                  a key path does not exist
+├── PlacementError (ValueError)           rules that cannot be applied
+├── DeviceError (ValueError)              an invalid device or backend name
+│   └── MixedDevicesError                 one device was expected, but several were found
+├── DeviceUnavailableError (RuntimeError) a valid device that this machine does not have
+├── BackendUnavailableError (ImportError) a framework is not installed
+├── TransformError (TypeError)            a function cannot be differentiated, compiled or batched
+├── ConversionError (RuntimeError)        a program could not be recorded or lowered
+│   ├── UnsupportedOpsError               operations without a lowering in the target
+│   └── ProgramFileError (ValueError)     a file contains no program, or is damaged
+├── CheckpointError (ValueError)          a checkpoint or its rules are damaged or do not fit
+├── ProgramInputError (TypeError)         a converted program does not accept the inputs
+├── LossyCastError (ValueError)           the target dtype cannot hold a value
+├── ProfileError (RuntimeError)           a model could not be profiled
+├── TargetError (ValueError)              FILE:NAME or example inputs cannot be read
+├── BatchError (RuntimeError)             raised by adapters: one array of a batch failed
+└── MoveError (RuntimeError)              a leaf could not be moved, so none was
     ├── UnsupportedLeafError (TypeError)  its dtype or layout has no counterpart in the target
-    └── CopyNeededError (ValueError)      copy=False, but only a copy will do
+    └── CopyNeededError (ValueError)      copy=False, but a copy is needed
 
 FmapperWarning (UserWarning)
 ├── NoGPUWarning                          `to_gpu` left the model on the CPU
 ├── PrecisionWarning                      floats were narrowed
-├── NotCompiledWarning                    `jit` runs a function as it is
-├── FixedSizeWarning                      a size that was to vary does not
-├── ConversionWarning                     a model has two right answers, and the program one
-└── TieWarning                            a tie that the target cannot express
+├── NotCompiledWarning                    `jit` runs a function uncompiled
+├── FixedSizeWarning                      a size that was meant to vary is fixed
+├── ConversionWarning                     a model has two valid results, the program one
+└── TieWarning                            the target cannot express a tie
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def parse_device(device: Any) -> DeviceSpec:
         return device
     if isinstance(device, Device):
         if isinstance(device.index, tuple):
-            raise DeviceError(f"{device} is several devices; name one of them.")
+            raise DeviceError(f"{device} stands for several devices; name one of them.")
         return DeviceSpec(device.backend, device.kind, device.index, device.memory)
     if not isinstance(device, str):
         own = next(filter(None, (adapter.as_device(device) for adapter in adapters(Arrays))), None)
@@ -70,7 +70,7 @@ def parse_device(device: Any) -> DeviceSpec:
         _check_installed(device, found["backend"])
     if found is None or not _is_known(found["backend"], found["kind"]):
         raise DeviceError(
-            f"{device!r} is not a device. Here you can write: {', '.join(good_strings())}."
+            f"{device!r} is not a device. Devices of this machine: {', '.join(good_strings())}."
         )
     index = None if found["index"] is None else int(found["index"])
     return DeviceSpec(found["backend"], found["kind"], index, found["memory"])
@@ -182,7 +182,7 @@ def device_info(device: Any) -> DeviceInfo:
     """
     spec = parse_device(device)
     if spec.backend is None:
-        raise DeviceError(f"{spec} does not say whose device: write torch:{spec}, for example.")
+        raise DeviceError(f"{spec} does not name a backend: write torch:{spec}, for example.")
     adapter = get_adapter(spec.backend, Arrays)
     return adapter.device_info(adapter.find_device(spec.kind, spec.index))
 
@@ -246,7 +246,7 @@ def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:
         raise MixedDevicesError(
             "the arrays of this tree are on several devices:\n"
             + "\n".join(lines)
-            + "\nMove them to one first: to_device(...), or to_torch / to_jax / to_numpy."
+            + "\nMove them to one device first: to_device(...), or to_torch / to_jax / to_numpy."
         )
     return next(iter(places), None)
 

@@ -35,9 +35,9 @@ def dtype_name(dtype: Any) -> str:
         known = (*_FLOATS, *_FLOAT8, *_FLOAT_OF)
         hint = ""
         if re.fullmatch(r"u?int\d+|bool", name):
-            hint = "Integers are cast by hand: fmap(lambda x: x.astype(...), tree). "
+            hint = "Cast integers yourself: fmap(lambda x: x.astype(...), tree). "
         raise ValueError(
-            f"dtype={dtype!r} is not a floating or complex dtype, and a mover casts no others. "
+            f"dtype={dtype!r} is not a floating or complex dtype, and movers cast only to those. "
             f"{hint}Write one of: {', '.join(known)}."
         )
     return name

@@ -178,7 +178,7 @@ class Models(Framework):
         Raises:
             ConversionError: This framework is not written, or something in the program is not.
         """
-        raise ConversionError(f"models are not written as source code for {self.name}")
+        raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def build(self, program: Program) -> Any:
         """Returns the model of the classes that `translate` writes, with the program's arrays.
@@ -186,7 +186,7 @@ class Models(Framework):
         Raises:
             ConversionError: As `translate` does.
         """
-        raise ConversionError(f"models are not written as source code for {self.name}")
+        raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def proof(self) -> str:
         """Returns a script that runs a file of `translate` and compares.
@@ -194,7 +194,7 @@ class Models(Framework):
         Raises:
             ConversionError: There is none.
         """
-        raise ConversionError(f"models are not written as source code for {self.name}")
+        raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def training_steps(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
@@ -278,9 +278,10 @@ class Models(Framework):
             ConversionError: It cannot be recorded, or does not generate.
         """
         raise ConversionError(
-            f"models of {self.name} cannot be recorded to generate. Of a model that was converted: "
-            "make the generator from the one that it was converted from, or from the folder that "
-            "from_pretrained made it of, fmapper.generator(folder, ...), and give it these arrays, "
+            f"models of {self.name} cannot be recorded for generation. If this model was "
+            f"converted, create the generator from the original model, or from the folder that "
+            f"you passed to from_pretrained,"
+            " fmapper.generator(folder, ...), and then pass it these arrays, "
             "generator.replace(params=model)."
         )
 

@@ -50,6 +50,6 @@ def array_namespace(tree: Any) -> Any:
     if not first:
         raise TypeError(
             f"array_namespace: this {type(tree).__name__} holds no arrays. "
-            "Give it an array, or a functor that holds some."
+            "Pass an array, or a functor that holds arrays."
         )
     return of_arrays(next(iter(first.values()))[1])

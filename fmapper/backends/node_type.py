@@ -101,7 +101,8 @@ class NodeType(node_type.NodeType):
         unknown = sorted(facts.keys() - Facts.__annotations__.keys())
         if unknown:
             raise TypeError(
-                f"NodeType has no option {', '.join(map(repr, unknown))}; beside how nodes are "
-                f"taken apart it takes {', '.join(sorted(Facts.__annotations__))}."
+                f"NodeType has no option {', '.join(map(repr, unknown))}; besides the functions "
+                f"that take nodes apart, it accepts"
+                f" {', '.join(sorted(Facts.__annotations__))}."
             )
         vars(self).update(facts)

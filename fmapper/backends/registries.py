@@ -223,8 +223,8 @@ def _check_concrete(cls: type, name: str, child: Any) -> None:
         if adapter is not None and adapter.is_traced(leaf):
             where = format_keys(KeyPath.from_link(link), root=f"{cls.__name__}.{name}")
             raise TransformError(
-                f"{where} is an array that is being "
-                f"traced, but {name!r} is declared static: it would be a constant of the program. "
+                f"{where} is being traced, but"
+                f" {name!r} is declared static, so it would become a constant of the program. "
                 f"Take {name!r} out of static= in the declaration of {cls.__name__}."
             )
 

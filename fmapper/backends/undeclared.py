@@ -62,7 +62,8 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
         if fields:
             raise NotAFunctorError(
                 f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
-                "in objects that are not functors: they would stay behind. Decorate the classes of "
+                "in objects that are not functors, so they would be left behind. Decorate the "
+                "classes of "
                 "those objects with @fmapper.functor, or mark them with @fmapper.leaf."
             )
         return
@@ -79,8 +80,9 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
         beside = "items" if declaration is None else "fields"
         raise NotAFunctorError(
             f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
-            f"beside its {beside}: they would stay behind. Make them fields, or declare what is a "
-            f"child: @fmapper.functor(children=(...)) on {cls.__name__}."
+            f"besides its {beside}, so they would be left behind. Make them fields, or declare "
+            f"the children:"
+            f" @fmapper.functor(children=(...)) on {cls.__name__}."
         )
 
 
@@ -160,6 +162,6 @@ def _refusal(leaf: Any, fields: list[str]) -> str:
     names = names.rstrip() if names.count(",") == 1 else names.removesuffix(", ")
     return (
         f"{cls} holds arrays in {held} but is not a functor. Decorate it with @fmapper.functor, or "
-        f"mark it with @fmapper.leaf. For a class that is not yours: "
-        f"fmapper.functor({cls}, children=({names}))."
+        f"mark it with @fmapper.leaf. For a class that you do not own: fmapper.functor("
+        f"{cls}, children=({names}))."
     )

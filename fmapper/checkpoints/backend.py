@@ -50,7 +50,7 @@ class FileAdapter(Arrays):
         if kind == DISK.kind:
             return DISK
         raise DeviceUnavailableError(
-            "an array of a checkpoint is on the disk: say whose it is to become, with to_numpy, "
+            "this array of a checkpoint is still in its file. Choose its backend with to_numpy, "
             f"to_torch(device={kind!r}), to_jax(device={kind!r}) or fmapper.load(path, like=model)."
         )
 
@@ -73,7 +73,7 @@ class FileAdapter(Arrays):
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Raises: arrays get into files by saving."""
-        raise TypeError("arrays come into a file by fmapper.save(tree, path)")
+        raise TypeError("arrays cannot be moved to a file: use fmapper.save(tree, path)")
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Casts floating values when they are read, and integers now, to check that they fit."""

@@ -38,7 +38,7 @@ def as_box(box: Ranges | None, shape: Sequence[int]) -> Box:
     for place, size in zip(box, shape, strict=True):
         if isinstance(place, slice):
             if place.step not in (None, 1):
-                raise IndexError(f"{place}: a box has steps of 1")
+                raise IndexError(f"{place}: slices must have a step of 1")
             start, stop, _ = place.indices(size)
             stop = max(start, stop)
         else:

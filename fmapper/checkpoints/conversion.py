@@ -111,7 +111,7 @@ def convert_checkpoint(
         with _Staging(partial, plan, form) as (out, journal):
             form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
             if goal.exists():
-                raise FileExistsError(f"{goal} has appeared meanwhile")
+                raise FileExistsError(f"{goal} was created by another process meanwhile")
             out.rename(goal)
         shutil.rmtree(partial)
     return Converted(goal, form.name, *done, time.perf_counter() - begin)
@@ -120,20 +120,20 @@ def convert_checkpoint(
 def _check_places(source: Place, target: Place) -> None:
     if isinstance(target, Url):
         if target.exists() and not (target.is_dir() and not target.names()):
-            raise FileExistsError(f"{target} is there already: remove it, or give another name")
+            raise FileExistsError(f"{target} already exists: remove it, or choose another name")
         return
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise FileExistsError(f"{target} is there already: remove it, or give another name")
+        raise FileExistsError(f"{target} already exists: remove it, or choose another name")
     if target.is_dir():
         target.rmdir()
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent}: there is no such folder")
+        raise FileNotFoundError(f"{target.parent}: no such folder")
     if (
         isinstance(source, Path)
         and source.is_dir()
         and target.resolve().is_relative_to(source.resolve())
     ):
-        raise CheckpointError(f"{target} would lie in {source}, which it is made of")
+        raise CheckpointError(f"{target} would be inside {source}, which it is converted from")
 
 
 def _change(contents: Contents, dtype: str | None, rules: Rules | None) -> Contents:
@@ -215,7 +215,7 @@ def _lock(folder: Path) -> int:
         pass
     except OSError:
         os.close(handle)
-        raise CheckpointError(f"{folder}: another process is at work there") from None
+        raise CheckpointError(f"{folder}: another process is writing there") from None
     return handle
 
 

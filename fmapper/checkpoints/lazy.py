@@ -69,7 +69,7 @@ class LazyArray:
 
         one = np.asarray(value).astype(dtype)
         if one.ndim:
-            raise CheckpointError(f"a constant has one value, and not an array of {one.shape}")
+            raise CheckpointError(f"a constant has a single value, not an array of {one.shape}")
         return _InMemory(np.broadcast_to(one, _as_shape(shape)))
 
     # what it is

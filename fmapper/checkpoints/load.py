@@ -142,7 +142,7 @@ def _fill(
     if narrowed:
         warn(
             f"{checkpoint.path}: narrowed to the dtype of the tree: {', '.join(narrowed[:5])}"
-            f"{' and others' * (len(narrowed) > 5)}. dtype= says that it is meant.",
+            f"{' and others' * (len(narrowed) > 5)}. Pass dtype= to confirm that this is intended.",
             PrecisionWarning,
         )
     if strict:
@@ -211,12 +211,12 @@ def _check_names(
         for name, value in checkpoint.items()
         if isinstance(value, LazyArray) and name not in named
     ]
-    problems = [f"{name}: missing in the checkpoint" for name in missing]
+    problems = [f"{name}: missing from the checkpoint" for name in missing]
     problems += [f"{name}: in the checkpoint, but not in the tree" for name in left]
     if problems:
         raise StructureMismatchError(
             f"{checkpoint.path}: the checkpoint does not fit the tree:\n"
             + "\n".join(f"  {line}" for line in problems)
-            + "\nstrict=False leaves what is missing as it is, and ignores what is left over; "
-            "rules= renames."
+            + "\nstrict=False leaves missing arrays unchanged and ignores unexpected ones; rules= "
+            "renames arrays."
         )

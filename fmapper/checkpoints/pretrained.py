@@ -170,15 +170,15 @@ def _convert(*args: Any, **options: Any) -> Any:
 def _find(folder: Path, dtype: str | None) -> Pretrained:
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder}: there is no such folder. fmapper downloads nothing: "
-            "huggingface_hub.snapshot_download(name) does, and returns the folder."
+            f"{folder}: no such folder. fmapper does not download anything: call "
+            f"huggingface_hub.snapshot_download(name), which returns the folder."
         )
     for adapter in all_adapters():
         if isinstance(adapter, Models):
             found = adapter.read_pretrained(folder, dtype)
             if found is not None:
                 return found
-    raise CheckpointError(f"{folder}: has no config.json of a model that is known here")
+    raise CheckpointError(f"{folder}: has no config.json of a known model")
 
 
 def _say_left(
@@ -195,8 +195,9 @@ def _say_left(
     ]
     if dropped:
         warn(
-            f"{source}: {len(dropped)} arrays belong nowhere in {type(found.model).__name__}, and "
-            f"were left: {', '.join(dropped[:5])}{' and others' * (len(dropped) > 5)}",
+            f"{source}: {len(dropped)} arrays have no place in {type(found.model).__name__} and "
+            f"were ignored:"
+            f" {', '.join(dropped[:5])}{' and others' * (len(dropped) > 5)}",
             FmapperWarning,
         )
 
@@ -305,7 +306,7 @@ def save_pretrained(
         missing = [n for n, a in wanted.items() if n not in own and id(a) not in leave]
         if missing:
             raise StructureMismatchError(
-                f"the model is not one of {origin}: it has no\n"
+                f"the model does not match {origin}: it lacks\n"
                 + "\n".join(f"  {name}" for name in missing)
             )
         arrays = {n: _widen(own[n], a) for n, a in wanted.items() if id(a) not in leave}

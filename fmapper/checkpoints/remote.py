@@ -104,7 +104,7 @@ class UrlWriter(Writer):
                 for file in reversed(self._files):
                     with suppress(OSError):
                         file.remove()
-                raise CheckpointError(f"{url}: {name}: was written, and reads otherwise")
+                raise CheckpointError(f"{url}: {name}: reads back differently than it was written")
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def save(
             return
         if isinstance(target, Url):
             if form.is_folder and target.is_dir() and target.names():
-                raise FileExistsError(f"{target} is there already, and not an empty folder")
+                raise FileExistsError(f"{target} already exists and is not an empty folder")
             with url_writer(target) as writer:
                 form.write(writer, contents)
             return
@@ -117,7 +117,7 @@ def as_lazy(name: str, array: Any) -> LazyArray:
     adapter = adapter_of(array)
     assert adapter is not None
     if adapter.device(array).kind == "meta":
-        raise CheckpointError(f"{name}: has a shape, but no values to save")
+        raise CheckpointError(f"{name}: has a shape but no values to save")
     return _InMemory(adapter, array)
 
 

@@ -36,7 +36,7 @@ def inspect(path: str) -> int:
 @click.command(epilog=DIFF)
 @click.argument("first")
 @click.argument("second")
-@click.option("--headers", is_flag=True, help="Compare names, shapes and dtypes alone.")
+@click.option("--headers", is_flag=True, help="Compare only names, shapes and dtypes.")
 def diff(first: str, second: str, headers: bool) -> int:
     """Compare two checkpoints. The exit status is 1 if anything differs."""
     from fmapper.checkpoints import diff as diff_checkpoints

@@ -171,7 +171,7 @@ def measure(
     target = get_adapter(to, Models)
     source = source_of(model) or source_of_callable(model, target)
     if source is None or source is target:
-        what = "no model whose program can be recorded"
+        what = "not a model that can be recorded"
         if source is target:
             what = "a model of that already"
         raise ConversionError(

@@ -96,7 +96,7 @@ def convert(
     if to is None:
         raise click.MissingParameter(param_type="option", param_hint="'--to'")
     if dtype is not None or rules is not None:
-        raise click.UsageError("--dtype and --rules are for checkpoints: give a second path")
+        raise click.UsageError("--dtype and --rules apply only to checkpoints: pass a second path")
     from fmapper.cli.conversion import measure
     from fmapper.cli.target import load_model
 

@@ -29,7 +29,9 @@ _DEBUG = "--debug"
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
-@click.option(_DEBUG, is_flag=True, help="Show the traceback of an error; may stand anywhere.")
+@click.option(
+    _DEBUG, is_flag=True, help="Show the traceback of an error; accepted at any position."
+)
 def command(debug: bool) -> None:
     """Any model on any device and in any framework.
 

@@ -22,7 +22,9 @@ def check_folders(*paths: Path | None) -> None:
     """
     for path in paths:
         if path is not None and not path.resolve().parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.resolve().parent} for {path.name}.")
+            raise FileNotFoundError(
+                f"the folder {path.resolve().parent} for {path.name} does not exist."
+            )
 
 
 def print_report(report: Any) -> None:

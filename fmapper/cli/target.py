@@ -57,12 +57,12 @@ def load_model(target: str) -> Any:
     if needed:
         raise TargetError(
             f"{target} is a class that needs {', '.join(needed)}. Name an instance, or a function "
-            "without arguments that makes one."
+            f"without arguments that creates one."
         )
     try:
         return found()
     except Exception as error:  # whatever the user's own code raises
-        raise TargetError(f"{target}: making the model failed: {_short(error)}") from error
+        raise TargetError(f"{target}: creating the model failed: {_short(error)}") from error
 
 
 def inputs_of(text: str) -> Any:

@@ -76,7 +76,7 @@ def translate(
     held, whole = source.layers
     print(f"{title}: {proof}")
     if reason:
-        print(f"for evaluation only; with training: {reason}")
+        print(f"for evaluation only, since training failed: {reason}")
     print(f"{held:,} of {whole:,} parameters are in layers of {to}")
     for part, reason in source.dissolved.items():
         print(f"{part} has no code of its own: {reason}")

@@ -153,8 +153,8 @@ class Meeting:
                     self._heard[rank] = text, now
                 elif now - max(when, since) > PATIENCE:
                     raise CheckpointError(
-                        f"{self.target}: process {rank} of {self.count} has not been heard of for "
-                        f"{PATIENCE:.0f} seconds: it has died, or does not save. Nothing was saved."
+                        f"{self.target}: process {rank} of {self.count} has not responded for "
+                        f"{PATIENCE:.0f} seconds: it died, or did not call save. Nothing was saved."
                     )
             if self.rank and self.token and self._read("begin") not in ("", self.token):
                 raise Restart

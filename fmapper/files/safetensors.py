@@ -108,7 +108,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
         if entry.end > size:
             break
         if entry.start != position:
-            raise Misfit(f"is damaged at {show(name)}: its place does not fit its size")
+            raise Misfit(f"is damaged at {show(name)}: its offsets do not fit its size")
         position = entry.end
     if position != size:
         raise Misfit("is damaged: it is longer or shorter than its header says")
@@ -126,11 +126,11 @@ def _entry(name: str, entry: Any, begin: int) -> Entry:
     if type(shape) is not list or type(offsets) is not list:
         raise Misfit("has no shape, or no place")
     if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
-        raise Misfit("has a size that is not one")
+        raise Misfit("has an invalid size")
     if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
         raise Misfit("has no place")
     if offsets[1] - offsets[0] != math.prod(shape) * _SIZES[code]:
-        raise Misfit("is damaged: its place does not fit its size")
+        raise Misfit("is damaged: its offsets do not fit its size")
     if math.prod(filter(None, shape)) * _SIZES[code] > MOST_BYTES:
         raise Misfit("is larger than any memory")
     return Entry(begin + offsets[0], begin + offsets[1], _NAMES[code], tuple(shape))

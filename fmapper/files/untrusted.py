@@ -119,10 +119,10 @@ def member(folder: Path, name: str) -> Path:
     try:
         real, home = path.resolve(strict=True), folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise Misfit(f"{show(name)} is not there: {error}") from None
+        raise Misfit(f"{show(name)} is missing: {error}") from None
     in_cache = home.parent.name == "snapshots" and real.parent == home.parents[1] / "blobs"
     if real.parent != home and not in_cache:
-        raise Misfit(f"{show(name)} is a link out of the folder")
+        raise Misfit(f"{show(name)} is a link to outside the folder")
     return path
 
 

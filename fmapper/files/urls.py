@@ -45,7 +45,7 @@ class Url:
             import fsspec
         except ImportError:
             raise BackendUnavailableError(
-                f"{text}: URLs are opened with fsspec, which is not installed: pip install fsspec"
+                f"{text}: URLs need the package fsspec, which is not installed: pip install fsspec"
             ) from None
         try:
             # an instance of its own: transactions of several threads would be one otherwise
@@ -53,7 +53,7 @@ class Url:
         except ImportError as error:  # which package is missing is what it says
             raise BackendUnavailableError(f"{text}: {error}") from None
         except ValueError as error:
-            raise CheckpointError(f"{text}: fsspec does not know it: {error}") from None
+            raise CheckpointError(f"{text}: fsspec does not support it: {error}") from None
         return cls(text, system, inner)
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Url:
         """
         found = self.system.info(self._inner).get("size")
         if type(found) is not int or found < 0:
-            raise Misfit("is on a host that does not say how long it is")
+            raise Misfit("is on a host that does not report its size")
         return found
 
     def mark(self) -> str:
@@ -139,7 +139,7 @@ class Url:
         """
         data: bytes = self.system.cat_file(self._inner, start=start, end=stop)
         if len(data) != stop - start:
-            raise Misfit(f"its host gave {len(data)} bytes where {stop - start} were asked for")
+            raise Misfit(f"its host returned {len(data)} bytes instead of {stop - start}")
         return data
 
 
@@ -166,7 +166,7 @@ def place_of(path: str | os.PathLike[str] | Url) -> Place:
     found = Path(text)
     if _COLLAPSED.match(text) and not found.exists() and not isinstance(path, str):
         raise CheckpointError(
-            f"{text}: was a URL before it became a Path, which joins slashes: give it as a string"
+            f"{text}: is a URL that became a Path, which collapses slashes: pass it as a string"
         )
     return found
 
@@ -180,7 +180,8 @@ def local_place(path: str | os.PathLike[str], what: str) -> Path:
     text = os.fspath(path)
     if _URL.match(text) and urlsplit(text).scheme not in _LOCAL:
         raise CheckpointError(
-            f"{text}: {what} needs a real folder, and not a URL: copy it first, as with "
+            f"{text}: {what} needs a local folder instead of a URL: copy it first, for example "
+            f"with "
             "fsspec.filesystem(...).get(...), or huggingface_hub.snapshot_download"
         )
     found = place_of(path)

@@ -42,7 +42,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         FileExistsError: There is a folder of this name that holds something, or a file.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} is there already, and not an empty folder")
+        raise FileExistsError(f"{target} already exists and is not an empty folder")
     beside = _beside(target, folder=True)
     beside.mkdir()
     try:

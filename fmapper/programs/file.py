@@ -168,7 +168,7 @@ def _program(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
             raise Misfit("has no version")
         if about["version"] > _VERSION:
             raise Misfit(
-                f"written by a later fmapper, as version {show(about['version'])} of the format"
+                f"was written by a newer fmapper, as version {show(about['version'])} of the format"
             )
         program = _decode(about, "program")
         if "evaluation" in about:
@@ -202,7 +202,7 @@ def _arrays_by_name(
         found = {}
         for i, name in enumerate(names):
             if type(name) is not str or prefix + name not in arrays or name in found:
-                raise Misfit(f"there is no array {show(name)}, or it is there twice", i)
+                raise Misfit(f"there is no array {show(name)}, or it occurs twice", i)
             found[name] = arrays[prefix + name]
     return found
 

@@ -150,7 +150,7 @@ def _distinct(values: Iterable[Any], name: str) -> None:
     seen = set()
     for value in values:
         if value in seen:
-            raise Misfit(f"{show(value)} is there twice", name)
+            raise Misfit(f"{show(value)} occurs twice", name)
         seen.add(value)
 
 
@@ -389,7 +389,7 @@ def _check_graph(graph: Graph) -> None:
         with _within("inputs"):
             _identifier(name, i)
             if name in known:
-                raise Misfit(f"{show(name)} is there twice", i)
+                raise Misfit(f"{show(name)} occurs twice", i)
         known.add(name)
     if graph.kinds != ():
         _check_kinds(graph.kinds, "kinds")
@@ -401,7 +401,7 @@ def _check_graph(graph: Graph) -> None:
             _check_class(Call, call)
             _check_call(call, known)
             if call.name in known:
-                raise Misfit(f"{show(call.name)} is there twice", "name")
+                raise Misfit(f"{show(call.name)} occurs twice", "name")
             known.add(call.name)
     except Misfit as error:
         error.place += [i, "calls"]

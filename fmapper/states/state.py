@@ -77,7 +77,7 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
     named = named_arrays(tree)
     problems: list[str] = []
     if strict:
-        problems += [f"{name}: missing in the state" for name in named if name not in state]
+        problems += [f"{name}: missing from the state" for name in named if name not in state]
         plain = _plain_values(tree)
         problems += [
             f"{name}: an array in the state, but the tree has {plain[name]!r} there"
@@ -103,9 +103,9 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
         names = any(
-            line.endswith((": missing in the state", "not in the tree")) for line in problems
+            line.endswith((": missing from the state", "not in the tree")) for line in problems
         )
-        hint = "\nstrict=False leaves what is missing as it is, and ignores what is left over."
+        hint = "\nstrict=False leaves missing arrays unchanged and ignores unexpected ones."
         raise StructureMismatchError(
             "the state does not fit the tree:\n"
             + "\n".join(f"  {line}" for line in problems)

@@ -91,7 +91,7 @@ def test_a_device_can_be_named_in_every_way(torch: Any, jax: Any) -> None:
 @pytest.mark.parametrize(
     ("device", "error", "words"),
     [
-        ("cpu", fmapper.DeviceError, "does not say whose device: write torch:cpu"),
+        ("cpu", fmapper.DeviceError, "does not name a backend: write torch:cpu"),
         ("nonsense", fmapper.DeviceError, "is not a device"),
         (Device("jax", "cpu", (0, 1)), fmapper.DeviceError, "several devices"),
         ("numpy:cpu:1", fmapper.DeviceUnavailableError, "index is too high"),
@@ -791,5 +791,5 @@ def test_tracers_go_with_the_arrays_beside_them(eight: Any) -> None:
 
 
 def test_several_devices_are_no_target(eight: Any) -> None:
-    assert eight["several"] == f"DeviceError: {ALL} is several devices; name one of them."
+    assert eight["several"] == f"DeviceError: {ALL} stands for several devices; name one of them."
     assert "jax:cpu:8 is not available: the index is too high" in eight["index"]

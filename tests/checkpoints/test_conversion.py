@@ -166,7 +166,9 @@ def test_what_reads_otherwise_than_it_was_written_is_found(source, tmp_path, mon
 
     monkeypatch.setattr(writer, "write_piece", spoil)
     for dtype in (None, "float16"):
-        with pytest.raises(fmapper.CheckpointError, match="c: was written, and reads otherwise"):
+        with pytest.raises(
+            fmapper.CheckpointError, match="c: reads back differently than it was written"
+        ):
             convert_checkpoint(source, tmp_path / "x.safetensors", dtype=dtype)
     assert not (tmp_path / "x.safetensors").exists()
 

@@ -461,7 +461,7 @@ def test_rules_take_what_is_dequantised():
                 "a._weight_scale": np.zeros((2, 1), np.float32),
                 "a.weight": np.zeros(1),
             },
-            "a.weight: there is a quantised array of this name and another",
+            "a.weight: there are a quantised array and another array of this name",
         ),
         ({"a._weight_qdata": np.zeros((2, 8), np.int8)}, "but no a._weight_scale"),
     ],

@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_listed(tmp_path):
     like = {"a": np.zeros(2), "c": np.zeros(2), "d": np.zeros(2)}
     with pytest.raises(fmapper.StructureMismatchError) as error:
         fmapper.load(path, like=like)
-    for line in ("c: missing in the checkpoint", "b: in the checkpoint, but not in the tree"):
+    for line in ("c: missing from the checkpoint", "b: in the checkpoint, but not in the tree"):
         assert line in str(error.value)
     with pytest.raises(fmapper.StructureMismatchError, match=r"d: shape \(3,\)"):
         fmapper.load(path, like=like, strict=False)

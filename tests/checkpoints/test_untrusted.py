@@ -39,17 +39,17 @@ def entry(start, end, shape=(2,), dtype="F32"):
 @pytest.mark.parametrize(
     ("fields", "data", "said"),
     [
-        ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "its place does not fit"),
-        ({"a": entry(0, 8), "b": entry(12, 20)}, 20, "its place does not fit"),
+        ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "its offsets do not fit"),
+        ({"a": entry(0, 8), "b": entry(12, 20)}, 20, "its offsets do not fit"),
         ({"a": entry(0, 8)}, 4, "longer or shorter"),
         ({"a": entry(0, 8)}, 12, "longer or shorter"),
-        ({"a": entry(0, 4)}, 4, "its place does not fit"),
-        ({"a": entry(0, 8, (2**62, 2**62))}, 8, "its place does not fit"),
+        ({"a": entry(0, 4)}, 4, "its offsets do not fit"),
+        ({"a": entry(0, 8, (2**62, 2**62))}, 8, "its offsets do not fit"),
         ({"a": entry(0, 0, (2**62, 2**62, 0))}, 0, "larger than any memory"),
         ({"a": entry(0, 0, (2**70, 0))}, 0, "larger than any memory"),
-        ({"a": entry(0, 8, (-2,))}, 8, "a size that is not one"),
-        ({"a": entry(0, 8, (2.0,))}, 8, "a size that is not one"),
-        ({"a": entry(0, 8, (1,) * 65 + (2,))}, 8, "a size that is not one"),
+        ({"a": entry(0, 8, (-2,))}, 8, "an invalid size"),
+        ({"a": entry(0, 8, (2.0,))}, 8, "an invalid size"),
+        ({"a": entry(0, 8, (1,) * 65 + (2,))}, 8, "an invalid size"),
         ({"a": entry(0, 8, dtype="F33")}, 8, "unknown dtype"),
         ({"a\x1b[2J": entry(0, 8)}, 8, "not for reading"),
         ({"a" * 5000: entry(0, 8)}, 8, "a name that is too long"),
@@ -104,7 +104,7 @@ def test_links_lead_to_the_folder_or_the_cache_of_the_hub(tmp_path):
     fmapper.save({"w": np.ones(2)}, tmp_path / "secret.safetensors")
     (tmp_path / "folder").mkdir()
     os.symlink(tmp_path / "secret.safetensors", tmp_path / "folder" / "model.safetensors")
-    with pytest.raises(fmapper.CheckpointError, match="a link out of the folder"):
+    with pytest.raises(fmapper.CheckpointError, match="a link to outside the folder"):
         fmapper.load(tmp_path / "folder")
     snapshot, blobs = tmp_path / "repo" / "snapshots" / "1", tmp_path / "repo" / "blobs"
     snapshot.mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_a_zip_bomb_is_looked_into_without_unpacking(tmp_path):
             b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (9,), }"
         )
         archive.writestr("w.npy", head.ljust(128) + b"0" * 10**7)
-    with pytest.raises(fmapper.CheckpointError, match="its place does not fit"):
+    with pytest.raises(fmapper.CheckpointError, match="its offsets do not fit"):
         fmapper.load(path)
 
 

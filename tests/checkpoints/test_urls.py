@@ -134,7 +134,11 @@ def test_what_reads_otherwise_is_removed(place, tmp_path, monkeypatch):
     from fmapper.files.urls import Url
 
     monkeypatch.setattr(Url, "read_range", lambda self, start, stop: bytes(stop - start))
-    with pytest.raises(fmapper.CheckpointError, match=r"a\.w: was written, and reads otherwise"):
+    with pytest.raises(
+        fmapper.CheckpointError,
+        match=r"a\.w: reads back differently than it was "
+        "written",
+    ):
         convert_checkpoint(tmp_path / "x.safetensors", f"{place}/x.safetensors")
     assert not fsspec.filesystem("memory").exists("/here/x.safetensors")
 

@@ -189,14 +189,14 @@ def test_what_differs_is_not_saved(
         ("Net", ["--example", "ones(5, 3)"], "Net"),
         ("Noise", ["--example", "ones(3)"], "draws random numbers"),
         ("double", ["--example", "ones(1)"], "function cannot be converted to jax"),
-        ("X", ["--example", "ones(1)"], "no model whose program can be recorded"),
+        ("X", ["--example", "ones(1)"], "not a model that can be recorded"),
         ("Nothing", [], "there is no Nothing in"),
         ("Net", ["--example", "one(1)"], "'one' is not known"),
         ("Net", ["--kwargs", "randn(1)"], "expected a dict by name"),
         ("Net", ["--kwargs", "{{1: 2}}"], "expected a dict by name"),
         ("Net", ["--to", "abacus"], "abacus"),
         ("Net", ["--to", "torch", "--example", "randn(2, 4)"], "a model of that already"),
-        ("Net", ["--out", "/no/such/x.safetensors"], "there is no folder"),
+        ("Net", ["--out", "/no/such/x.safetensors"], "the folder .* does not exist"),
     ],
 )
 def test_errors_are_words_and_a_status(

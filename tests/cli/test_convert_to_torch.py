@@ -127,7 +127,7 @@ def test_what_differs_is_not_saved(
     [
         ("branching", ["--example", "ones(1)"], "branch on a value"),
         ("function", ["--example", "ones(5, 3)"], "layer cannot be recorded"),
-        ("weights", ["--example", "ones(1)"], "no model whose program can be recorded"),
+        ("weights", ["--example", "ones(1)"], "not a model that can be recorded"),
     ],
 )
 def test_errors_are_words_and_a_status(

@@ -112,7 +112,7 @@ def test_a_file_does_not_take_the_place_of_a_module(tmp_path: Path) -> None:
         ("{file}:nothing", "there is no nothing in .*There is .*make, model"),
         ("{file}:model.nothing", "there is no nothing in Scale"),
         ("{file}:Needy", "is a class that needs width"),
-        ("{file}:Broken", "making the model failed: RuntimeError: no weights"),
+        ("{file}:Broken", "creating the model failed: RuntimeError: no weights"),
     ],
 )
 def test_what_cannot_be_loaded(file: Path, target: str, words: str) -> None:
@@ -232,7 +232,7 @@ def test_inputs_from_a_file(file: Path, name: str, bytes_in: int) -> None:
         (["{file}:model", "--inputs", "ones(1)", "--devices", "what"], "is not a device"),
         (
             ["{file}:model", "--inputs", "ones(1)", "--json", "/no/such/x.json"],
-            "there is no folder",
+            "the folder .* does not exist",
         ),
         (["{file}:Needy", "--inputs", "ones(1)"], "is a class that needs width"),
     ],

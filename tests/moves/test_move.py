@@ -600,8 +600,8 @@ HOLDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "set": (lambda: {Plain(w=np.ones(2))}, r"set holds arrays in its items"),
     "frozenset": (lambda: frozenset([Plain(w=np.ones(2))]), r"frozenset holds arrays"),
     "mapping_proxy": (lambda: types.MappingProxyType({"w": np.ones(2)}), r"mappingproxy.*\['w'\]"),
-    "list_attribute": (_named_list, r"NamedList holds arrays in \.scale, beside its items"),
-    "beside_the_fields": (_extra_field, r"Extra holds arrays in \.cache, beside its fields"),
+    "list_attribute": (_named_list, r"NamedList holds arrays in \.scale, besides its items"),
+    "beside_the_fields": (_extra_field, r"Extra holds arrays in \.cache, besides its fields"),
     "wrapped": (lambda: functools.lru_cache(_closure()), r"holds arrays in"),
 }
 

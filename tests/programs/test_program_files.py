@@ -365,7 +365,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
         (lambda a: a["program"].pop("graph"), "program: graph is missing"),
         (lambda a: a["program"].update(more=1), "a program has no 'more'"),
         (lambda a: a.pop("program"), "program: is not an object"),
-        (lambda a: a.update(version=2), "later fmapper"),
+        (lambda a: a.update(version=2), "newer fmapper"),
         (lambda a: a.update(version="1"), "has no version"),
         (lambda a: a.update(parameters=["nobody"]), r"parameters\[0\]: there is no array 'nobody'"),
         (lambda a: a.update(parameters=[]), r"program.inputs\[0\].target: there is no parameter"),

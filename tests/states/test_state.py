@@ -99,7 +99,7 @@ def test_load_state_lists_everything_that_does_not_fit():
     with pytest.raises(StructureMismatchError) as caught:
         load_state(tree, given)
     for line in (
-        "layers.1.b: missing in the state",
+        "layers.1.b: missing from the state",
         "extra: in the state, but not in the tree",
         "layers.0.b: shape (3,) in the state, (2,) in the tree",
         "n: str is not an array",

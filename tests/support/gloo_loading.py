@@ -87,5 +87,7 @@ def check_each_process_writes_its_part() -> None:
 
 def check_formats_that_one_process_writes_are_refused() -> None:
     tree = fmapper.shard({"w": torch.ones(8)}, MESH, {"w": ("data",)})
-    with pytest.raises(fmapper.CheckpointError, match="several processes write safetensors"):
+    with pytest.raises(
+        fmapper.CheckpointError, match="several processes can write only safetensors"
+    ):
         fmapper.save(tree, FOLDER / "tree.npz")

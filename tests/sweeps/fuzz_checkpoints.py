@@ -172,7 +172,7 @@ def pack(file: Path, data: bytes, rng: random.Random) -> None:
         )
         made.writestr("w.npy", damage(header + data[:48], rng))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a name that is there twice
+            warnings.simplefilter("ignore")  # of a name that occurs twice
             made.writestr(rng.choice(["w.npy", "../w.npy", "/w.npy", "v.npy"]), b"0" * 100_000)
 
 

@@ -118,7 +118,7 @@ def format_of(place: Place, name: str | None = None) -> Format:
         CheckpointError: It is in none that is known here.
     """
     if not place.exists():
-        raise FileNotFoundError(f"{place}: there is no such file or folder")
+        raise FileNotFoundError(f"{place}: no such file or folder")
     path = cast(Path, place)
     for candidate in formats():
         if not (candidate.urls or isinstance(place, Path)):
@@ -129,16 +129,18 @@ def format_of(place: Place, name: str | None = None) -> Format:
     if name is not None:
         return format_for(path, name)
     if isinstance(place, Url):
-        raise CheckpointError(f"{place}: holds no safetensors, which alone is read from URLs")
+        raise CheckpointError(
+            f"{place}: contains no safetensors, the only format that can be read from URLs"
+        )
     known = ", ".join(f"{one.name} ({' '.join(one.endings) or 'a folder'})" for one in formats())
-    raise CheckpointError(f"{path}: is in no format that is known here. Known: {known}.")
+    raise CheckpointError(f"{path}: is not in a known format. Known formats: {known}.")
 
 
 def _needs_a_file(url: Place, name: str) -> CheckpointError:
     return CheckpointError(
-        f"{url}: {name} is in a real file or folder, and not behind a URL: its reader and writer "
-        "seek in it. Copy it, as with fsspec.filesystem(...).get(...) or .put(...); safetensors "
-        "goes to URLs and from them."
+        f"{url}: {name} needs a local file or folder instead of a URL, because its reader and "
+        f"writer seek. Copy it first, for example with"
+        " fsspec.filesystem(...).get(...) or .put(...); only safetensors supports URLs."
     )
 
 
@@ -162,14 +164,15 @@ def _format_for(path: Path, name: str | None) -> Format:
                 return candidate
         endings = ", ".join(ending for one in formats() for ending in one.endings)
         raise ValueError(
-            f"{path}: which format? Give format=..., or a name that ends with one of {endings}."
+            f"{path}: cannot determine the format. Pass format=..., or a name that ends with one "
+            f"of {endings}."
         )
     for candidate in formats():
         if candidate.name == name:
             return candidate.for_path(path)
     names = sorted({one.name for one in formats()})
     hint = did_you_mean(name, names)
-    raise ValueError(f"{name!r} is not a format.{hint} There are: {', '.join(names)}.")
+    raise ValueError(f"{name!r} is not a format.{hint} Known formats: {', '.join(names)}.")
 
 
 def merge_ties(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -63,8 +63,8 @@ class Gguf(Format):
     def write(self, out: Writer, contents: Contents) -> None:
         """Refuses."""
         raise CheckpointError(
-            "GGUF is read and not written: write safetensors, and llama.cpp's "
-            "convert_hf_to_gguf.py makes GGUF of it"
+            "GGUF can be read, but not written: save safetensors, and convert them with "
+            "llama.cpp's convert_hf_to_gguf.py"
         )
 
 
@@ -77,5 +77,5 @@ def _array(file: SourceFile, entry: GgufEntry) -> LazyArray:
         shape = (*entry.shape[:-1], width)
         stored = StoredArray(file, entry.start, shape, "uint8")
     if entry.start + stored.nbytes > file.size:
-        raise CheckpointError("ends behind the end of the file")
+        raise CheckpointError("ends past the end of the file")
     return stored if entry.type in _PLAIN else Ggml(stored, kind)

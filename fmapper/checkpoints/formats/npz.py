@@ -127,7 +127,7 @@ def _read(path: Path) -> Contents:
             if member.filename == _ABOUT:
                 continue
             if name in arrays:
-                raise Misfit(f"{show(name)} is there twice")
+                raise Misfit(f"{show(name)} occurs twice")
             arrays[name] = _member(archive, file, member, dtypes.get(name))
     ties, values = about_from_text(about.get("about", ""), arrays)
     return Contents(arrays, ties, values, about.get("metadata", {}), (path,))
@@ -167,18 +167,18 @@ def _member(
         shape, fortran, found = getattr(np.lib.format, read)(stream, max_header_size=_MOST_HEADER)
         header_size = stream.tell()
     if found.hasobject or found.kind not in "biufcV":
-        raise Misfit(f"{show(name)} holds objects or text: its pickle is not read")
+        raise Misfit(f"{show(name)} holds objects or text, and pickles are not read")
     if dtype is not None:
         wanted = numpy_dtype(_check_dtype(dtype))
         if wanted.itemsize != found.itemsize:
             raise Misfit(f"{show(name)} is not of dtype {show(dtype)}")
         found = wanted
     if found.kind == "V" and dtype is None:
-        raise Misfit(f"{show(name)} has a dtype that is not of numbers")
+        raise Misfit(f"{show(name)} has a dtype that is not numeric")
     if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 64:
-        raise Misfit(f"{show(name)} has a size that is not one")
+        raise Misfit(f"{show(name)} has an invalid size")
     if header_size + math.prod(shape) * found.itemsize != member.file_size:
-        raise Misfit(f"{show(name)}: its place does not fit its size")
+        raise Misfit(f"{show(name)}: its offsets do not fit its size")
     stored_shape = shape[::-1] if fortran else shape
     if found.byteorder == ">":
         raise Misfit(f"{show(name)} has the most significant byte first")

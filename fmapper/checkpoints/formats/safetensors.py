@@ -84,7 +84,9 @@ class SafetensorsFolder(Format):
             found, own = _read_file(file_in(path, name))
             for twice in found:
                 if twice in arrays:
-                    raise CheckpointError(f"{path / name}: {show(twice)} is in another shard, too")
+                    raise CheckpointError(
+                        f"{path / name}: {show(twice)} is in another shard as well"
+                    )
             arrays |= found
             metadata |= own
         for array, name in (index or {}).items():
@@ -196,13 +198,13 @@ def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str
     if type(about) is not dict or type(about.get("version")) is not int:
         raise Misfit("has no version")
     if about["version"] > 1:
-        raise Misfit("is written by a later fmapper")
+        raise Misfit("was written by a newer fmapper")
     ties, values = about.get("ties", {}), about.get("values", {})
     if type(ties) is not dict or type(values) is not dict:
         raise Misfit("has no ties, or no values")
     for name, first in ties.items():
         if type(first) is not str or first not in arrays or name in arrays:
-            raise Misfit(f"{show(name)} is tied to {show(first)}, which is not there")
+            raise Misfit(f"{show(name)} is tied to {show(first)}, which is missing")
     taken = {*arrays, *ties}
     for name, value in values.items():
         if type(value) is dict and value.get("float") in ("inf", "-inf", "nan"):

@@ -45,12 +45,12 @@ def save(target: Place, form: Format, contents: Contents, spread: Spread) -> Non
     """Writes a checkpoint jointly with the other processes, which call this too."""
     if isinstance(target, Url) or not isinstance(form, Safetensors | SafetensorsFolder):
         raise CheckpointError(
-            f"{target}: several processes write safetensors to a file system that they share; for "
-            f"{form.name} bring the arrays together first, or use what the framework has for that."
+            f"{target}: several processes can write only safetensors, to a file system that they "
+            f"share; for {form.name}, gather the arrays first, or use the framework itself."
         )
     is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
     if form.is_folder and not is_free:  # every process sees that
-        raise FileExistsError(f"{target} is there already, and not an empty folder")
+        raise FileExistsError(f"{target} already exists and is not an empty folder")
     (adapter, _, _) = next(iter(spread.values()))
     rank, count = adapter.process()
     files, texts = layout(form, contents, target.name)

@@ -286,7 +286,9 @@ class Writer:
 
             for wrong in in_order(is_same, _in_panels(self._written)):
                 if wrong is not None:
-                    raise CheckpointError(f"{path}: {wrong}: was written, and reads otherwise")
+                    raise CheckpointError(
+                        f"{path}: {wrong}: reads back differently than it was written"
+                    )
 
 
 def _buffer(nbytes: int) -> memoryview:

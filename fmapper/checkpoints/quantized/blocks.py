@@ -83,7 +83,7 @@ def expect(array: LazyArray, what: str, ndim: int | None, dtypes: Sequence[str])
     if array.dtype.name not in dtypes or (ndim is not None and array.ndim != ndim):
         dims = "" if ndim is None else f" of {ndim} dimensions"
         raise CheckpointError(
-            f"{what} are {array.dtype.name}{list(array.shape)}, and not {' or '.join(dtypes)}{dims}"
+            f"{what} are {array.dtype.name}{list(array.shape)}, not {' or '.join(dtypes)}{dims}"
         )
 
 

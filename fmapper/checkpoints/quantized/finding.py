@@ -76,7 +76,9 @@ def find_quantized(
             continue
         new = found[name].name if name in found else name
         if new in result:
-            raise CheckpointError(f"{new}: there is a quantised array of this name and another")
+            raise CheckpointError(
+                f"{new}: there are a quantised array and another array of this name"
+            )
         if name in found:
             result[new] = _make(found[name], arrays)
         elif isinstance(array, Ggml):
@@ -172,7 +174,8 @@ def _torchao(name: str, arrays: Arrays, config: Config) -> _Found | None:
         layout = _as_torchao_says(layout, new, about)
     elif zeros in arrays and arrays[zeros].dtype.kind not in "iu":  # those of an Int4Tensor
         raise CheckpointError(
-            f"{new}: what its zeros mean is in the metadata of its file: pass that"
+            f"{new}: the meaning of its zeros is stated in the metadata of its file: pass the "
+            f"checkpoint itself"
         )
     return _Found(new, layout, (values, scales) if is_float else (values, scales, zeros))
 

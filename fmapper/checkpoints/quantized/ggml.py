@@ -88,6 +88,6 @@ def _package() -> Any:
         import gguf.quants
     except ImportError:
         raise BackendUnavailableError(
-            "the blocks of GGUF are read with gguf, which is not installed: pip install gguf"
+            "the blocks of GGUF need the package gguf, which is not installed: pip install gguf"
         ) from None
     return gguf

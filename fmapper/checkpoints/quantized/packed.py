@@ -157,7 +157,9 @@ class Gptq(Dequantize):
         if index:
             at = index[0]
             if at.min() < 0 or at.max() >= len(scales):
-                raise CheckpointError(f"g_idx names a group that is none of {len(scales)}")
+                raise CheckpointError(
+                    f"g_idx names a group that does not exist: there are {len(scales)}"
+                )
         else:
             at = np.arange(top, bottom) // self.group - top // self.group
         shifts = range(0, _WORD, self.bits)

@@ -103,7 +103,7 @@ def read_toml(text: str) -> list[Rule]:
         CheckpointError: It holds none.
     """
     if len(text) > _MOST_BYTES:
-        raise CheckpointError(f"rules of {len(text)} characters; {_MOST_BYTES} are allowed")
+        raise CheckpointError(f"rules of {len(text)} characters exceed the limit of {_MOST_BYTES}")
     bare = _STRING.sub("", text)
     if '"""' in text or "'''" in text or "{" in bare:
         raise CheckpointError("the rules have strings of several lines, or tables in a line")

@@ -103,7 +103,7 @@ class _Reader:
     def _name(self, keys: tuple[str, ...], contents: Contents) -> str:
         name = ".".join(keys)
         if name in contents.arrays or name in contents.values:
-            raise self.misfit(f"{ascii(name)[:60]} is there twice")
+            raise self.misfit(f"{ascii(name)[:60]} occurs twice")
         return name
 
     def item(self, keys: tuple[str, ...], contents: Contents) -> Any:
@@ -210,7 +210,7 @@ class _Reader:
             raise self.misfit("an array of too many dimensions")
         shape = [self.item((), Contents({})) for _ in range(size)]
         if not all(type(n) is int and n >= 0 for n in shape):
-            raise self.misfit("an array with a size that is not one")
+            raise self.misfit("an array with an invalid size")
         return shape
 
 

@@ -248,7 +248,7 @@ class _Part(io.RawIOBase):
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         size = file.seek(0, io.SEEK_END)
         if not 0 <= int(start) <= int(start) + int(length) <= size:
-            raise CheckpointError(f"{file.name}: a piece lies behind its end")
+            raise CheckpointError(f"{file.name}: a piece ends past the end of the file")
         self._file, self._start, self._length, self._at = file, int(start), int(length), 0
 
     def readable(self) -> bool:

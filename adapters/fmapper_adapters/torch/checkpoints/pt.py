@@ -132,7 +132,7 @@ class PtFolder(Format):
             part = PtFile().read(file_in(path, name))
             twice = sorted({*whole.arrays, *whole.ties} & {*part.arrays, *part.ties})
             if twice:
-                raise CheckpointError(f"{path / name}: {twice[0]!a} is in another file, too")
+                raise CheckpointError(f"{path / name}: {twice[0]!a} is in another file as well")
             whole.arrays |= part.arrays
             whole.ties |= part.ties
             whole.values |= part.values
