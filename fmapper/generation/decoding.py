@@ -105,18 +105,19 @@ class Decoding:
         """
         if self.num_beams > 1 and self.do_sample:
             raise ConversionError(
-                f"do_sample=True with num_beams={self.num_beams}: beam search draws no tokens "
-                "here: pass do_sample=False, or num_beams=1"
+                f"do_sample=True with num_beams={self.num_beams}: beam search with sampling is "
+                f"not supported: pass do_sample=False, or num_beams=1"
             )
         if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
             raise ConversionError(
                 f"num_return_sequences={self.num_return_sequences} is more than "
-                f"num_beams={self.num_beams}: beam search has no other answers"
+                f"num_beams={self.num_beams}: beam search returns at most num_beams sequences"
             )
         if self.num_beams == 1 and self.num_return_sequences > 1 and not self.do_sample:
             raise ConversionError(
-                f"num_return_sequences={self.num_return_sequences}: greedy search has one answer. "
-                "Pass do_sample=True, or num_beams"
+                f"num_return_sequences={self.num_return_sequences}: greedy search returns a "
+                f"single sequence. Pass"
+                " do_sample=True, or num_beams"
             )
 
     def with_options(self, options: Mapping[str, Any]) -> Decoding:
@@ -164,7 +165,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
             if not _is_idle(name, value):
                 missing.append(f"{name}={value!r}: {_REFUSED[name][1]}")
         elif name not in _IDLE or value != _IDLE[name]:
-            missing.append(f"{name}={value!r}: nothing does that here")
+            missing.append(f"{name}={value!r}: this is not supported")
     if known.get("pad_token_id") is None and known.get("eos_token_id") is not None:
         stops = known["eos_token_id"]
         known["pad_token_id"] = stops if isinstance(stops, int) else stops[0]
@@ -180,25 +181,25 @@ _OF_SAMPLES = (
 
 # What is refused, with the value that asks for nothing, and the way out.
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "num_beam_groups": (1, "groups of beams are not done here: leave it out"),
-    "diversity_penalty": (0.0, "groups of beams are not done here: leave it out"),
+    "num_beam_groups": (1, "groups of beams are not supported: omit it"),
+    "diversity_penalty": (0.0, "groups of beams are not supported: omit it"),
     "guidance_scale": (
         1.0,
-        "guidance takes a second run of the model: leave it out, or write a module whose prefill "
-        "and step do it",
+        "guidance needs a second run of the model: omit it, or write a module whose prefill and "
+        "step implement it",
     ),
     "stop_strings": (
         None,
-        "there is no tokenizer here: give the tokens as eos_token_id, or stop a stream",
+        "a generator has no tokenizer: pass the tokens as eos_token_id, or stop a stream",
     ),
     "max_time": (None, "a compiled loop has no clock: stop a stream instead"),
-    "watermarking_config": (None, "nothing is marked here: leave it out"),
-    "penalty_alpha": (None, "contrastive search is not done here: leave it out"),
-    "dola_layers": (None, "layers are not contrasted here: leave it out"),
-    "prompt_lookup_num_tokens": (None, "tokens are computed one by one here: leave it out"),
-    "token_healing": (False, "there is no tokenizer here: heal the prompt before"),
-    "constraints": (None, "constraints on beams are not done here: leave it out"),
-    "force_words_ids": (None, "constraints on beams are not done here: leave it out"),
+    "watermarking_config": (None, "watermarking is not supported: omit it"),
+    "penalty_alpha": (None, "contrastive search is not supported: omit it"),
+    "dola_layers": (None, "contrasting layers is not supported: omit it"),
+    "prompt_lookup_num_tokens": (None, "drafting several tokens is not supported: omit it"),
+    "token_healing": (False, "a generator has no tokenizer: heal the prompt first"),
+    "constraints": (None, "constraints on beams are not supported: omit it"),
+    "force_words_ids": (None, "constraints on beams are not supported: omit it"),
 }
 
 

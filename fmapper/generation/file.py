@@ -68,13 +68,13 @@ def load_generation(path: str | os.PathLike[str]) -> Generation:
 
 def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
     if type(metadata.get(_KEY)) is not str:
-        raise Misfit("holds a program, and not a generator: load_program reads it")
+        raise Misfit("contains a program, not a generator: read it with load_program")
     about = read_json(metadata[_KEY])
     if type(about) is not dict or _get(about, "version", int) != _VERSION:
         raise Misfit("is of another version", _KEY)
     has_prefill = _get(about, "has_prefill", bool)
     if has_prefill != (program.evaluation is not None):
-        raise Misfit("has another number of programs than it says", _KEY)
+        raise Misfit("contains another number of programs than it states", _KEY)
     padding = _get(about, "padding", str)
     if padding not in ("left", "right"):
         raise Misfit(f"{show(padding)} is neither left nor right", _KEY)
@@ -94,7 +94,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         name=program.name,
     )
     if found.max_length * found.batch > _MOST or found.columns * found.batch > _MOST:
-        raise Misfit("there are more places for tokens than any machine has", _KEY)
+        raise Misfit("the cache is larger than any memory", _KEY)
     if found.lengths != tuple(sorted({*found.lengths} - {0})):
         raise Misfit("the lengths are not in order", _KEY)
     if len(found.start) >= found.max_length:
@@ -125,7 +125,7 @@ def _integers(about: Mapping[str, Any], key: str, below: int) -> tuple[int, ...]
 
 def _read_decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
     if not set(given) <= set(asdict(Decoding())):  # files of before have fewer
-        raise Misfit("the way to choose tokens has other names", _KEY)
+        raise Misfit("the decoding options have unexpected names", _KEY)
     if any(type(v) is list and len(v) > _MOST_TOKENS for v in given.values()):
         raise Misfit("a list of tokens is too long", _KEY)
     try:
@@ -150,7 +150,7 @@ def _check_together(generation: Generation) -> None:
     cache = _part(step.in_spec, 0, 1)
     users = [i for i in step.inputs if i.kind == "user"]
     if any(i.kind == "static" for i in step.inputs) or not users or cache is None:
-        raise Misfit("the program of a step takes other things than a token and a cache")
+        raise Misfit("the program of a step has inputs other than a token and a cache")
     if users[0].shape != (generation.batch,) or len(users) != 1 + len(cache.leaf_paths()):
         raise Misfit("the program of a step is not for this batch")
     columns = (
@@ -158,18 +158,18 @@ def _check_together(generation: Generation) -> None:
     )
     for program in filter(None, (generation.prefill, step)):
         if program.out_spec.kind != "dict" or program.out_spec.keys != ("logits", "cache"):
-            raise Misfit("a program does not give logits and a cache")
+            raise Misfit("a program does not return logits and a cache")
         if program.out_spec.children[0].kind != "leaf" or program.out_spec.children[1] != cache:
-            raise Misfit("the cache that a program gives is not the one that a step takes")
+            raise Misfit("the cache that a program returns differs from the one that a step takes")
         logits = {call.name: call.result for call in program.graph.calls}.get(
             _name_of_logits(program)
         )
         if not logits or logits[0][1] != (generation.batch, generation.vocabulary):
-            raise Misfit("a program gives logits of another shape than the generator says")
+            raise Misfit("a program returns logits of another shape than the generator states")
         if any(output.kind != "user" for output in program.outputs):
             raise Misfit("a program changes the model")
     if generation.prefill and (len(columns) != 2 or columns[0].shape != columns[1].shape):
-        raise Misfit("the program of a prompt takes other things than tokens and a mask")
+        raise Misfit("the program of a prompt has inputs other than tokens and a mask")
 
 
 def _name_of_logits(program: Program) -> str:

@@ -109,8 +109,9 @@ class Generator(ABC):
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
         if decoding.num_beams > 1:
             raise ProgramInputError(
-                f"{self.generation.name}: beam search knows its text at the end alone. Call the "
-                "generator, or pass num_beams=1."
+                f"{self.generation.name}: beam search knows its text only at the end. Call the "
+                f"generator,"
+                " or pass num_beams=1."
             )
         return self._stream(given, decoding, stops, self._count(decoding, given), key)
 
@@ -188,9 +189,9 @@ class Generator(ABC):
             return room
         if count > room:
             raise ProgramInputError(
-                f"{self.generation.name}: max_new_tokens={count} after {start} tokens is more than "
-                f"the cache holds, max_length={self.max_length}. Ask for {room}, or make the "
-                f"generator with max_length={start + count}."
+                f"{self.generation.name}: max_new_tokens={count} after {start} tokens exceeds the "
+                f"cache, max_length={self.max_length}. Request {room}, or create the generator with"
+                f" max_length={start + count}."
             )
         return count
 
@@ -234,7 +235,7 @@ def generator(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConversionError(f"{name}={value!r} must be a number from 1 on")
     if max_length < 2:
-        raise ConversionError("max_length=1 has no place for a new token")
+        raise ConversionError("max_length=1 leaves no room for a new token")
     Decoding().with_options(options_of(options))  # says what is wrong before it takes time
     target = _target(to)
     if isinstance(model, str | os.PathLike):
@@ -244,8 +245,8 @@ def generator(
     source = source_of(model)
     if source is None:
         raise ConversionError(
-            f"{type(model).__name__} is not a model of a framework that is loaded, of which a "
-            "generator is made"
+            f"{type(model).__name__} is not a model of a loaded framework, so no generator can be "
+            f"created from it"
         )
     with step(f"recording {type(model).__name__} for {target.name}"):
         found = _record(source, target, model, max_length, batch, check, options_of(options))
@@ -283,7 +284,7 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
     if left:
         lines = "\n".join(f"  {line}" for line in left)
         warn(
-            f"{generation.name}: its generation_config asks for what is not done here:\n{lines}",
+            f"{generation.name}: its generation_config requests unsupported options:\n{lines}",
             ConversionWarning,
         )
     return target.from_generation(generation, decoding, user_lowerings(target), **others)
@@ -307,7 +308,7 @@ def _target(to: str | None) -> Models:
             continue
         if _generates(adapter):
             return adapter
-    raise BackendUnavailableError("no framework that is installed here has generators")
+    raise BackendUnavailableError("no installed framework supports generators")
 
 
 def _generates(adapter: Models) -> bool:

@@ -51,8 +51,9 @@ def read(
     if rows * copies > generation.batch:
         each = f", of which each takes {copies} rows," if copies > 1 else ""
         raise ProgramInputError(
-            f"{name}: {rows} prompts{each} were given to a generator of batch={generation.batch}. "
-            f"Make one with batch={rows * copies}, or give them in parts."
+            f"{name}: {rows} prompts{each} were passed to a generator with "
+            f"batch={generation.batch}. Create one with batch={rows * copies}, or pass them in "
+            f"several calls."
         )
     tokens, mask = np.repeat(tokens, copies, 0), np.repeat(mask, copies, 0)
     rows = len(tokens)
@@ -60,23 +61,25 @@ def read(
         raise ProgramInputError(f"{name}: the prompts are empty: {tokens.shape}")
     if width > generation.columns:
         raise ProgramInputError(
-            f"{name}: a prompt of {width} tokens is longer than the encoder takes, which is "
-            f"{generation.columns}."
+            f"{name}: a prompt of {width} tokens is longer than the {generation.columns} tokens "
+            f"that the encoder accepts."
             if encodes
             else f"{name}: a prompt of {width} tokens is longer than the cache, which holds "
-            f"{generation.max_length}. Make the generator with a larger max_length."
+            f"{generation.max_length}. Create the generator"
+            f" with a larger max_length."
         )
     if tokens.min() < 0 or tokens.max() >= generation.vocabulary:
         wrong = tokens.min() if tokens.min() < 0 else tokens.max()
         raise ProgramInputError(
-            f"{name}: input_ids has the token {wrong}; there are {generation.vocabulary}"
+            f"{name}: input_ids contains the token {wrong}, but the vocabulary has "
+            f"{generation.vocabulary} tokens"
         )
     if not mask.any(1).all():
-        raise ProgramInputError(f"{name}: attention_mask leaves nothing of a row")
+        raise ProgramInputError(f"{name}: attention_mask masks out an entire row")
     if not encodes and not mask[:, -1].all():
         raise ProgramInputError(
             f"{name}: prompts are padded on the right, so that new tokens would not follow them. "
-            "Pad them on the left (padding_side='left' of a tokenizer), or give lists."
+            "Pad them on the left (padding_side='left' of a tokenizer), or pass lists."
         )
     size = generation.bucket(width)
     left = size - width if generation.padding == "left" else 0
@@ -107,8 +110,8 @@ def _arrays(
     tokens = np.atleast_2d(np.asarray(to_numpy(input_ids)))
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise ProgramInputError(
-            f"{name}: input_ids are integers of shape (rows, width), {tokens.dtype} of shape "
-            f"{tokens.shape} was given"
+            f"{name}: expected input_ids as integers of shape (rows, width), got {tokens.dtype} "
+            f"of shape {tokens.shape}"
         )
     if attention_mask is None:
         pad = decoding.pad_token_id

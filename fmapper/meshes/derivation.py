@@ -59,7 +59,7 @@ def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> 
     program = model if isinstance(model, Program) else program_of(model)
     if program is None:
         raise PlacementError(
-            f"a {type(model).__name__} has no program that rules could be derived from: convert it"
+            f"a {type(model).__name__} has no program from which rules could be derived: convert it"
         )
     meanings = read_names(names, sizes)
     return derive_axes(program, {word: parts_of(axes, sizes) for word, axes in meanings.items()})

@@ -149,7 +149,7 @@ def device_map(
     """
     budget = {device: _amount(device, amount) for device, amount in max_memory.items()}
     if not budget:
-        raise PlacementError("max_memory= names no device: give bytes for each of them.")
+        raise PlacementError("max_memory= names no device: pass the bytes of each device.")
     if no_split is None:
         no_split = getattr(model, "_no_split_modules", None) or ()
     whole = {no_split} if isinstance(no_split, str) else set(no_split)
@@ -167,8 +167,9 @@ def device_map(
             more = f", {1 + ahead} are to be there at once" if ahead else ""
             raise PlacementError(
                 f"the largest layer has {readable_bytes(largest)}{more}, and {first} may take "
-                f"{readable_bytes(int(budget[first]))}: no layer could be brought there. Give it "
-                "more in max_memory=, or name fewer classes in no_split=."
+                f"{readable_bytes(int(budget[first]))}: no layer would fit there. Increase it in "
+                f"max_memory=,"
+                " or name fewer classes in no_split=."
             )
         room = needed
 
@@ -246,8 +247,9 @@ class _Filling:
                 return [p for child in children for p in self._merge(child, self._place(child))]
             self.waiting.pop(0)
         raise PlacementError(
-            f"{part.path or 'the model'} ({readable_bytes(part.size())}) fits on no device that is "
-            f"left of {', '.join(map(str, self.free))}. Give more in max_memory=, plan for a "
+            f"{part.path or 'the model'} ({readable_bytes(part.size())}) does not fit on any of "
+            f"the remaining devices"
+            f" {', '.join(map(str, self.free))}. Increase max_memory=, plan for a "
             'smaller dtype=, or add "cpu": None or "disk": None.'
         )
 
@@ -315,6 +317,6 @@ def _amount(device: Any, amount: int | str | None) -> float:
     elif amount >= 0:
         return amount
     raise PlacementError(
-        f"max_memory[{device!r}]={amount!r}: give bytes, such as 1000, '1.5GiB' or '800MB'; None "
-        "for no limit."
+        f"max_memory[{device!r}]={amount!r}: pass bytes, such as 1000, '1.5GiB' or '800MB', or "
+        f"None for no limit."
     )

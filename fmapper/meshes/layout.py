@@ -36,8 +36,8 @@ def adapter_of_mesh(mesh: Any) -> Meshes | None:
         if adapter.mesh_axes(mesh) is not None:
             return adapter
     raise TypeError(
-        f"{mesh!r} is not a mesh: give a jax.sharding.Mesh, as jax.make_mesh makes it, or torch's "
-        "DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes it."
+        f"{mesh!r} is not a mesh: pass a jax.sharding.Mesh from jax.make_mesh, or torch's "
+        f"DeviceMesh from torch.distributed.device_mesh.init_device_mesh."
     )
 
 
@@ -118,7 +118,8 @@ def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tupl
         if word not in names:
             raise PlacementError(
                 f"{word!r} is neither an axis of the mesh ({', '.join(mesh)}) nor a name that "
-                f"names= gives a meaning, as in names={{{word!r}: {next(iter(mesh), 'model')!r}}}"
+                f"names= translates, as in"
+                f" names={{{word!r}: {next(iter(mesh), 'model')!r}}}"
             )
         found += names[word]
     return tuple(found)

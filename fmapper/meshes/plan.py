@@ -150,7 +150,7 @@ class ShardPlan:
             f"{readable_bytes(self.nbytes_per_device)} on each of {self.devices} devices"
         )
         if self.sums:
-            table.caption += f"\na forward pass adds up between devices {len(self.sums)} times"
+            table.caption += f"\na forward pass sums over devices {len(self.sums)} times"
         return table
 
 

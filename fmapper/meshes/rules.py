@@ -112,7 +112,7 @@ class Found:
         for rule in rules:
             if not isinstance(rule, str | type):
                 raise PlacementError(
-                    f"a rule names its arrays by a path pattern or a class, not by {rule!r}."
+                    f"a rule selects arrays by a path pattern or a class, not by {rule!r}."
                 )
         order = {rule: at for at, rule in enumerate(sorted(rules, key=lambda r: r == "*"))}
         met: dict[Any, str] = {}
@@ -142,9 +142,10 @@ class Found:
                 self.rules[id(array)] = said
             elif said[1] != _NO_RULE and _plain(known[0]) != _plain(said[0]):
                 raise PlacementError(
-                    f"{self.where(array)} and {format_keys(KeyPath.from_link(link))} are one "
-                    f"array, but the rule {known[1]} says {known[0]!r} and the rule {said[1]} "
-                    f"says {said[0]!r}. Have both say the same, or untie them."
+                    f"{self.where(array)} and {format_keys(KeyPath.from_link(link))} are the same "
+                    f"array, but the rule"
+                    f" {known[1]} says {known[0]!r} and the rule {said[1]} "
+                    f"says {said[0]!r}. Make both rules agree, or untie the arrays."
                 )
 
         self._meet = meet  # type: ignore[method-assign]
@@ -162,8 +163,9 @@ class Found:
                 problems.append(f"the rule {_name(rule)} matches no array.{close}")
             elif rule not in won:
                 problems.append(
-                    f"the rule {_name(rule)} comes too late: those before it take all that it "
-                    f"matches, such as {met[rule]}. The first match wins, so put it before them."
+                    f"the rule {_name(rule)} never applies: earlier rules match all of its "
+                    f"arrays, such as"
+                    f" {met[rule]}. The first match applies, so move it before them."
                 )
         if problems:
             raise PlacementError("\n".join(problems))
@@ -208,12 +210,12 @@ class Found:
 
 _NOTHING_SAID = {
     MODEL: (
-        "nothing in this tree says how it is divided: models of transformers do (tp_plan), what is "
-        "converted from them, and variables of Flax with axes in their metadata. Write rules, "
+        "nothing in this tree specifies its sharding, as transformers models do (tp_plan), models "
+        "converted from them, and Flax variables with axes in their metadata. Write rules, "
         'such as {"up_proj.weight": ("model", None)}, or have them derived: rules="derive".'
     ),
     DERIVE: (
-        "nothing in this tree has a program that rules could be derived from: convert the model, "
+        "nothing in this tree has a program from which rules could be derived: convert the model, "
         'or write rules, such as {"up_proj.weight": ("model", None)}.'
     ),
 }
@@ -246,7 +248,7 @@ def _layout(array: Any) -> Rule:
 def _pattern(text: str) -> re.Pattern[str]:
     """Compiles a pattern that matches whole keys anywhere in a name."""
     if _RANGE.search(text):
-        raise PlacementError(f"{text!r}: a rule for a mesh has no ranges of indices; write `*`.")
+        raise PlacementError(f"{text!r}: rules for a mesh do not support slices; write `*`.")
     dotted = _INDEX.sub(lambda found: f".{found[1]}", text)
     body = ".*".join(map(re.escape, dotted.strip(".").split("*")))
     return re.compile(rf"(?:^|\.){body}(?:\.|$)" if body != ".*" else "")

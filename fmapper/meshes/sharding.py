@@ -152,8 +152,9 @@ class Sharding(Router):
     def _needs_mesh(self) -> Meshes:
         if self._adapter is None:
             raise PlacementError(
-                f"{self.mesh!r} says how large a mesh is, which is enough for a plan; to divide "
-                "arrays, give a jax.sharding.Mesh or torch's DeviceMesh."
+                f"{self.mesh!r} states only the sizes of a mesh, which is enough for a plan; to "
+                f"shard arrays, pass a"
+                " jax.sharding.Mesh or torch's DeviceMesh."
             )
         return self._adapter
 
@@ -193,7 +194,7 @@ class Sharding(Router):
                 raise PlacementError(
                     f"dimension {at} of {tuple(shape)} does not divide evenly by "
                     f"{parts_of(spec[at], self.axes)}, the size of {axes}; "
-                    "uneven='replicate' leaves such a dimension whole"
+                    "uneven='replicate' leaves such a dimension unsharded"
                 )
             spec = (*spec[:at], (), *spec[at + 1 :])
         return spec

@@ -205,7 +205,7 @@ def carry_out(
         if route.is_there and copy is not True:
             at = route.source.unusable(route.arrays)
             if at is not None:
-                reason = TypeError("it has no values any more: it was deleted, or donated")
+                reason = TypeError("it no longer has values: it was deleted, or donated")
                 raise _Batch([route], where).failure(at, reason)
             continue
         todo.append(route)
@@ -334,7 +334,9 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
     if copy is False:
         for at, (array, data) in enumerate(zip(arrays, exchange.data, strict=True)):
             if at in exchange.private or not source.is_view(data, array):
-                reason = BufferError(f"an array of this layout leaves {source.name} as a copy only")
+                reason = BufferError(
+                    f"an array of this layout can leave {source.name} only as a copy"
+                )
                 raise batch.failure(at, reason)
         return exchange
     if copy is None and exchange.frozen and target.read_only:
@@ -412,7 +414,7 @@ def _lossy(batch: _Batch, at: int) -> LossyCastError:
         kind = "imaginary parts are lost" if complex_to_real else "finite values become infinite"
     limit = ""
     if step.held != step.wanted:
-        limit = f" ({step.target.name} holds no {step.wanted} here)"
+        limit = f" ({step.target.name} does not support {step.wanted} here)"
     return LossyCastError(
         f"{batch.path(at)}: {kind} going from {step.dtype} to {step.held}{limit}. "
         "Scale the values, or keep a wider dtype"
@@ -441,7 +443,7 @@ def _warn_of_lost_ties(ties: Sequence[ViewTie], batch: _Batch) -> None:
         pairs = [f"{batch.path(tie.view)} with {batch.path(tie.base)}" for tie in ties]
         warn(
             f"ties by view are lost, because {batch.target.name} cannot express them: "
-            f"{_some(pairs)}. Each is an array of its own now, with the right values.",
+            f"{_some(pairs)}. Each is an independent array now, with the right values.",
             TieWarning,
         )
 
@@ -459,8 +461,9 @@ def _warn_of_precision(routes: Sequence[Route], where: Where) -> None:
         target = next(route.target for route in routes if route.held != route.wanted)
         way_out = f", or write {target.widened_by}" if target.widened_by else ""
         warn(
-            f"{target.name} holds nothing wider here, so {what}. "
-            f"Ask for it with dtype= to say that you mean it{way_out}.",
+            f"{target.name} supports nothing wider here, so {what}. Pass dtype= to confirm that "
+            f"this is intended"
+            f"{way_out}.",
             PrecisionWarning,
         )
 

@@ -62,7 +62,9 @@ def move_(tree: T, mover: Mover) -> T:
         (True, torch.float64)
     """
     if not isinstance(mover, Mover):
-        raise TypeError(f"move_ takes a mover second, such as fmapper.to_gpu, not {mover!r}.")
+        raise TypeError(
+            f"move_ takes a mover as its second argument, such as fmapper.to_gpu, not {mover!r}."
+        )
     change = _Change()
     result: T = change.adopt(tree, fmap(mover, tree))
     _without_interrupt(change.carry_out)

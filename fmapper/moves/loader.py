@@ -77,7 +77,7 @@ class DeviceLoader:
     ) -> None:
         if not callable(mover):
             raise TypeError(
-                f"a mover is called with each batch, and {mover!r} cannot be called. Write "
+                f"expected a function of a batch, such as a mover, not {mover!r}. Write "
                 "fmapper.to_gpu, or fmapper.to_device(...) for a device by name."
             )
         self.batches = batches
@@ -116,7 +116,7 @@ def _read(source: Iterator[Any], number: int) -> Any:
     try:
         return next(source, _END)
     except BaseException as error:
-        error.add_note(f"while batch {number} was read from the source of a DeviceLoader")
+        error.add_note(f"while a DeviceLoader read batch {number} from its source")
         raise
 
 
@@ -126,7 +126,7 @@ def _move(mover: Callable[[Any], Any], batch: Any, number: int) -> Any:
     except StopIteration as error:  # it would end the loop as if there were no more batches
         raise RuntimeError(f"the mover raised StopIteration at batch {number}") from error
     except BaseException as error:
-        error.add_note(f"while batch {number} of a DeviceLoader was moved")
+        error.add_note(f"while a DeviceLoader moved batch {number}")
         raise
 
 

@@ -111,7 +111,7 @@ class Mover(Router):
             device = changes.pop("device")
             changes["spec"] = None if device is None else self._own_spec(device)
         if not (changes.get("report") is None or callable(changes["report"])):
-            raise TypeError(f"report= takes a function of a Plan, not {changes['report']!r}.")
+            raise TypeError(f"report= must be a function of a Plan, not {changes['report']!r}.")
         for option in ("copy", "strict"):
             value = changes.get(option)
             if value is not None:
@@ -124,7 +124,7 @@ class Mover(Router):
         spec = parse_device(device)
         if spec.backend not in (None, self.backend):
             raise DeviceError(
-                f"{self.name} makes arrays of {self.backend}, which cannot be on {spec}. "
+                f"{self.name} creates arrays of {self.backend}, which cannot be on {spec}. "
                 f"Write to_{spec.backend}(device={str(device)!r})."
             )
         return spec
@@ -184,8 +184,9 @@ class Mover(Router):
             name = type(node).__name__
             raise MoveError(
                 f"{format_link(where(node))}: {name} works on arrays that nothing else in this "
-                f"tree holds ({format_link(where(missing))} is the first): moved alone, it would "
-                f"no longer work on those of its model. Move both at once, as in "
+                f"tree holds ({format_link(where(missing))} is the first), so moving it alone "
+                f"would separate it from its model. Move both together, as in"
+                f" "
                 f"model, optimizer = fmapper.fmap({self!r}, (model, optimizer)); "
                 f"or pass strict=False to move it alone. {UNTOUCHED}"
             )
@@ -428,8 +429,8 @@ def _warn_no_gpu(reason: str, strict: bool | None) -> None:
         return
     _warned_no_gpu.add(reason)
     warn(
-        f"to_gpu leaves the model on the CPU: {reason.rstrip('.')}. This is said once; "
-        "to_gpu(strict=True) raises instead.",
+        f"to_gpu leaves the model on the CPU: {reason.rstrip('.')}. This warning is shown once; "
+        f"to_gpu(strict=True) raises instead.",
         NoGPUWarning,
     )
 
@@ -443,8 +444,8 @@ def mover_to(adapter: Framework) -> Mover:
     family = adapter.lowers_like if isinstance(adapter, Models) else ""
     if not family and not isinstance(adapter, Arrays):
         raise ConversionError(
-            f"{adapter.name} has no arrays of its own, and its adapter does not say whose arrays "
-            "its models take (lowers_like): nothing can be moved to it."
+            f"{adapter.name} has no arrays of its own, and its adapter does not state which "
+            f"backend's arrays its models use (lowers_like), so nothing can be moved to it."
         )
     backend = family or adapter.name
     return Mover(f"to_{backend}", backend=backend)

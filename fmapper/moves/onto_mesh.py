@@ -78,7 +78,7 @@ def _bridge(
             parts[box] = move(held[box])
         elif copy is False:
             raise CopyNeededError(
-                f"copy=False: this process holds {[*held]}, and is to hold {box} in one piece"
+                f"copy=False: this process holds {[*held]}, but needs {box} in one piece"
             )
         else:
             parts[box] = move(_paste(box, held, str([*held])))
@@ -104,8 +104,8 @@ def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:
             new[to], filled[to] = values[of], True
     if not filled.all():
         raise PlacementError(
-            f"process holds {where}, and is to hold {box}: other processes have the rest. Divide "
-            "it so in its own framework first."
+            f"process holds {where}, but needs {box}, and the rest is in other processes. Reshard "
+            f"it in its own framework first."
         )
     return new
 

@@ -39,7 +39,7 @@ class _Path:
             found = _TOKEN.match(text, at)
             if found is None:
                 raise PlacementError(
-                    f"{text!r} is not a path pattern: stuck at {text[at:]!r}. Write it like "
+                    f"{text!r} is not a path pattern: cannot parse {text[at:]!r}. Write it like "
                     "encoder, encoder.*, layers[0].weight, layers.*.weight, layers[2:5] or ['a.b']."
                 )
             self._add(found, first=at == 0)
@@ -59,7 +59,7 @@ class _Path:
             low, high = (int(end) if end else None for end in found["range"].split(":"))
             if min(low or 0, high or 0) < 0:
                 raise PlacementError(
-                    f"{found.string!r}: a range counts from the front, [2:5], [2:] or [:5]."
+                    f"{found.string!r}: a slice counts from the start, [2:5], [2:] or [:5]."
                 )
             self.tokens.append(range(low or 0, 1 << 62 if high is None else high))
         elif found["index"] == "*":
@@ -134,7 +134,7 @@ class Rules:
         for pattern in self.patterns:
             if not isinstance(pattern, str | type):
                 raise PlacementError(
-                    f"a rule names its leaves by a path pattern or a class, not by {pattern!r}."
+                    f"a rule selects leaves by a path pattern or a class, not by {pattern!r}."
                 )
         self.paths = {at: p for at, p in enumerate(self.patterns) if isinstance(p, str)}
         for text in self.paths.values():
@@ -277,8 +277,8 @@ class Found:
             elif at not in self._won:
                 where = format_link(self._matched[at])
                 problems.append(
-                    f"{self.name(at)} comes too late: the rules before it take all that it "
-                    f"matches, such as {where}. The first match wins, so put it before them"
+                    f"{self.name(at)} never applies: earlier rules match all of its leaves, such as"
+                    f" {where}. The first match applies, so move it before them"
                 )
         if problems:
             raise PlacementError("\n".join(f"the rule {problem}." for problem in problems))

@@ -73,7 +73,7 @@ class Placement(Router):
     ) -> None:
         if not isinstance(rules, Mapping) or not rules:
             raise PlacementError(
-                "rules are a dict of path patterns or classes and where they go, such as "
+                "rules must be a dict from path patterns or classes to targets, such as "
                 f'{{"encoder.*": "cpu", "head": fmapper.keep}}, not {rules!r}.'
             )
         sync()
@@ -214,7 +214,9 @@ def _target(target: Any, strict: bool | None) -> Mover | Keep:
         mover: Mover = target
         return mover if strict is None else dataclasses.replace(mover, strict=strict)
     if isinstance(target, Placement):
-        raise PlacementError("a rule leads to a device, a dtype, a mover or keep, not to rules.")
+        raise PlacementError(
+            "the target of a rule must be a device, a dtype, a mover or keep, not further rules."
+        )
     try:
         dtype = dtype_name(target)
     except ValueError:
@@ -279,8 +281,9 @@ class _Placing(Router):
         places = self.found.rules.get(id(leaf))
         if places is None:
             raise PlacementError(
-                f"{format_link(where(at))}: this {type(leaf).__name__} is made anew each time its "
-                f"parent is read, so that rules cannot find it. Keep it in the parent. {UNTOUCHED}"
+                f"{format_link(where(at))}: this {type(leaf).__name__} is created each time its "
+                f"parent is read, so rules cannot refer to it. Store it in the parent."
+                f" {UNTOUCHED}"
             )
         if id(leaf) in self._split:
             raise PlacementError(self._split[id(leaf)])
@@ -289,8 +292,9 @@ class _Placing(Router):
             first = rules[0]
             if self._end(leaf, self._movers[first]) != self._end(leaf, self._movers[other]):
                 raise PlacementError(
-                    f"{format_link(places[first])} and {format_link(places[other])} are one "
-                    f"object, but {self._says(first)} and {self._says(other)}. Send both to the "
+                    f"{format_link(places[first])} and {format_link(places[other])} are the same "
+                    f"object, but {self._says(first)}"
+                    f" and {self._says(other)}. Send both to the "
                     f"same place, or untie them. {UNTOUCHED}"
                 )
         return self._movers[rules[0]] if rules else None

@@ -195,7 +195,7 @@ def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
     """
     if not isinstance(mover, Router):
         raise TypeError(
-            f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
+            f"plan takes a mover as its first argument, such as fmapper.to_gpu, not {mover!r}."
         )
     sync()
     own: ShardPlan | None = mover.plan(tree)
@@ -282,7 +282,7 @@ def _plan(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
     except (FmapperError, RuntimeError, TypeError) as error:
         action, reason = "refused", _reason(error)
     if action == "cast" and route.held != route.wanted and not reason:
-        reason = f"{route.target.name} holds no {route.wanted}"
+        reason = f"{route.target.name} does not support {route.wanted}"
     elif action == "cast":
         narrower = itemsize(route.held) < itemsize(route.dtype)
         reason = "if its values fit" if narrower and route.device.kind != "meta" else ""

@@ -94,4 +94,4 @@ def _seen_devices() -> str:
         for adapter in working_adapters()
         if not adapter.host_only
     ]
-    return "; ".join(reasons) or "no framework that computes on one is installed"
+    return "; ".join(reasons) or "no installed framework computes on one"

@@ -81,7 +81,7 @@ class KeyPath:
                 name is not None and ((at > 0) != (text[at] == ".") or not name.isidentifier())
             ):
                 raise ValueError(
-                    f"{text!r} is not a key path: stuck at {text[at:]!r}. "
+                    f"{text!r} is not a key path: cannot parse {text[at:]!r}. "
                     "Write it like layers[0].weight or weights['my key']."
                 )
             if name is not None:

@@ -86,7 +86,7 @@ def test_what_has_failed_in_one_fails_in_all(tmp_path, victim):
     for rank, (status, line) in enumerate(ends):
         assert status == 1
         # where 0 has failed before another came, that one hears nothing of it
-        late = victim == 0 and rank and "process 0 of 3 has not been heard of" in line
+        late = victim == 0 and rank and "process 0 of 3 has not responded" in line
         assert late or "the disk is full" in line, line
     assert not (tmp_path / "file").exists()
 

@@ -121,7 +121,7 @@ def test_a_stream_gives_the_tokens_of_a_call(llama: Any) -> None:
         ([[5, 99]], {}, "the token 99; there are 99"),
         ([[-1]], {}, "the token -1"),
         (np.zeros((0, 3), int), {}, "empty"),
-        (np.ones((1, 3)), {}, "input_ids are integers"),
+        (np.ones((1, 3)), {}, "expected input_ids as integers"),
         ([[5]], {"do_sample": True}, "give key="),
     ],
 )

@@ -144,7 +144,7 @@ def test_what_is_not_a_number_is_replaced() -> None:
 
 
 def test_a_token_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[5, 50\]: there is no token from 50 on"):
+    with pytest.raises(ValueError, match=r"\[5, 50\]: the vocabulary has only 50 tokens"):
         ours(*state(), bad_words_ids=[[5, 50]])
 
 

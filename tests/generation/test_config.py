@@ -75,7 +75,7 @@ def test_every_setting_of_transformers_is_known() -> None:
         ({"do_sample": 1}, ValueError, "True or False"),
         ({"eos_token_id": "2"}, ValueError, "must be a token"),
         ({"guidance_scale": 2.0}, fmapper.ConversionError, "a second run"),
-        ({"stop_strings": ["."]}, fmapper.ConversionError, "give the tokens as eos_token_id"),
+        ({"stop_strings": ["."]}, fmapper.ConversionError, "pass the tokens as eos_token_id"),
         ({"bad_words_ids": [3]}, ValueError, "a list of tokens"),
         ({"bad_words_ids": [[]]}, ValueError, "a list of tokens"),
         ({"sequence_bias": [[[1], float("nan")]]}, ValueError, "out of range"),
@@ -92,8 +92,8 @@ def test_options_are_checked(options: dict[str, Any], error: Any, says: str) -> 
     ("options", "says"),
     [
         ({"num_beams": 2, "do_sample": True}, "pass do_sample=False, or num_beams=1"),
-        ({"num_beams": 2, "num_return_sequences": 3}, "no other answers"),
-        ({"num_return_sequences": 3}, "greedy search has one answer"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "returns at most num_beams sequences"),
+        ({"num_return_sequences": 3}, "greedy search returns a single sequence"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: Any, says: str) -> None:

@@ -133,7 +133,7 @@ def test_arguments() -> None:
         DeviceLoader([], to_cpu, prefetch=-1)
     with pytest.raises(TypeError):
         DeviceLoader([], to_cpu, prefetch=1.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"'gpu' cannot be called. Write fmapper.to_gpu"):
+    with pytest.raises(TypeError, match=r"not 'gpu'. Write fmapper.to_gpu"):
         DeviceLoader([], "gpu")  # type: ignore[arg-type]
     assert repr(DeviceLoader([1], to_cpu, prefetch=3)) == "DeviceLoader([1], to_cpu(), prefetch=3)"
 
@@ -265,7 +265,7 @@ def test_an_error_of_the_source_comes_in_its_place(prefetch: int, at: int) -> No
         collect(found, iterator)
     assert [int(batch[0]) for batch in found] == list(range(at))
     assert caught.value.__notes__ == [
-        f"while batch {at} was read from the source of a DeviceLoader"
+        f"while a DeviceLoader read batch {at} from its source"
     ]
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[0] == "test_an_error_of_the_source_comes_in_its_place"
@@ -685,7 +685,7 @@ def test_without_a_gpu_it_says_so_once(torch: Any) -> None:
     try:
         list(fmapper.DeviceLoader(source, fmapper.to_gpu(strict=True)))
     except fmapper.DeviceUnavailableError as error:
-        assert "while batch 0 of a DeviceLoader was moved" in error.__notes__
+        assert "while a DeviceLoader moved batch 0" in error.__notes__
         print("end")
     """
     run(code)

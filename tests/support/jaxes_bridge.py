@@ -73,7 +73,7 @@ def check_other_layouts_need_what_this_process_holds() -> None:
     assert new.placements == (Shard(0), Shard(1))
     torch.testing.assert_close(new.full_tensor(), torch.from_numpy(ARRAY + 4))
     with pytest.raises(
-        fmapper.PlacementError, match=r"model.rows: .*other processes have the rest"
+        fmapper.PlacementError, match=r"model.rows: .*the rest is in other processes"
     ):
         fmapper.shard({"rows": start["rows"]}, IN_TORCH, {"rows": None})
     with pytest.raises(fmapper.CopyNeededError, match=r"model.whole: copy=False"):

@@ -167,7 +167,7 @@ def _biases(pairs: Iterable[tuple[tuple[int, ...], float]], vocabulary: int) -> 
     groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
     for tokens, bias in pairs:
         if max(tokens) >= vocabulary:
-            raise ValueError(f"{list(tokens)}: there is no token from {vocabulary} on")
+            raise ValueError(f"{list(tokens)}: the vocabulary has only {vocabulary} tokens")
         if len(tokens) == 1:
             single[tokens[0]] = bias
         else:

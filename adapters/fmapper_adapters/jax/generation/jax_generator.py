@@ -170,7 +170,8 @@ class _Call:
         generation = own.generation
         if decoding.do_sample and key is None:
             raise ProgramInputError(
-                f"{generation.name}: tokens are drawn (do_sample=True): give key=jax.random.key(0)"
+                f"{generation.name}: sampling (do_sample=True) needs a key: pass "
+                f"key=jax.random.key(0)"
             )
         self.own, self.given = own, given
         self.key = None
@@ -347,12 +348,14 @@ def _refuse(code: StaticProgram) -> None:
     changed = [str(o.target) for o in code.program.outputs if o.kind not in ("user", "input")]
     if changed:
         raise ConversionError(
-            f"{name}: a step changes {', '.join(changed)} of the model itself. What changes from "
-            "token to token belongs into the cache."
+            f"{name}: a step changes {', '.join(changed)} of the model itself. State that changes "
+            f"from token to token belongs in the cache."
         )
     if code.concrete:
         raise ConversionError(
             f"{name} has sizes that depend on the values of tensors, and cannot be compiled"
         )
     if code.random:
-        raise ConversionError(f"{name} draws random numbers beside those that choose tokens")
+        raise ConversionError(
+            f"{name} draws random numbers in addition to those that choose tokens"
+        )

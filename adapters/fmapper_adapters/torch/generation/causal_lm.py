@@ -69,8 +69,8 @@ class CausalLM(torch.nn.Module):
         if not state:
             raise ConversionError(
                 f"{type(self.model).__name__}: a prompt of {columns} tokens leaves nothing in the "
-                "cache. Models that compute it anew beyond a length, as those with longrope do, "
-                "take a smaller max_length."
+                f"cache. Models that recompute it beyond a certain length, such as those with "
+                f"longrope, need a smaller max_length."
             )
         slots = places.of(self.max_length)
         kept = mask.index_select(1, slots) * (torch.arange(self.max_length) < length)

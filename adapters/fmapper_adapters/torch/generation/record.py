@@ -162,9 +162,9 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
         own.step(logits.argmax(-1), {**cache, **last})
     except (IndexError, RuntimeError) as error:
         raise ConversionError(
-            f"{type(own.model).__name__}: max_length={max_length} is more than the model has "
-            f"positions for ({str(error).splitlines()[0]}). Make the generator with a smaller "
-            "max_length."
+            f"{type(own.model).__name__}: max_length={max_length} exceeds the positions of the "
+            f"model"
+            f" ({str(error).splitlines()[0]}). Create the generator with a smaller max_length."
         ) from error
 
 
@@ -175,8 +175,9 @@ def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
     config = getattr(model, "generation_config", None)
     if config is None or not hasattr(model, "prepare_inputs_for_generation"):
         raise ConversionError(
-            f"{type(model).__name__} does not generate: it is neither a model of transformers with "
-            "generate, nor has it the methods prefill(tokens, mask) and step(tokens, cache), each "
+            f"{type(model).__name__} cannot generate: it is neither a transformers model with "
+            f"generate, nor does it have the methods"
+            " prefill(tokens, mask) and step(tokens, cache), each "
             "of which returns logits and a cache; see fmapper.generator."
         )
     if model.config.is_encoder_decoder:

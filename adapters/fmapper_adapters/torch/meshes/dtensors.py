@@ -48,7 +48,8 @@ class TorchMeshes(Meshes):
         names = mesh.mesh_dim_names
         if names is None:
             raise ValueError(
-                "the dimensions of this DeviceMesh have no names for rules to use: make it with "
+                "the dimensions of this DeviceMesh have no names that rules could use: create it "
+                "with "
                 "mesh_dim_names=('data', 'model')"
             )
         return dict(zip(names, mesh.shape, strict=True))
@@ -193,8 +194,9 @@ def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
 
 def _not_in_parts(array: Any) -> str:
     return (
-        f"a DTensor placed as {array.placements} is not in parts that processes hold: redistribute "
-        "it to Shard and Replicate first"
+        f"a DTensor placed as {array.placements} cannot be split into the parts that processes "
+        f"hold: redistribute it"
+        " to Shard and Replicate first"
     )
 
 
@@ -239,9 +241,10 @@ def placements(
                 order = first
         if order != sorted(order):
             raise PlacementError(
-                f"{where}: dimension {dim} is divided by {', '.join(axes)}, and a DTensor is "
-                f"divided in the order of its mesh, {', '.join(names)}. Write the axes in that "
-                "order, or make the mesh in the other."
+                f"{where}: dimension {dim} is divided by {', '.join(axes)}, but a DTensor is "
+                f"divided in the order of its mesh,"
+                f" {', '.join(names)}. Write the axes in that "
+                "order, or create the mesh in the other order."
             )
         for at in order:
             found[at] = Shard(dim)
@@ -253,13 +256,14 @@ def _check(tensor: torch.Tensor, mesh: DeviceMesh, where: str) -> None:
         own: Any = tensor
         if own.device_mesh != mesh:
             raise PlacementError(
-                f"{where}: lies on another mesh, {own.device_mesh}. Bring it together first, "
-                "tensor.full_tensor(), or save it and load it on the new mesh."
+                f"{where}: is on another mesh, {own.device_mesh}. Gather it first with "
+                f"tensor.full_tensor(), or save it and load it on the new mesh."
             )
     elif wrappers.is_wrapper(tensor):
         raise PlacementError(
-            f"{where}: a {type(tensor).__name__} keeps its values in other tensors, which are not "
-            "divided: dequantize it first, or keep it with fmapper.keep"
+            f"{where}: a {type(tensor).__name__} keeps its values in other tensors, which cannot "
+            f"be sharded: dequantize it first,"
+            " or keep it with fmapper.keep"
         )
 
 
