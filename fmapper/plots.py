@@ -32,7 +32,7 @@ def axes_for(what: str, bars: int, axes: Axes | None = None) -> Axes:
         from matplotlib import pyplot
     except ImportError as error:
         raise BackendUnavailableError(
-            f"{what} is drawn with matplotlib, which is not installed ({error}). "
+            f"{what} needs matplotlib, which is not installed ({error}). "
             f"Install it: {install_command('matplotlib')}"
         ) from error
 

@@ -62,7 +62,7 @@ def key(seed: int) -> Any:
     """
     number = operator.index(seed)
     if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"a seed has 64 bits at most, {number} has {number.bit_length()}")
+        raise ValueError(f"a seed has at most 64 bits, but {number} has {number.bit_length()}")
     return _host_kernels().key(number)
 
 
@@ -368,8 +368,8 @@ def _source(key: Any) -> tuple[Any, Any]:
     words = kernels.raw(key)
     if words is None:
         raise TypeError(
-            f"a key is an array of two uint32 numbers, from fmapper.random.key(seed); this is one "
-            f"of dtype {key.dtype} and shape {tuple(key.shape)}. Map over several keys with vmap."
+            f"a key is an array of two uint32 numbers, from fmapper.random.key(seed); got dtype"
+            f" {key.dtype} and shape {tuple(key.shape)}. Map over several keys with vmap."
         )
     return kernels, words
 
@@ -413,7 +413,7 @@ def _dtype(dtype: Any, known: Sequence[str]) -> str:
     else:
         name = bare_name(dtype)
     if name not in known:
-        raise ValueError(f"dtype={dtype!r} is none of {', '.join(known)}")
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(known)}")
     return name
 
 

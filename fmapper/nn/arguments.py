@@ -29,8 +29,8 @@ def kernels(function: str, x: Any) -> Any:
     adapter = adapter_of(x)
     if adapter is None:
         raise TypeError(
-            f"{function}: x is a {type(x).__name__}, not an array. Make one of the backend that is "
-            "to compute: numpy.asarray, torch.as_tensor or jax.numpy.asarray."
+            f"{function}: x is a {type(x).__name__}, not an array. Create one of the desired "
+            f"backend: numpy.asarray, torch.as_tensor or jax.numpy.asarray."
         )
     found = adapter.functional if isinstance(adapter, Compute) else None
     if found is None:
@@ -52,8 +52,8 @@ def floating_kernels(function: str, x: Any, name: str = "x") -> Any:
     dtype = _dtype(x)
     if not _is_inexact(dtype):
         raise TypeError(
-            f"{function}: {name} is of dtype {dtype}, which cannot hold the result. Make it "
-            "floating first, with astype of its fmapper.array_namespace."
+            f"{function}: {name} is of dtype {dtype}, which cannot hold the result. Cast it to a "
+            f"floating-point dtype first, with astype of its fmapper.array_namespace."
         )
     return found
 
@@ -107,7 +107,7 @@ def _mixing_error(function: str, x: Any, name: str, other: Any) -> Exception:
 def shape_error(function: str, expected: str, **arrays: Any) -> ValueError:
     """Returns the error for shapes that a function does not take."""
     given = ", ".join(f"{name} {tuple(a.shape)}" for name, a in arrays.items() if a is not None)
-    return ValueError(f"{function} takes {expected}; it was given {given}")
+    return ValueError(f"{function}: expected {expected}, got {given}")
 
 
 def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -> tuple[int, ...]:
@@ -155,8 +155,8 @@ def pads(
             raise ValueError(f"{function}: padding={padding!r} is neither 'same' nor 'valid'")
         if max(stride) > 1:
             raise ValueError(
-                f"{function}: padding='same' is for stride 1, not {tuple(stride)}: frameworks "
-                "disagree there. Give the padding in numbers."
+                f"{function}: padding='same' requires stride 1, not {tuple(stride)}, because "
+                f"frameworks disagree otherwise. Pass the padding as numbers."
             )
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return tuple([(t // 2, t - t // 2) for t in total])

@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
             query=query, key=key, value=value,
         )  # fmt: skip
     if is_causal and attn_mask is not None:
-        raise ValueError(f"{name}: give attn_mask or is_causal, not both")
+        raise ValueError(f"{name}: pass attn_mask or is_causal, not both")
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     return found.attention(query, key, value, attn_mask, is_causal, scale)

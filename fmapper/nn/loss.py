@@ -68,4 +68,6 @@ def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
 
 def _check_reduction(function: str, reduction: str) -> None:
     if reduction not in _REDUCTIONS:
-        raise ValueError(f"{function}: reduction={reduction!r} is none of {', '.join(_REDUCTIONS)}")
+        raise ValueError(
+            f"{function}: reduction={reduction!r} is not one of {', '.join(_REDUCTIONS)}"
+        )

@@ -92,6 +92,6 @@ def find_accelerator(wanted: str | Accelerator) -> Accelerator:
     if found is None:
         raise ValueError(
             f"accelerator={wanted!r} is not in the table. Known: {', '.join(ACCELERATORS)}. "
-            "For another one, give a fmapper.Accelerator with its data sheet."
+            "For another one, pass a fmapper.Accelerator with its data sheet."
         )
     return found

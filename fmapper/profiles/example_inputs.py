@@ -160,7 +160,7 @@ def at_batch_size(inputs: tuple[Any, ...], size: int) -> tuple[Any, ...]:
         found = ", ".join(f"{length} at {path}" for length, path in lengths.items())
         raise ProfileError(
             f"the inputs do not agree in the first axis: {found}. Which of them is the batch? "
-            "Give a function batch_size -> inputs."
+            f"Pass a function batch_size -> inputs."
         )
     if not next(iter(lengths), 1):
         raise ProfileError("the inputs are empty along the first axis: there is nothing to repeat.")

@@ -22,7 +22,7 @@ def plot(profile: Profile, path: str | os.PathLike[str]) -> None:
         from matplotlib.figure import Figure  # not pyplot: no window, no global state
     except ImportError as error:
         raise BackendUnavailableError(
-            f"a profile is drawn with matplotlib, which is not installed ({error}). "
+            f"a profile needs matplotlib, which is not installed ({error}). "
             f"Install it: {install_command('matplotlib')}"
         ) from error
 

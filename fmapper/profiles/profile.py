@@ -104,11 +104,12 @@ def profile(
     devices = [devices] if isinstance(devices, str) else devices
     if call is None and not callable(model):
         raise ProfileError(
-            f"a {type(model).__name__} cannot be called. Give call=, a function of the model and "
-            "the inputs, or an instance of a class with __call__."
+            f"a {type(model).__name__} cannot be called. Pass call=, a function of the model and "
+            f"the inputs,"
+            " or an instance of a class with __call__."
         )
     if not seconds > 0:
-        raise ValueError(f"seconds={seconds!r} is not a time to measure in: it must be above 0.")
+        raise ValueError(f"seconds={seconds!r} must be greater than 0.")
     chosen = None if accelerator is None else find_accelerator(accelerator)
     sync()
     with keeping_warnings() as warned:
@@ -154,8 +155,8 @@ def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
     if not found:
         return []
     return [
-        f"the times vary a lot: {', '.join(found)}. Is something else running here? More seconds= "
-        "give steadier medians."
+        f"the times vary a lot: {', '.join(found)}. Is something else running on this machine? "
+        f"Larger seconds= give more stable medians."
     ]
 
 
@@ -167,7 +168,7 @@ def _fate(name: str, predicted: set[str]) -> str:
 def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
     sizes = sorted({int(size) for size in batch_sizes})
     if not sizes or sizes[0] < 1:
-        raise ValueError(f"batch_sizes={batch_sizes!r}: give at least one, and none below 1.")
+        raise ValueError(f"batch_sizes={batch_sizes!r}: pass at least one, all of them at least 1.")
     return sizes
 
 

@@ -161,7 +161,7 @@ def _reason(
     host = fastest[cell.batch_size]
     words = {"yes": "pays", "no": "does not pay", "grey": "may or may not pay"}
     if len(sizes) == 1:
-        start = f"{words[pays[sizes[0]]]} at batch {sizes[0]:,}, the only one that was looked at"
+        start = f"{words[pays[sizes[0]]]} at batch {sizes[0]:,}, the only one that was measured"
     elif edge is None:
         start = f"does not pay up to batch {readable_batch(sizes[-1] * BEYOND)}"
         if low is not None:

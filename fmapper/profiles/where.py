@@ -68,7 +68,7 @@ def places_for(
         for spec in map(parse_device, devices):
             _add_requested_kinds(places, spec, usable, owner, predict=predict)
     if not places.measured:
-        raise ProfileError("there is no device to profile on: give at least one.")
+        raise ProfileError("there is no device to profile on: pass at least one.")
     backends = {device.backend for device in places.measured}
     reasons = missing_devices()
     for adapter in usable:
@@ -111,7 +111,8 @@ def _owner(model: Any) -> tuple[str, str] | None:
     if len(found) > 1:
         which = ", ".join(f"{name} ({where})" for name, where in found.items())
         raise ProfileError(
-            f"no backend can compute this model, it has parts that are bound to several: {which}. "
+            f"no backend can run this model, because it has parts that are bound to different "
+            f"backends: {which}. "
             "Profile the parts, or convert one."
         )
     return next(iter(found.items()), None)
@@ -126,13 +127,13 @@ def _add_requested_kinds(
     predict: bool,
 ) -> None:
     if spec.kind == "meta":
-        raise DeviceError(f"{spec}: nothing is computed on meta, so there is nothing to measure.")
+        raise DeviceError(f"{spec}: arrays on meta have no values, so there is nothing to measure.")
     fitting = [adapter for adapter in usable if spec.backend in (None, adapter.name)]
     if not fitting:
         if owner is not None:
             raise ProfileError(
                 f"{spec} cannot run this model: its {owner[1]} computes with {owner[0]} only. "
-                "Leave it out, or convert the model."
+                "Omit this device, or convert the model."
             )
         # It says why it is not among the usable ones.
         adapter = get_adapter(spec.backend or "", Compute)

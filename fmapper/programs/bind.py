@@ -87,7 +87,9 @@ def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     given: dict[Any, Any] = dict(zip(names, args, strict=True))
     for name, value in kwargs.items():
         if name in given:
-            raise ProgramInputError(f"{program.name}: {name} is given by position and by keyword")
+            raise ProgramInputError(
+                f"{program.name}: {name} was passed both by position and by keyword"
+            )
         given[name] = value
     return given
 
@@ -122,8 +124,8 @@ def _value_of_omitted(program: Program, name: Any, spec: TreeSpec, static: list[
         if is_default or (default is None and static[0] is None):
             return static[0]
     raise ProgramInputError(
-        f"{program.name}: {name} is missing; it was among the example inputs. "
-        f"Wanted: {', '.join(leaf_paths(program))}."
+        f"{program.name}: {name} is missing; it was among the example inputs. Expected inputs:"
+        f" {', '.join(leaf_paths(program))}."
     )
 
 
@@ -132,6 +134,6 @@ def _check_left_over(program: Program, name: Any, value: Any) -> None:
     if value is None or (default is not None and equals(default.default, value)):
         return
     raise ProgramInputError(
-        f"{program.name}: {name} is given, but was not among the example inputs, or was fixed by "
-        "them: the program takes no notice of it. Leave it out, or convert the model with it."
+        f"{program.name}: {name} was passed, but was not among the example inputs, or was fixed "
+        f"by them, so the program would ignore it. Omit it, or convert the model with it."
     )

@@ -63,15 +63,16 @@ def refuse_difference(
     if first is not None and first.note.startswith(verify.TIES):
         warn(
             f"{name}: {first.path} chooses between equal elements of the examples, and the "
-            "converted model chooses others than the model: what comes after it differs, by "
-            f"{max(d.error for d in wrong):.2g} in {wrong[0].path}. Both are right; where it "
-            "matters, make the elements differ.",
+            f"converted model chooses differently, so later results differ, by"
+            " "
+            f"{max(d.error for d in wrong):.2g} in {wrong[0].path}. Both are valid; if the choice "
+            f"matters, use examples without equal elements.",
             ConversionWarning,
         )
         return
     raise ConversionError(
-        f"{name}: the converted model gives other results for the examples than the model. "
-        f"{report}\nPass check=False to take it as it is."
+        f"{name}: the converted model and the model give different results for the examples. "
+        f"{report}\nPass check=False to accept it."
     )
 
 

@@ -61,7 +61,7 @@ def check(
             return
         if isinstance(run, str):
             warn(
-                f"{program.name} does not run on the examples, so that nothing was compared: {run}",
+                f"{program.name} does not run on the examples, so nothing was compared: {run}",
                 FmapperWarning,
             )
             return
@@ -74,8 +74,8 @@ def check(
         ]
         if any(reasons):
             warn(
-                f"{program.name} was compared with what was made of it on the examples only, not "
-                f"with other sizes, though {', '.join(program.symbols)} may vary: "
+                f"{program.name} was compared with the converted model only on the examples, not "
+                f"at other sizes, although {', '.join(program.symbols)} may vary: "
                 f"{next(filter(None, reasons))}",
                 ConversionWarning,
             )
@@ -104,7 +104,9 @@ def _compare_other_sizes(
         about = _show(sizes)
         _compare(program, run, _outcome(converted, target, program, given, about), about)
         return ""
-    return failures[0] if failures else "no others were found that fit all inputs and guards"
+    return (
+        failures[0] if failures else "no other sizes were found that satisfy all inputs and guards"
+    )
 
 
 def _prepare(
@@ -152,7 +154,7 @@ def _compare(
     for path, expected in wanted.items():
         if path not in found:
             if path.startswith("output"):
-                raise ConversionError(f"{program.name}: {path} is missing from what was converted")
+                raise ConversionError(f"{program.name}: {path} is missing from the converted model")
             continue  # it is given back as it was
         problem = _problem(expected, found[path])
         count += 1
@@ -166,15 +168,14 @@ def _compare(
             if not _problem(abs(expected), abs(found[path])):
                 continue  # what does not hang on the signs is the same
         raise ConversionError(
-            f"{program.name}: on {about} the converted model gives something else than the "
-            f"model itself: {path} {problem}. Please report it; check=False takes the program "
-            "as it is"
+            f"{program.name}: on {about} the converted model differs from the model:"
+            f" {path} {problem}. Please report this; check=False accepts the program"
         )
     if chosen:
         warn(
-            f"{program.name}: {', '.join(chosen)} could not be compared on {about}: what is there "
-            "hangs on the signs or phases of eigenvectors, singular vectors or orthogonal factors, "
-            "of which the converted model has others, as right as those of the model",
+            f"{program.name}: {', '.join(chosen)} could not be compared on {about}: "
+            "these results depend on the signs or phases of eigenvectors, singular vectors or "
+            "orthogonal factors, for which the converted model makes other, equally valid choices",
             ConversionWarning,
         )
     if wanted and not count:

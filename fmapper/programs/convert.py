@@ -178,7 +178,7 @@ def convert(
         return lower(model, target, **options)
     source = source_of(model)
     if source is target:
-        raise ConversionError(f"{type(model).__name__} is a model of {to} already")
+        raise ConversionError(f"{type(model).__name__} is already a model of {to}")
     if source is None and (example_inputs or example_kwargs or _is_called(model)):
         source = source_of_callable(model, target)
         if source is None and _is_called(model):
@@ -201,7 +201,7 @@ def convert(
         raise _no_target(to)
     if verify and train and not target.has_modes:
         raise ConversionError(
-            "verify=True compares what a model does in evaluation: convert it with train=False, too"
+            "verify=True compares in evaluation mode: convert with train=False as well"
         )
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
     settings["specialize"] = specialize
@@ -223,7 +223,7 @@ def convert(
             converted = lower_it(program)
         if program.fixed:
             told = "\n".join(f"  {sentence}" for sentence in program.fixed)
-            warn(f"{program.name}: these sizes do not vary:\n{told}", FixedSizeWarning)
+            warn(f"{program.name}: these sizes are fixed:\n{told}", FixedSizeWarning)
         if check and source.compares:
             say(f"comparing {class_of(model)} and what was made of it")
             check_target.check(
@@ -248,7 +248,8 @@ def _target(to: str) -> Models:
     """
     if not isinstance(to, str):
         raise ConversionError(
-            f"convert takes the target second, by its name, not {type(to).__name__}: "
+            f"convert takes the name of the target as its second argument, not "
+            f"{type(to).__name__}: "
             "convert(model, 'jax', example_inputs)."
         )
     try:
@@ -262,8 +263,8 @@ def _target(to: str) -> Models:
 def _no_target(to: str) -> BackendUnavailableError:
     targets = sorted(_targets())
     return BackendUnavailableError(
-        f"{to!r} is not a target of convert.{did_you_mean(to, targets)} "
-        f"Here there are {', '.join(map(repr, targets))}."
+        f"{to!r} is not a target of convert.{did_you_mean(to, targets)} Available targets:"
+        f" {', '.join(map(repr, targets))}."
     )
 
 
@@ -314,7 +315,7 @@ def _why_no_source(model: Any, to: str) -> str:
     name = getattr(first, "__qualname__", type(first).__name__)
     way = (
         get_adapter(family_of(get_adapter(to, Models)), Models).needs_source
-        or f"no programs are lowered to {to}"
+        or f"programs cannot be lowered to {to}"
     )
     return f"{name} cannot be converted to {to}: no framework can record it; {way}"
 

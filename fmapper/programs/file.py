@@ -51,8 +51,8 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(program, Program):
         raise TypeError(
-            f"save_program takes a Program, and not a {type(program).__name__}: a converted model "
-            "saves itself with model.save(path); load_program reads both."
+            f"save_program takes a Program, not a {type(program).__name__}. Save a converted "
+            f"model with model.save(path); load_program reads both."
         )
     write_file(program, path, {})
 
@@ -118,7 +118,7 @@ def _alone(program: Program, metadata: Mapping[str, Any]) -> Program:
     """Returns a program from a file without notes."""
     for key in metadata:
         if key.startswith("fmapper.") and key != _KEY:
-            raise Misfit(f"holds more than a program: what {show(key)} says has its own reader")
+            raise Misfit(f"contains more than a program: {show(key)} has its own reader")
     return program
 
 
@@ -161,7 +161,7 @@ def _program(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
     header = read_header(file, size)
     metadata = header.metadata
     if type(metadata.get(_KEY)) is not str:
-        raise Misfit("holds arrays, but no program of fmapper's")
+        raise Misfit("contains arrays, but no program of fmapper")
     with within(_KEY):
         about = read_json(metadata[_KEY])
         if type(about) is not dict or type(about.get("version")) is not int:

@@ -139,7 +139,7 @@ def _decode(data: Any) -> Any:
         raise Misfit("is an object of several keys, or of none")
     ((what, value),) = data.items()
     if what not in _SPECIAL and what not in _PLAIN:
-        raise Misfit(f"{show(what)} is nothing that a program has")
+        raise Misfit(f"{show(what)} is not part of a program")
     if what in _SPECIAL:
         return _SPECIAL[what](value)
     names = _FIELDS[what]

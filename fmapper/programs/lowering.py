@@ -240,7 +240,7 @@ def lowering(
     for op in ops:
         if "::" not in op:
             raise DeclarationError(
-                f"{op!r} names no operation: write it with its namespace, as "
+                f"{op!r} is not the name of an operation: write it with its namespace, as "
                 f"'aten::{op}' or 'mylib::{op}'."
             )
 

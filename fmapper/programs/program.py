@@ -382,7 +382,7 @@ class Program:
                 if size != given:
                     return (
                         f"{shown}: sizes are fixed unless dynamic_shapes lets them vary and the "
-                        "code does, too (len(x) and loops over x fix x.shape[0])"
+                        f"code does not fix them (len(x) and loops over x fix x.shape[0])"
                     )
                 continue
             if sizes.setdefault(size, given) != given:
@@ -415,7 +415,8 @@ class Program:
         condition = f"{guard.expression} {guard.relation} {guard.value}"
         return (
             f"{given}: the program was recorded for sizes with {condition}, since the model "
-            f"decides by it ({guard.question}). Convert the model with examples of these sizes"
+            f"depends on it ({guard.question})."
+            f" Convert the model with examples of these sizes"
         )
 
     def has_unknown_sizes(self) -> bool:

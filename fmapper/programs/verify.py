@@ -128,8 +128,7 @@ class Report:
         if not self.size:
             what = "are all empty" if self.outputs else "hold no arrays"
             lines = [
-                f"nothing was compared: the outputs {what}, which says nothing of the models. Give "
-                "inputs for which there are some"
+                f"nothing was compared: the outputs {what}. Pass inputs with non-empty outputs"
             ]
         if self.first is not None:
             lines.append(f"first difference: {self.first}")
@@ -165,8 +164,8 @@ class Report:
         """
         if not self.layers:
             raise ConversionError(
-                "there is nothing to plot: verify(..., layers=True) compares layer by layer, where "
-                "one of the two models was made of the other by convert."
+                "there is nothing to plot: verify(..., layers=True) compares layer by layer, if "
+                "convert created one of the two models from the other."
             )
         return draw_differences(self.layers, axes)
 
@@ -216,7 +215,7 @@ def verify(
     """
     if kwargs is not None:
         warn(
-            "verify: kwargs= is example_kwargs= now, as in convert.", DeprecationWarning
+            "verify: kwargs= is now called example_kwargs=, as in convert.", DeprecationWarning
         )  # till 0.3
         example_kwargs = {**kwargs, **(example_kwargs or {})}
     with step(f"comparing {class_of(a)} and {class_of(b)}") as say:

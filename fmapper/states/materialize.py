@@ -120,8 +120,9 @@ def fill(
         ]
     if filling.problems:
         way_out = (
-            "\nWhat a state does not have, such as torch's non-persistent buffers, comes from "
-            "default=: a dict, or a function of the name and the empty array."
+            "\nArrays that a state lacks, such as torch's non-persistent buffers, can come from "
+            "default=:"
+            " a dict, or a function of the name and the empty array."
         )
         raise StructureMismatchError(
             "the state does not fit the tree:\n"

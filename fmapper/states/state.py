@@ -224,7 +224,7 @@ def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
         if adapter is None or adapter.shape(vector) != (total,):
             shape = None if adapter is None else adapter.shape(vector)
             raise StructureMismatchError(
-                f"destructure: a vector of shape ({total},) is needed, not {shape}."
+                f"destructure: expected a vector of shape ({total},), got shape {shape}."
             )
         starts = itertools.accumulate(map(math.prod, shapes), initial=0)
         pieces = (
@@ -257,7 +257,8 @@ def _flatten(array: Any, link: Link) -> Any:
             reason = str(why)
         raise UnsupportedLeafError(
             f"{format_link(link)}: cannot be a part of a vector: {reason}. Convert it first, or "
-            "declare what is trained: @fmapper.functor(trainable=(...))."
+            f"declare the trained children:"
+            " @fmapper.functor(trainable=(...))."
         ) from error
 
 

@@ -72,7 +72,7 @@ class Summary:
 
     def _footer(self, *, cut: bool) -> Iterator[str]:
         if cut:
-            yield f"... cut after {self._max_rows} lines: {len(self.rows)} places in all"
+            yield f"... cut after {self._max_rows} lines: {len(self.rows)} rows in all"
         for (device, dtype), total in self.totals.items():
             counts = _count(total.arrays, "array"), _count(total.numbers, "number")
             yield f"{device} {dtype}: {', '.join(counts)}, {readable_bytes(total.nbytes)}"

@@ -28,7 +28,7 @@ def positions(name: str, given: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, given if isinstance(given, tuple | list) else (given,)))
     except TypeError:
         raise TransformError(
-            f"{name}={given!r}: arguments are named by position here, with an integer or several."
+            f"{name}={given!r}: pass the positions of arguments, as an integer or several."
         ) from None
 
 
@@ -37,8 +37,8 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
     place = number + len(args) if number < 0 else number
     if not 0 <= place < len(args):
         raise TransformError(
-            f"there is no argument {number}: {len(args)} were given by position, and only those "
-            "have a number."
+            f"there is no argument {number}: {len(args)} were passed by position, and only those "
+            f"are numbered."
         )
     return place
 
@@ -55,8 +55,8 @@ def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
             found.setdefault(adapter.name, array)
     if not found:
         raise TransformError(
-            f"cannot {verb} this call: there are no arrays among the arguments, which would say "
-            "where it is to run."
+            f"cannot {verb} this call: there are no arrays among the arguments to determine the "
+            f"backend."
         )
     others = {name for name, array in found.items() if not owner_of(array).host_only}
     if others and all(owner_of(found[name]).takes_host_arrays for name in others):

@@ -97,7 +97,9 @@ def value_and_grad(
     several = not isinstance(argnums, int)
     numbers = positions("argnums", argnums)
     if not numbers:
-        raise TransformError("argnums is empty, so there is nothing to differentiate by.")
+        raise TransformError(
+            "argnums is empty, so there is nothing to differentiate with respect to."
+        )
 
     @short_traceback
     @functools.wraps(fun, updated=())
@@ -227,12 +229,12 @@ def _find_trained(
 def _why_untrained(trained: Trained, place: int, tree: Any) -> str:
     what = f"argument {place} ({class_of(tree)})"
     if not trained.leaves:
-        return f"{what} holds no arrays, so there is nothing to differentiate by."
+        return f"{what} holds no arrays, so there is nothing to differentiate with respect to."
     names = {f"{owner_of(array).dtype(array)}" for array in trained.leaves.values()}
     return (
-        f"{what} has no array that is trained: there are {len(trained.leaves)} of dtype "
-        f"{', '.join(sorted(names))}. Trained are floating and complex arrays, less those that a "
-        "functor's trainable= leaves out, buffers, and parameters without requires_grad."
+        f"{what} has no trained array: there are {len(trained.leaves)} of dtype "
+        f"{', '.join(sorted(names))}. Floating-point and complex arrays are trained, except those "
+        f"that a functor's trainable= omits, buffers, and parameters without requires_grad."
     )
 
 
@@ -252,13 +254,12 @@ def _check_loss(value: Any, adapter: Compute) -> Any:
     if found is None:
         raise TransformError(
             "the function must return a floating array of shape (), not "
-            f"{class_of(value)}: on the way to a number, by float() or .item(), the gradient is "
-            "lost."
+            f"{class_of(value)}: converting to a number with float() or .item() loses the gradient."
         )
     if found is not adapter:
         raise TransformError(
             f"the function must return an array of {adapter.name}, whose arrays are trained, not "
-            f"one of {found.name}: on the way there the gradient is lost."
+            f"one of {found.name}: that conversion loses the gradient."
         )
     if found.shape(value) != ():
         raise TransformError(

@@ -197,9 +197,9 @@ def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: An
         if child is not again and kind_of(type(child)) is not ATOM:
             link = next(link for link, found, _ in visit(tree, once=True) if found is node)
             raise TransformError(
-                f"{format_link((link, key))} is computed anew each time it is read, so that "
-                "what a function does to it cannot be followed. Let the children of "
-                f"{type(node).__name__} be the attributes that it is computed from."
+                f"{format_link((link, key))} is recomputed each time it is read, so changes to it "
+                f"cannot be tracked. Make the attributes that it is computed from the children of "
+                f"{type(node).__name__}."
             )
 
 

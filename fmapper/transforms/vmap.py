@@ -108,7 +108,7 @@ def _axes(structure: StaticKey, spec: Any, what: str) -> list[int | None]:
         if axis is None or isinstance(axis, int):
             for _, leaf, kind in visit(part, once=True):
                 if kind is None and known.setdefault(id(leaf), axis) != axis:
-                    raise TransformError(f"there are two axes for one tied array of {what}.")
+                    raise TransformError(f"one tied array of {what} was given two axes.")
         elif children(axis).keys() != (have := children(part)).keys():
             raise TransformError(
                 f"the axes {axis!r} do not fit {what}: there is {class_of(part)} with the children "

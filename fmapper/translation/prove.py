@@ -133,7 +133,7 @@ def prove(
         lines = done.stderr.strip().splitlines()
         last = [line for line in lines if _ERROR.match(line)][-1:] or lines[-1:] or ["no word"]
         raise ConversionError(
-            f"{source.name}: the file that was written does not run: {last[0]}. It was not saved."
+            f"{source.name}: the generated file does not run: {last[0]}. It was not saved."
         )
     errors = json.loads(done.stdout.strip().splitlines()[-1])
     return Proof(errors, own, arrays, target.proof(), source.name)

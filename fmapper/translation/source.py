@@ -66,8 +66,9 @@ def source(
     if to is None:
         if known is None:
             raise ConversionError(
-                f"{type(model).__name__}: nobody knows its source. convert(..., structure=True) "
-                "makes a model that has one; source(model, 'flax', example_inputs) writes one."
+                f"{type(model).__name__}: its source is not available. convert(..., "
+                f"structure=True) creates a model with source;"
+                " source(model, 'flax', example_inputs) writes one."
             )
         return format_code(known.code)
     found, _, _ = translate(model, to, example_inputs, example_kwargs or {}, dynamic_shapes, train)
@@ -127,7 +128,7 @@ def translate(
         raise ConversionError(f"{type(model).__name__} is not a model that can be translated")
     if family_of(origin) == family_of(target):
         raise ConversionError(
-            f"{type(model).__name__} is a model of {origin.name}: it is not written for {to}"
+            f"{type(model).__name__} is a model of {origin.name}: it cannot be translated to {to}"
         )
     if not isinstance(args, tuple | list):
         args = (args,)
@@ -140,8 +141,8 @@ def translate(
         )
         if not program.parts:
             raise ConversionError(
-                f"{type(model).__name__}: its parts were not recorded, since it can be recorded in "
-                "one piece only. convert gives a model without them."
+                f"{type(model).__name__}: its submodules were not recorded, because it can only "
+                f"be recorded as a whole. Use convert without structure=True."
             )
         return replace(program, starts_in_training=False)
 

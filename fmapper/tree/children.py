@@ -55,12 +55,12 @@ def rebuild(node: T, new_children: Mapping[Any, Any] | Sequence[Any]) -> T:
     else:
         raise StructureMismatchError(
             f"rebuild: {type(node).__name__} has {len(have)} children, "
-            f"{len(new_children)} were given."
+            f"but {len(new_children)} were passed."
         )
     if given.keys() != have.keys():
         raise StructureMismatchError(
             f"rebuild: {type(node).__name__} has the children "
-            f"{', '.join(map(repr, have)) or 'none'}; given were "
+            f"{', '.join(map(repr, have)) or 'none'}, but got "
             f"{', '.join(map(repr, given)) or 'none'}."
         )
     return node if node_type is None else node_type.rebuild(node, given)

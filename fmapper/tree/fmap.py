@@ -107,10 +107,10 @@ def fmap(
         mapping = TreeMap(cast(Any, f), is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
         if type(f) is not FunctionType and takes_trees(f):
             if rest:
-                raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
+                raise TypeError(f"{f!r} takes one tree, but got {1 + len(rest)}.")
             mapping.look_first(f, tree)
         elif takes_trees(tree):
-            raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
+            raise TypeError(f"fmap takes the function as its first argument: fmap({tree!r}, tree).")
         return mapping(tree, rest)
     except Exception as error:
         shorten_traceback(error)

@@ -135,15 +135,15 @@ def functor(
     if set(settings) & set(trained or ()):
         both = ", ".join(f"{name!r}" for name in settings if name in (trained or ()))
         raise DeclarationError(
-            f"functor: {cls.__name__} names {both} in trainable= and in static=. What is static "
-            "cannot be trained."
+            f"functor: {cls.__name__} names {both} in trainable= and in static=. A static child "
+            f"cannot be trained."
         )
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
     if rebuild is None and issubclass(cls, CONTAINERS) and not has_class_attribute(cls, "_fields"):
         raise DeclarationError(
-            f"functor: {cls.__name__} derives from a builtin container, so it is a node "
-            "already and its items are its children. Leave the declaration out, or give a rebuild."
+            f"functor: {cls.__name__} derives from a builtin container, so it is already a node "
+            f"whose items are its children. Remove the declaration, or pass rebuild=."
         )
     _declare(Declaration(cls, names, rebuild, trainable=trained, static=settings, repr=repr))
     if repr:
@@ -185,7 +185,7 @@ def _check_class(function: str, cls: object) -> None:
     name = cls.__name__
     if getattr(builtins, name, None) is cls:
         raise DeclarationError(
-            f"{name} is a builtin: what it is to a walk is fixed. Declare a class of your own."
+            f"{name} is a builtin, whose role in a walk is fixed. Declare a class of your own."
         )
 
 
@@ -245,9 +245,9 @@ def _declare(declaration: Declaration) -> None:
     before = _declared.get(cls) or cls.__dict__.get(_DUNDER)
     if before is not None and not _say_the_same(before, declaration):
         raise DeclarationError(
-            f"{cls.__module__}.{cls.__qualname__} is declared already, as {_spell(before)}, and "
-            f"now as {_spell(declaration)}: a class is declared once. To change what a subclass "
-            "does, declare the subclass."
+            f"{cls.__module__}.{cls.__qualname__} is already declared as {_spell(before)}, and "
+            f"now as {_spell(declaration)}. A class can be declared only once. To treat a "
+            f"subclass differently, declare the subclass."
         )
     if cls in _declared:
         return

@@ -162,7 +162,7 @@ def _open_any(
             new = _new(cls)
         except TypeError as error:
             raise RebuildError(
-                f"{cls.__name__} cannot be made empty ({error}): give a rebuild."
+                f"{cls.__name__} cannot be created empty ({error}): pass rebuild=."
             ) from error
         for name in slots:
             if name not in found and name not in cached and hasattr(node, name):
@@ -181,8 +181,8 @@ def _open_any(
                     _set(new, name, child)
                 except AttributeError as error:
                     raise RebuildError(
-                        f"the child {name!r} of {cls.__name__} cannot be set ({error}): "
-                        "give the declaration a rebuild."
+                        f"the child {name!r} of {cls.__name__} cannot be set ({error}): pass "
+                        f"rebuild= in the declaration."
                     ) from error
             return new
 
@@ -205,8 +205,8 @@ def _custom(
             raise RebuildError(f"{what} returned {_a(new)}, not a {cls.__name__}.")
         if new is node:
             raise RebuildError(
-                f"{what} returned the node it was given. "
-                "It must make a new one and leave its argument alone."
+                f"{what} returned its argument. It must create a new node and must not modify its "
+                f"argument."
             )
         try:
             found, again = read(new), read(new)
@@ -218,8 +218,9 @@ def _custom(
             if key not in found or not _same(found[key], child):
                 got = _a(found[key]) if key in found else "nothing"
                 raise RebuildError(
-                    f"{what} forgot the child {key!r}: it was given {_a(child)}, the new node "
-                    f"holds {got}. It must store the children as they are, without converting or "
+                    f"{what} forgot the child {key!r}: it got {_a(child)}, but the new node holds "
+                    f"{got}."
+                    f" It must store the children as they are, without converting or "
                     "copying them."
                 )
         return new

@@ -97,7 +97,7 @@ class TreeMap:
         resolve: Resolve | None = None,
     ) -> None:
         if prune is not UNSET and cache is None:
-            raise ValueError("prune= needs the memo: leave cache=None out.")
+            raise ValueError("prune= needs the memo: omit cache=None.")
         self.f, self.is_leaf, self.cache, self.prune = f, is_leaf, cache, prune
         self.walk = None if walk in (default_walk, structural_walk) else walk
         self.with_path = with_path

@@ -77,7 +77,7 @@ def test_a_functor_prints_as_a_tree_if_it_is_asked_to():
 def test_a_large_functor_is_cut():
     lines = repr(Net(**{f"w{i}": np.ones(i) for i in range(100)})).splitlines()
     assert len(lines) < 46
-    assert "... cut after 40 lines: 101 places in all" in lines
+    assert "... cut after 40 lines: 101 rows in all" in lines
 
 
 def test_a_class_that_is_not_ones_own_can_print_as_a_tree():

@@ -264,9 +264,7 @@ def test_an_error_of_the_source_comes_in_its_place(prefetch: int, at: int) -> No
     with pytest.raises(OSError, match="disk on fire") as caught:
         collect(found, iterator)
     assert [int(batch[0]) for batch in found] == list(range(at))
-    assert caught.value.__notes__ == [
-        f"while a DeviceLoader read batch {at} from its source"
-    ]
+    assert caught.value.__notes__ == [f"while a DeviceLoader read batch {at} from its source"]
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[0] == "test_an_error_of_the_source_comes_in_its_place"
     assert frames[-1] == "failing_source"

@@ -100,7 +100,7 @@ def test_further_positional_and_keyword_arguments():
     [
         ((J, 3), {}, "scale is given, but was not among the example inputs"),
         ((), {}, "x is missing"),
-        ((J,), {"x": J}, "x is given by position and by keyword"),
+        ((J,), {"x": J}, "x was passed both by position and by keyword"),
         ((J,), {"flag": True}, "flag is given"),
         ((J.astype(int),), {}, "expected an array of float32, got int32"),
         ((J[:1],), {}, r"expected shape \(2, 3\), got \(1, 3\)"),
@@ -446,7 +446,7 @@ def test_sizes_that_depend_on_each_other():
     )
     x, y = torch.randn(5), torch.randn(10)
     compare(converted(x.numpy(), y.numpy()), y[::2] + x)
-    with pytest.raises(fmapper.ProgramInputError, match="do not go together: a size is 9"):
+    with pytest.raises(fmapper.ProgramInputError, match="inputs are inconsistent: a size is 9"):
         converted(jnp.ones(5), jnp.ones(9))
 
 
@@ -692,11 +692,15 @@ class Branching(nn.Module):
 def test_a_branch_on_values_is_recorded_for_the_examples_and_checked(capfd):
     model = nn.Sequential(nn.Identity(), Branching())
     converted = check(model, X)
-    with pytest.raises(fmapper.ProgramInputError, match="asserts in 1 what these inputs do not"):
+    with pytest.raises(
+        fmapper.ProgramInputError, match="asserts in 1 a condition that these inputs violate"
+    ):
         converted(-J)
     jitted = jax.jit(converted)
     np.testing.assert_array_equal(jitted(J), 2 * J)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="asserts in 1 what these inputs do not"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="asserts in 1 a condition that these inputs violate"
+    ):
         jax.block_until_ready(jitted(-J))
     assert "No stacktrace found" not in capfd.readouterr().err
 

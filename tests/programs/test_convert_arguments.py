@@ -37,7 +37,9 @@ def test_a_backend_without_models_is_no_target():
 
 
 def test_inputs_in_the_place_of_the_target_are_told_from_it():
-    with pytest.raises(fmapper.ConversionError, match="takes the target second, by its name"):
+    with pytest.raises(
+        fmapper.ConversionError, match="takes the name of the target as its second argument"
+    ):
         fmapper.convert(MODEL, (X,), "jax")
 
 

@@ -487,7 +487,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path):
 
 
 def test_a_model_is_not_a_program(tmp_path):
-    with pytest.raises(TypeError, match=r"takes a Program, and not a dict: .* model\.save\(path\)"):
+    with pytest.raises(TypeError, match=r"takes a Program, not a dict\. .* model\.save\(path\)"):
         fmapper.save_program({}, tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
 

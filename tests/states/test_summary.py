@@ -138,7 +138,7 @@ def test_depth_and_rows() -> None:
     assert "Block (3 inside)" in printed[3]
     assert not any("eps" in line for line in printed)
     printed = lines([{"x": i} for i in range(100)], max_rows=5, fold=False)
-    assert "... cut after 5 lines: 201 places in all" in printed
+    assert "... cut after 5 lines: 201 rows in all" in printed
     assert len([line for line in printed if "─" in line]) == 4
     exact = lines([1, "a"], max_rows=3)
     assert not any("cut" in line for line in exact)

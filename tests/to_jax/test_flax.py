@@ -634,7 +634,7 @@ def test_linen_dropout_and_immutable_statistics():
 
     np.testing.assert_array_equal(run(0), run(0))
     assert (run(0) != run(1)).any()
-    with pytest.raises(fmapper.ProgramInputError, match=r"give apply rngs="):
+    with pytest.raises(fmapper.ProgramInputError, match=r"pass apply rngs="):
         module.apply(variables, x, train=True, mutable=["batch_stats"])
     from flax.errors import ModifyScopeVariableError
 

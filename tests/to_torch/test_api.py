@@ -76,7 +76,7 @@ REFUSED = {
     "static": (lambda: (T, 2.0), {}, "scale is given, but was not among the example inputs"),
     "unknown": (lambda: (T,), {"other": 1}, "other is given"),
     "too many": (lambda: (T, 1.0, T), {}, r"args\[0\] is given"),
-    "twice": (lambda: (T,), {"x": T}, "x is given by position and by keyword"),
+    "twice": (lambda: (T,), {"x": T}, "x was passed both by position and by keyword"),
 }
 
 
@@ -96,7 +96,7 @@ def test_defaults_may_be_given(converted):
 def test_a_static_value_is_asked_for(net):
     scaled = fmapper.convert(net, "torch", (X, 2.0))
     np.testing.assert_allclose(scaled(T, 2.0).detach(), 2 * net(X), rtol=1e-5, atol=1e-6)
-    with pytest.raises(fmapper.ProgramInputError, match=r"scale was 2.0 among the examples.*3.0"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"scale was 2.0 in the examples.*3.0"):
         scaled(T, 3.0)
     with pytest.raises(fmapper.ProgramInputError, match="scale is missing"):
         scaled(T)

@@ -494,7 +494,7 @@ class Holder:
         (lambda w: (w.sum(), w), "tuple"),
         (lambda w: 3, "int"),
         (lambda w: True, "bool"),
-        (lambda w: 3.5, "the gradient is lost"),
+        (lambda w: 3.5, "loses the gradient"),
         (lambda w: "loss", "str"),
         (lambda w: w.sum() * 1j, "complex128"),
         (lambda w: w.sum() > 0, "bool"),

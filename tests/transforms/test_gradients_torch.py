@@ -427,7 +427,7 @@ def test_a_tensor_of_a_graph_is_where_the_gradient_ends() -> None:
 def test_a_loss_that_has_left_torch_is_refused() -> None:
     """Its gradient would be zero, in silence."""
     with pytest.raises(
-        TransformError, match="not one of numpy: on the way there the gradient is lost"
+        TransformError, match="not one of numpy: that conversion loses the gradient"
     ):
         grad(lambda w: (w**2).sum().detach().numpy())(torch.ones(2))
 

@@ -135,7 +135,7 @@ def test_options_that_plain_code_has_not_are_refused(option):
 
 
 def test_a_model_of_jax_is_not_written_for_jax():
-    with pytest.raises(fmapper.ConversionError, match="it is not written for flax"):
+    with pytest.raises(fmapper.ConversionError, match="it cannot be translated to flax"):
         fmapper.source(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "flax", (torch.ones(1, 2),))
 
 

@@ -417,8 +417,8 @@ def test_rebuild_may_copy_the_containers_it_is_given():
     [
         (lambda cls, self, new: None, "returned None, not a Fresh"),
         (lambda cls, self, new: Scaled(**new), "of type Scaled, not a Fresh"),
-        (lambda cls, self, new: self, "returned the node it was given"),
-        (lambda cls, self, new: vars(self).update(new) or self, "returned the node it was given"),
+        (lambda cls, self, new: self, "returned its argument"),
+        (lambda cls, self, new: vars(self).update(new) or self, "returned its argument"),
         (lambda cls, self, new: cls(new["w"]), "forgot the child 'other'"),
         (lambda cls, self, new: cls(str(new["w"]), other=new["other"]), "forgot the child 'w'"),
     ],
@@ -484,7 +484,7 @@ def test_declaring_a_class_twice():
     cls = type("Once", (), {})
     functor(cls)
     for declare in (fmapper.leaf, functor(children=())):
-        with pytest.raises(DeclarationError, match="Once is declared already, as @functor, and"):
+        with pytest.raises(DeclarationError, match="Once is already declared as @functor, and"):
             declare(cls)
 
 

@@ -960,7 +960,11 @@ def test_a_rebuild_with_other_children_says_which():
 
 def test_the_function_comes_first() -> None:
     """A model can be called too, so the other order would run it."""
-    with pytest.raises(TypeError, match=r"fmap takes the function first: fmap\(to_cpu\(\), tree\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"fmap takes the function as its first argument: "
+        r"fmap\(to_cpu\(\), tree\)",
+    ):
         fmapper.fmap(lambda x: x, fmapper.to_cpu)
 
 

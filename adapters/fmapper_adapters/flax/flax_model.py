@@ -148,7 +148,7 @@ class FlaxModel(Part):
             key = _key(vars(self).get("rngs") if rngs is None else rngs)
         if key is None and model.is_random:
             raise ProgramInputError(
-                f"{model.program.name} draws random numbers: give it rngs=nnx.Rngs(dropout=0), or "
+                f"{model.program.name} draws random numbers: pass rngs=nnx.Rngs(dropout=0), or "
                 "set model.rngs"
             )
         try:

@@ -82,7 +82,7 @@ class LinenModel(linen.Module):
             key = self.make_rng("dropout")
         if key is None and model.is_random:
             raise ProgramInputError(
-                f'{model.program.name} draws random numbers: give apply rngs={{"dropout": key}}'
+                f'{model.program.name} draws random numbers: pass apply rngs={{"dropout": key}}'
             )
         outcome = model.call(args, kwargs, key=key)
         if not self.is_initializing():

@@ -45,8 +45,8 @@ class Expressions:
         kwargs = {key: self._argument(one) for key, one in call.kwargs.items()}
         if call.graphs():
             raise ConversionError(
-                f"{self._unit.path or 'the model'}: {call.op} runs functions of its own "
-                f"({call.source}), which has no source yet"
+                f"{self._unit.path or 'the model'}: {call.op} calls inner functions "
+                f"({call.source}), which cannot be translated yet"
             )
         printer = self._dialect.printer(call.op)
         if printer is not None:

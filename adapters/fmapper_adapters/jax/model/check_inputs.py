@@ -29,8 +29,8 @@ def check(code: StaticProgram, leaves: list[Any]) -> tuple[list[Any], tuple[Any,
         if spec.kind == "static":
             if not spec.accepts(leaf):
                 raise ProgramInputError(
-                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r} and "
-                    "does what that means. Convert the model with the other value."
+                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r}. "
+                    "Convert the model with the new value."
                 )
         elif spec.is_array():
             arrays.append(_checked_array(code.program, spec, where, leaf, sizes))
@@ -38,7 +38,7 @@ def check(code: StaticProgram, leaves: list[Any]) -> tuple[list[Any], tuple[Any,
             numbers.append(_checked_number(code.program, spec, where, leaf, sizes))
     problem = code.program.size_problem(sizes)
     if problem:
-        raise ProgramInputError(f"{code.program.name}: the inputs do not go together: {problem}")
+        raise ProgramInputError(f"{code.program.name}: the inputs are inconsistent: {problem}")
     return arrays, tuple(numbers)
 
 

@@ -123,9 +123,9 @@ def _problem(code: StaticProgram, call: Call) -> str:
     message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
     where = f" in {call.module}" if call.module else ""
     return (
-        f"{code.program.name}: the model asserts{where} what these inputs do not fulfil: "
-        f"{message}. If the program was recorded for values of the examples, convert it with such "
-        "inputs."
+        f"{code.program.name}: the model asserts{where} a condition that these inputs violate: "
+        f"{message}. If the program depends on values of the examples, convert the model with "
+        f"inputs of this kind."
     )
 
 

@@ -155,12 +155,12 @@ class JaxModel:
         for name, array in (*self.params.items(), *self.buffers.items()):
             if isinstance(array, jax.ShapeDtypeStruct):
                 raise ProgramInputError(
-                    f"{code.program.name}: {name} has a shape and no values. Fill the model: "
+                    f"{code.program.name}: {name} has a shape but no values. Fill the model: "
                     "fmapper.materialize(model, state)."
                 )
         if code.random and key is None:
             raise ProgramInputError(
-                f"{code.program.name} draws random numbers: give it key=jax.random.key(0)"
+                f"{code.program.name} draws random numbers: pass key=jax.random.key(0)"
             )
         if code.concrete:
             found = self._run_eagerly(numbers, arrays, key, observe)
@@ -233,8 +233,8 @@ class JaxModel:
             problems, code.problems = code.problems, None
         if problems:
             raise ConversionError(
-                f"{code.program.name}: operations would give other dtypes than in the "
-                f"model: {'; '.join(dict.fromkeys(problems))}. Pass check=False to take them so."
+                f"{code.program.name}: operations would return other dtypes than in the model:"
+                f" {'; '.join(dict.fromkeys(problems))}. Pass check=False to accept them."
             )
         return None if code.random else found
 
@@ -246,9 +246,10 @@ class JaxModel:
         except jax.errors.JAXTypeError as error:
             error.add_note(
                 f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
-                "called, and differentiated in parameters that no size depends on, but not "
-                "compiled: call it outside of jax.jit, jax.vmap and jax.export, or convert the "
-                "model with specialize=True, for the sizes of the examples."
+                f"called, and differentiated with respect to parameters on which no size depends, "
+                f"but not compiled:"
+                " call it outside of jax.jit, jax.vmap and jax.export, or convert the model with "
+                "specialize=True, which fixes the sizes of the examples."
             )
             raise
 

@@ -254,8 +254,8 @@ class Code:
             if given.kind == "static":
                 if not given.accepts(x):
                     raise ProgramInputError(
-                        f"{self.program.name}: {path} was {given.value!r} among the examples and "
-                        f"is {x!r} now; convert the model with that"
+                        f"{self.program.name}: {path} was {given.value!r} in the examples, "
+                        f"but is {x!r} now; convert the model with the new value"
                     )
                 continue
             if x is None and label not in self.program.graph.uses():
@@ -276,9 +276,9 @@ class Code:
             else:
                 way = "fmapper.to_torch makes it"
                 if "key" in str(getattr(x, "dtype", "")):
-                    way = "fmapper.to_torch(jax.random.key_data(key)) makes it of a key"
+                    way = "convert a key with fmapper.to_torch(jax.random.key_data(key))"
                 raise ProgramInputError(
-                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as {way}"
+                    f"{self.program.name}: {path} is a {type(x).__name__}; pass a tensor: {way}"
                 )
         problem = self.program.shape_problem(given.shape, tuple(x.shape), sizes)
         if not problem and x.dtype is not dtype:

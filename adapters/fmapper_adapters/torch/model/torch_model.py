@@ -279,7 +279,7 @@ class TorchModel(Part):
             if renamed.setdefault(dtype, new) != new:
                 raise ProgramInputError(
                     f"{code.program.name}: {name} is of {new}, other parameters that were of "
-                    f"{dtype} are of {renamed[dtype]}: cast all of them or none"
+                    f"{dtype} are of {renamed[dtype]}: cast either all of them or none"
                 )
         self._rename({old: new for old, new in renamed.items() if old != new})
 
