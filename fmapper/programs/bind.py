@@ -52,7 +52,9 @@ def bind(
         try:
             leaves += spec.flatten(value, str(name))
         except StructureMismatchError as error:
-            raise ProgramInputError(f"{program.name}: {error}, as in the examples") from None
+            raise ProgramInputError(
+                f"{program.name}: {error}; inputs need the structure of the examples"
+            ) from None
     for name, value in given.items():
         _check_left_over(program, name, value)
     return leaves

@@ -86,7 +86,7 @@ def test_places_that_cannot_be_are_refused(source, tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         convert_checkpoint(source, tmp_path / "no" / "x.npz")
     convert_checkpoint(source, tmp_path / "folder", "safetensors")
-    with pytest.raises(fmapper.CheckpointError, match="which it is made of"):
+    with pytest.raises(fmapper.CheckpointError, match="which it is converted from"):
         convert_checkpoint(tmp_path / "folder", tmp_path / "folder" / "x.npz")
 
 
@@ -146,7 +146,7 @@ def test_other_arguments_begin_anew(source, tmp_path, monkeypatch):
 
 def test_two_processes_do_not_write_one_target(source, tmp_path, monkeypatch):
     def again(self, nbytes):
-        with pytest.raises(fmapper.CheckpointError, match="another process is at work"):
+        with pytest.raises(fmapper.CheckpointError, match="another process is writing"):
             convert_checkpoint(source, tmp_path / "x.safetensors")
         raise Stop
 

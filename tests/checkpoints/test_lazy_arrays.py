@@ -254,7 +254,7 @@ def test_a_cast_that_loses_a_value_says_so():
 def test_a_constant_takes_no_memory():
     lazy = LazyArray.full((1 << 20, 1 << 20), 2.5, BFLOAT16)
     assert lazy.read([(5, 7), (0, 3)]).tolist() == [[2.5] * 3] * 2
-    with pytest.raises(fmapper.CheckpointError, match="one value"):
+    with pytest.raises(fmapper.CheckpointError, match="a single value"):
         LazyArray.full((2,), [1, 2], np.int32)
 
 

@@ -182,7 +182,7 @@ def test_the_metadata_of_torchao_is_followed():
     wanted = affine(to_torch(values), (8, 16), to_torch(scales), to_torch(zeros), torch.float16)
     assert_same(found["a.weight"], to_numpy(wanted))
     for metadata, message in (
-        (None, "a.weight: what its zeros mean is in the metadata"),
+        (None, "a.weight: the meaning of its zeros is stated in the metadata"),
         (torchao_says("Int4Tensor", [1, 32]), "a.weight: is 'Int4Tensor' of torchao"),
         (torchao_says("Float8Tensor", [1, 64]), "a.weight: is 'Float8Tensor' of torchao"),
         (torchao_says("Int8Tensor", [8, 32]), r"a.weight: .* have \[4, 2\] scales"),
@@ -315,7 +315,9 @@ def test_a_group_that_is_not_there_is_said():
         a__scales=np.ones((4, 16), np.float16),
         a__g_idx=np.full(64, 4, np.int32),
     )
-    with pytest.raises(fmapper.CheckpointError, match="g_idx names a group that is none of 4"):
+    with pytest.raises(
+        fmapper.CheckpointError, match="g_idx names a group that does not exist: there are 4"
+    ):
         dequantize(arrays)["a.weight"].read()
 
 
@@ -449,7 +451,7 @@ def test_rules_take_what_is_dequantised():
         ),
         (
             {"a_blocks": np.zeros((2, 8), np.int32), "a_scales": np.zeros(2, np.uint8)},
-            r"a: blocks are int32\[2, 8\], and not uint8",
+            r"a: blocks are int32\[2, 8\], not uint8",
         ),
         (
             {"a_blocks": np.zeros((2, 16), np.uint8), "a_scales": np.zeros(3, np.uint8)},

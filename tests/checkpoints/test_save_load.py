@@ -67,7 +67,9 @@ def test_what_was_saved_is_loaded_with_ties_numbers_and_strings(tmp_path, form):
     path, name = place(tmp_path, form)
     tree = a_tree()
     if form == "orbax":
-        with pytest.raises(fmapper.CheckpointError, match="empty: orbax holds no arrays without"):
+        with pytest.raises(
+            fmapper.CheckpointError, match="empty: orbax does not support arrays without"
+        ):
             fmapper.save(tree, path, name)
         del tree["empty"]
     fmapper.save(tree, path, name)
@@ -291,7 +293,7 @@ def test_numpy_reads_what_is_saved_and_is_read(tmp_path):
 def test_an_unknown_format_lists_the_known(tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'orbax'"):
         fmapper.save({}, tmp_path / "x", "orbx")
-    with pytest.raises(ValueError, match="which format"):
+    with pytest.raises(ValueError, match="cannot determine the format"):
         fmapper.save({}, tmp_path / "x.unknown")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(fmapper.CheckpointError, match="no format that is known"):

@@ -31,7 +31,7 @@ def test_convert_and_diff(path, tmp_path, capsys):
     assert "w: dtype float64 and float32" in capsys.readouterr().out
     assert main(["diff", str(path), str(path)]) == 0
     assert main(["convert", str(path), str(target)]) == 1
-    assert "there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_values_that_differ_are_measured(path, tmp_path, capsys):

@@ -196,7 +196,7 @@ def test_what_differs_is_not_saved(
         ("Net", ["--kwargs", "{{1: 2}}"], "expected a dict by name"),
         ("Net", ["--to", "abacus"], "abacus"),
         ("Net", ["--to", "torch", "--example", "randn(2, 4)"], "a model of that already"),
-        ("Net", ["--out", "/no/such/x.safetensors"], "the folder .* does not exist"),
+        ("Net", ["--out", "/no/such/x.safetensors"], "does not exist"),
     ],
 )
 def test_errors_are_words_and_a_status(

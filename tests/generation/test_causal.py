@@ -115,7 +115,7 @@ def test_a_stream_gives_the_tokens_of_a_call(llama: Any) -> None:
         (
             [[5] * 70],
             {"max_new_tokens": 11},
-            "Ask for 10, or make the generator with max_length=81",
+            "Request 10, or create the generator with max_length=81",
         ),
         ([[5]] * 4, {}, "4 prompts were given to a generator of batch=3"),
         ([[5, 99]], {}, "the token 99; there are 99"),

@@ -279,7 +279,7 @@ def test_an_error_of_the_mover_names_the_batch_and_the_path(torch: Any, prefetch
     with pytest.raises(fmapper.UnsupportedLeafError, match=r"^model\.y\[0\]") as caught:
         collect(found, DeviceLoader(source, to_torch, prefetch))
     assert [int(batch["x"][0]) for batch in found] == [0, 1]
-    assert "while batch 2 of a DeviceLoader was moved" in caught.value.__notes__
+    assert "while a DeviceLoader moved batch 2" in caught.value.__notes__
 
 
 @pytest.mark.parametrize("prefetch", MODES)

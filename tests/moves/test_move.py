@@ -255,7 +255,7 @@ def test_to_cpu_takes_no_device() -> None:
 
 
 def test_a_mover_takes_one_tree() -> None:
-    with pytest.raises(TypeError, match="takes one tree, but 2 were given"):
+    with pytest.raises(TypeError, match="takes one tree, but got 2"):
         fmap(to_numpy, {"a": 1}, {"a": 2})
 
 

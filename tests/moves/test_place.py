@@ -158,7 +158,7 @@ def test_rules_that_are_none(rules: Any) -> None:
 def test_targets_that_are_none(target: Any) -> None:
     with pytest.raises(fmapper.DeviceError, match=r"neither a device nor a dtype"):
         Placement({"*": target})
-    with pytest.raises(PlacementError, match="not to rules"):
+    with pytest.raises(PlacementError, match="not further rules"):
         Placement({"*": Placement({"*": "cpu"})})
 
 
@@ -262,7 +262,7 @@ def test_ties_across_two_targets_name_both_paths_and_rules(rules: Any, whole: bo
         assert part in message
     (said,) = plan(Placement(rules), tree)
     assert said.action == "refused"
-    assert "are one object" in said.reason
+    assert "are the same object" in said.reason
 
 
 def test_two_words_for_one_place_are_no_contradiction() -> None:
@@ -377,7 +377,7 @@ def test_on_a_gpu(torch: Any) -> None:
     new = place(net, {"[0]": "cuda:0", "[1]": "cpu"})
     assert (new[0].weight.device.type, new[1].weight.device.type) == ("cuda", "cpu")
     tied = {"a": net[0].weight, "b": net[0].weight}
-    with pytest.raises(PlacementError, match=r"model\.a and model\.b are one"):
+    with pytest.raises(PlacementError, match=r"model\.a and model\.b are the same"):
         place(tied, {"a": "cuda:0", "b": "cpu"})
 
 

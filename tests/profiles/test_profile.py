@@ -387,7 +387,7 @@ class Holder:
         (dense(), (X, X[:0]), {}, fmapper.ProfileError, r"1 at inputs\[0\], 0 at inputs\[1\]"),
         (dense(), X[:0], {}, fmapper.ProfileError, "empty along the first axis"),
         (dense(), X, {"batch_sizes": ()}, ValueError, "at least one"),
-        (dense(), X, {"batch_sizes": (0,)}, ValueError, "none below 1"),
+        (dense(), X, {"batch_sizes": (0,)}, ValueError, "all of them at least 1"),
         (dense(), X, {"devices": []}, fmapper.ProfileError, "no device"),
         (
             dense(),
@@ -633,7 +633,7 @@ def test_loops_count_every_round_in_jax() -> None:
     endless = counted(
         "jax", lambda x: lax.while_loop(lambda c: c[0, 0] < 9, lambda c: c + 1, x), jnp.ones((3, 3))
     )
-    assert "one round" in endless.unseen[0]
+    assert "one iteration" in endless.unseen[0]
     cond = counted(
         "jax",
         lambda x: lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x, x),

@@ -98,7 +98,7 @@ def test_further_positional_and_keyword_arguments():
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((J, 3), {}, "scale is given, but was not among the example inputs"),
+        ((J, 3), {}, "scale was passed, but was not among the example inputs"),
         ((), {}, "x is missing"),
         ((J,), {"x": J}, "x was passed both by position and by keyword"),
         ((J,), {"flag": True}, "flag is given"),
@@ -474,8 +474,8 @@ def test_a_name_that_stands_twice_is_one_size():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (["2*n, _"], "a size is a name, as in 'batch, _', and not '2\\*n'"),
-        ("batch, _", "write 'auto', a list with a text for each input, as \\['batch, _'\\]"),
+        (["2*n, _"], "a size is a name, as in 'batch, _', not '2\\*n'"),
+        ("batch, _", "write 'auto', a list with a string for each input, as in \\['batch, _'\\]"),
     ],
 )
 def test_words_for_sizes_that_mean_nothing(shapes, message):

@@ -25,7 +25,7 @@ def test_a_target_that_does_not_exist_is_refused_with_those_that_do(target, mean
         fmapper.convert(MODEL, target, (X,))
     message = str(caught.value)
     assert message.startswith(
-        f"{target!r} is not a target of convert. Did you mean {meant!r}? Here"
+        f"{target!r} is not a target of convert. Did you mean {meant!r}? Available"
     )
     assert "'flax', 'jax', 'torch'" in message
     assert "numpy" not in message
@@ -54,7 +54,7 @@ def test_inputs_in_the_place_of_the_target_are_told_from_it():
         ("torch", {"precision": None}, "convert to torch has no option 'precision'"),
         ("jax", {"precision": "hihgest"}, "precision='hihgest'"),
         ("flax", {"precision": "hihgest"}, "precision='hihgest'"),
-        ("flax", {"linen": True, "rngs": 1}, "a Linen module keeps no rngs"),
+        ("flax", {"linen": True, "rngs": 1}, "a Linen module does not store rngs"),
     ],
 )
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do(target, options, message):

@@ -196,7 +196,7 @@ def test_destructure_of_complex_arrays():
 def test_destructure_refuses_another_length_and_mixed_devices():
     _, rebuild = destructure({"w": np.ones(2)})
     for wrong in (np.ones(3), np.ones((2, 1)), [1.0, 2.0]):
-        with pytest.raises(StructureMismatchError, match=r"shape \(2,\) is needed"):
+        with pytest.raises(StructureMismatchError, match=r"expected a vector of shape \(2,\)"):
             rebuild(wrong)
     with pytest.raises(fmapper.MixedDevicesError, match=r"model\[1\]"):
         destructure([np.ones(1), torch.ones(1)])

@@ -661,5 +661,5 @@ def test_a_linen_module_inside_another():
     assert set(variables["params"]) == {"inner", "Dense_0"}
     want = model(*inputs).detach().numpy() @ np.asarray(variables["params"]["Dense_0"]["kernel"])
     np.testing.assert_allclose(around.apply(variables, *arrays(inputs)), want, atol=1e-5)
-    with pytest.raises(fmapper.ConversionError, match="give them to apply"):
+    with pytest.raises(fmapper.ConversionError, match="pass them to apply"):
         fmapper.convert(model, "flax", inputs, linen=True, rngs=nnx.Rngs(0))

@@ -88,7 +88,7 @@ def test_offloaded_weights_are_named_in_the_first_line() -> None:
 def test_packed_weights_are_named() -> None:
     module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 4)).eval()
     quantised = torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(fmapper.ConversionError, match=r"^Sequential: 1 is quantised by torch\.ao"):
+    with pytest.raises(fmapper.ConversionError, match=r"^Sequential: 1 is quantized by torch\.ao"):
         fmapper.convert(quantised, "jax", (torch.ones(2, 4),))
 
 

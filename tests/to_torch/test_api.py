@@ -73,7 +73,7 @@ REFUSED = {
     "NumPy": (lambda: (X,), {}, r"x is a ndarray; give a tensor, as fmapper.to_torch"),
     "JAX": (lambda: (jnp.asarray(X),), {}, r"x is a ArrayImpl; give a tensor, as fmapper.to_torch"),
     "nothing": (tuple, {}, "x is missing"),
-    "static": (lambda: (T, 2.0), {}, "scale is given, but was not among the example inputs"),
+    "static": (lambda: (T, 2.0), {}, "scale was passed, but was not among the example inputs"),
     "unknown": (lambda: (T,), {"other": 1}, "other is given"),
     "too many": (lambda: (T, 1.0, T), {}, r"args\[0\] is given"),
     "twice": (lambda: (T,), {"x": T}, "x was passed both by position and by keyword"),
@@ -162,7 +162,7 @@ def test_dtypes_of_the_graph_follow(net, converted, dtype, how):
 def test_parameters_of_two_dtypes_are_refused(converted):
     converted.forward_.kernel.data = converted.forward_.kernel.data.double()
     converted.first.kernel.data = converted.first.kernel.data.double()
-    with pytest.raises(fmapper.ProgramInputError, match=r"cast all of them or none"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"cast either all of them or none"):
         converted(T.double())
 
 

@@ -152,7 +152,7 @@ def test_an_input_of_four_bits():
 
 
 def test_what_bytes_do_not_stand_for_is_refused():
-    with pytest.raises(fmapper.ConversionError, match=r"scatter.*use int8 in their place"):
+    with pytest.raises(fmapper.ConversionError, match=r"scatter.*use int8 instead"):
         fmapper.convert(lambda x: x.astype(jnp.int4).at[0].add(jnp.int4(7)), "torch", (INTEGERS,))
     with pytest.raises(fmapper.ConversionError, match=r"shift_right_logical.*use int8"):
         fmapper.convert(

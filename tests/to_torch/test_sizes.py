@@ -114,7 +114,7 @@ def test_calls_are_checked():
     [
         (["b, _, _"], "2 dimensions"),
         ({"y": "b, _"}, "y is not an input; there are x"),
-        (["2*b, _"], "b is in expressions only"),
+        (["2*b, _"], "b occurs only in expressions"),
         (["b, b"], "a size of the examples is 4"),
         ([3], "3 is neither"),
         ([(None, None, None)], r"3 dimensions.*has 2"),

@@ -772,7 +772,7 @@ def test_too_many_programs(torch: Any) -> None:
     jitted = jit(lambda x, n: x * n)
     for n in range(64):
         assert jitted(torch.ones(1), n).tolist() == [n]
-    with pytest.warns(NotCompiledWarning, match="as a tensor, not as a number"):
+    with pytest.warns(NotCompiledWarning, match="as tensors, not as numbers"):
         assert jitted(torch.ones(1), 64).tolist() == [64]
     assert jitted(torch.ones(1), 65).tolist() == [65]
 

@@ -201,7 +201,7 @@ def test_a_loop_for_each_element_alone_is_refused_by_name():
     def function(x):
         return jax.vmap(lambda x: lax.while_loop(lambda y: y > 1, lambda y: y / 2, x))(x)
 
-    with pytest.raises(fmapper.ConversionError, match="each element alone"):
+    with pytest.raises(fmapper.ConversionError, match="separately for each element"):
         written(function, jnp.arange(4.0))
 
 

@@ -952,9 +952,9 @@ def test_a_leaf_of_the_first_tree_takes_whatever_the_others_have():
 
 
 def test_a_rebuild_with_other_children_says_which():
-    with pytest.raises(StructureMismatchError, match=r"2 children, 1 "):
+    with pytest.raises(StructureMismatchError, match=r"2 children, but 1 "):
         rebuild([1, 2], [1])
-    with pytest.raises(StructureMismatchError, match=r"dict has the children 'a'; given were 'b'"):
+    with pytest.raises(StructureMismatchError, match=r"dict has the children 'a', but got 'b'"):
         rebuild({"a": 1}, {"b": 1})
 
 
@@ -1003,7 +1003,7 @@ def test_the_hook_is_looked_for_on_the_class():
     f = lambda x: x  # noqa: E731
     f.__fmap__ = None
     assert fmap(f, [1]) == [1]
-    with pytest.raises(TypeError, match="function first"):
+    with pytest.raises(TypeError, match="function as its first"):
         fmap([1], Doubling())
     with pytest.raises(TypeError, match="takes one tree"):
         fmap(Doubling(), [1], [1])

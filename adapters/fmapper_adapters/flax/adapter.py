@@ -105,13 +105,13 @@ class FlaxAdapter(JaxModels, Nodes):
         """
         super().check_options(**options)
         if options.get("linen") and options.get("rngs") is not None:
-            raise ConversionError("a Linen module keeps no rngs: give them to apply")
+            raise ConversionError("a Linen module does not store rngs: pass them to apply")
         others = [name for name in ("linen", "precision", "rngs") if options.get(name) is not None]
         if options.get("structure") and others and options.get(others[0]):
             raise ConversionError(
-                f"structure=True takes no {others[0]}: the model is plain code of NNX. "
-                "jax.default_matmul_precision tells its precision where it is called, and the "
-                "rngs of its layers are theirs."
+                f"structure=True does not accept {others[0]}, because the model is plain NNX "
+                f"code. Set its precision with jax.default_matmul_precision when you call it; its "
+                f"layers have their own rngs."
             )
 
     def from_program(

@@ -60,8 +60,8 @@ class Part(nnx.Module):
         name = str(key.__index__())
         if name not in _children(self):
             raise IndexError(
-                f"no part {name}: there are {', '.join(map(str, _numbers(self))) or 'none'}, as "
-                "the module numbers those with arrays, from the start"
+                f"no submodule {name}: there are {', '.join(map(str, _numbers(self))) or 'none'}, "
+                f"the numbers of the submodules with arrays"
             )
         return vars(self)[name]
 
@@ -289,8 +289,9 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
         other = _find(model, alias)
         if other is not found[name] and _differ(other, found[name]):
             raise ProgramInputError(
-                f"{alias} and {name} are tied, but are two variables with two values now. Assign "
-                f"one variable to both; nnx.split, nnx.jit and nnx.grad keep a tie, the "
+                f"{alias} and {name} are tied, but are two different variables now. Assign the "
+                f"same variable to both;"
+                f" nnx.split, nnx.jit and nnx.grad keep a tie, the "
                 "functions of jax.tree do not."
             )
     return found
@@ -308,7 +309,7 @@ def _find(model: FlaxModel, name: str) -> Any:
         for key in name.split("."):
             part = vars(part)[key]
     except KeyError:
-        raise ProgramInputError(f"{name} is not in the model any more") from None
+        raise ProgramInputError(f"{name} is no longer in the model") from None
     return part
 
 

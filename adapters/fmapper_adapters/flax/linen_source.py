@@ -41,8 +41,8 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
         method, model = model.__func__, model.__self__
     if model.scope is None:
         raise ConversionError(
-            f"{type(model).__name__} is a module of Linen without its variables: give the pair "
-            "(module, variables)"
+            f"{type(model).__name__} is a Linen module without its variables: pass the pair "
+            f"(module, variables)"
         )
     return (*model.unbind(), method)
 

@@ -171,6 +171,6 @@ def check_names(programs: Programs, reserved: frozenset[str]) -> None:
     taken = {name.split(".")[0] for name in (*programs.kinds, *programs.aliases)} & reserved
     if taken:
         raise ConversionError(
-            f"{programs.any.program.name}: the child {min(taken)!r} has a name that a Flax model "
-            "needs itself. Rename it in the module."
+            f"{programs.any.program.name}: the child {min(taken)!r} has a name that Flax models "
+            f"reserve. Rename it in the module."
         )

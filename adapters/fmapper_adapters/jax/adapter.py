@@ -52,12 +52,12 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
     compiles: ClassVar[bool] = True
     conversion_options: ClassVar[tuple[str, ...]] = ("precision",)
     keeps_of_a_gpu: ClassVar[str] = (
-        "JAX takes three quarters of a GPU when it starts; before it is imported, set "
+        "JAX reserves three quarters of a GPU when it starts; before importing it, set "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false, or XLA_PYTHON_CLIENT_MEM_FRACTION=0.4 for two fifths"
     )
     widened_by: ClassVar[str] = "jax.config.update('jax_enable_x64', True)"
     needs_source: ClassVar[str] = (
-        "make it the forward of a torch.nn.Module; what is written in JAX needs none"
+        "make it the forward of a torch.nn.Module; functions written in JAX do not need one"
     )
     compares: ClassVar[bool] = True
     keeps_memory: ClassVar[bool] = True

@@ -41,7 +41,7 @@ _ARITHMETIC_FREE = {
     "dynamic_update_slice", "gather", "iota", "pad", "rev", "select_n", "slice", "split",
 }  # fmt: skip
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
-_LOOP = "a while loop without a known number of rounds is counted as one round"
+_LOOP = "a while loop without a known number of iterations is counted as one iteration"
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class NumpyAdapter(Adapter):
         """Says, for `meta`, which backend has it."""
         if kind == "meta":
             return (
-                "NumPy has no arrays without values, but others can stand for them: "
+                "NumPy has no arrays without values, but other backends do: "
                 "to_torch(device='meta') or to_jax(device='meta')"
             )
         return super().why_not(kind, index)
@@ -216,8 +216,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
             found = getattr(importlib.import_module("ml_dtypes"), name, None)
         except ImportError:
             raise TypeError(
-                f"NumPy holds {name} through ml_dtypes, which is not installed: "
-                "pip install ml_dtypes"
+                f"NumPy needs ml_dtypes for {name}, which is not installed: pip install ml_dtypes"
             ) from None
         if found is None:
             raise TypeError(f"ml_dtypes has no {name}")

@@ -47,11 +47,11 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     has_modes: ClassVar[bool] = True
     conversion_options: ClassVar[tuple[str, ...]] = ("fused", "structure")
     needs_source: ClassVar[str] = (
-        "what is written in JAX is recorded by JAX, which is not installed"
+        "functions written in JAX are recorded with JAX, which is not installed"
     )
     aliases: ClassVar[dict[str, str]] = {"gpu": USUAL_GPU}
     keeps_of_a_gpu: ClassVar[str] = (
-        "torch keeps what its tensors have freed until torch.accelerator.empty_cache()"
+        "torch keeps the memory of freed tensors until torch.accelerator.empty_cache()"
     )
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 

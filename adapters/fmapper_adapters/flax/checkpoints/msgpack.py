@@ -53,7 +53,7 @@ class Msgpack(Format):
             contents = Contents({}, files=(path,))
             reader.value((), contents)
             if reader.at != file.size:
-                raise reader.misfit("there is more behind its end")
+                raise reader.misfit("has trailing bytes")
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
@@ -109,7 +109,7 @@ class _Reader:
     def item(self, keys: tuple[str, ...], contents: Contents) -> Any:
         self.count += 1
         if self.depth > _DEEPEST or self.count > _MOST_VALUES:
-            raise self.misfit("is nested too deeply, or holds too much")
+            raise self.misfit("is nested too deeply, or contains too much")
         tag = self.take(1)[0]
         if tag <= 0x7F:
             return tag
@@ -134,11 +134,11 @@ class _Reader:
             size = _EXTENSIONS[tag]
             length = size if isinstance(size, int) else self.number(size)
             return self._extension(self.number("b"), length)
-        raise self.misfit(f"a value of kind {tag:#x}, which no checkpoint has")
+        raise self.misfit(f"a value of kind {tag:#x}, which checkpoints do not contain")
 
     def _size(self, size: int) -> int:
         if size > self.file.size - self.at:  # each takes a byte at least
-            raise self.misfit("is damaged: it has fewer values than it says")
+            raise self.misfit("is damaged: it has fewer values than it states")
         return size
 
     def _text(self, size: int) -> str:
@@ -180,11 +180,11 @@ class _Reader:
         if end > self.file.size:
             raise self.misfit("is damaged: an array is longer than the file")
         if kind == _COMPLEX:
-            raise self.misfit("a complex number, which is not read")
+            raise self.misfit("a complex number, which is not supported")
         if kind not in (_ARRAY, _SCALAR):
-            raise self.misfit(f"an extension of type {kind}, which Flax has not")
+            raise self.misfit(f"an extension of type {kind}, which Flax does not use")
         if self.take(1)[0] != 0x93:
-            raise self.misfit("an array that has not shape, dtype and values")
+            raise self.misfit("an array without shape, dtype and values")
         shape = self._shape()
         dtype = self.item((), Contents({}))
         if not isinstance(dtype, str) or dtype not in DTYPES:

@@ -55,7 +55,7 @@ class Orbax(Format):
         except CheckpointError:
             raise
         except Exception as error:  # of orbax and tensorstore: they raise anything
-            raise CheckpointError(f"{path}: orbax does not read it: {error}") from None
+            raise CheckpointError(f"{path}: orbax cannot read it: {error}") from None
         contents = Contents({}, files=(folder,))
         stores = _Stores(folder)
         for name, leaf in _leaves(tree):
@@ -76,7 +76,7 @@ class Orbax(Format):
             if array.dtype.name not in DTYPES:
                 raise CheckpointError(f"{name}: orbax has no {array.dtype.name}")
             if not array.size:
-                raise CheckpointError(f"{name}: orbax holds no arrays without elements")
+                raise CheckpointError(f"{name}: orbax does not support arrays without elements")
         registry = handlers.create_type_handler_registry(
             (LazyArray, _in_parts(out)),
             (jax.Array, handlers.ArrayHandler()),  # there is none; without it orbax warns

@@ -47,8 +47,8 @@ def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
     limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     if array.size and not int(limits.min) <= int(array.min()) <= int(array.max()) <= limits.max:
         raise LossyCastError(
-            f"{name}: integers do not fit going from {array.dtype} to {dtype}, which they were in "
-            "the model that was converted. Keep them in that range"
+            f"{name}: integers do not fit into {dtype}, their dtype in the model that was "
+            f"converted (they are {array.dtype} now). Keep them in that range"
         )
     return array.astype(dtype)
 

@@ -38,7 +38,7 @@ def refuse(array: Any) -> None:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         raise TypeError(
             "a PRNG key has no meaning in another framework: move jax.random.key_data(key), and "
-            "jax.random.wrap_key_data(...) on the way back; or leave keys in JAX with strict=False"
+            "restore it with jax.random.wrap_key_data(...); or leave keys in JAX with strict=False"
         )
     if not array.is_fully_addressable:
         raise TypeError("other processes hold parts of this array: gather it first")

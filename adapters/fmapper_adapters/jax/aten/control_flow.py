@@ -91,7 +91,10 @@ def wrap_with_autocast(
         NotImplementedError: The casts were not recorded with it.
     """
     if enabled:
-        raise TypeError("casts of torch.autocast were not recorded: export the model inside of it")
+        raise TypeError(
+            "casts of torch.autocast were not recorded: export the model inside the "
+            "autocast context"
+        )
     return function(*args)
 
 

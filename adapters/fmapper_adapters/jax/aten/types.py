@@ -166,7 +166,7 @@ def _wrap_integer(x: int, dtype: Dtype) -> int:
         if x in (-(2**63), 2**63 - 1):
             return high if x > high else low
         raise LossyCastError(
-            f"{x} does not fit into the 32 bits that JAX has for an integer. Set "
+            f"{x} does not fit into JAX's 32-bit integers. Set "
             'jax.config.update("jax_enable_x64", True), or use a smaller number.'
         )
     return (x - low) % (high - low + 1) + low

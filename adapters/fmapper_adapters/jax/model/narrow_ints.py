@@ -53,7 +53,7 @@ def _loss(array: Any, where: str) -> str:
 
 def _message(where: str, what: str) -> str:
     return (
-        f"{where}: {what} does not fit into the 32 bits that JAX has for an integer. Set "
+        f"{where}: {what} does not fit into JAX's 32-bit integers. Set "
         'jax.config.update("jax_enable_x64", True), or use a smaller number.'
     )
 
@@ -119,7 +119,7 @@ class _Ends:
             if use == "casts" and dtype == "bool":
                 return ""
             if use == "computes" or dtype not in ("int64", ""):
-                end = f"the end of int64 that comes from {self.marked[sources[0]]}"
+                end = f"the largest or smallest int64 from {self.marked[sources[0]]}"
                 return _message(_where(call), end)
             self.marked[call.name] = self.marked[sources[0]]
             if use == "picks":
@@ -144,7 +144,9 @@ class _Ends:
         outputs = graph.outputs if isinstance(graph.outputs, tuple) else (graph.outputs,)
         marked = [ref.name for ref in outputs if isinstance(ref, Ref) and ref.name in ends.marked]
         if marked and not found:
-            return _message(ends.marked[marked[0]], "the end of int64 inside a function")
+            return _message(
+                ends.marked[marked[0]], "the largest or smallest int64 inside a function"
+            )
         return found
 
 

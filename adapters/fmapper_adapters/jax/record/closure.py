@@ -108,13 +108,13 @@ class Lifted:
         if new or gone:
             what = f"makes {', '.join(new)}" if new else f"removes {', '.join(gone)}"
             raise ConversionError(
-                f"a call {what}: what a model holds must be there before it is converted. Call it "
-                "once before, make those in the constructor, or return the values"
+                f"a call {what}, but the variables of a model must exist before it is converted. "
+                f"Call the model once first, create them in the constructor, or return the values"
             )
         for name, first in self.aliases.items():
             if after[name] is not after[first]:
                 raise ConversionError(
-                    f"{name} and {first} are one array, of which a call makes two"
+                    f"{name} and {first} are the same array, but a call makes them two"
                 )
         return {name: after[name] for name in self.arrays if after[name] is not known[name]}
 

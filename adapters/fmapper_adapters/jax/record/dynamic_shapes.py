@@ -167,13 +167,14 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str,
     for name in bounds:
         if name not in sizes:
             raise ConversionError(
-                f"dynamic_shapes: {name} is in expressions only; one dimension must be {name}"
+                f"dynamic_shapes: {name} occurs only in expressions; one dimension must be {name} "
+                f"itself"
             )
     for size, n in pairs:
         if size_of(str(size), sizes) != n:
             known = ", ".join(f"{name} is {value}" for name, value in sizes.items())
             raise ConversionError(
-                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and "
+                f"dynamic_shapes: a size of the examples is {n}, but it should be {size}, and "
                 f"{known}"
             )
     return sizes
@@ -263,7 +264,7 @@ class _Texts:
         elif isinstance(given, tuple | list):
             sizes = list(given)
         else:
-            raise ConversionError(f"dynamic_shapes: {given!r} is neither a dict, a tuple nor text")
+            raise ConversionError(f"dynamic_shapes: {given!r} is not a dict, a tuple or a string")
         if len(sizes) != array.ndim:
             raise ConversionError(
                 f"dynamic_shapes: {given!r} is for {len(sizes)} dimensions, an input of shape "

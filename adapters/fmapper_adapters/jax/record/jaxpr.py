@@ -180,8 +180,8 @@ class _Body:
         """Returns the argument for an array in the code: the number itself if it is one."""
         if isinstance(array, jax.core.Tracer):
             raise _Surroundings(
-                "a function uses an array that it finds in its surroundings; give it to the "
-                "function as an argument"
+                "a function uses an array of an enclosing scope; pass it to the function as an "
+                "argument"
             )
         if prng_keys.is_key(array):
             array = jax.random.key_data(array)
@@ -206,7 +206,7 @@ class _Body:
             raise ConversionError(f"{name} in {path or 'the root'}{where}: {why}")
         if name in primitives.SHOWN:
             warnings.warn(
-                f"{source or path or 'the root'}: what jax.debug shows is left out",
+                f"{source or path or 'the root'}: output of jax.debug is dropped",
                 FmapperWarning,
                 stacklevel=2,
             )
@@ -303,7 +303,7 @@ class _Body:
             where = f" ({source})" if source else ""
             raise ConversionError(
                 f"{name} in {path or 'the root'}{where}: torch has no integers of fewer than 8 "
-                "bits, and bytes do not stand for them here; use int8 in their place"
+                f"bits, and bytes cannot represent them here; use int8 instead"
             )
         params = {**eqn.params, **prng_keys.params(eqn), **_counts(eqn)}
         held: list[tuple[Graph, list[Any]]] = []
@@ -375,7 +375,7 @@ class _Body:
             every = [a for branch in kwargs["branches"] for a in arrays[id(branch)]]
             branches = _with_all(kwargs["branches"], [len(given) for _, given in held])
             return [args[0], *every, *args[1:]], {**kwargs, "branches": branches}
-        raise ConversionError(f"{name}: an inner function holds arrays; give it those as arguments")
+        raise ConversionError(f"{name}: an inner function captures arrays; pass them as arguments")
 
     def _name(self, base: str) -> str:
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in base)

@@ -11,45 +11,45 @@ from fmapper_adapters.jax.record import frames as _frames
 _WAYS: tuple[tuple[type[Exception] | str, str], ...] = (
     (
         jax.errors.TracerBoolConversionError,
-        "a branch on a value: use jax.lax.cond or jnp.where, or give the value as a Python bool",
+        "a branch on a value: use jax.lax.cond or jnp.where, or pass the value as a Python bool",
     ),
     (
         jax.errors.TracerIntegerConversionError,
-        "an array is used as a Python integer: give it as a Python int",
+        "an array is used as a Python integer: pass it as a Python int",
     ),
     (
         jax.errors.TracerArrayConversionError,
-        "an array is given to NumPy: use jax.numpy in its place",
+        "an array is passed to NumPy: use jax.numpy instead",
     ),
     (
         jax.errors.NonConcreteBooleanIndexError,
-        "a mask as an index has a result whose size is not known: use jnp.where, or size=",
+        "indexing with a mask has a result of unknown size: use jnp.where, or size=",
     ),
     (
         jax.errors.ConcretizationTypeError,
-        "Python needs a value where only the shape is known: give it as a Python number, or use "
+        "Python needs a value where only the shape is known: pass it as a Python number, or use "
         "jax.lax.cond, scan or while_loop",
     ),
     (
         jax.errors.UnexpectedTracerError,
-        "an array of this call is kept outside of it: return it, or keep it in a variable of the "
-        "model",
+        "an array of this call is stored outside of it: return it, or store it in a variable of "
+        "the model",
     ),
     (
         "InvalidRngError",
-        'random numbers have no source: give rngs={"dropout": jax.random.key(0)} in example_kwargs',
+        'random numbers need a key: pass rngs={"dropout": jax.random.key(0)} in example_kwargs',
     ),
     (
         "ModifyScopeVariableError",
-        'variables are changed: give mutable=["batch_stats"] in example_kwargs',
+        'variables are modified: pass mutable=["batch_stats"] in example_kwargs',
     ),
     (
         "TraceContextError",
-        "variables that the model does not hold are changed: make them attributes of it",
+        "variables that do not belong to the model are modified: make them attributes of the model",
     ),
     (
         "InconclusiveDimensionOperation",
-        "what it does depends on a size that may vary: fix that size",
+        "it depends on a size that may vary: fix that size",
     ),
 )
 
@@ -58,7 +58,7 @@ def explain(name: str, error: Exception) -> str:
     """Explains an error of tracing in terms of the user's code."""
     way = next((text for kind, text in _WAYS if _is_a(error, kind)), "")
     if isinstance(error, TypeError) and " missing " in str(error) and "argument" in str(error):
-        way = "give what it is called with in example_inputs and example_kwargs"
+        way = "pass its inputs as example_inputs and example_kwargs"
     place = _place(error)
     at = f" at {place}" if place else ""
     reason = f"{type(error).__name__}: {_short(error)}"

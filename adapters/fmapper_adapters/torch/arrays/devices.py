@@ -77,8 +77,8 @@ def check_fork(device: Device) -> None:
     if _private.is_fork_of_user(device.kind):
         raise DeviceUnavailableError(
             f"{device} is not available: this process was forked from one that has used it, and "
-            "drivers do not survive that. Start workers anew, by "
-            "multiprocessing.get_context('spawn') or "
+            f"drivers do not survive a fork. Start workers with multiprocessing"
+            ".get_context('spawn') or "
             "DataLoader(..., multiprocessing_context='spawn'); or move to it in the parent process."
         )
 
@@ -86,7 +86,7 @@ def check_fork(device: Device) -> None:
 def _what_the_driver_says(kind: str) -> str:
     """Reports what the driver says, and the variable that hides devices if one is set."""
     module: Any = getattr(torch, kind)
-    reason = "the driver answers, but shows none"
+    reason = "the driver works, but reports no device"
     try:
         module.init()
     except (RuntimeError, AssertionError, AttributeError) as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
 
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
-_FREED = "the storage of the tensor was freed: nothing is left of its values"
+_FREED = "the storage of the tensor was freed, so its values are gone"
 _mirrors = _private.is_functional
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FOREIGN = {
@@ -208,7 +208,7 @@ def why_untransformable(tensor: torch.Tensor, error: Exception) -> str | None:
         return _LAZY
     is_nested = not is_lazy and tensor.is_nested and tensor.layout is torch.strided
     if is_nested and isinstance(error, RuntimeError):  # torch's own
-        return "torch has little for such nested tensors: make it with layout=torch.jagged"
+        return "torch barely supports such nested tensors: create it with layout=torch.jagged"
     return None
 
 
@@ -250,7 +250,7 @@ def ml_dtype(name: str) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except (ImportError, AttributeError):
-        raise TypeError(f"NumPy holds {name} through ml_dtypes: pip install ml_dtypes") from None
+        raise TypeError(f"NumPy needs ml_dtypes for {name}: pip install ml_dtypes") from None
     return found
 
 
@@ -272,9 +272,9 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
         raise TypeError(f"torch has no dtype {dtype.name}")
     reason = None
     if must_share and not array.flags.writeable:
-        reason = "the NumPy array is read-only and torch could write to it"
+        reason = "the NumPy array is read-only, but torch could write to it"
     elif any(stride < 0 or stride % array.itemsize for stride in array.strides):
-        reason = f"torch cannot stride like {array.strides} bytes"
+        reason = f"torch does not support strides of {array.strides} bytes"
     if reason is not None:
         if must_share:
             raise BufferError(reason)

@@ -45,7 +45,7 @@ def why_not(tensor: torch.Tensor) -> str:
     article = "an" if cls[0] in "AEIOU" else "a"
     return (
         f"{article} {cls} keeps its values in other tensors{inside}: move those, or "
-        "tensor.dequantize() where it has that"
+        f"tensor.dequantize() if it exists"
     )
 
 
@@ -105,15 +105,15 @@ def check_class(old: torch.Tensor, new: torch.Tensor) -> None:
 
 def _refusal(cls: type, behind: str) -> str:
     return (
-        f"a {cls.__name__} cannot be moved: {behind}. Give the class __tensor_flatten__ and "
-        "__tensor_unflatten__ that hold all of its tensors"
+        f"a {cls.__name__} cannot be moved: {behind}. Define __tensor_flatten__ and "
+        f"__tensor_unflatten__ on the class, covering all of its tensors"
     )
 
 
 def _left_behind(new: torch.Tensor, device: torch.device) -> str:
     """Describes which parts of a moved wrapper are not on the device."""
     if not is_on(new, device):
-        return f"it says afterwards that it is on {new.device}"
+        return f"afterwards it reports to be on {new.device}"
     for name in inner_names(new):
         inner = getattr(new, name)
         if not is_on(inner, device) or (is_wrapper(inner) and _left_behind(inner, device)):
@@ -159,8 +159,8 @@ def move_attributes(old: torch.Tensor, new: torch.Tensor, device: torch.device, 
         elif type(old) not in _PLAIN and holds_arrays(value):
             raise TypeError(
                 f"the attribute .{name} of this {type(old).__name__} is a {type(value).__name__} "
-                f"that holds arrays, which would stay on {old.device}: keep them in a tensor, a "
-                "list or a dict, or move the tensor by the method of its class"
+                f"that holds arrays, which would stay on {old.device}: store them in a tensor, a "
+                f"list or a dict, or move the tensor with the method of its class"
             )
 
 

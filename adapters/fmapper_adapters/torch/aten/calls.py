@@ -201,7 +201,7 @@ def _number(function: Callable[..., Any]) -> Callable[..., Any]:
     def lower(*args: Any) -> Any:
         numbers = [_value(x) for x in args]
         if function in (operator.pow, operator.lshift) and not _is_small(numbers[-1]):
-            raise ValueError(f"{function.__name__} by {numbers[-1]}: no size is so large")
+            raise ValueError(f"{function.__name__} by {numbers[-1]}: no size is that large")
         found = current().call(function, *args)
         value = _value(found)
         if isinstance(value, int) and not -_MOST_SIZE <= value < _MOST_SIZE:
@@ -274,7 +274,10 @@ def wrap_with_autocast(
     device: str, dtype: Any, enabled: bool, cache: Any, function: Graph, *args: Any
 ) -> Any:
     if enabled:
-        raise TypeError("casts of torch.autocast were not recorded: export the model inside of it")
+        raise TypeError(
+            "casts of torch.autocast were not recorded: export the model inside the "
+            "autocast context"
+        )
     return current().inline(function, args)
 
 
@@ -311,7 +314,9 @@ def with_gradient(
 ) -> Any:
     """Returns the ys, whose gradients with respect to the xs are what a function gives."""
     if not all(isinstance(x, Value) for x in (*xs, *ys, *kept)):
-        raise TypeError(f"{name}: a torch.autograd.Function that keeps numbers does not go back")
+        raise TypeError(
+            f"{name}: a torch.autograd.Function that keeps numbers cannot be converted back"
+        )
     module: Any = f"{name} is a torch.autograd.Function whose backward cannot be recorded"
     if -1 not in places:
         module = _module(backward, (*ys, *kept), "backward")

@@ -158,7 +158,7 @@ def _check_pickle(place: Path, data: bytes) -> None:
     """Raises for a pickle that reserves memory before it is read."""
     for count, (code, value, _) in enumerate(pickletools.genops(data), 1):
         if code.name in _CODES_LEFT_OUT or ("PUT" in code.name and int(value or 0) > count):
-            raise CheckpointError(f"{place}: has {code.name}, which no such file has")
+            raise CheckpointError(f"{place}: has {code.name}, which such files do not contain")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -218,7 +218,7 @@ def _array(
             raise CheckpointError(f"{path}: {name}: a piece is not what the metadata say")
         parts.append((offsets, stored_array(file, name, found, int(info.offset))))
     if sum(part.size for _, part in parts) != math.prod(shape):
-        raise CheckpointError(f"{path}: {name}: its pieces are not the whole")
+        raise CheckpointError(f"{path}: {name}: its pieces do not cover the array")
     return parts[0][1] if len(parts) == 1 and parts[0][1].shape == shape else _Pieces(shape, parts)
 
 

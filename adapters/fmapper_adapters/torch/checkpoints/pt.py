@@ -63,8 +63,9 @@ class PtFile(Format):
         except Exception as error:  # of torch's reader and its unpickler: they raise anything
             reason = str(error).partition("\n")[0][:300]
             raise CheckpointError(
-                f"{path}: torch does not read it with weights_only=True, and it is read in no "
-                f"other way, since its pickle could run code: {reason}"
+                f"{path}: torch cannot read it with weights_only=True. It is not read in any "
+                f"other way, because its pickle could run code:"
+                f" {reason}"
             ) from None
         contents = Contents({}, files=(path,))
         first: dict[Any, str] = {}
@@ -178,7 +179,7 @@ def _leaves(tree: Any, path: Path) -> Iterator[tuple[str, Any]]:
         keys, node = todo.pop()
         count += 1
         if len(keys) > _DEEPEST or count > _MOST_MEMBERS:
-            raise CheckpointError(f"{path}: is nested too deeply, or holds too much")
+            raise CheckpointError(f"{path}: is nested too deeply, or contains too much")
         if isinstance(node, Mapping):
             todo += [((*keys, str(key)), node[key]) for key in reversed([*node])]
         elif isinstance(node, list | tuple) and not isinstance(node, torch.Size):
@@ -204,7 +205,9 @@ def stored_array(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if n)
     begin = base + offset + int(tensor.storage_offset()) * item
     if tensor.numel() and (tensor.storage_offset() + last + 1) * item > size:
-        raise CheckpointError(f"{file.path}: {name}: is damaged: it does not lie in its storage")
+        raise CheckpointError(
+            f"{file.path}: {name}: is damaged: it does not lie within its storage"
+        )
     if begin + tensor.numel() * item > file.size:
         raise CheckpointError(
             f"{file.path}: {name}: would take {tensor.numel() * item:,} bytes, more than the file "

@@ -96,7 +96,7 @@ class _IncompleteBeta(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            raise RuntimeError("betainc has no derivative by a and b, in JAX as well")
+            raise RuntimeError("betainc has no derivative with respect to a and b, in JAX either")
         a, b, x = ctx.saved_tensors
         whole = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
         slope = torch.exp(torch.special.xlog1py(b - 1, -x) + torch.xlogy(a - 1, x) - whole)

@@ -143,8 +143,8 @@ def compile(
                 return None
             if len(programs) >= _AT_MOST:
                 give_up(
-                    f"there are {_AT_MOST} programs of it already. Give what changes with every "
-                    "call as a tensor, not as a number."
+                    f"there are already {_AT_MOST} programs for it. Pass values that change with "
+                    f"every call as tensors, not as numbers."
                 )
                 return None
             with turns:

@@ -52,11 +52,12 @@ def check(
         difference = _first_difference(recorded, wanted)
     if difference:
         raise ConversionError(
-            f"{type(module).__name__}: the program that torch.export has recorded is not "
-            f"what the module computes: {difference}. The module does something "
-            "else while it is recorded: it asks torch.compiler.is_compiling() or the like. Set "
-            "it up so that it does not (for transformers: give attention masks yourself, or "
-            "another attn_implementation), or pass check=False to take the program as it is."
+            f"{type(module).__name__}: the program recorded by torch.export differs from the "
+            f"module:"
+            f" {difference}. The module behaves differently while it is recorded, because it asks "
+            f"torch.compiler.is_compiling() or similar. Configure it so that it does not (for "
+            f"transformers: pass attention masks yourself, or choose another "
+            f"attn_implementation), or pass check=False to accept the program."
         )
 
 
@@ -152,8 +153,9 @@ def _difference(found: Any, expected: Any) -> str | None:
         return "is missing"
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return (
-            f"is {found.dtype} of shape {tuple(found.shape)}, where the module gives "
-            f"{expected.dtype} of shape {tuple(expected.shape)}"
+            f"is {found.dtype} of shape {tuple(found.shape)}, but the module returns "
+            f"{expected.dtype}"
+            f" of shape {tuple(expected.shape)}"
         )
     if not expected.numel() or expected.layout is not torch.strided:
         return None

@@ -94,7 +94,7 @@ def program(
             outputs.append(Output("input", inputs[at].target))
         else:
             raise ConversionError(
-                f"{type(module).__name__}: outputs of kind {kind} have no meaning here"
+                f"{type(module).__name__}: outputs of kind {kind} are not supported"
             )
     spec = exported.call_spec
     found = Program(
@@ -319,8 +319,8 @@ class _GraphReader:
         value = operator.attrgetter(str(node.target))(self._owner)
         if not isinstance(value, torch.fx.GraphModule):
             raise ConversionError(
-                f"{node.name}: {node.target} is a {type(value).__name__} inside an inner function; "
-                "give it to that function as an argument"
+                f"{node.name}: {node.target} is a {type(value).__name__} inside an inner "
+                f"function; pass it to that function as an argument"
             )
         self._inner[node.name] = _GraphReader(value, self._whole, by_call=self._by_call).graph()
 
@@ -360,8 +360,8 @@ class _GraphReader:
         if isinstance(value, torch.device | torch.layout | torch.memory_format | torch.Generator):
             return None
         raise ConversionError(
-            f"{node.name} ({node.target}): an argument of type {type(value).__name__} cannot leave "
-            "torch"
+            f"{node.name} ({node.target}): an argument of type {type(value).__name__} cannot be "
+            f"converted"
         )
 
 

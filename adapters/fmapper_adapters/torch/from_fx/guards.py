@@ -370,7 +370,7 @@ def _why(env: Any, notes: _Notes, symbol: Any, size: int) -> str:
         symbol = env.replacements.get(symbol)  # to one that is the same, and fixed
         symbol = symbol if isinstance(symbol, sympy.Symbol) else None
     if size in (0, 1):
-        return f"torch fixes sizes that are {size} among the examples; give a larger one"
+        return f"torch fixes sizes that are {size} in the examples; use a larger one"
     return "the code fixes it"
 
 

@@ -84,9 +84,9 @@ def _hazard(node: Node, schema: Any) -> str:
     by_element = _is_by_element(node.target)
     if any(_depends_on_order(out, one, by_element=by_element) for out in outs for one in reads):
         return (
-            "changes a tensor in place and reads it at other places at the same time, so its "
-            "result depends on the order in which the processor does that: torch calls it "
-            "undefined. Read a copy, as in y *= y[..., :1].clone(), or write y = y * y[..., :1]."
+            "changes a tensor in place while it reads other elements of it, so the result depends "
+            "on the order of these operations, and torch leaves it undefined."
+            " Read a copy, as in y *= y[..., :1].clone(), or write y = y * y[..., :1]."
         )
     if any(map(_is_expanded, outs)) or any(map(_is_part_of_expanded, written)):
         return (
@@ -96,8 +96,8 @@ def _hazard(node: Node, schema: Any) -> str:
         )
     if any(map(_is_in_windows, written)):
         return (
-            "changes windows that `unfold` made and that leave out a part of the tensor, which "
-            "torch would record as zeros there. Change slices of the tensor itself."
+            "changes windows of `unfold` that do not cover the whole tensor; torch would record "
+            "zeros for the rest. Change slices of the tensor itself."
         )
     return ""
 

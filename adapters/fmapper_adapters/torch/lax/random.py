@@ -106,5 +106,5 @@ def random_gamma_grad(alpha: Any, sample: Any) -> Any:
 @lax("rng_uniform")
 def rng_uniform(*operands: Any, **params: Any) -> Any:
     raise ConversionError(
-        "rng_uniform draws from a state that XLA holds, so that no two calls agree; use jax.random"
+        "rng_uniform draws from a state that XLA holds, so no two calls agree; use jax.random"
     )

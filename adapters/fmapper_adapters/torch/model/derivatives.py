@@ -81,7 +81,7 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         _, backward, own, more, differentiable, cotangents = ctx.plan
         if isinstance(backward, str):
-            raise RuntimeError(f"a function with a derivative of its own has none here: {backward}")
+            raise RuntimeError(f"a custom derivative cannot be used here: {backward}")
         given = [gradients[i] for i in cotangents]
         found = backward(*ctx.saved_tensors[own:], *given)
         full: list[Any] = [None] * ctx.count
@@ -92,9 +92,8 @@ class _Function(torch.autograd.Function):
             for i, needed in enumerate(ctx.needs_input_grad[1:])
         ):
             raise RuntimeError(
-                "a function with a derivative of its own is differentiated by an array that it "
-                "does not take but finds in its surroundings; JAX has no such derivative: give it "
-                "as an argument"
+                "a function with a custom derivative is differentiated with respect to an array "
+                "of an enclosing scope, which JAX does not support: pass the array as an argument"
             )
         return (None, *full)
 

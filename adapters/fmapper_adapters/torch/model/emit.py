@@ -110,7 +110,7 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> fx.Node:
         self.steps += 1
         if self.steps > _MOST_STEPS:
-            raise ConversionError(f"it takes more than {_MOST_STEPS} operations of torch")
+            raise ConversionError(f"it needs more than {_MOST_STEPS} operations of torch")
         node = super().create_node(kind, target, args, kwargs, *rest)
         path, source = node.meta["place"] = self.place
         if source:

@@ -187,9 +187,8 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
         if type(value) not in _SETTINGS and name not in _INTERNAL:
             if isinstance(value, torch.ScriptObject):
                 error = UnsupportedLeafError(
-                    f".{name} is an object of TorchScript, such as the packed weights of a "
-                    "quantized module, which cannot be moved. Move the module before it is "
-                    "quantized."
+                    f".{name} is a TorchScript object, such as the packed weights of a quantized "
+                    f"module, which cannot be moved. Move the module before you quantize it."
                 )
                 error.placed = False
                 raise error
@@ -448,9 +447,10 @@ def _handle(handle: Any, old: Any, state: dict[str, Any]) -> Any:
 
 def _refuse_script(module: Any, keep: Any = None) -> Any:
     error = UnsupportedLeafError(
-        f"{type(module).__name__} is a program of TorchScript, which cannot be taken apart. Move "
-        "the module that it was made of and script or trace the result; or move it in place with "
-        "its own .to(...) and declare what holds it with @fmapper.functor(children=...)."
+        f"{type(module).__name__} is a TorchScript program, which cannot be taken apart. Move the "
+        f"original module and script or trace the result; or move it in place with its own "
+        f".to(...) and declare the class that holds it with"
+        " @fmapper.functor(children=...)."
     )
     error.placed = False
     raise error
@@ -486,9 +486,10 @@ def _refuse_lazy(module: Any) -> None:
 def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
     error = RebuildError(
         f"{type(module).__name__}.{name} must be {wanted}, not "
-        f"{type(new).__module__}.{type(new).__name__}: a torch module holds torch tensors "
-        "only. Take its arrays with fmapper.state(module), or turn the whole module into a program "
-        "of the other framework with fmapper.convert(module, ...)."
+        f"{type(new).__module__}.{type(new).__name__}: a torch module can hold only torch "
+        f"tensors. Move its arrays with fmapper.state(module), or convert the whole module to the "
+        f"other framework with"
+        " fmapper.convert(module, ...)."
     )
     error.placed = False
     return error

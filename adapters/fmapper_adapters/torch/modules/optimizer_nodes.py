@@ -306,8 +306,8 @@ def _fill_scaler(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
         new._device = scale.device.type
     if vars(old).get(_PER_OPTIMIZER):  # by the identity of the old optimizer
         error = RebuildError(
-            f"{type(old).__name__} is in the middle of a step: it has unscaled the gradients of an "
-            "optimizer. Move it after scaler.update()."
+            f"{type(old).__name__} is in the middle of a step, because it has unscaled the "
+            f"gradients of an optimizer. Move it after scaler.update()."
         )
         error.placed = False
         raise error

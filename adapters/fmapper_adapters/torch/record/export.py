@@ -129,10 +129,10 @@ def _level() -> int:
 def _padding_message(module: torch.nn.Module, path: str) -> str:
     name = f"{type(module).__name__}.{path}" if path else type(module).__name__
     return (
-        f"{name}: a TransformerEncoder gives zeros at padded places under torch.no_grad(), and "
-        "what its layers make of the padding with gradients. The program does the latter, as the "
-        "module does now. Convert it under torch.no_grad() for the zeros, or make the encoder with "
-        "enable_nested_tensor=False, which has no zeros in either mode."
+        f"{name}: a TransformerEncoder returns zeros at padded positions under torch.no_grad(), "
+        f"and the outputs of its layers for the padding when gradients are on. The program does "
+        f"the latter, as the module does now. Convert it under torch.no_grad() to get zeros, or "
+        f"create the encoder with enable_nested_tensor=False, which never returns zeros."
     )
 
 
@@ -197,14 +197,15 @@ def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
     lines = [f"  {place}: {', '.join(sorted(ops))}" for place, ops in places.items()]
     more = [f"  and at {len(lines) - _MOST_LINES} more places"] if len(lines) > _MOST_LINES else []
     way_out = (
-        "The values of the examples do not settle them."
+        "The values of the examples do not determine them."
         if specialize
-        else "convert(..., specialize=True) takes the sizes that the examples give, checks them in "
-        "each call, and compiles."
+        else "convert(..., specialize=True) fixes the sizes of the examples, checks them in each "
+        "call, and compiles."
     )
     warnings.warn(
         f"{program.name} has sizes that depend on the values of tensors: the program can be "
-        f"called, but not compiled, so not in jax.jit, jax.vmap or jax.export. {way_out} They come "
+        f"called, but not compiled, so it does not work in jax.jit, jax.vmap or jax.export. "
+        f"{way_out} They come "
         "from\n" + "\n".join([*lines[:_MOST_LINES], *more]),
         NotCompiledWarning,
         stacklevel=_outside(),
@@ -290,11 +291,11 @@ def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exce
     """
     if way is STRICTLY and autograd.met:
         raise ConversionError(
-            f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a gradient of "
-            "its own (torch.autograd.Function), which torch forgets in the only way in which it "
-            f"can record this module. By the other ways: {failures.first_line(reasons[0])}. Mend "
-            "that, or pass check=False for a model that is differentiated as its forward is "
-            "written."
+            f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a custom gradient "
+            f"(torch.autograd.Function), which torch loses in the only mode in which it can "
+            f"record this module. The other modes fail:"
+            " {failures.first_line(reasons[0])}. Fix that, or pass check=False for a model that "
+            "differentiates its forward instead."
         )
 
 
@@ -348,8 +349,8 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise ConversionError(
-            f"{type(module).__name__}: torch.export does not take what torch.jit has made. Convert "
-            "the module that it was made from."
+            f"{type(module).__name__}: torch.export does not accept TorchScript modules. Convert "
+            f"the original module."
         )
     inner = _private.original_of(module)
     return inner if isinstance(inner, torch.nn.Module) else module

@@ -16,34 +16,36 @@ def first_line(error: Exception) -> str:
 _REMEDIES = (
     (
         ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),
-        "The forward branches on the value of a tensor. Write it with torch.where or torch.cond, "
-        "or say what is known with torch._check. Where it compares a float that it has read, as "
-        "x.item() > 0, comparing the tensor, x > 0, gives a program that checks which way it goes.",
+        "The forward branches on the value of a tensor. Use torch.where or torch.cond, or state "
+        "known facts with torch._check. If it compares a float that it has read, as in x.item() > "
+        "0, compare the tensor instead, x > 0: the program then checks which branch is taken.",
     ),
     (
         ("ConstraintViolation", "Constraints violated", "specialized"),
-        "A size that dynamic_shapes lets vary is fixed by the code. Leave it out of "
+        "A size that dynamic_shapes lets vary is fixed by the code. Remove it from "
         "dynamic_shapes, or mark it torch.export.Dim.AUTO.",
     ),
     (
         ("missing a required argument", "positional argument", "unexpected keyword"),
-        "Give the inputs of forward in example_inputs and example_kwargs.",
+        "Pass the inputs of forward as example_inputs and example_kwargs.",
     ),
     (
         ("pytree", "is not supported as an input", "Unsupported input type"),
-        "Register the class of the input with torch.export.register_dataclass, or give tensors in "
+        "Register the class of the input with torch.export.register_dataclass, or pass tensors in "
         "tuples, lists and dicts.",
     ),
     (
         ("expected scalar type", "to have the same dtype"),
-        "The factors of a product are of different dtypes. Where it runs, torch lets that pass if "
-        "there is nothing to multiply; a recording is for other sizes, too. Cast one of them, as "
+        "The factors of a product have different dtypes. In eager mode, torch accepts this if "
+        "there is nothing to multiply, but a recording is for other sizes too. Cast one of them,"
+        " as "
         "in x.to(y.dtype).",
     ),
     (
         ("to out tensor with dtype",),
-        "An operation in place gives another dtype than its tensor has, which torch casts where it "
-        "runs and refuses to record. Write what it does, as in x = x.pow(2).to(x.dtype).",
+        "An in-place operation has another result dtype than its tensor. torch casts it in eager "
+        "mode, but refuses to record it. Write the cast explicitly,"
+        " as in x = x.pow(2).to(x.dtype).",
     ),
 )
 
@@ -53,8 +55,8 @@ def failure(module: torch.nn.Module, error: Exception) -> ConversionError:
     text = f"{type(error).__name__}: {error}"
     remedy = next(
         (what for signs, what in _REMEDIES if any(sign in text for sign in signs)),
-        "Call torch.export.export(module, args, kwargs) by itself to work on the reason; a part "
-        "that cannot be recorded can be written anew, or given to the caller.",
+        "Call torch.export.export(module, args, kwargs) directly to investigate; rewrite the part "
+        "that cannot be recorded, or move it to the caller.",
     )
     where = module_of(module, error)
     at = f" in {where}" if where else ""

@@ -37,10 +37,11 @@ def refuse(module: torch.nn.Module) -> None:
     for path, inner in module.named_modules():
         if type(inner).__module__.startswith(_QUANTISED):
             raise ConversionError(
-                f"{name}: {path or 'it'} is quantised by torch.ao "
+                f"{name}: {path or 'it'} is quantized by torch.ao "
                 f"({type(inner).__module__}.{type(inner).__name__}): its weights are packed for "
-                "kernels that only torch has. Convert the model as it was before it was quantised, "
-                "or put layers of floats in the places of such parts: their weights are "
+                f"kernels that only torch has. Convert the model before it is quantized, or "
+                f"replace such parts by floating-point layers with the weights"
+                " "
                 "part.weight().dequantize() and part.bias()."
             )
         if _is_offloaded(inner):
@@ -48,11 +49,12 @@ def refuse(module: torch.nn.Module) -> None:
             at = ".".join(filter(None, (path, *weights[:1])))
             raise ConversionError(
                 f"{name}: {at} is offloaded: accelerate keeps its values on the host or a disk, "
-                "and brings them only while that part runs. Load the model without offloading (no "
-                "device_map, or device_map='cpu'), or take the weights back with "
-                "accelerate.hooks.remove_hook_from_module(model, recurse=True). What does not fit "
-                "into memory at once is converted without values, from a model that is made under "
-                "torch.device('meta'), and filled by fmapper.materialize."
+                f"and loads them only while that part runs."
+                " Load the model without offloading (no "
+                "device_map, or device_map='cpu'), or restore the weights with accelerate.hooks"
+                ".remove_hook_from_module(model, recurse=True). To convert a model that does not "
+                "fit into memory, create it under torch.device('meta'), and fill the result with "
+                "fmapper.materialize."
             )
 
 
@@ -162,6 +164,7 @@ def with_tensors(
         return copy.deepcopy(module, {key: change(one) for key, one in tensors.items()})
     except Exception as error:  # whatever else the module holds
         raise ConversionError(
-            f"{type(module).__name__} has weights that are quantised or without values, and "
-            f"cannot be copied to be recorded without them: {type(error).__name__}: {error}"
+            f"{type(module).__name__} has weights that are quantized or without values, and "
+            f"cannot be copied for recording:"
+            f" {type(error).__name__}: {error}"
         ) from error

@@ -49,8 +49,8 @@ def _names(word: str) -> list[str]:
     for name in names:
         if name not in _FIXED and not name.isidentifier():
             raise ConversionError(
-                f"dynamic_shapes has {word!r}: of a model of torch a size is a name, as in "
-                f"'batch, _', and not {name!r}. torch.export.Dim says more, as {{0: Dim('batch')}}."
+                f"dynamic_shapes has {word!r}: a size of a torch model is a name, as in "
+                f"'batch, _', not {name!r}. torch.export.Dim allows more: {{0: Dim('batch')}}."
             )
     return names
 
@@ -59,8 +59,9 @@ def _all_sizes(word: str, inputs: Any) -> Any:
     """Makes every size of every tensor dynamic."""
     if word != "auto":
         raise ConversionError(
-            f"dynamic_shapes={word!r} is not known: write 'auto', a list with a text for each "
-            "input, as ['batch, _'], or what torch.export.export takes"
+            f"dynamic_shapes={word!r} is not valid: write 'auto', a list with a string for each "
+            f"input, as in"
+            " ['batch, _'], or the form that torch.export.export accepts"
         )
     found = ShapesCollection()
     for leaf in pytree.tree_leaves(inputs):

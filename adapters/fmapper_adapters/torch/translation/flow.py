@@ -37,7 +37,9 @@ def call(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call
         (holds,) = inner[0].outputs
         known = {one.name: one.result for one in inner[0].calls}
         if isinstance(holds, Ref) and known.get(holds.name, (("", ()),))[0][1]:
-            raise ConversionError("a loop that ends for each element alone has no source yet")
+            raise ConversionError(
+                "a loop that ends separately for each element cannot be translated yet"
+            )
         given = plain(tuple(node.args[2:]))
         return Call("", "flow::while", (*inner, *given))
     index, _, operands = node.args

@@ -36,7 +36,7 @@ def _scaled_size(n: Any, scale: float) -> Any:
         return n * int(scale)
     if 1 / scale == int(1 / scale):
         return n // int(1 / scale)
-    raise ValueError(f"a size that is a symbol cannot be multiplied by {scale}; give output_size")
+    raise ValueError(f"a symbolic size cannot be multiplied by {scale}; pass output_size")
 
 
 def _step(n: Any, m: Any, align_corners: bool, scale: float | None, dtype: Any) -> Any:
@@ -227,7 +227,8 @@ def _enter_antialiased(name: str, filter_: Any, size: int) -> None:
     def resize(x: Any, sizes: Sequence[Any], scales: Scales, align_corners: bool) -> jax.Array:
         if not is_floating(x):
             raise ConversionError(
-                f"antialiased interpolation of {x.dtype.name}: cast to float32 first"
+                f"antialiased interpolation of {x.dtype.name} is not supported: cast to float32 "
+                f"first"
             )
         y = x.astype(wide(x.dtype))
         for dim in (3, 2):

@@ -20,12 +20,11 @@ STOPPING = {"stop_gradient", "nontraceable", "nondifferentiable_backward", "nond
 HOST = {
     "pure_callback": "it calls back into Python on the host",
     "io_callback": "it calls back into Python on the host",
-    "pallas_call": "it is a Pallas kernel, written for the compiler of JAX",
-    "xla_pmap": "it is spread over devices by pmap",
-    "shard_map": "it is spread over devices by shard_map",
+    "pallas_call": "it is a Pallas kernel, which only JAX can compile",
+    "xla_pmap": "pmap maps it over devices",
+    "shard_map": "shard_map maps it over devices",
     "infeed": "it reads from the host",
     "outfeed": "it writes to the host",
-    "call_exported": "it calls an exported function, which is compiled code; call the function "
-    "that was exported in its place",
-    "ffi_call": "it calls a foreign function that XLA knows",
+    "call_exported": "it calls an exported, compiled function; call the original function instead",
+    "ffi_call": "it calls a foreign function of XLA",
 }

@@ -190,8 +190,8 @@ def _in_turn(found: Rows, graph: Graph) -> Any:
     count = found.at.shape[0]
     if not isinstance(count, int) or count > _MOST_IN_TURN:
         raise ConversionError(
-            f"scatter with a function of its own, for {count} indices that may be equal; say "
-            "unique_indices=True if none are"
+            f"scatter with a custom function, for {count} indices that may be equal; pass "
+            f"unique_indices=True if none are"
         )
     operand = found.operand
     for i in range(count):

@@ -52,8 +52,8 @@ def conv_general_dilated(
     rank = len(window_strides)
     if rank > 3:
         raise ConversionError(
-            f"a convolution over {rank} dimensions: torch has 3 at most. Sum those of 3 over the "
-            "places of the kernel in the others"
+            f"a convolution over {rank} dimensions, but torch supports at most 3. Sum "
+            f"3-dimensional convolutions over the kernel positions of the others"
         )
     x = permute(x, dimension_numbers["lhs_spec"])
     kernel = permute(kernel, dimension_numbers["rhs_spec"])

@@ -107,8 +107,9 @@ def _pivots(x: Any) -> Any:
     steps = min(x.shape[-2], columns)
     if steps > _MOST_STEPS:
         raise ConversionError(
-            f"qr with pivoting of {steps} columns: torch has none, and it is written out for "
-            f"{_MOST_STEPS} at most. Use qr without pivoting, or svd"
+            f"qr with pivoting of {steps} columns: torch does not support it, and it is unrolled "
+            f"for at most {_MOST_STEPS} columns."
+            f" Use qr without pivoting, or svd"
         )
     rest = x.detach()
     places = current().make(torch.arange, columns)
@@ -231,7 +232,7 @@ def tridiagonal_solve(
     """
     if perturb_singular:
         raise ConversionError(
-            "tridiagonal_solve with perturb_singular=True: torch has none; leave it out"
+            "tridiagonal_solve with perturb_singular=True: torch does not support it; omit it"
         )
     size = diagonal.shape[-1]
     matrix = torch.diag_embed(diagonal)

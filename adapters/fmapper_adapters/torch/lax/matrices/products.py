@@ -76,7 +76,7 @@ def round_operand(x: Any, precision: Any) -> Any:
         if name in _ROUNDED:
             return x.to(_ROUNDED[name]).to(x.dtype)
         if name not in _FULL:
-            raise ConversionError(f"the precision {name}: torch has no such product; leave it out")
+            raise ConversionError(f"the precision {name}: torch has no such product; omit it")
     return x
 
 
@@ -199,7 +199,9 @@ def ragged_dot_general(
         ConversionError: There is an offset of groups.
     """
     if group_offset is not None:
-        raise ConversionError("ragged_dot_general with group_offset: torch has none; leave it out")
+        raise ConversionError(
+            "ragged_dot_general with group_offset: torch does not support it; omit it"
+        )
     numbers = ragged_dot_dimension_numbers
     (left, right), (batch_left, batch_right) = numbers["dot_dimension_numbers"]
     (ragged,) = numbers["lhs_ragged_dimensions"]

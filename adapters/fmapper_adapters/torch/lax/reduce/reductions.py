@@ -131,7 +131,7 @@ def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
     shape = xs[0].shape
     sizes = [shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
-        raise TypeError("it reduces a dimension whose size may vary, by a function of its own")
+        raise TypeError("it reduces a dimension whose size may vary with a custom function")
     count = 1
     for size in sizes:
         count *= size

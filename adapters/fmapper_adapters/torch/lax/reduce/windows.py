@@ -303,7 +303,9 @@ def reduce_window(
         ConversionError: The windows are too large for a function that is not a named operation.
     """
     if consts:
-        raise ConversionError("reduce_window with a function that holds arrays; give it none")
+        raise ConversionError(
+            "reduce_window with a function that captures arrays, which is not supported"
+        )
     count = len(operands) // 2
     xs, starts = operands[:count], operands[count:]
     windows = _windows(xs[0].ndim, **numbers)
@@ -342,8 +344,7 @@ def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any,
     count = product(windows.sizes)
     if count > _MOST_IN_TURN:
         raise ConversionError(
-            f"reduce_window over {count} elements by a function of its own; use one of add, mul, "
-            "max and min"
+            f"reduce_window over {count} elements with a custom function; use add, mul, max or min"
         )
     rank = xs[0].ndim
     views = [windows.views(windows.pad(x, 0)) for x in xs]

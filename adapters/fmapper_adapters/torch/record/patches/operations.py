@@ -229,8 +229,9 @@ def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
 
 def _behind_gradients(what: str) -> packed.Refused:
     return packed.Refused(
-        f"{what} changes what was computed behind the back of its gradient, which JAX cannot "
-        "record. Write what the gradient shall be: x + (new - x).detach() has the values of new "
+        f"{what} modifies a computed value without updating its gradient, which JAX cannot "
+        f"represent. State the gradient explicitly:"
+        " x + (new - x).detach() has the values of new "
         "and the gradient of x."
     )
 

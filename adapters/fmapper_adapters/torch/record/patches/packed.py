@@ -114,8 +114,8 @@ def call(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
         found.packed_lengths = lengths
         return found
     raise Refused(
-        f"{name} reads the data of a PackedSequence, whose size depends on values. Take "
-        "pad_packed_sequence of it first."
+        f"{name} reads the data of a PackedSequence, whose size depends on values. Call "
+        f"pad_packed_sequence on it first."
     )
 
 
@@ -135,7 +135,7 @@ def _unpack(
     if type(total) is not int:
         fills = lengths.max() == steps
         _private.assert_async(
-            fills, "no sequence is as long as the padding: give pad_packed_sequence a total_length"
+            fills, "no sequence is as long as the padding: pass total_length to pad_packed_sequence"
         )
     x = data.unflatten(0, (steps, lengths.shape[0]))
     inside = torch.arange(steps)[:, None] < lengths
