@@ -353,9 +353,9 @@ def _move_within(model: Any, source: Models, target: Models) -> Any:
             return moved
     name = type(model[0] if isinstance(model, tuple) else model).__name__
     raise ConversionError(
-        f"{name} is a model of {source.name} already, which computes with {family}: there is "
-        f"nothing to convert to {target.name}. fmapper.to_{family} moves arrays; what was "
-        "converted is converted anew from its source."
+        f"{name} is already a model of {source.name}, which computes with {family}, so there "
+        f"is nothing to convert to {target.name}. Move arrays with fmapper.to_{family}; to convert "
+        "a converted model again, convert its source."
     )
 
 

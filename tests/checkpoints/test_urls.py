@@ -190,7 +190,7 @@ def test_formats_that_need_a_file_say_so(place, tmp_path):
     ):
         with pytest.raises(fmapper.CheckpointError, match="npz needs a local file or folder"):
             work()
-    with pytest.raises(fmapper.CheckpointError, match="from_pretrained needs a real folder"):
+    with pytest.raises(fmapper.CheckpointError, match="from_pretrained needs a local folder"):
         fmapper.from_pretrained("s3://bucket/llama", "torch")
     with pytest.raises(fmapper.CheckpointError, match="holds no safetensors"):
         fmapper.load(place)
