@@ -192,7 +192,7 @@ def test_formats_that_need_a_file_say_so(place, tmp_path):
             work()
     with pytest.raises(fmapper.CheckpointError, match="from_pretrained needs a local folder"):
         fmapper.from_pretrained("s3://bucket/llama", "torch")
-    with pytest.raises(fmapper.CheckpointError, match="holds no safetensors"):
+    with pytest.raises(fmapper.CheckpointError, match="contains no safetensors"):
         fmapper.load(place)
     with pytest.raises(FileNotFoundError, match="memory://here/nothing"):
         fmapper.load(f"{place}/nothing")

@@ -101,11 +101,11 @@ def test_further_positional_and_keyword_arguments():
         ((J, 3), {}, "scale was passed, but was not among the example inputs"),
         ((), {}, "x is missing"),
         ((J,), {"x": J}, "x was passed both by position and by keyword"),
-        ((J,), {"flag": True}, "flag is given"),
+        ((J,), {"flag": True}, "flag was passed"),
         ((J.astype(int),), {}, "expected an array of float32, got int32"),
         ((J[:1],), {}, r"expected shape \(2, 3\), got \(1, 3\)"),
         ((J[0],), {}, r"got \(3,\)"),
-        ((X,), {}, "got Tensor; fmapper.to_jax makes one"),
+        ((X,), {}, "got Tensor; convert it with fmapper.to_jax"),
         (([J],), {}, "got list"),
     ],
 )

@@ -50,7 +50,7 @@ def _checked_array(
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         raise ProgramInputError(
             f"{where}: expected a JAX or NumPy array, got {type(leaf).__name__}; "
-            "fmapper.to_jax makes one"
+            "convert it with fmapper.to_jax"
         )
     if types.category(leaf.dtype) != types.category(types.dtype_of(spec.dtype)):
         raise ProgramInputError(

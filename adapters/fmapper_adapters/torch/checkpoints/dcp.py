@@ -215,7 +215,7 @@ def _array(
             part: Any = _Part(raw, info.offset, info.length)
             found = torch.load(part, weights_only=True)
         if str(found.dtype) != f"torch.{dtype}" or tuple(found.shape) != sizes:
-            raise CheckpointError(f"{path}: {name}: a piece is not what the metadata say")
+            raise CheckpointError(f"{path}: {name}: a piece does not match the metadata")
         parts.append((offsets, stored_array(file, name, found, int(info.offset))))
     if sum(part.size for _, part in parts) != math.prod(shape):
         raise CheckpointError(f"{path}: {name}: its pieces do not cover the array")
