@@ -196,7 +196,7 @@ def test_formats_that_need_a_file_say_so(place, tmp_path):
         fmapper.load(place)
     with pytest.raises(FileNotFoundError, match="memory://here/nothing"):
         fmapper.load(f"{place}/nothing")
-    with pytest.raises(fmapper.CheckpointError, match="give it as a string"):
+    with pytest.raises(fmapper.CheckpointError, match="pass it as a string"):
         fmapper.load(tmp_path.__class__("s3://bucket/x.safetensors"))
 
 

@@ -49,7 +49,7 @@ def _names(word: str) -> list[str]:
     for name in names:
         if name not in _FIXED and not name.isidentifier():
             raise ConversionError(
-                f"dynamic_shapes has {word!r}: a size of a torch model is a name, as in "
+                f"dynamic_shapes has {word!r}: for torch a size is a name, as in "
                 f"'batch, _', not {name!r}. torch.export.Dim allows more: {{0: Dim('batch')}}."
             )
     return names
