@@ -90,9 +90,8 @@ def _hazard(node: Node, schema: Any) -> str:
         )
     if any(map(_is_expanded, outs)) or any(map(_is_part_of_expanded, written)):
         return (
-            "changes a tensor in place in which several elements are the same place in memory, as "
-            "`expand` and `as_strided` make them. Change a copy, x.expand(...).clone(), or what it "
-            "was expanded from."
+            "changes a tensor in place whose elements share memory, as after `expand` and "
+            "`as_strided`. Change a copy, x.expand(...).clone(), or the tensor that was expanded."
         )
     if any(map(_is_in_windows, written)):
         return (
