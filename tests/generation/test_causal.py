@@ -117,7 +117,7 @@ def test_a_stream_gives_the_tokens_of_a_call(llama: Any) -> None:
             {"max_new_tokens": 11},
             "Request 10, or create the generator with max_length=81",
         ),
-        ([[5]] * 4, {}, "4 prompts were given to a generator of batch=3"),
+        ([[5]] * 4, {}, "4 prompts were passed to a generator with batch=3"),
         ([[5, 99]], {}, "the token 99; there are 99"),
         ([[-1]], {}, "the token -1"),
         (np.zeros((0, 3), int), {}, "empty"),
@@ -231,7 +231,7 @@ LONGROPE = {
 def test_a_cache_that_is_computed_anew_is_refused() -> None:
     """Phi-3 does so where a text becomes longer than its first frequencies are for."""
     model = tiny("Phi3ForCausalLM", **LONGROPE)
-    with pytest.raises(fmapper.ConversionError, match="take a smaller max_length"):
+    with pytest.raises(fmapper.ConversionError, match="need a smaller max_length"):
         fmapper.generator(model, max_length=60, batch=3)
     generator = fmapper.generator(model, max_length=32, batch=3)
     tokens, mask = prompts()

@@ -165,9 +165,9 @@ def test_parts_are_found_by_attribute_and_by_index():
     assert list(converted.layers) == [converted.layers[0], converted.layers[2]]
     assert "0" in converted.layers
     assert bool(converted.head)
-    with pytest.raises(IndexError, match="no part 1: there are 0, 2"):
+    with pytest.raises(IndexError, match="no submodule 1: there are 0, 2"):
         converted.layers[1]
-    with pytest.raises(IndexError, match="from the start"):
+    with pytest.raises(IndexError, match="numbers of the submodules"):
         converted.layers[-1]
     with pytest.raises(KeyError, match="_programs"):
         converted["_programs"]

@@ -401,7 +401,9 @@ class Strict(torch.nn.Module):
 
 def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None:
     x = torch.ones(3)
-    with pytest.raises(fmapper.ConversionError, match=r"Reversed has a gradient .* be called so"):
+    with pytest.raises(
+        fmapper.ConversionError, match=r"Reversed has a custom gradient .* be called so"
+    ):
         fmapper.convert(Strict(), "jax", (x,))
     model = fmapper.convert(Strict(), "jax", (x,), check=False)
     np.testing.assert_array_equal(model(x.numpy()), Strict()(x))

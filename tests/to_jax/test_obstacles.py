@@ -96,7 +96,11 @@ def test_packed_weights_are_named() -> None:
     ("function", "shapes", "words"),
     [
         (lambda x, y: torch.einsum("ai,bi->ab", x, y.half()), [(1, 3), (0, 3)], "Cast one of them"),
-        (lambda x, y: (x > y).pow_(True), [(3,), (3,)], r"Write what it does, as in x = x\.pow"),
+        (
+            lambda x, y: (x > y).pow_(True),
+            [(3,), (3,)],
+            r"Write the cast explicitly, as in x = x\.pow",
+        ),
     ],
 )
 def test_what_torch_runs_but_does_not_record_has_a_remedy(

@@ -402,7 +402,7 @@ def test_what_a_call_gives_back_unchanged_is_no_state():
 
 
 def test_a_module_of_linen_without_variables_is_refused_with_the_way_out():
-    with pytest.raises(fmapper.ConversionError, match=r"give the pair \(module, variables\)"):
+    with pytest.raises(fmapper.ConversionError, match=r"pass the pair \(module, variables\)"):
         fmapper.convert(linen.Dense(2), "torch", (np.ones((1, 2), np.float32),))
 
 
