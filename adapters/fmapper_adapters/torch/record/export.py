@@ -294,7 +294,7 @@ def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exce
             f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a custom gradient "
             f"(torch.autograd.Function), which torch loses in the only mode in which it can "
             f"record this module. The other modes fail:"
-            " {failures.first_line(reasons[0])}. Fix that, or pass check=False for a model that "
+            f" {failures.first_line(reasons[0])}. Fix that, or pass check=False for a model that "
             "differentiates its forward instead."
         )
 
