@@ -60,7 +60,7 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
 
     try:
         _private.set_nesting(see, lambda *_: True)  # others of it may be
-        with _spying((torch.nn.TransformerEncoder,), inside):
+        with _spy((torch.nn.TransformerEncoder,), inside):
             _try_call(module, args, kwargs)
     finally:
         _private.set_nesting(nest, is_aligned)
@@ -108,7 +108,7 @@ def _find_blind(module: torch.nn.Module, args: Any, kwargs: Any, kinds: Any) -> 
 
     try:
         _private.set_attention_kernels({name: watch(one) for name, one in kernels.items()})
-        with _spying(kinds, inside):
+        with _spy(kinds, inside):
             _try_call(module, args, kwargs)
     finally:
         _private.set_attention_kernels(kernels)
@@ -116,7 +116,7 @@ def _find_blind(module: torch.nn.Module, args: Any, kwargs: Any, kinds: Any) -> 
 
 
 @contextlib.contextmanager
-def _spying(kinds: tuple[Any, ...], inside: list[Any]) -> Iterator[None]:
+def _spy(kinds: tuple[Any, ...], inside: list[Any]) -> Iterator[None]:
     """Keeps in a list which modules of some classes are being called."""
     before = {kind: kind.forward for kind in kinds}
 
