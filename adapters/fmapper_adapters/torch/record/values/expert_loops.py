@@ -85,9 +85,10 @@ def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[...,
                 result = forward(*args, **kwargs)
             loops.end_turn()
         except IndexError as error:
-            if loops.turn is None or loops.turn.place in (None, *missing):
+            place = None if loops.turn is None else loops.turn.place
+            if place is None or place in missing:
                 raise
-            missing.add(loops.turn.place)
+            missing.add(place)
             raise Beyond(str(error)) from error
         if not loops.met:
             raise NotProved("there is no loop over the places of true elements")
@@ -144,9 +145,9 @@ class _Loops(TorchFunctionMode):
             return None
         frame = _caller()
         question = row_questions.question_at(frame)
-        if question is None or frame.f_locals.get(question.name) is not args[0]:
+        if question is None or not args or id(frame.f_locals.get(question.name)) != id(args[0]):
             return None
-        rows = args[0]
+        rows: _Tensor = args[0]
         if (func in _SIZES) == question.is_mask:
             return None
         if question.is_mask:

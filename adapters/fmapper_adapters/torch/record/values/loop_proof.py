@@ -189,8 +189,9 @@ class Body:
     def is_one_of_several(self, node: ast.expr) -> bool:
         """Tells whether it is a module out of a list or dict, each of which is called alike."""
         owner = self.value(node.value) if isinstance(node, ast.Subscript) else None
-        several = isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict)
-        return several and all(_is_called_alike(inner) for inner in owner.children())
+        if not isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict):
+            return False
+        return all(_is_called_alike(inner) for inner in owner.children())
 
     def value(self, node: ast.expr) -> Any:
         """Returns the value of a name or attribute outside of the loop; None if unknown."""
