@@ -374,7 +374,8 @@ def _check_moved(
     try:
         found = [adapter_of(leaf) for leaf in fleaves(moved(*given, **named))]
         problem = ""
-        if any(own is not None and family_of(own) != family for own in found):
+        owners = [own for own in found if own is not None]
+        if not all(isinstance(own, Models) and family_of(own) == family for own in owners):
             problem = "it gives arrays of another framework"
     except Exception as error:  # whatever the code of a user raises
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"

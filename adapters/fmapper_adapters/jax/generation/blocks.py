@@ -84,7 +84,7 @@ def _block(weight: Any, turned: bool, batch: int) -> Block:
 
 
 def _is_on_one_cpu(array: Any) -> bool:
-    devices = getattr(array, "devices", set)()
+    devices: set[Any] = getattr(array, "devices", set)()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
@@ -182,8 +182,8 @@ def _with_blocks(call: Call, known: Mapping[str, Block]) -> Call:
         return dataclasses.replace(call, op=_PRODUCT, args=args)
     table = call.args[0] if call.op == _LOOKUP else None
     if isinstance(table, Ref) and table.name in known:
-        args = (table, call.args[1], known[table.name].turned)
-        return dataclasses.replace(call, op=_ROWS, args=args, kwargs={})
+        looked_up = (table, call.args[1], known[table.name].turned)
+        return dataclasses.replace(call, op=_ROWS, args=looked_up, kwargs={})
     return call
 
 
@@ -200,14 +200,15 @@ def _product(x: Any, blocks: Any, bias: Any, outputs: int) -> jax.Array:
         # without would turn all blocks to get a matrix.
         each = jnp.broadcast_to(flat, (count, rows, inner))
         y = (each @ blocks).swapaxes(0, 1).reshape(rows, -1)
-    y = y[:, :outputs].reshape(*x.shape[:-1], outputs)
-    return y if bias is None else y + cast(bias, y.dtype)
+    found: jax.Array = y[:, :outputs].reshape(*x.shape[:-1], outputs)
+    return found if bias is None else jnp.add(found, cast(bias, y.dtype))
 
 
 def _rows(blocks: Any, indices: Any, turned: bool) -> jax.Array:
     """Looks rows of a table up, which are columns of its blocks where it is turned."""
     width = blocks.shape[2]
     if turned:
-        return blocks[indices // width, :, indices % width]
+        columns: jax.Array = blocks[indices // width, :, indices % width]
+        return columns
     found = jnp.take(blocks, indices, axis=1)
     return jnp.moveaxis(found, 0, -2).reshape(*indices.shape, -1)

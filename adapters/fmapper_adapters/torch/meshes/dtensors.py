@@ -103,7 +103,7 @@ class TorchMeshes(Meshes):
                 self._check_convolution(where, node)
             dim = next((dim for cls, dim in _ADDED.items() if isinstance(node, cls)), None)
             found = None if dim is None else self.layout(node.weight)
-            if found is not None and found[1][dim]:
+            if dim is not None and found is not None and found[1][dim]:
                 node.register_forward_hook(add_up)
 
     def _check_convolution(self, where: str, node: Any) -> None:
