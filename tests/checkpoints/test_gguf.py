@@ -100,6 +100,9 @@ HOSTILE = {
     "beyond": file_of(array_of(shape=(1 << 20,))),
     "offset": file_of(array_of(start=1 << 40)),
     "unaligned": file_of(array_of(start=1)),
+    "overlap": file_of(
+        array_of(shape=(16,)) + array_of(b"v", start=32), counts=(2, 0), rest=b"\0" * 200
+    ),
     "type": file_of(array_of(kind=999)),
     "removed type": file_of(array_of(kind=4)),
     "blocks": file_of(array_of(kind=12)),

@@ -100,6 +100,24 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, name):
         fmapper.load(tmp_path / "folder")
 
 
+@pytest.mark.parametrize(
+    "names", [["x.bin", ["x.bin"]], [["x.bin"]], ["x.bin", 3], ["../x.bin"], []]
+)
+def test_an_index_of_torch_names_files_of_its_folder_only(tmp_path, names):
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.bin")
+    places = {f"w{at}": name for at, name in enumerate(names)}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(fmapper.CheckpointError, match="not in the folder"):
+        fmapper.load(tmp_path)
+
+
+def test_sparse_tensors_of_a_file_are_refused_by_name(tmp_path):
+    torch.save({"net": {"w": torch.eye(3).to_sparse()}}, tmp_path / "x.pt")
+    with pytest.raises(fmapper.CheckpointError, match=r"net\.w: is not a dense tensor.*to_dense"):
+        fmapper.load(tmp_path / "x.pt")
+
+
 def test_links_lead_to_the_folder_or_the_cache_of_the_hub(tmp_path):
     fmapper.save({"w": np.ones(2)}, tmp_path / "secret.safetensors")
     (tmp_path / "folder").mkdir()

@@ -52,11 +52,16 @@ class Gguf(Format):
         except Misfit as error:
             raise CheckpointError(f"{path}: {error}") from None
         arrays = {}
-        for name, entry in header.arrays.items():
+        end = 0
+        for name, entry in sorted(header.arrays.items(), key=lambda item: item[1].start):
             try:
-                arrays[name] = _array(file, entry)
+                stored, arrays[name] = _array(file, entry)
+                if stored.nbytes and entry.start < end:
+                    raise CheckpointError("overlaps the array before it")
             except CheckpointError as error:
                 raise CheckpointError(f"{path}: {show(name)}: {error}") from None
+            end = max(end, entry.start + stored.nbytes)
+        arrays = {name: arrays[name] for name in header.arrays}
         metadata = {name: str(value) for name, value in header.values.items()}
         return Contents(arrays, metadata=metadata, files=(path,))
 
@@ -68,7 +73,8 @@ class Gguf(Format):
         )
 
 
-def _array(file: SourceFile, entry: GgufEntry) -> LazyArray:
+def _array(file: SourceFile, entry: GgufEntry) -> tuple[StoredArray, LazyArray]:
+    """Returns the bytes of an array in the file, and the array that they are."""
     if entry.type in _PLAIN:
         dtype = _PLAIN[entry.type]
         stored = StoredArray(file, entry.start, entry.shape, dtype)
@@ -78,4 +84,4 @@ def _array(file: SourceFile, entry: GgufEntry) -> LazyArray:
         stored = StoredArray(file, entry.start, shape, "uint8")
     if entry.start + stored.nbytes > file.size:
         raise CheckpointError("ends past the end of the file")
-    return stored if entry.type in _PLAIN else Ggml(stored, kind)
+    return stored, stored if entry.type in _PLAIN else Ggml(stored, kind)

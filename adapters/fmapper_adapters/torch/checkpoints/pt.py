@@ -30,6 +30,7 @@ from fmapper_adapters.torch._private import FakeTensorMode, storage_place
 
 _FILE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
+_PART = re.compile(r"[\w.=+-]{1,200}\.bin")  # one of the files of a folder
 _MOST_PICKLE = 256 << 20  # bytes; the arrays are not in it
 _MOST_MEMBERS = 2_000_000
 _DEEPEST = 256
@@ -71,6 +72,7 @@ class PtFile(Format):
         first: dict[Any, str] = {}
         for name, leaf in _leaves(tree, path):
             if isinstance(leaf, torch.Tensor):
+                _check_layout(file, name, leaf)
                 place = *storage_place(leaf), tuple(leaf.shape), leaf.stride(), leaf.dtype
                 if first.setdefault(place, name) != name:
                     contents.ties[name] = first[place]
@@ -125,9 +127,10 @@ class PtFolder(Format):
         names = [_FILE]
         if (path / _INDEX).is_file():
             places = read_settings(file_in(path, _INDEX)).get("weight_map")
-            names = sorted({*places.values()}) if isinstance(places, dict) else []
-            if not names or not all(re.fullmatch(r"[\w.=+-]{1,200}\.bin", str(n)) for n in names):
+            found = [*places.values()] if isinstance(places, dict) else []
+            if not found or not all(isinstance(n, str) and _PART.fullmatch(n) for n in found):
                 raise CheckpointError(f"{path / _INDEX}: names a file that is not in the folder")
+            names = sorted({*found})
         whole = Contents({}, files=tuple(path / name for name in names))
         for name in names:
             part = PtFile().read(file_in(path, name))
@@ -197,8 +200,7 @@ def stored_array(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 
         tensor: The tensor, as torch has loaded it.
         base: Where what torch has loaded begins in the file.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise CheckpointError(f"{file.path}: {name}: is not dense: {tensor.layout}")
+    _check_layout(file, name, tensor)
     offset, size = storage_place(tensor)
     item = tensor.element_size()
     shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
@@ -222,6 +224,15 @@ def stored_array(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 
     array = StoredArray(file, begin, dense, str(tensor.dtype).removeprefix("torch."))
     back = [order.index(axis) for axis in range(len(shape))]
     return array if back == [*range(len(shape))] else array.transpose(back)
+
+
+def _check_layout(file: SourceFile, name: str, tensor: torch.Tensor) -> None:
+    """Raises for a tensor without a storage of its values: a sparse, nested or quantised one."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise CheckpointError(
+            f"{file.path}: {name}: is not a dense tensor but {tensor.layout}; save "
+            "tensor.to_dense()"
+        )
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
