@@ -183,7 +183,7 @@ def change(folder, tmp_path, **settings):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"model_type": "of-my-own"}, "Code that comes with a folder is not run"),
+        ({"model_type": "of-my-own"}, "Code that comes with a folder is not executed"),
         ({"architectures": ["os"]}, "is not a class of the installed transformers"),
         ({"architectures": ["LlamaConfig"]}, "is not a class of the installed transformers"),
         ({"architectures": 3}, "is not a class of the installed transformers"),

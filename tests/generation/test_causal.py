@@ -118,11 +118,11 @@ def test_a_stream_gives_the_tokens_of_a_call(llama: Any) -> None:
             "Request 10, or create the generator with max_length=81",
         ),
         ([[5]] * 4, {}, "4 prompts were passed to a generator with batch=3"),
-        ([[5, 99]], {}, "the token 99; there are 99"),
+        ([[5, 99]], {}, "the token 99, but the vocabulary has 99"),
         ([[-1]], {}, "the token -1"),
         (np.zeros((0, 3), int), {}, "empty"),
         (np.ones((1, 3)), {}, "expected input_ids as integers"),
-        ([[5]], {"do_sample": True}, "give key="),
+        ([[5]], {"do_sample": True}, "pass key="),
     ],
 )
 def test_prompts_that_do_not_fit_are_refused(

@@ -451,8 +451,8 @@ def test_as_brute_force_says(tree: Any, rules: dict[Any, Any]) -> None:
             )
     fails = {
         "matches nothing": met != set(rules),
-        "too late": won != met,
-        "one object": any(len(dtypes - {None}) > 1 for dtypes in wanted.values()),
+        "never applies": won != met,
+        "the same object": any(len(dtypes - {None}) > 1 for dtypes in wanted.values()),
     }
     for says, fails_so in fails.items():
         if fails_so:

@@ -228,7 +228,7 @@ def test_a_long_table_is_cut() -> None:
 
 
 def test_it_takes_the_mover_first() -> None:
-    with pytest.raises(TypeError, match=r"a mover first"):
+    with pytest.raises(TypeError, match=r"a mover as its first"):
         plan({"w": np.ones(1)}, to_cpu)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="report="):
         to_cpu(report="yes")  # type: ignore[arg-type]

@@ -287,7 +287,7 @@ def test_transformer_encoders_with_padding() -> None:
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     module = torch.nn.TransformerEncoder(layer, 2).eval()
     x, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
-    with pytest.warns(fmapper.ConversionWarning, match="padded places"):
+    with pytest.warns(fmapper.ConversionWarning, match="padded positions"):
         model = fmapper.convert(module, "jax", (x,), {"src_key_padding_mask": padding}, verify=True)
     got = model(x.numpy(), src_key_padding_mask=padding.numpy())
     converting.compare(got, module(x, src_key_padding_mask=padding))

@@ -43,7 +43,7 @@ MASK = torch.tensor([[True, False], [False, True]])
     ],
 )
 def test_lost_integers_are_refused_at_conversion(function: Any) -> None:
-    with pytest.raises(fmapper.LossyCastError, match=r"32 bits.*jax_enable_x64"):
+    with pytest.raises(fmapper.LossyCastError, match=r"32-bit.*jax_enable_x64"):
         fmapper.convert(converting.Function(function), "jax", (X,))
 
 

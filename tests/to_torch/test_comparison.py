@@ -111,7 +111,8 @@ def test_sizes_for_which_the_model_itself_fails_are_said():
         return x * 2
 
     with pytest.warns(
-        fmapper.ConversionWarning, match=r"examples only.* n = 5: ValueError: four rows, please"
+        fmapper.ConversionWarning,
+        match=r"only on the examples.* n = 5: ValueError: four rows, please",
     ):
         fmapper.convert(picky, "torch", (four,), dynamic_shapes=["n, _"])
 

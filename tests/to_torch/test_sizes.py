@@ -116,7 +116,7 @@ def test_calls_are_checked():
         ({"y": "b, _"}, "y is not an input; there are x"),
         (["2*b, _"], "b occurs only in expressions"),
         (["b, b"], "a size of the examples is 4"),
-        ([3], "3 is neither"),
+        ([3], "3 is not a dict"),
         ([(None, None, None)], r"3 dimensions.*has 2"),
     ],
 )

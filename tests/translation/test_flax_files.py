@@ -130,7 +130,7 @@ def test_convert_gives_the_model_of_that_source(net):
 
 @pytest.mark.parametrize("option", [{"linen": True}, {"precision": "highest"}])
 def test_options_that_plain_code_has_not_are_refused(option):
-    with pytest.raises(fmapper.ConversionError, match=f"takes no {next(iter(option))}"):
+    with pytest.raises(fmapper.ConversionError, match=f"does not accept {next(iter(option))}"):
         fmapper.convert(nn.Linear(2, 2), "flax", (torch.ones(1, 2),), structure=True, **option)
 
 
