@@ -85,7 +85,12 @@ def _replace(exported: torch.export.ExportedProgram, node: Node, made: Node) -> 
 
 
 def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
-    """Returns whether an `expand` only adds dimensions of size one."""
+    """Returns whether an `expand` only adds dimensions of size one.
+
+    Inside of `torch.vmap` nothing is rewritten: values of there cannot be computed with any more.
+    """
+    if _private.is_wrapped(made):
+        return False
     new = value.dim() - made.dim()
     return value.shape[new:] == made.shape and all(size == 1 for size in value.shape[:new])
 

@@ -126,6 +126,7 @@ class _Full:
     def start(self, length: torch.Tensor, slots: int) -> None:
         """Sets how many positions are taken, and how many there are."""
         self.length, self.slots = length, slots
+        self.taken = length
 
     def slot(self) -> torch.Tensor:
         """Returns the slot of the position that is next."""
@@ -135,6 +136,7 @@ class _Full:
         """Writes the states of one position, and returns all."""
         self.keys = self.keys.index_copy(-2, self.slot(), keys)
         self.values = self.values.index_copy(-2, self.slot(), values)
+        self.taken = self.length + 1
         return self.keys, self.values
 
     def update_indexer(self, keys: torch.Tensor) -> torch.Tensor:
@@ -147,8 +149,8 @@ class _Full:
         return self.slots, 0
 
     def get_seq_length(self) -> torch.Tensor:
-        """Returns how many positions are taken."""
-        return self.length
+        """Returns how many positions are taken, the new one among them once it is written."""
+        return self.taken
 
 
 class _Ring(_Full):

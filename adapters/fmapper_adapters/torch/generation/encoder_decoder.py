@@ -86,7 +86,7 @@ class EncoderDecoder(torch.nn.Module):
         known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
         both = cache_layers.with_encoder_states(self.config, known, own)
         at = length.reshape(1, 1)
-        with FromLength(length):
+        with FromLength(length, self.max_length):
             logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)
         new = cache_layers.after_step(own, state) | cross
         return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}

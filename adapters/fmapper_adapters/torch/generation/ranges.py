@@ -1,47 +1,92 @@
-"""Ranges that begin at the length of a text: `torch.arange(length, length + n)`.
+"""Ranges and decisions that depend on the length of a text: `torch.arange(length, length + n)`.
 
 The length is a tensor while a step is recorded. torch would read both ends as numbers, and not know
-that there are `n` elements.
+that there are `n` elements; and of `max(0, 1 - length)` not know which it is.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-_ADDS: set[Any] = {
-    torch.add,
-    torch.Tensor.add,
-    torch.Tensor.__add__,
-    torch.Tensor.__radd__,
+_TENSOR = torch.Tensor
+_ADDS: set[Any] = {torch.add, _TENSOR.add, _TENSOR.__add__, _TENSOR.__radd__}
+_SUBTRACTS: set[Any] = {torch.sub, _TENSOR.sub, _TENSOR.__sub__}
+_SUBTRACTS_FROM: set[Any] = {torch.rsub, _TENSOR.__rsub__}
+_COMPARES: dict[Any, Any] = {
+    _TENSOR.gt: operator.gt,
+    _TENSOR.ge: operator.ge,
+    _TENSOR.lt: operator.lt,
+    _TENSOR.le: operator.le,
 }
+
+
+class _Form(NamedTuple):
+    """A tensor that is `sign * length + offset`; it is kept, or its id would come again."""
+
+    tensor: torch.Tensor
+    sign: int
+    offset: Any
 
 
 class FromLength(TorchFunctionMode):
     """Lets ranges that begin at a length be `length + torch.arange(n)` inside.
 
+    Comparisons that are the same for every length are bools inside.
+
     Args:
         length: A tensor without dimensions.
+        slots: How many places there are, which is more than any length.
     """
 
-    def __init__(self, length: torch.Tensor) -> None:
+    def __init__(self, length: torch.Tensor, slots: int) -> None:
         super().__init__()
-        self.length = length
-        self.ends: dict[int, tuple[torch.Tensor, Any]] = {}  # which are kept, or ids come again
+        self.slots = slots
+        self.forms = {id(length): _Form(length, 1, 0)}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.arange and len(args) == 2 and args[0] is self.length:
-            found = self.ends.get(id(args[1]))
-            if found is not None:
-                return self.length + torch.arange(found[1], **kwargs)
-        result = func(*args, **kwargs)
-        if func in _ADDS and len(args) == 2 and args[0] is self.length and not kwargs:
-            count = args[1]
-            if isinstance(count, int | torch.SymInt) and not isinstance(count, bool):
-                self.ends[id(result)] = (result, count)
+        own = self.forms.get(id(args[0])) if args else None
+        if own is not None and func is torch.clamp and len(args) == len(kwargs) == 1:
+            return self._clamp(own, **kwargs)
+        if own is None or len(args) != 2:
+            return func(*args, **kwargs)
+        other = args[1]
+        end = self.forms.get(id(other))
+        if func is torch.arange and end is not None and own.sign == end.sign == 1:
+            return own.tensor + torch.arange(end.offset - own.offset, **kwargs)
+        if kwargs or isinstance(other, bool) or not isinstance(other, int | torch.SymInt):
+            return func(*args, **kwargs)
+        if func in _COMPARES and isinstance(other, int) and isinstance(own.offset, int):
+            found = {_COMPARES[func](end, other) for end in self._ends(own)}
+            if len(found) == 1:
+                return found.pop()
+        result = func(*args)
+        if func in _ADDS:
+            self.forms[id(result)] = _Form(result, own.sign, own.offset + other)
+        elif func in _SUBTRACTS:
+            self.forms[id(result)] = _Form(result, own.sign, own.offset - other)
+        elif func in _SUBTRACTS_FROM:
+            self.forms[id(result)] = _Form(result, -own.sign, other - own.offset)
         return result
+
+    def _ends(self, form: _Form) -> tuple[Any, Any]:
+        """Returns the values of a form for the shortest and the longest text."""
+        return form.offset, form.sign * (self.slots - 1) + form.offset
+
+    def _clamp(self, form: _Form, **limit: Any) -> Any:
+        """Computes `max(number, form)` or `min(number, form)`, of which torch.export makes this."""
+        ((name, bound),) = limit.items()
+        if isinstance(bound, int) and isinstance(form.offset, int):
+            above = {end >= bound for end in self._ends(form)}
+            below = {end <= bound for end in self._ends(form)}
+            if False not in (above if name == "min" else below):
+                return form.tensor
+            if False not in (below if name == "min" else above):
+                return bound
+        return torch.clamp(form.tensor, **limit)
