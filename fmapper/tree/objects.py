@@ -219,9 +219,7 @@ def _custom(
                 got = _a(found[key]) if key in found else "nothing"
                 raise RebuildError(
                     f"{what} forgot the child {key!r}: it got {_a(child)}, but the new node holds "
-                    f"{got}."
-                    f" It must store the children as they are, without converting or "
-                    "copying them."
+                    f"{got}. It must store the children without converting or copying them."
                 )
         return new
 

@@ -104,7 +104,7 @@ def test_a_bad_device_lists_those_of_the_adapter(registered: Adapter) -> None:
 def test_every_device_string_that_an_error_offers_works(registered: Adapter) -> None:
     with pytest.raises(fmapper.DeviceError) as caught:
         fmapper.to_device("what?")
-    offered = str(caught.value).partition("write: ")[2].rstrip(".").split(", ")
+    offered = str(caught.value).partition("this machine: ")[2].rstrip(".").split(", ")
     assert "toy:acc:0" in offered
     for word in offered:
         fmapper.to_device(word)

@@ -394,7 +394,7 @@ def test_float64_where_jax_has_none():
 
 
 def test_unknown_dtypes_and_bad_shapes():
-    with pytest.raises(ValueError, match="none of float32"):
+    with pytest.raises(ValueError, match="not one of float32"):
         random.normal(HOST, (2,), "int8")
     with pytest.raises(ValueError, match="negative"):
         random.normal(HOST, (-2,))
