@@ -368,8 +368,8 @@ def _source(key: Any) -> tuple[Any, Any]:
     words = kernels.raw(key)
     if words is None:
         raise TypeError(
-            f"a key is an array of two uint32 numbers, from fmapper.random.key(seed); got dtype"
-            f" {key.dtype} and shape {tuple(key.shape)}. Map over several keys with vmap."
+            "a key is an array of two uint32 numbers, from fmapper.random.key(seed); got dtype "
+            f"{key.dtype} and shape {tuple(key.shape)}. Map over several keys with vmap."
         )
     return kernels, words
 

@@ -279,10 +279,9 @@ class Models(Framework):
         """
         raise ConversionError(
             f"models of {self.name} cannot be recorded for generation. If this model was "
-            f"converted, create the generator from the original model, or from the folder that "
-            f"you passed to from_pretrained,"
-            " fmapper.generator(folder, ...), and then pass it these arrays, "
-            "generator.replace(params=model)."
+            "converted, create the generator from the original model, or from the folder that you "
+            "passed to from_pretrained, fmapper.generator(folder, ...), and then pass it these "
+            "arrays, generator.replace(params=model)."
         )
 
     def from_generation(

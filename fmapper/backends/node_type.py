@@ -102,7 +102,6 @@ class NodeType(node_type.NodeType):
         if unknown:
             raise TypeError(
                 f"NodeType has no option {', '.join(map(repr, unknown))}; besides the functions "
-                f"that take nodes apart, it accepts"
-                f" {', '.join(sorted(Facts.__annotations__))}."
+                f"that take nodes apart, it accepts {', '.join(sorted(Facts.__annotations__))}."
             )
         vars(self).update(facts)

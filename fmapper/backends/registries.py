@@ -223,9 +223,9 @@ def _check_concrete(cls: type, name: str, child: Any) -> None:
         if adapter is not None and adapter.is_traced(leaf):
             where = format_keys(KeyPath.from_link(link), root=f"{cls.__name__}.{name}")
             raise TransformError(
-                f"{where} is being traced, but"
-                f" {name!r} is declared static, so it would become a constant of the program. "
-                f"Take {name!r} out of static= in the declaration of {cls.__name__}."
+                f"{where} is being traced, but {name!r} is declared static, so it would become a "
+                f"constant of the program. Take {name!r} out of static= in the declaration of "
+                f"{cls.__name__}."
             )
 
 

@@ -80,9 +80,8 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
         beside = "items" if declaration is None else "fields"
         raise NotAFunctorError(
             f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
-            f"besides its {beside}, so they would be left behind. Make them fields, or declare "
-            f"the children:"
-            f" @fmapper.functor(children=(...)) on {cls.__name__}."
+            f"besides its {beside}, so they would be left behind. Make them fields, or declare the "
+            f"children: @fmapper.functor(children=(...)) on {cls.__name__}."
         )
 
 

@@ -196,8 +196,7 @@ def _say_left(
     if dropped:
         warn(
             f"{source}: {len(dropped)} arrays have no place in {type(found.model).__name__} and "
-            f"were ignored:"
-            f" {', '.join(dropped[:5])}{' and others' * (len(dropped) > 5)}",
+            f"were ignored: {', '.join(dropped[:5])}{' and others' * (len(dropped) > 5)}",
             FmapperWarning,
         )
 

@@ -115,9 +115,8 @@ class Decoding:
             )
         if self.num_beams == 1 and self.num_return_sequences > 1 and not self.do_sample:
             raise ConversionError(
-                f"num_return_sequences={self.num_return_sequences}: greedy search returns a "
-                f"single sequence. Pass"
-                " do_sample=True, or num_beams"
+                f"num_return_sequences={self.num_return_sequences}: greedy search returns a single "
+                "sequence. Pass do_sample=True, or num_beams"
             )
 
     def with_options(self, options: Mapping[str, Any]) -> Decoding:

@@ -110,8 +110,7 @@ class Generator(ABC):
         if decoding.num_beams > 1:
             raise ProgramInputError(
                 f"{self.generation.name}: beam search knows its text only at the end. Call the "
-                f"generator,"
-                " or pass num_beams=1."
+                "generator, or pass num_beams=1."
             )
         return self._stream(given, decoding, stops, self._count(decoding, given), key)
 
@@ -190,8 +189,8 @@ class Generator(ABC):
         if count > room:
             raise ProgramInputError(
                 f"{self.generation.name}: max_new_tokens={count} after {start} tokens exceeds the "
-                f"cache, max_length={self.max_length}. Request {room}, or create the generator with"
-                f" max_length={start + count}."
+                f"cache, max_length={self.max_length}. Request {room}, or create the generator "
+                f"with max_length={start + count}."
             )
         return count
 

@@ -168,8 +168,7 @@ def device_map(
             raise PlacementError(
                 f"the largest layer has {readable_bytes(largest)}{more}, and {first} may take "
                 f"{readable_bytes(int(budget[first]))}: no layer would fit there. Increase it in "
-                f"max_memory=,"
-                " or name fewer classes in no_split=."
+                "max_memory=, or name fewer classes in no_split=."
             )
         room = needed
 

@@ -118,8 +118,7 @@ def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tupl
         if word not in names:
             raise PlacementError(
                 f"{word!r} is neither an axis of the mesh ({', '.join(mesh)}) nor a name that "
-                f"names= translates, as in"
-                f" names={{{word!r}: {next(iter(mesh), 'model')!r}}}"
+                f"names= translates, as in names={{{word!r}: {next(iter(mesh), 'model')!r}}}"
             )
         found += names[word]
     return tuple(found)

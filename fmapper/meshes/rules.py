@@ -143,9 +143,8 @@ class Found:
             elif said[1] != _NO_RULE and _plain(known[0]) != _plain(said[0]):
                 raise PlacementError(
                     f"{self.where(array)} and {format_keys(KeyPath.from_link(link))} are the same "
-                    f"array, but the rule"
-                    f" {known[1]} says {known[0]!r} and the rule {said[1]} "
-                    f"says {said[0]!r}. Make both rules agree, or untie the arrays."
+                    f"array, but the rule {known[1]} says {known[0]!r} and the rule {said[1]} says "
+                    f"{said[0]!r}. Make both rules agree, or untie the arrays."
                 )
 
         self._meet = meet  # type: ignore[method-assign]
@@ -163,9 +162,8 @@ class Found:
                 problems.append(f"the rule {_name(rule)} matches no array.{close}")
             elif rule not in won:
                 problems.append(
-                    f"the rule {_name(rule)} never applies: earlier rules match all of its "
-                    f"arrays, such as"
-                    f" {met[rule]}. The first match applies, so move it before them."
+                    f"the rule {_name(rule)} never applies: earlier rules match all of its arrays, "
+                    f"such as {met[rule]}. The first match applies, so move it before them."
                 )
         if problems:
             raise PlacementError("\n".join(problems))

@@ -153,8 +153,7 @@ class Sharding(Router):
         if self._adapter is None:
             raise PlacementError(
                 f"{self.mesh!r} states only the sizes of a mesh, which is enough for a plan; to "
-                f"shard arrays, pass a"
-                " jax.sharding.Mesh or torch's DeviceMesh."
+                "shard arrays, pass a jax.sharding.Mesh or torch's DeviceMesh."
             )
         return self._adapter
 

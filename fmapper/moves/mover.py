@@ -185,10 +185,9 @@ class Mover(Router):
             raise MoveError(
                 f"{format_link(where(node))}: {name} works on arrays that nothing else in this "
                 f"tree holds ({format_link(where(missing))} is the first), so moving it alone "
-                f"would separate it from its model. Move both together, as in"
-                f" "
-                f"model, optimizer = fmapper.fmap({self!r}, (model, optimizer)); "
-                f"or pass strict=False to move it alone. {UNTOUCHED}"
+                "would separate it from its model. Move both together, as in model, optimizer = "
+                f"fmapper.fmap({self!r}, (model, optimizer)); or pass strict=False to move it "
+                f"alone. {UNTOUCHED}"
             )
 
     @property

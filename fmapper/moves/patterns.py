@@ -277,8 +277,8 @@ class Found:
             elif at not in self._won:
                 where = format_link(self._matched[at])
                 problems.append(
-                    f"{self.name(at)} never applies: earlier rules match all of its leaves, such as"
-                    f" {where}. The first match applies, so move it before them"
+                    f"{self.name(at)} never applies: earlier rules match all of its leaves, such "
+                    f"as {where}. The first match applies, so move it before them"
                 )
         if problems:
             raise PlacementError("\n".join(f"the rule {problem}." for problem in problems))

@@ -282,8 +282,7 @@ class _Placing(Router):
         if places is None:
             raise PlacementError(
                 f"{format_link(where(at))}: this {type(leaf).__name__} is created each time its "
-                f"parent is read, so rules cannot refer to it. Store it in the parent."
-                f" {UNTOUCHED}"
+                f"parent is read, so rules cannot refer to it. Store it in the parent. {UNTOUCHED}"
             )
         if id(leaf) in self._split:
             raise PlacementError(self._split[id(leaf)])
@@ -293,8 +292,7 @@ class _Placing(Router):
             if self._end(leaf, self._movers[first]) != self._end(leaf, self._movers[other]):
                 raise PlacementError(
                     f"{format_link(places[first])} and {format_link(places[other])} are the same "
-                    f"object, but {self._says(first)}"
-                    f" and {self._says(other)}. Send both to the "
+                    f"object, but {self._says(first)} and {self._says(other)}. Send both to the "
                     f"same place, or untie them. {UNTOUCHED}"
                 )
         return self._movers[rules[0]] if rules else None

@@ -105,8 +105,7 @@ def profile(
     if call is None and not callable(model):
         raise ProfileError(
             f"a {type(model).__name__} cannot be called. Pass call=, a function of the model and "
-            f"the inputs,"
-            " or an instance of a class with __call__."
+            "the inputs, or an instance of a class with __call__."
         )
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} must be greater than 0.")

@@ -126,8 +126,8 @@ def _value_of_omitted(program: Program, name: Any, spec: TreeSpec, static: list[
         if is_default or (default is None and static[0] is None):
             return static[0]
     raise ProgramInputError(
-        f"{program.name}: {name} is missing; it was among the example inputs. Expected inputs:"
-        f" {', '.join(leaf_paths(program))}."
+        f"{program.name}: {name} is missing; it was among the example inputs. Expected inputs: "
+        f"{', '.join(leaf_paths(program))}."
     )
 
 

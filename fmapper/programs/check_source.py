@@ -63,10 +63,9 @@ def refuse_difference(
     if first is not None and first.note.startswith(verify.TIES):
         warn(
             f"{name}: {first.path} chooses between equal elements of the examples, and the "
-            f"converted model chooses differently, so later results differ, by"
-            " "
+            "converted model chooses differently, so later results differ, by "
             f"{max(d.error for d in wrong):.2g} in {wrong[0].path}. Both are valid; if the choice "
-            f"matters, use examples without equal elements.",
+            "matters, use examples without equal elements.",
             ConversionWarning,
         )
         return

@@ -168,8 +168,8 @@ def _compare(
             if not _problem(abs(expected), abs(found[path])):
                 continue  # what does not hang on the signs is the same
         raise ConversionError(
-            f"{program.name}: on {about} the converted model differs from the model:"
-            f" {path} {problem}. Please report this; check=False accepts the program"
+            f"{program.name}: on {about} the converted model differs from the model: {path} "
+            f"{problem}. Please report this; check=False accepts the program"
         )
     if chosen:
         warn(

@@ -263,8 +263,8 @@ def _target(to: str) -> Models:
 def _no_target(to: str) -> BackendUnavailableError:
     targets = sorted(_targets())
     return BackendUnavailableError(
-        f"{to!r} is not a target of convert.{did_you_mean(to, targets)} Available targets:"
-        f" {', '.join(map(repr, targets))}."
+        f"{to!r} is not a target of convert.{did_you_mean(to, targets)} Available targets: "
+        f"{', '.join(map(repr, targets))}."
     )
 
 

@@ -415,8 +415,7 @@ class Program:
         condition = f"{guard.expression} {guard.relation} {guard.value}"
         return (
             f"{given}: the program was recorded for sizes with {condition}, since the model "
-            f"depends on it ({guard.question})."
-            f" Convert the model with examples of these sizes"
+            f"depends on it ({guard.question}). Convert the model with examples of these sizes"
         )
 
     def has_unknown_sizes(self) -> bool:

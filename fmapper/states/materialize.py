@@ -121,8 +121,7 @@ def fill(
     if filling.problems:
         way_out = (
             "\nArrays that a state lacks, such as torch's non-persistent buffers, can come from "
-            "default=:"
-            " a dict, or a function of the name and the empty array."
+            "default=: a dict, or a function of the name and the empty array."
         )
         raise StructureMismatchError(
             "the state does not fit the tree:\n"

@@ -257,8 +257,7 @@ def _flatten(array: Any, link: Link) -> Any:
             reason = str(why)
         raise UnsupportedLeafError(
             f"{format_link(link)}: cannot be a part of a vector: {reason}. Convert it first, or "
-            f"declare the trained children:"
-            " @fmapper.functor(trainable=(...))."
+            "declare the trained children: @fmapper.functor(trainable=(...))."
         ) from error
 
 

@@ -174,8 +174,8 @@ def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: 
     if missing:
         raise DeclarationError(
             f"{format_link(link)}: {type(node).__name__} declares {', '.join(map(repr, missing))} "
-            f"trainable, but this instance has the children {', '.join(map(repr, have)) or 'none'}."
-            " Correct trainable= in its declaration."
+            "trainable, but this instance has the children "
+            f"{', '.join(map(repr, have)) or 'none'}. Correct trainable= in its declaration."
         )
 
 

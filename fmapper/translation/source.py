@@ -67,8 +67,8 @@ def source(
         if known is None:
             raise ConversionError(
                 f"{type(model).__name__}: its source is not available. convert(..., "
-                f"structure=True) creates a model with source;"
-                " source(model, 'flax', example_inputs) writes one."
+                "structure=True) creates a model with source; source(model, 'flax', "
+                "example_inputs) writes one."
             )
         return format_code(known.code)
     found, _, _ = translate(model, to, example_inputs, example_kwargs or {}, dynamic_shapes, train)

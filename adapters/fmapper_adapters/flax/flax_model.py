@@ -290,9 +290,8 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
         if other is not found[name] and _differ(other, found[name]):
             raise ProgramInputError(
                 f"{alias} and {name} are tied, but are two different variables now. Assign the "
-                f"same variable to both;"
-                f" nnx.split, nnx.jit and nnx.grad keep a tie, the "
-                "functions of jax.tree do not."
+                "same variable to both; nnx.split, nnx.jit and nnx.grad keep a tie, the functions "
+                "of jax.tree do not."
             )
     return found
 

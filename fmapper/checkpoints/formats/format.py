@@ -139,8 +139,8 @@ def format_of(place: Place, name: str | None = None) -> Format:
 def _needs_a_file(url: Place, name: str) -> CheckpointError:
     return CheckpointError(
         f"{url}: {name} needs a local file or folder instead of a URL, because its reader and "
-        f"writer seek. Copy it first, for example with"
-        " fsspec.filesystem(...).get(...) or .put(...); only safetensors supports URLs."
+        "writer seek. Copy it first, for example with fsspec.filesystem(...).get(...) or "
+        ".put(...); only safetensors supports URLs."
     )
 
 

@@ -233,8 +233,8 @@ class JaxModel:
             problems, code.problems = code.problems, None
         if problems:
             raise ConversionError(
-                f"{code.program.name}: operations would return other dtypes than in the model:"
-                f" {'; '.join(dict.fromkeys(problems))}. Pass check=False to accept them."
+                f"{code.program.name}: operations would return other dtypes than in the model: "
+                f"{'; '.join(dict.fromkeys(problems))}. Pass check=False to accept them."
             )
         return None if code.random else found
 
@@ -246,10 +246,9 @@ class JaxModel:
         except jax.errors.JAXTypeError as error:
             error.add_note(
                 f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
-                f"called, and differentiated with respect to parameters on which no size depends, "
-                f"but not compiled:"
-                " call it outside of jax.jit, jax.vmap and jax.export, or convert the model with "
-                "specialize=True, which fixes the sizes of the examples."
+                "called, and differentiated with respect to parameters on which no size depends, "
+                "but not compiled: call it outside of jax.jit, jax.vmap and jax.export, or convert "
+                "the model with specialize=True, which fixes the sizes of the examples."
             )
             raise
 

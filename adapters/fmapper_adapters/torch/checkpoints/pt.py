@@ -64,9 +64,8 @@ class PtFile(Format):
         except Exception as error:  # of torch's reader and its unpickler: they raise anything
             reason = str(error).partition("\n")[0][:300]
             raise CheckpointError(
-                f"{path}: torch cannot read it with weights_only=True. It is not read in any "
-                f"other way, because its pickle could run code:"
-                f" {reason}"
+                f"{path}: torch cannot read it with weights_only=True. It is not read in any other "
+                f"way, because its pickle could run code: {reason}"
             ) from None
         contents = Contents({}, files=(path,))
         first: dict[Any, str] = {}

@@ -53,11 +53,10 @@ def check(
     if difference:
         raise ConversionError(
             f"{type(module).__name__}: the program recorded by torch.export differs from the "
-            f"module:"
-            f" {difference}. The module behaves differently while it is recorded, because it asks "
-            f"torch.compiler.is_compiling() or similar. Configure it so that it does not (for "
-            f"transformers: pass attention masks yourself, or choose another "
-            f"attn_implementation), or pass check=False to accept the program."
+            f"module: {difference}. The module behaves differently while it is recorded, because "
+            "it asks torch.compiler.is_compiling() or similar. Configure it so that it does not "
+            "(for transformers: pass attention masks yourself, or choose another "
+            "attn_implementation), or pass check=False to accept the program."
         )
 
 
@@ -154,8 +153,7 @@ def _difference(found: Any, expected: Any) -> str | None:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return (
             f"is {found.dtype} of shape {tuple(found.shape)}, but the module returns "
-            f"{expected.dtype}"
-            f" of shape {tuple(expected.shape)}"
+            f"{expected.dtype} of shape {tuple(expected.shape)}"
         )
     if not expected.numel() or expected.layout is not torch.strided:
         return None

@@ -85,8 +85,8 @@ def _hazard(node: Node, schema: Any) -> str:
     if any(_depends_on_order(out, one, by_element=by_element) for out in outs for one in reads):
         return (
             "changes a tensor in place while it reads other elements of it, so the result depends "
-            "on the order of these operations, and torch leaves it undefined."
-            " Read a copy, as in y *= y[..., :1].clone(), or write y = y * y[..., :1]."
+            "on the order of these operations, and torch leaves it undefined. Read a copy, as in y "
+            "*= y[..., :1].clone(), or write y = y * y[..., :1]."
         )
     if any(map(_is_expanded, outs)) or any(map(_is_part_of_expanded, written)):
         return (

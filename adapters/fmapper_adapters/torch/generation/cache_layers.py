@@ -71,9 +71,7 @@ def _refuse_unknown(layer: Any) -> None:
     if not type(layer).__module__ == cache_utils.__name__:
         raise ConversionError(
             f"the model has a cache layer of its own, {type(layer).__name__}, whose final size is "
-            f"unknown. Wrap the model"
-            " in a module with prefill and step; see "
-            "fmapper.generator."
+            "unknown. Wrap the model in a module with prefill and step; see fmapper.generator."
         )
 
 

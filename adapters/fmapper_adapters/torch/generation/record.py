@@ -163,8 +163,7 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
     except (IndexError, RuntimeError) as error:
         raise ConversionError(
             f"{type(own.model).__name__}: max_length={max_length} exceeds the positions of the "
-            f"model"
-            f" ({str(error).splitlines()[0]}). Create the generator with a smaller max_length."
+            f"model ({str(error).splitlines()[0]}). Create the generator with a smaller max_length."
         ) from error
 
 
@@ -176,9 +175,8 @@ def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
     if config is None or not hasattr(model, "prepare_inputs_for_generation"):
         raise ConversionError(
             f"{type(model).__name__} cannot generate: it is neither a transformers model with "
-            f"generate, nor does it have the methods"
-            " prefill(tokens, mask) and step(tokens, cache), each "
-            "of which returns logits and a cache; see fmapper.generator."
+            "generate, nor does it have the methods prefill(tokens, mask) and step(tokens, cache), "
+            "each of which returns logits and a cache; see fmapper.generator."
         )
     if model.config.is_encoder_decoder:
         from fmapper_adapters.torch.generation.encoder_decoder import EncoderDecoder

@@ -195,8 +195,7 @@ def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
 def _not_in_parts(array: Any) -> str:
     return (
         f"a DTensor placed as {array.placements} cannot be split into the parts that processes "
-        f"hold: redistribute it"
-        " to Shard and Replicate first"
+        "hold: redistribute it to Shard and Replicate first"
     )
 
 
@@ -242,8 +241,7 @@ def placements(
         if order != sorted(order):
             raise PlacementError(
                 f"{where}: dimension {dim} is divided by {', '.join(axes)}, but a DTensor is "
-                f"divided in the order of its mesh,"
-                f" {', '.join(names)}. Write the axes in that "
+                f"divided in the order of its mesh, {', '.join(names)}. Write the axes in that "
                 "order, or create the mesh in the other order."
             )
         for at in order:
@@ -262,8 +260,7 @@ def _check(tensor: torch.Tensor, mesh: DeviceMesh, where: str) -> None:
     elif wrappers.is_wrapper(tensor):
         raise PlacementError(
             f"{where}: a {type(tensor).__name__} keeps its values in other tensors, which cannot "
-            f"be sharded: dequantize it first,"
-            " or keep it with fmapper.keep"
+            "be sharded: dequantize it first, or keep it with fmapper.keep"
         )
 
 

@@ -448,9 +448,8 @@ def _handle(handle: Any, old: Any, state: dict[str, Any]) -> Any:
 def _refuse_script(module: Any, keep: Any = None) -> Any:
     error = UnsupportedLeafError(
         f"{type(module).__name__} is a TorchScript program, which cannot be taken apart. Move the "
-        f"original module and script or trace the result; or move it in place with its own "
-        f".to(...) and declare the class that holds it with"
-        " @fmapper.functor(children=...)."
+        "original module and script or trace the result; or move it in place with its own .to(...) "
+        "and declare the class that holds it with @fmapper.functor(children=...)."
     )
     error.placed = False
     raise error
@@ -486,10 +485,9 @@ def _refuse_lazy(module: Any) -> None:
 def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
     error = RebuildError(
         f"{type(module).__name__}.{name} must be {wanted}, not "
-        f"{type(new).__module__}.{type(new).__name__}: a torch module can hold only torch "
-        f"tensors. Move its arrays with fmapper.state(module), or convert the whole module to the "
-        f"other framework with"
-        " fmapper.convert(module, ...)."
+        f"{type(new).__module__}.{type(new).__name__}: a torch module can hold only torch tensors. "
+        "Move its arrays with fmapper.state(module), or convert the whole module to the other "
+        "framework with fmapper.convert(module, ...)."
     )
     error.placed = False
     return error

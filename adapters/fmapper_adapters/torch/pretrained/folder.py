@@ -58,8 +58,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         raise CheckpointError(
             f"{folder / _CONFIG}: model_type {kind[:60]!r} is not in the installed transformers "
             f"({transformers.__version__}). Code that comes with a folder is not executed: update "
-            f"transformers, or create the module yourself and use"
-            " fmapper.load(folder, like=module)."
+            "transformers, or create the module yourself and use fmapper.load(folder, like=module)."
         )
     quantization = settings.pop(_QUANTIZATION, None)  # the model is made of plain arrays
     config = CONFIG_MAPPING[kind].from_dict(_without_code(settings))

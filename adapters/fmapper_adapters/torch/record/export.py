@@ -292,10 +292,9 @@ def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exce
     if way is STRICTLY and autograd.met:
         raise ConversionError(
             f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a custom gradient "
-            f"(torch.autograd.Function), which torch loses in the only mode in which it can "
-            f"record this module. The other modes fail:"
-            f" {failures.first_line(reasons[0])}. Fix that, or pass check=False for a model that "
-            "differentiates its forward instead."
+            "(torch.autograd.Function), which torch loses in the only mode in which it can record "
+            f"this module. The other modes fail: {failures.first_line(reasons[0])}. Fix that, or "
+            "pass check=False for a model that differentiates its forward instead."
         )
 
 

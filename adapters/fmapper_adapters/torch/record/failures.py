@@ -37,15 +37,14 @@ _REMEDIES = (
     (
         ("expected scalar type", "to have the same dtype"),
         "The factors of a product have different dtypes. In eager mode, torch accepts this if "
-        "there is nothing to multiply, but a recording is for other sizes too. Cast one of them,"
-        " as "
-        "in x.to(y.dtype).",
+        "there is nothing to multiply, but a recording is for other sizes too. Cast one of them, "
+        "as in x.to(y.dtype).",
     ),
     (
         ("to out tensor with dtype",),
         "An in-place operation has another result dtype than its tensor. torch casts it in eager "
-        "mode, but refuses to record it. Write the cast explicitly,"
-        " as in x = x.pow(2).to(x.dtype).",
+        "mode, but refuses to record it. Write the cast explicitly, as in x = "
+        "x.pow(2).to(x.dtype).",
     ),
 )
 

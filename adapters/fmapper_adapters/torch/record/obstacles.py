@@ -39,22 +39,20 @@ def refuse(module: torch.nn.Module) -> None:
             raise ConversionError(
                 f"{name}: {path or 'it'} is quantized by torch.ao "
                 f"({type(inner).__module__}.{type(inner).__name__}): its weights are packed for "
-                f"kernels that only torch has. Convert the model before it is quantized, or "
-                f"replace such parts by floating-point layers with the weights"
-                " "
-                "part.weight().dequantize() and part.bias()."
+                "kernels that only torch has. Convert the model before it is quantized, or replace "
+                "such parts by floating-point layers with the weights part.weight().dequantize() "
+                "and part.bias()."
             )
         if _is_offloaded(inner):
             weights = [n for n, p in inner.named_parameters(recurse=False) if p.is_meta]
             at = ".".join(filter(None, (path, *weights[:1])))
             raise ConversionError(
                 f"{name}: {at} is offloaded: accelerate keeps its values on the host or a disk, "
-                f"and loads them only while that part runs."
-                " Load the model without offloading (no "
-                "device_map, or device_map='cpu'), or restore the weights with accelerate.hooks"
-                ".remove_hook_from_module(model, recurse=True). To convert a model that does not "
-                "fit into memory, create it under torch.device('meta'), and fill the result with "
-                "fmapper.materialize."
+                "and loads them only while that part runs. Load the model without offloading (no "
+                "device_map, or device_map='cpu'), or restore the weights with "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True). To convert a model "
+                "that does not fit into memory, create it under torch.device('meta'), and fill the "
+                "result with fmapper.materialize."
             )
 
 
@@ -164,7 +162,6 @@ def with_tensors(
         return copy.deepcopy(module, {key: change(one) for key, one in tensors.items()})
     except Exception as error:  # whatever else the module holds
         raise ConversionError(
-            f"{type(module).__name__} has weights that are quantized or without values, and "
-            f"cannot be copied for recording:"
-            f" {type(error).__name__}: {error}"
+            f"{type(module).__name__} has weights that are quantized or without values, and cannot "
+            f"be copied for recording: {type(error).__name__}: {error}"
         ) from error

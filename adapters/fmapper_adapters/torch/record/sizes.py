@@ -60,8 +60,7 @@ def _all_sizes(word: str, inputs: Any) -> Any:
     if word != "auto":
         raise ConversionError(
             f"dynamic_shapes={word!r} is not valid: write 'auto', a list with a string for each "
-            f"input, as in"
-            " ['batch, _'], or the form that torch.export.export accepts"
+            "input, as in ['batch, _'], or the form that torch.export.export accepts"
         )
     found = ShapesCollection()
     for leaf in pytree.tree_leaves(inputs):

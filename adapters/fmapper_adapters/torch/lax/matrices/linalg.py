@@ -108,8 +108,7 @@ def _pivots(x: Any) -> Any:
     if steps > _MOST_STEPS:
         raise ConversionError(
             f"qr with pivoting of {steps} columns: torch does not support it, and it is unrolled "
-            f"for at most {_MOST_STEPS} columns."
-            f" Use qr without pivoting, or svd"
+            f"for at most {_MOST_STEPS} columns. Use qr without pivoting, or svd"
         )
     rest = x.detach()
     places = current().make(torch.arange, columns)

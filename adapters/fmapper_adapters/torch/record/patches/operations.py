@@ -230,8 +230,7 @@ def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
 def _behind_gradients(what: str) -> packed.Refused:
     return packed.Refused(
         f"{what} modifies a computed value without updating its gradient, which JAX cannot "
-        f"represent. State the gradient explicitly:"
-        " x + (new - x).detach() has the values of new "
+        "represent. State the gradient explicitly: x + (new - x).detach() has the values of new "
         "and the gradient of x."
     )
 
