@@ -210,7 +210,7 @@ def test_a_cache_is_not_longer_than_it_is_asked_to_be(llama: Any) -> None:
 
 def test_more_places_than_positions_are_refused() -> None:
     model = tiny("GPT2LMHeadModel", max_position_embeddings=16, num_hidden_layers=1)
-    with pytest.raises(fmapper.ConversionError, match="max_length=17 is more than the model has"):
+    with pytest.raises(fmapper.ConversionError, match="max_length=17 exceeds the positions"):
         fmapper.generator(model, max_length=17)
 
 
