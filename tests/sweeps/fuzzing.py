@@ -388,13 +388,13 @@ class Report:
     Attributes:
         programs: How many were judged.
         steps: How many steps they had in all.
-        refused: Why conversions were refused, and how often.
+        refused: Why conversions were refused, and the seed of each program.
         found: The first reproduction of each finding, by what it is, and how many there were.
     """
 
     programs: int = 0
     steps: int = 0
-    refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    refused: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     found: dict[str, str] = dataclasses.field(default_factory=dict)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
@@ -402,9 +402,10 @@ class Report:
         """The report in words."""
         lines = [
             f"{self.programs} programs of {self.steps} steps: {len(self.found)} findings, "
-            f"{self.refused.total()} refused"
+            f"{sum(map(len, self.refused.values()))} refused"
         ]
-        lines += [f"  refused {n} times: {why}" for why, n in self.refused.most_common(20)]
+        often = sorted(self.refused.items(), key=lambda item: -len(item[1]))[:20]
+        lines += [f"  refused {len(seeds)} times, as {seeds[0]}: {why}" for why, seeds in often]
         for what, shown in self.found.items():
             lines += ["", f"## {what}, {self.counts[what]} times", shown]
         return "\n".join(lines)
@@ -442,7 +443,7 @@ def fuzz(
         if finding is None:
             continue
         if finding.kind == "refused":
-            report.refused[finding.text.splitlines()[0][:200]] += 1
+            report.refused.setdefault(finding.text.splitlines()[0][:200], []).append(seed)
             continue
         program, finding = shrink(direction, program, finding)
         what = f"{finding.kind}: {', '.join(step.called() for step in program.steps)}"
