@@ -166,7 +166,7 @@ class OffloadedModel:
             if nbytes > self.room:
                 raise PlacementError(
                     f"{next(iter(brought))} and what is used with it take {readable_bytes(nbytes)}"
-                    f", and there is room for {readable_bytes(self.room)}: give more, room=, or "
+                    f", but the room is {readable_bytes(self.room)}. Pass a larger room=, or "
                     "plan with more memory for the first device."
                 )
             placed = _Placed(stage, models[stage.form], mover, device, resident, brought, nbytes)
@@ -227,14 +227,14 @@ class OffloadedModel:
             where = f"{program.name}: {path}"
             if spec.kind == "static" and not spec.accepts(leaf):
                 raise ProgramInputError(
-                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r} and "
-                    "does what that means. Convert the model with the other value."
+                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r}. "
+                    "Convert the model again with the other value."
                 )
             adapter = adapter_of(leaf)
             if adapter is not None and adapter.is_traced(leaf):
                 raise ProgramInputError(
-                    f"{where} only stands for an array: a model whose layers are brought runs "
-                    "outside of what is compiled, differentiated or mapped. Call it there."
+                    f"{where} is a tracer: an offloaded model cannot run inside a function that "
+                    "is compiled, differentiated or mapped. Call it outside."
                 )
             values[name] = leaf
         return values
@@ -312,7 +312,10 @@ class _Devices:
 
     def _find(self, key: Any) -> tuple[Mover, Device]:
         if key == "disk":
-            raise PlacementError("the first device of the plan is the disk: nothing computes there")
+            raise PlacementError(
+                "the first device of the plan is the disk, which cannot compute. Plan with a "
+                'device or "cpu" first.'
+            )
         text = f"gpu:{key}" if isinstance(key, int) else str(key)
         try:
             mover = self._mover(text)
@@ -340,8 +343,8 @@ def _program(model: Any) -> Program:
     program = program_of(model) or getattr(model, "program", None)
     if not isinstance(program, Program):
         raise PlacementError(
-            f"a {type(model).__name__} has no program that could run in stages: convert it. Models "
-            "of transformers that are not converted take the plan as device_map=dict(plan)."
+            f"a {type(model).__name__} has no program to run in stages: convert it first. A "
+            "transformers model that is not converted takes the plan as device_map=dict(plan)."
         )
     return program
 
@@ -364,8 +367,8 @@ def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) ->
     """
     if program.few_bits:
         raise PlacementError(
-            f"{next(iter(program.few_bits))} has integers of fewer bits than a byte, which are not "
-            "brought yet: convert the model with weights of other dtypes"
+            f"{next(iter(program.few_bits))} has integers of less than a byte, which cannot be "
+            "offloaded. Convert the model with weights of another dtype."
         )
     others: dict[str, list[str]] = {}
     for alias, name in program.aliases.items():
@@ -382,8 +385,8 @@ def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) ->
     if missing:
         more = f" and {len(missing) - 5} more" * (len(missing) > 5)
         raise PlacementError(
-            f"{', '.join(missing[:5])}{more} have no values: give those by name, state=, as "
-            "fmapper.load(path) does"
+            f"{', '.join(missing[:5])}{more} have no values. Pass them by name as state=, for "
+            "example state=fmapper.load(path)."
         )
     return found
 
@@ -401,7 +404,7 @@ def _adapter(arrays: Mapping[str, Any]) -> Arrays:
         adapter = adapter_of(array)
         if isinstance(adapter, Models):
             return adapter
-    raise PlacementError("none of the arrays is of a framework that computes")
+    raise PlacementError("the model has no arrays of a framework that can run it")
 
 
 def _nbytes(array: Any) -> int:
@@ -422,8 +425,8 @@ def _write(
         return arrays
     if folder is None:
         raise PlacementError(
-            f"{next(iter(away))} is to lie on the disk, and lies in memory: say in which folder, "
-            "folder=, or give the arrays of a checkpoint, state=fmapper.load(path)."
+            f"the plan puts {next(iter(away))} on the disk, but it is in memory. Pass folder= to "
+            "write it there, or the arrays of a checkpoint as state=fmapper.load(path)."
         )
     path = Path(folder) / _FILE
     save(away, path)

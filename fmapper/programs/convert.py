@@ -189,9 +189,9 @@ def convert(
         is_called = bool(example_inputs or example_kwargs)
         if is_called and not callable(model):
             raise ConversionError(
-                f"example_inputs are for a model, and a {class_of(model)} is none that is called: "
-                "convert each model in it, give (function, params), or leave the inputs out to "
-                "have the arrays moved."
+                f"example_inputs need a model to call, but a {class_of(model)} is not callable. "
+                "Convert each model in it, pass (function, params), or omit the inputs to move the "
+                "arrays only."
             )
         moved = _move(model, target)
         if is_called:
@@ -343,8 +343,8 @@ def _move_within(model: Any, source: Models, target: Models) -> Any:
     """Moves the arrays of a model whose program is one of the framework already.
 
     Raises:
-        ConversionError: They are there, so that nothing would be converted; or the target has
-            models of its own, and this is none.
+        ConversionError: All arrays are there already, so nothing would be converted, or the
+            target has models of its own.
     """
     family = family_of(target)
     if target.name == family:
@@ -381,9 +381,9 @@ def _check_moved(
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     if problem:
         raise ConversionError(
-            f"{type(moved).__name__} was moved to {target.name} and does not compute there "
-            f"({problem}), since no framework can record its code: write it with "
-            "fmapper.array_namespace, or without example_inputs have its arrays moved only."
+            f"{type(moved).__name__} was moved to {target.name}, but its code does not run there "
+            f"({problem}). No framework records the code of a functor: write it with "
+            "fmapper.array_namespace, or omit example_inputs to move the arrays only."
         )
 
 
