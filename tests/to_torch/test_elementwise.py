@@ -258,6 +258,22 @@ def test_gradients_at_kinks_are_those_of_jax(name):
     gradients(KINKS[name], [-2.5, -1.0, -0.3, 0.0, 0.3, 1.0, 2.5])
 
 
+STEPS = {
+    "floor": lax.floor,
+    "ceil": lax.ceil,
+    "round": lax.round,
+    "round away": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+    "sign": lax.sign,
+    "floor_divide": lambda x: jnp.floor_divide(np.float32(1), x),
+}
+
+
+@pytest.mark.parametrize("name", list(STEPS))
+def test_no_gradient_passes_a_step(name):
+    """Also where the slope of what stands before it is infinite: no NaN of zero times infinity."""
+    gradients(lambda x: STEPS[name](1 / x) + x, [-1.5, 0.0, 0.3])
+
+
 def test_gradients_where_arguments_are_equal_and_of_special_functions():
     x = np.array([-1.0, 0.0, 0.5, 1.0, 2.0])
     gradients(lax.max, x, x[::-1].copy())

@@ -76,8 +76,9 @@ def absolute(x: Any) -> Any:
 def sign(x: Any, *, avals: Avals) -> Any:
     if x.is_complex():
         return torch.sgn(x)
+    x = x.detach()  # as `floor`
     if x.is_floating_point():  # of NaN it is NaN, of -0.0 it is -0.0
-        return torch.where(torch.abs(x) > 0, torch.sign(x), x.detach())
+        return torch.where(torch.abs(x) > 0, torch.sign(x), x)
     return (x != 0).to(x.dtype) if avals.is_unsigned else torch.sign(x)
 
 
@@ -243,18 +244,22 @@ def is_finite(x: Any) -> Any:
     return torch.isfinite(x)
 
 
+# JAX differentiates nothing behind a step: a zero handed on would meet infinite slopes before it.
+
+
 @lax("floor")
 def floor(x: Any) -> Any:
-    return torch.floor(x)
+    return torch.floor(x.detach())
 
 
 @lax("ceil")
 def ceil(x: Any) -> Any:
-    return torch.ceil(x)
+    return torch.ceil(x.detach())
 
 
 @lax("round")
 def round_(x: Any, *, rounding_method: Any) -> Any:
+    x = x.detach()
     if rounding_method in (1, "to_nearest_even"):
         return torch.round(x)
     whole = torch.trunc(x)
