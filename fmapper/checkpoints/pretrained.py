@@ -34,6 +34,7 @@ from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.meshes.sharding import Sharding
+    from fmapper.meshes.streaming import Offload
     from fmapper_adapters.flax import FlaxModel
     from fmapper_adapters.jax import JaxModel
 
@@ -93,6 +94,7 @@ def from_pretrained(
     dynamic_shapes: Any = "auto",
     rules: Rules | None = None,
     sharding: Sharding | None = None,
+    offload: Offload | None = None,
     **options: Any,
 ) -> Any:
     """Loads a model, in any framework, from a local folder in the layout of the Hub.
@@ -117,17 +119,22 @@ def from_pretrained(
             transformers itself has in its tables.
         sharding: How the weights are divided among the devices of a mesh:
             `fmapper.meshes.Sharding(mesh, "model")`. Each process reads its own shards.
+        offload: How much of a converted model a small device holds, as
+            `fmapper.meshes.Offload({"gpu:0": "8GiB", "cpu": None})`. The rest is brought while the
+            model runs.
         **options: As for `convert`.
 
     Returns:
         The module of transformers, in evaluation mode; or a `JaxModel` or `FlaxModel` of it, whose
-        parameters have torch's names.
+        parameters have torch's names; with `offload` an `OffloadedModel`.
 
     Raises:
         CheckpointError: The folder holds no model that is known here, or is damaged.
         StructureMismatchError: Weights are missing, or have other shapes; lists them.
         ConversionError: The model cannot be converted.
     """
+    if offload is not None and not (sharding is None and device is None):
+        raise TypeError("offload= says where the weights are: pass neither sharding= nor device=")
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
         found = _find(source, None if dtype is None else dtype_name(dtype))
@@ -158,7 +165,13 @@ def from_pretrained(
             arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
         chosen = found.rules(arrays) if rules is None else rules
         _say_left(arrays, chosen, found, source)
-        return _fill(model, chosen.apply(arrays), found, device, source, sharding)
+        tree, back = _weights(model)
+        state = _select(model, tree, chosen.apply(arrays), found, source)
+        if offload is not None:
+            return offload(model, state)
+        place = None if sharding is None else sharding.placer(model)
+        filled = back(fill(tree, state, device=device, strict=False, place=place))
+        return filled if sharding is None else sharding(filled)
 
 
 def _convert(*args: Any, **options: Any) -> Any:
@@ -201,16 +214,10 @@ def _say_left(
         )
 
 
-def _fill(
-    model: Any,
-    arrays: dict[str, LazyArray],
-    found: Pretrained,
-    device: Any,
-    source: Path,
-    sharding: Sharding | None,
-) -> Any:
-    """Returns the model with the arrays of the folder."""
-    tree, back = _weights(model)
+def _select(
+    model: Any, tree: Any, arrays: dict[str, LazyArray], found: Pretrained, source: Path
+) -> dict[str, LazyArray]:
+    """Returns the arrays of the folder that a model takes, in its dtypes."""
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     there = {id(named[name]) for name in arrays if name in named}
     transient = transient_in(model)
@@ -223,10 +230,7 @@ def _fill(
         raise StructureMismatchError(
             f"{source}: has no weights for:\n" + "\n".join(f"  {name}" for name in lacking)
         )
-    state = {name: _as(arrays[name], named[name]) for name in named if name in arrays}
-    place = None if sharding is None else sharding.placer(model)
-    filled = back(fill(tree, state, device=device, strict=False, place=place))
-    return filled if sharding is None else sharding(filled)
+    return {name: _as(arrays[name], named[name]) for name in named if name in arrays}
 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:

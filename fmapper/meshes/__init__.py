@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fmapper.meshes.layout import box_at
     from fmapper.meshes.plan import PlannedShard, ShardPlan
     from fmapper.meshes.sharding import Sharding
-    from fmapper.meshes.streaming import OffloadedModel, offload
+    from fmapper.meshes.streaming import Offload, OffloadedModel, offload
 
 __all__ = [
     "Derivation",
@@ -31,6 +31,7 @@ __all__ = [
     "DimensionRule",
     "Dimensions",
     "Dims",
+    "Offload",
     "OffloadedModel",
     "PlacedPart",
     "PlannedShard",
@@ -47,7 +48,7 @@ _PLACES = {
     "fmapper.meshes.device_maps": "DeviceMap PlacedPart device_map",
     "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
     "fmapper.meshes.layout": "box_at",
-    "fmapper.meshes.streaming": "OffloadedModel offload",
+    "fmapper.meshes.streaming": "Offload OffloadedModel offload",
     "fmapper.meshes.plan": "PlannedShard ShardPlan",
     "fmapper.meshes.sharding": "Sharding",
 }

@@ -24,8 +24,9 @@ _UNITS = {
     "B": 1,
     **{f"{c}iB": 1 << 10 * n for n, c in enumerate("KMGT", 1)},
     **{f"{c}B": 1000**n for n, c in enumerate("KMGT", 1)},
+    "kB": 1000,
 }
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)\s*")
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|k?B)\s*")
 _FLOATS = ("float", "bfloat")
 
 

@@ -13,7 +13,7 @@ from fmapper.backends.device import parse_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.models import Models
 from fmapper.errors import DeviceError, DeviceUnavailableError, PlacementError, ProgramInputError
-from fmapper.meshes.device_maps import OFFLOADED, DeviceMap
+from fmapper.meshes.device_maps import OFFLOADED, DeviceMap, device_map
 from fmapper.meshes.stages import Stage, split
 from fmapper.moves.loader import DeviceLoader
 from fmapper.moves.mover import Mover
@@ -49,7 +49,8 @@ def offload(
         plan: Where its parts lie; see `device_map`. Devices are named as frameworks name them, as
             "gpu:1", or by the number of a GPU.
         state: Arrays by name where the model has none: of any backend, or of a checkpoint, of which
-            those for "disk" are left where they are.
+            those for "disk" are left where they are. What a checkpoint lacks, as buffers that are
+            computed, then stays in memory.
         folder: A folder for what is to lie on "disk" and lies in memory now.
         room: Bytes of the first device for what is brought; None for the plan's.
 
@@ -74,10 +75,39 @@ def offload(
     """
     program, own = _program(model), _own_arrays(model)
     arrays = _fill(program, own, state or {})
+    if folder is not None or not any(map(_is_stored, arrays.values())):
+        arrays = _write(arrays, plan, folder)
     options = _options(model)
-    return OffloadedModel(
-        program, arrays, plan, backend=_adapter(own), folder=folder, room=room, options=options
-    )
+    return OffloadedModel(program, arrays, plan, backend=_adapter(own), room=room, options=options)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Where the weights of a model that is loaded lie, for `offload=` of `fmapper.from_pretrained`.
+
+    Attributes:
+        max_memory: The bytes that weights may take on each device, as for `device_map`.
+        ahead: How many layers are brought while the one before is computed.
+
+    Examples:
+        >>> from fmapper.meshes import Offload
+        >>> small = Offload({"gpu:0": "8GiB", "cpu": "24GiB", "disk": None}, ahead=1)
+        >>> # fmapper.from_pretrained(folder, "jax", offload=small)
+    """
+
+    max_memory: Mapping[Any, int | str | None]
+    ahead: int = 0
+
+    def __call__(self, model: Any, state: Mapping[str, Any]) -> OffloadedModel:
+        """Plans for a converted model without values, and gives it those of a state.
+
+        Arrays of a checkpoint that are to lie on "disk" stay in its files.
+
+        Raises:
+            PlacementError: The model is not a converted one, or does not fit.
+        """
+        _program(model)
+        return offload(model, device_map(model, self.max_memory, ahead=self.ahead), state=state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +139,6 @@ class OffloadedModel:
         plan: DeviceMap,
         *,
         backend: Arrays,
-        folder: str | Path | None,
         room: int | None,
         options: Mapping[str, Any],
     ) -> None:
@@ -118,7 +147,7 @@ class OffloadedModel:
         self._echoes = Echoes(program)
         self._adapter = backend
         self._devices = _Devices(backend, plan)
-        self._stages = self._place(_write(arrays, plan, folder), dict(options))
+        self._stages = self._place(arrays, dict(options))
         self._last = _last_uses(self._stages, program)
 
     def __repr__(self) -> str:
@@ -185,8 +214,8 @@ class OffloadedModel:
         return self.plan.device_of(first)
 
     def _prepare(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
-        """Returns an array as it waits for its use; what is on a disk is read for each."""
-        if self.plan.device_of(name) == "disk":
+        """Returns an array as it waits for its use; what is in a file is read for each."""
+        if self.plan.device_of(name) == "disk" and _is_stored(array):
             return array
         if (name, "cpu") not in there:
             there[name, "cpu"] = self._devices.waiting(array)
@@ -413,9 +442,7 @@ def _nbytes(array: Any) -> int:
     return adapter.nbytes(array)
 
 
-def _write(
-    arrays: Mapping[str, Any], plan: DeviceMap, folder: str | Path | None
-) -> Mapping[str, Any]:
+def _write(arrays: dict[str, Any], plan: DeviceMap, folder: str | Path | None) -> dict[str, Any]:
     """Returns the arrays, with those for the disk in a file."""
     from fmapper.checkpoints.load import load
     from fmapper.checkpoints.save import save

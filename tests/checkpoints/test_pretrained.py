@@ -10,6 +10,7 @@ import pytest
 
 import fmapper
 from fmapper.checkpoints import diff
+from fmapper.meshes import Offload
 from sweeps import pretrained
 
 torch = pytest.importorskip("torch")
@@ -97,6 +98,26 @@ def test_sizes_vary_ties_hold_and_a_trained_model_is_saved(folders, tmp_path):
     for name, weight in module.state_dict().items():
         assert torch.equal(back.state_dict()[name], weight + 1), name
     assert back.lm_head.weight is back.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("to", ["jax", "flax"])
+def test_what_does_not_fit_on_the_device_stays_in_its_files(folders, to):
+    path, module = folders["llama"]
+    small = Offload({"cpu:0": "30kB", "cpu": "9kB", "disk": None})
+    model = fmapper.from_pretrained(path, to, offload=small)
+    assert min(model.plan.nbytes.values()) > 0
+    inputs = INPUTS["llama"]()
+    got = model(**{name: x.numpy() for name, x in inputs.items()})
+    want = module(**inputs).logits.detach().numpy()
+    np.testing.assert_allclose(np.asarray(got["logits"]), want, rtol=1e-5, atol=1e-6)
+
+
+def test_offload_says_where_all_is_and_needs_a_program(folders):
+    path, _ = folders["llama"]
+    with pytest.raises(TypeError, match="neither sharding= nor device="):
+        fmapper.from_pretrained(path, "jax", offload=Offload({"cpu:0": None}), device="cpu")
+    with pytest.raises(fmapper.PlacementError, match="has no program"):
+        fmapper.from_pretrained(path, "torch", offload=Offload({"cpu": None}))
 
 
 def test_a_dtype_is_cast_while_it_is_read(folders):

@@ -131,6 +131,19 @@ def test_arrays_of_a_checkpoint(net, in_jax, tmp_path):
     agrees(model(X.numpy()), net(X))
 
 
+class Shifted(Net):
+    def forward(self, x):
+        return super().forward(x + torch.tensor([[0.5], [0.25]]))
+
+
+@pytest.mark.parametrize("to", ["jax", "flax"])
+def test_constants_of_the_program_stay_with_it(to):
+    net = Shifted().eval()
+    model = fmapper.convert(net, to, (X,))
+    small = offload(model, device_map(model, {"cpu:0": 3 * LAYER, "cpu": None}))
+    agrees(small(X.numpy()), net(X))
+
+
 def test_what_cannot_be_is_refused(net, in_jax):
     plan = device_map(in_jax, {"cpu:0": 2 * LAYER, "cpu": None})
     with pytest.raises(fmapper.PlacementError, match="has no program"):

@@ -53,7 +53,7 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns the program of a converted model, for evaluation if it has two."""
         if not self.is_converted(model):
             return None
-        found: Program = model._programs.any.program
+        found: Program = model._programs.any.without_arrays()
         return found
 
     def training_rule(self, cls: type) -> Callable[[Any], bool] | None:

@@ -441,7 +441,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
 
     def program_of(self, model: Any) -> Program | None:
         """Returns the program of a converted model."""
-        return model.program if self.is_model(model) else None
+        return model.without_arrays() if self.is_model(model) else None
 
     def options_of(self, model: Any) -> Mapping[str, Any] | None:
         """Returns the precision of a converted model."""

@@ -270,11 +270,14 @@ class JaxModel:
     def as_program(self) -> Program:
         """Returns the program with the arrays of this model, to be saved or lowered again."""
         return dataclasses.replace(
-            self.program,
+            self.without_arrays(),
             parameters={name: few_bits.in_bytes(x) for name, x in self.params.items()},
             buffers={name: few_bits.in_bytes(x) for name, x in self.buffers.items()},
-            constants=dict(self._code.constants),
         )
+
+    def without_arrays(self) -> Program:
+        """Returns the program with its constants, but not the parameters and buffers."""
+        return dataclasses.replace(self.program, constants=dict(self._code.constants))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes arrays and program to one safetensors file; `load` needs no torch to read it.
