@@ -1,10 +1,13 @@
 """What Python asks of sizes that vary: decided for the examples, checked at each call."""
 
+import enum
 import functools
 import io
 import itertools
 import logging
 import math
+import operator
+import sys
 import threading
 
 import pytest
@@ -80,6 +83,29 @@ def _(size: int):
     return 3.0
 
 
+class Size(enum.IntEnum):
+    FOUR = 4
+
+
+def through_methods(x):
+    return x * len(list(filter({4}.__contains__, x.shape)))
+
+
+def halves(x):
+    return sum(x[i] for i in range(int(x.shape[0] / 2)))
+
+
+def divided(x):
+    try:
+        return x * (8 // (x.shape[0] - 4))
+    except ZeroDivisionError:
+        return x
+
+
+def is_number(size):
+    return type(size) is int
+
+
 QUESTIONS = {
     "even": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, 4, {0, 2, 4, 6, 8}),
     "odd": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, 5, {1, 3, 5, 7}),
@@ -120,6 +146,36 @@ QUESTIONS = {
     "an integer": (lambda x: x * 2 if isinstance(x.shape[0], int) else x, 4, set(range(9))),
     "a class": (of_a_class, 4, set(range(9))),
     "dispatched": (lambda x: x * of_a_kind(x.shape[0]), 4, set(range(9))),
+    "its own class": (lambda x: x * 2 if type(x.shape[0]) is int else x, 4, {4}),
+    "its own class, elsewhere": (lambda x: x * 2 if is_number(x.shape[0]) else x, 4, {4}),
+    "its own class, among others": (lambda x: x * (type(x.shape[0]) in (int, float)), 4, {4}),
+    "an enumeration": (lambda x: x * 2 if x.shape[0] == Size.FOUR else x, 4, {4}),
+    "no element": (lambda x: x * 2 if {4}.isdisjoint([x.shape[0]]) else x, 5, {5}),
+    "another set": (lambda x: x * len({4}.symmetric_difference([x.shape[0]])), 5, {5}),
+    "a filter": (through_methods, 5, {5}),
+    "contains": (lambda x: x * 2 if operator.contains({4}, x.shape[0]) else x, 5, {5}),
+    "getitem": (lambda x: x * operator.itemgetter(x.shape[0])({4: 2.0}), 4, {4}),
+    "an array of numbers": (lambda x: x * 2 if x.shape[0] in np.array([4, 5]) else x, 4, {4}),
+    "no element of an array": (lambda x: x * 2 if (np.array([4, 5]) != x.shape[0]).all() else x,
+                               6, {0, 1, 2, 3, 6, 7, 8}),
+    "more than an array": (lambda x: x * 2 if (x.shape[0] > np.array([4, 5])).any() else x, 4,
+                           {0, 1, 2, 3, 4}),
+    "a branch of JAX": (lambda x: jax.lax.cond(x.shape[0] % 2, jnp.negative, jnp.sin, x), 4,
+                        {0, 2, 4, 6, 8}),
+    "a bit": (lambda x: x * 2 if x.shape[0] & 1 else x, 4, {4}),
+    "shifted": (lambda x: x * (x.shape[0] >> 1), 4, {4}),
+    "all bits": (lambda x: x * ~x.shape[0], 4, set(range(9))),
+    "absolute": (lambda x: x * abs(x.shape[0] - 5), 4, {0, 1, 2, 3, 4}),
+    "how many bits": (lambda x: x * x.shape[0].bit_length(), 4, {4}),
+    "rounded": (lambda x: x * round(x.shape[0]), 4, set(range(9))),
+    "a format": (lambda x: x * float(f"{x.shape[0]:03d}"), 4, {4}),
+    "repeated": (lambda x: x * sum([2] * x.shape[0]), 4, {4}),
+    "a half": (lambda x: x * 2 if x.shape[0] / 2 == 2 else x, 4, {4}),
+    "half of them": (halves, 4, {4}),
+    "a power": (lambda x: x * x.shape[0] ** -0.5, 4, {4}),
+    "a function of NumPy": (lambda x: x / np.sqrt(x.shape[0]), 4, {4}),
+    "divided by": (divided, 5, {0, 1, 2, 3, 5, 6, 7, 8}),
+    "divided by zero": (divided, 4, {4}),
     "first": (lambda x: x[0], 4, set(range(1, 9))),
     "positions": (lambda x: x + jnp.ones((6, 3))[: x.shape[0]], 4, set(range(7))),
     "one hot": (lambda x: jax.nn.one_hot(jnp.arange(3), x.shape[0]) @ x, 4, set(range(9))),
@@ -132,7 +188,8 @@ QUESTIONS = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_questions(name):
     function, size, held = QUESTIONS[name]
-    model = fmapper.convert(function, "torch", (array(size, 3),), dynamic_shapes=["n, _"])
+    example = (array(size, 3),)
+    model = fmapper.convert(function, "torch", example, dynamic_shapes=["n, _"], check=False)
     for n in range(9):
         x = array(n, 3)
         if n in held:
@@ -252,6 +309,28 @@ def test_jax_is_left_as_it_was():
     with pytest.raises(KeyboardInterrupt):
         fmapper.convert(fails, "torch", (array(5, 3),), dynamic_shapes=["n, _"])
     assert dict(type(symbol).__dict__) == before
+
+
+def test_a_debugger_is_left_alone():
+    seen = []
+
+    def trace(frame, event, argument):
+        seen.append(frame.f_code.co_name)
+
+    def asked(x):
+        return x * 2 if type(x.shape[0]) is int else x
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(fmapper.ConversionError, match="differs"):
+            fmapper.convert(asked, "torch", (array(4, 3),), dynamic_shapes=["n, _"])
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+    assert "asked" in seen
+    fmapper.convert(lambda x: x, "torch", (array(4, 3),), dynamic_shapes=["n, _"])
+    assert sys.gettrace() is before
 
 
 # --- auto -----------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 # Libraries that are written in JAX: their lines are shown where no line of the user's own is there.
@@ -83,3 +83,101 @@ def called_name(frame: FrameType) -> str | None:
 
 def _start(instruction: Any) -> tuple[Any, Any]:
     return instruction.positions.lineno, instruction.positions.col_offset
+
+
+class TypeCalls:
+    """Watches the running code for `type(x)`, which no method of `x` can answer.
+
+    Entered, it is told each function that is called, through `sys.settrace`; where a debugger has
+    that already, it watches nothing.
+
+    Args:
+        watches: Returns whether the code of a frame is of interest.
+        tell: Takes the argument of such a call, and the frame.
+    """
+
+    def __init__(
+        self, watches: Callable[[FrameType], bool], tell: Callable[[Any, FrameType], object]
+    ) -> None:
+        self._watches = watches
+        self._tell = tell
+        self._calls: dict[int, tuple[CodeType, dict[int, list[Any]]]] = {}  # keeps what has the id
+
+    def __enter__(self) -> TypeCalls:
+        self._has_begun = sys.gettrace() is None
+        if self._has_begun:
+            sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_begun:
+            sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        known = self._calls.get(id(frame.f_code))
+        if known is None:
+            calls = _type_calls(frame.f_code) if self._watches(frame) else {}
+            known = self._calls[id(frame.f_code)] = frame.f_code, calls
+        if not known[1]:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._instruction
+
+    def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
+        steps = self._calls[id(frame.f_code)][1].get(frame.f_lasti) if event == "opcode" else None
+        if steps is not None:
+            for found in _follow(steps, frame):
+                self._tell(found, frame)
+        return self._instruction
+
+
+_NAMES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST")
+_FILLERS = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
+
+
+def _type_calls(code: CodeType) -> dict[int, list[Any]]:
+    """Returns the calls `type(x)` of some code by their offsets, each with how to get at `x`."""
+    if "type" not in code.co_names:
+        return {}
+    found: dict[int, list[Any]] = {}
+    steps: list[Any] | None = None
+    for one in dis.get_instructions(code):
+        name = one.opname
+        if name in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "type":
+            steps = []
+        elif steps is None or name in _FILLERS:
+            continue
+        elif name in _NAMES or (name == "LOAD_ATTR" and steps) or name == "BINARY_SUBSCR":
+            steps.append((name, one.argval))
+        else:
+            if name == "CALL" and one.arg == 1 and steps:
+                found[one.offset] = steps
+            steps = None
+    return found
+
+
+def _follow(steps: list[Any], frame: FrameType) -> list[Any]:
+    """Evaluates what `type` is called with: names, attributes of arrays, elements of tuples."""
+    stack: list[Any] = []
+    for name, argument in steps:
+        if name == "LOAD_CONST":
+            stack.append(argument)
+        elif name == "BINARY_SUBSCR":
+            if len(stack) < 2 or not isinstance(stack[-2], tuple | list | dict):
+                return []
+            index = stack.pop()
+            try:
+                stack.append(stack.pop()[index])
+            except (LookupError, TypeError):
+                return []
+        elif name == "LOAD_ATTR":
+            held = getattr(stack[-1], "__dict__", {})
+            if argument not in ("shape", "size") and argument not in held:
+                return []
+            stack.append(getattr(stack.pop(), argument, None))
+        else:
+            names = frame.f_globals if name == "LOAD_GLOBAL" else frame.f_locals
+            if argument not in names:
+                return []
+            stack.append(names[argument])
+    return stack if len(stack) == 1 else []

@@ -14,18 +14,24 @@ import math
 import operator
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 from jax import export
 
 from fmapper.programs import Guard, size_of
-from fmapper_adapters.jax.record.frames import called_name
+from fmapper_adapters.jax.record import symbols as _symbols
+from fmapper_adapters.jax.record.frames import TypeCalls, called_name
 
-_Symbol: Any = type(export.symbolic_shape("n")[0])
+_Symbol = _symbols.Symbol
+_ORIGINAL = _symbols.ORIGINAL
+_METHODS = {">=": "__ge__", "<=": "__le__", ">": "__gt__", "<": "__lt__"}
+_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
 _ABSENT: Any = object()
 _OF_JAX = frozenset({"jax", "jaxlib", "fmapper", "fmapper_adapters", "opt_einsum"})
 # Libraries that look sizes up only to see whether they agree, and raise an error where they do not.
@@ -35,11 +41,16 @@ _BETWEEN = sys.stdlib_module_names | {"numpy"} - {"__main__"}  # who asks is who
 _LOOKUPS = frozenset({
     "get", "setdefault", "pop", "add", "discard", "remove", "update", "hash", "set", "frozenset",
     "dict", "fromkeys", "Counter", "union", "intersection", "difference", "issubset", "issuperset",
-    "__hash__", "__getitem__", "__contains__", "__setitem__",
+    "symmetric_difference", "intersection_update", "difference_update",
+    "symmetric_difference_update", "isdisjoint", "contains", "getitem", "itemgetter",
+    "__hash__", "__getitem__", "__contains__", "__setitem__", "__delitem__",
+    # What runs through a `map` or a `filter` may be such a method.
+    "map", "filter", "list", "tuple", "sorted", "sum", "any", "all", "max", "min", "next", "reduce",
 })  # fmt: skip
 # Calls that show a text to people and do nothing with it.
 _SHOWS = frozenset({"print", "pprint", "debug", "info", "warning", "error", "exception", "log"})
 _ITERATIONS = frozenset({"_iter", "__iter__", "iterate"})  # functions of JAX behind `for row in x`
+_BRANCHES = frozenset({"cond", "_cond"})  # they ask whether the number of a user is 0
 _VARIABLE = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
 _DIFFERENCE = re.compile(r"([A-Za-z_]\w*) - ([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*(?!\w*\()")
@@ -101,11 +112,14 @@ class Questions:
         self._places: dict[CodeType, bool | None] = {}
 
     def __enter__(self) -> Questions:
-        _enter(self._scope, self)
+        _symbols.enter(self._scope, self)
+        self._types = TypeCalls(lambda frame: bool(_is_user(frame)), self._type_of)
+        self._types.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _leave(self._scope)
+        self._types.__exit__()
+        _symbols.leave(self._scope)
 
     def guards(self) -> tuple[Guard, ...]:
         """Returns the guards: conditions on the sizes of a call."""
@@ -129,9 +143,16 @@ class Questions:
     def equal(self, one: Any, other: Any) -> Any:
         """Answers `one == other`."""
         frame = self._user()
+        if frame is None and sys._getframe(2).f_code.co_name in _BRANCHES:
+            frame = self._user(beyond=True)
         if frame is None:
             found = _ORIGINAL["__eq__"](one, other)
             return found or (self._deep and self._is_equal_in_depth(one, other))
+        if isinstance(other, np.ndarray):
+            return _each(lambda value: self._equals(one, value, frame), other)
+        return self._equals(one, other, frame)
+
+    def _equals(self, one: Any, other: Any, frame: Any) -> Any:
         number = _as_size(other)
         if number is None:
             return NotImplemented
@@ -146,6 +167,11 @@ class Questions:
             answer = _ORIGINAL[_METHODS[relation]](one, other)
             self._need_no_zero(one, other, relation, answer)
             return answer
+        if isinstance(other, np.ndarray):
+            return _each(lambda value: self._compare(one, value, relation, frame), other)
+        return self._compare(one, other, relation, frame)
+
+    def _compare(self, one: Any, other: Any, relation: str, frame: Any) -> Any:
         number = _as_size(other)
         if number is None:
             return NotImplemented
@@ -207,10 +233,79 @@ class Questions:
             return found
         return str(self._fix(one, f"{one} is written as text", frame))
 
+    def written(self, one: Any, form: str) -> str:
+        """Writes a size in a format, as in `f"{n:03d}"`."""
+        frame = self._user()
+        return format(one if frame is None else self._fix(one, f"{one} is written", frame), form)
+
+    def quotient(self, method: str, one: Any, other: Any) -> Any:
+        """Divides sizes for Python, where a division by zero is an error.
+
+        Raises:
+            ZeroDivisionError: The size is 0 for the examples.
+        """
+        frame = self._user()
+        divisor = one if method.startswith("__r") else other
+        is_asked = isinstance(divisor, _Symbol) and frame is not None
+        if is_asked and self._equal(divisor, f"{divisor} == 0", frame):
+            raise ZeroDivisionError("integer division or modulo by zero")
+        return self._number_or(method, one, other, frame)
+
+    def arithmetic(self, method: str, one: Any, other: Any) -> Any:
+        """Adds, multiplies or raises to a power; repeats a sequence."""
+        return self._number_or(method, one, other, self._user())
+
+    def _number_or(self, method: str, one: Any, other: Any, frame: Any) -> Any:
+        """Returns what JAX makes of a size and `other`, or a number where it does not do.
+
+        JAX makes an array of what is not an integer. Where that fails, as in `range(int(n / 2))`,
+        the second recording knows the number.
+        """
+        repeats = isinstance(other, list | tuple) and method in ("__mul__", "__rmul__")
+        if repeats and (self._deep or frame is not None):
+            return other * self._fix(one, f"{one} is a number of repetitions", frame)
+        broken = isinstance(other, float) or method in ("__truediv__", "__rtruediv__")
+        if not (self._deep and broken and frame is not None):
+            return _ORIGINAL[method](one, other)
+        if isinstance(other, _Symbol):
+            other = self._fix(other, f"{other} is used as a number", frame)
+        elif not isinstance(other, int | float):
+            return _ORIGINAL[method](one, other)
+        return getattr(float(self._fix(one, f"{one} is used as a number", frame)), method)(other)
+
+    def absolute(self, one: Any) -> Any:
+        """Answers `abs(one)`."""
+        is_positive = self._is_positive_or_zero(one, f"{one} >= 0", self._user())
+        return one if is_positive else -one
+
+    def as_integer(self, method: str, one: Any, *arguments: Any) -> Any:
+        """Calls a method of integers that symbols do not have, as `one & 1` does.
+
+        Raises:
+            AttributeError: JAX asks, which knows that there is no such method.
+        """
+        frame = self._user()
+        if frame is None and not self._deep:
+            raise AttributeError(f"{type(one).__name__!r} object has no attribute {method!r}")
+        numbers = [
+            self._fix(number, f"{number} is used as a number", frame)
+            if isinstance(number, _Symbol) else number
+            for number in (one, *arguments)
+        ]  # fmt: skip
+        of_numpy = not hasattr(int, method)
+        return (
+            getattr(np, method)(*numbers) if of_numpy else getattr(numbers[0], method)(*numbers[1:])
+        )
+
     def class_of(self, one: Any) -> type:
         """Returns the class that `isinstance` sees: code of users knows sizes as integers."""
         frame = self._user()
         return type(one) if frame is None or _name(frame) in _FOR_JAX else int
+
+    def _type_of(self, one: Any, frame: FrameType) -> None:
+        """Fixes a size whose class is asked for: that is `int` only for a number."""
+        if isinstance(one, _Symbol) and _name(frame) not in _FOR_JAX:
+            self._fix(one, f"type({one}) is asked for", frame)
 
     # --- what they are made of ---
 
@@ -334,6 +429,12 @@ def _as_size(other: Any) -> Any:
         return None
 
 
+def _each(answer: Callable[[Any], Any], values: Any) -> Any:
+    """Answers a question for each element of an array of NumPy."""
+    answers = [answer(value) for value in values.flat]
+    return np.array(answers, bool).reshape(values.shape)
+
+
 def _parts(expression: Any) -> tuple[str, int, int]:
     """Returns an expression as `sign * part + rest`."""
     text, rest = str(expression), 0
@@ -355,137 +456,4 @@ def _looks_up(frame: FrameType) -> bool:
     return (called_name(frame) or "get") in _LOOKUPS
 
 
-# --- the class of JAX that is asked ---------------------------------------------------------------
-
-_METHODS = {">=": "__ge__", "<=": "__le__", ">": "__gt__", "<": "__lt__"}
-_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
-_NAMES = ("__eq__", "__ne__", *_METHODS.values(), "__hash__", "__bool__", "__int__", "__index__")
-_LARGER = ("max", "rmax", "min", "rmin")
-_TEXTS = ("__str__", "__repr__")
-_ORIGINAL: dict[str, Any] = {
-    name: _Symbol.__dict__.get(name, _ABSENT)
-    for name in (*_NAMES, *_LARGER, *_TEXTS, "__getattribute__")
-}
 _INCONCLUSIVE = _inconclusive()
-_lock = threading.Lock()
-_active: dict[int, Questions] = {}  # by the ids of scopes
-
-
-def _enter(scope: Any, questions: Questions) -> None:
-    with _lock:
-        if not _active:
-            for name, method in _ANSWERING.items():
-                setattr(_Symbol, name, method)
-        _active[id(scope)] = questions
-
-
-def _leave(scope: Any) -> None:
-    with _lock:
-        del _active[id(scope)]
-        if not _active:
-            for name, method in _ORIGINAL.items():
-                if method is _ABSENT:
-                    delattr(_Symbol, name)
-                else:
-                    setattr(_Symbol, name, method)
-
-
-def _of(symbol: Any) -> Questions | None:
-    """Returns the recording that a symbol belongs to; other threads may have their own."""
-    return _active.get(id(symbol.scope))
-
-
-def _eq(self: Any, other: Any) -> Any:
-    questions = _of(self)
-    return _ORIGINAL["__eq__"](self, other) if questions is None else questions.equal(self, other)
-
-
-def _ne(self: Any, other: Any) -> Any:
-    questions = _of(self)
-    if questions is None:
-        return not _ORIGINAL["__eq__"](self, other)
-    found = questions.equal(self, other)
-    return found if found is NotImplemented else not found
-
-
-def _order(relation: str) -> Callable[[Any, Any], Any]:
-    def ask(self: Any, other: Any) -> Any:
-        questions = _of(self)
-        if questions is None:
-            return _ORIGINAL[_METHODS[relation]](self, other)
-        return questions.at_least(self, other, relation)
-
-    return ask
-
-
-def _one_of_both(method: str) -> Callable[[Any, Any], Any]:
-    def choose(self: Any, other: Any) -> Any:
-        questions = _of(self)
-        if questions is None:
-            return _ORIGINAL[method](self, other)
-        return questions.larger(self, other, method)
-
-    return choose
-
-
-def _text(method: str) -> Callable[[Any], str]:
-    def write(self: Any) -> str:
-        questions = _of(self)
-        if questions is None:
-            found: str = _ORIGINAL[method](self)
-            return found
-        return questions.text(self, method)
-
-    return write
-
-
-def _attribute(self: Any, name: str) -> Any:
-    if name != "__class__" or (questions := _of(self)) is None:
-        return object.__getattribute__(self, name)
-    return questions.class_of(self)
-
-
-def _hash(self: Any) -> int:
-    questions = _of(self)
-    if questions is None:
-        found: int = _ORIGINAL["__hash__"](self)
-        return found
-    return questions.hash_of(self)
-
-
-def _bool(self: Any) -> bool:
-    questions = _of(self)
-    return True if questions is None else questions.truth(self)
-
-
-def _int(self: Any) -> int:
-    questions = _of(self)
-    if questions is None:
-        found: int = _ORIGINAL["__int__"](self)
-        return found
-    return questions.number(self, _ORIGINAL["__int__"])
-
-
-def _no_index(self: Any) -> int:
-    raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
-
-
-def _index(self: Any) -> int:
-    questions = _of(self)
-    return _no_index(self) if questions is None else questions.number(self, _no_index)
-
-
-_ANSWERING: dict[str, Any] = {
-    "__eq__": _eq,
-    "__ne__": _ne,
-    **{method: _order(relation) for relation, method in _METHODS.items()},
-    **{method: _one_of_both(method) for method in _LARGER},
-    **{method: _text(method) for method in _TEXTS},
-    "__getattribute__": _attribute,
-    "__hash__": _hash,
-    "__bool__": _bool,
-    "__int__": _int,
-    "__index__": _index,
-}

@@ -20,6 +20,10 @@ from fmapper_adapters.torch.lax.table import TABLE, Avals
 from fmapper_adapters.torch.model import bits, fx_passes, quoted
 
 _EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
+_FIX_SIZES = (
+    "\nIt may need sizes that do not vary: give such a size as '_' in dynamic_shapes, or pass "
+    'dynamic_shapes="auto", which fixes what has to be fixed.'
+)
 _MOST_STEPS = 20_000  # that one call may become: a few thousand is what written-out loops take
 FLOATS = {"float32", "float64", "float16", "bfloat16"}
 
@@ -335,7 +339,7 @@ class Emitter:
                     source = f" ({call.source})" if call.source else ""
                     raise ConversionError(
                         f"{call.op}{at}{source} cannot be lowered to torch: "
-                        f"{type(error).__name__}: {error}"
+                        f"{type(error).__name__}: {error}{_FIX_SIZES if self._sizes else ''}"
                     ) from error
             for name, ref in moved.items():
                 if isinstance(ref, Ref) and ref.name in self._env:
