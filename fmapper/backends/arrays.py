@@ -217,6 +217,10 @@ class Arrays(Framework):
         """Returns the first array whose values are gone, so that it is not even left as it is."""
         return None
 
+    def is_freed(self, array: Any) -> bool:
+        """Returns whether to compute with an array would read memory that is not its own."""
+        return False
+
     def check(self, array: Any) -> None:
         """Refuses an array that can neither leave its backend nor be copied there.
 

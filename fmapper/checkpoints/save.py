@@ -116,9 +116,13 @@ def as_lazy(name: str, array: Any) -> LazyArray:
     array = adapter.portable(array)
     adapter = adapter_of(array)
     assert adapter is not None
-    if adapter.device(array).kind == "meta":
-        raise CheckpointError(f"{name}: has a shape but no values to save")
-    return _InMemory(adapter, array)
+    try:
+        if adapter.device(array).kind != "meta":
+            adapter.check(array)
+            return _InMemory(adapter, array)
+    except Exception as error:
+        raise CheckpointError(f"{name}: cannot be saved: {error}") from error
+    raise CheckpointError(f"{name}: has a shape but no values to save")
 
 
 class _InMemory(LazyArray):

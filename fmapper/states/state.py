@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from fmapper.backends.arrays import Arrays
@@ -136,10 +136,11 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
 
 
 def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | None:
-    """Describes what is wrong with the shape of an array of a state."""
+    """Describes what is wrong with an array of a state, or with the array that it replaces."""
     try:
         wanted, given = adapter.shape(old), source.shape(new)
-    except (RuntimeError, TypeError) as error:  # one of them has none
+        adapter.device(old), source.device(new)
+    except (RuntimeError, TypeError) as error:  # one of them has none, or was deleted
         return str(error)
     return None if wanted == given else f"shape {given} in the state, {wanted} in the tree"
 
@@ -215,9 +216,7 @@ def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
 
         vector = cast(Any, numpy).zeros((0,))
     else:
-        xp: Any = array_namespace(arrays)
-        dtype = xp.result_type(*arrays)
-        vector = xp.concat([xp.astype(part, dtype) for part in flat])
+        vector = _join(flat, links)
 
     def rebuild(vector: Any) -> Any:
         adapter = adapter_of(vector)
@@ -245,20 +244,49 @@ def _flatten(array: Any, link: Link) -> Any:
     adapter = _adapter_of(array)
     try:
         adapter.shape(array)
+        if adapter.is_freed(array):
+            adapter.check(array)
         xp: Any = array_namespace(array)
         return xp.reshape(array, (-1,))
     except FmapperError:
         raise
     except Exception as error:
-        reason = str(error)
-        try:
-            adapter.check(array)
-        except TypeError as why:
-            reason = str(why)
-        raise UnsupportedLeafError(
-            f"{format_link(link)}: cannot be a part of a vector: {reason}. Convert it first, or "
-            "declare the trained children: @fmapper.functor(trainable=(...))."
-        ) from error
+        raise _no_part(array, link, str(error)) from error
+
+
+def _join(parts: Sequence[Any], links: Sequence[Link]) -> Any:
+    """Returns flat arrays as one vector of the dtype that they promote to.
+
+    Raises:
+        UnsupportedLeafError: One does not promote, or has no values; names the path.
+    """
+    xp: Any = array_namespace(parts)
+    try:
+        dtype = xp.result_type(*parts)
+        return xp.concat([xp.astype(part, dtype) for part in parts])
+    except Exception as error:
+        for part, link in zip(parts, links, strict=True):
+            try:
+                _adapter_of(part).check(part)
+                xp.concat([xp.astype(part, xp.result_type(part, parts[0]))] * 2)
+            except Exception as why:
+                own, first = (_adapter_of(one).dtype(one) for one in (part, parts[0]))
+                if own != first:
+                    why = TypeError(f"{why} ({own}, and {first} at {format_link(links[0])})")
+                raise _no_part(part, link, str(why)) from error
+        raise
+
+
+def _no_part(array: Any, link: Link, reason: str) -> UnsupportedLeafError:
+    """Returns the error for an array that cannot be a part of a vector."""
+    try:
+        _adapter_of(array).check(array)
+    except TypeError as why:
+        reason = str(why)
+    return UnsupportedLeafError(
+        f"{format_link(link)}: cannot be a part of a vector: {reason.rstrip('.')}. Convert it "
+        "first, or declare the trained children: @fmapper.functor(trainable=(...))."
+    )
 
 
 def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:

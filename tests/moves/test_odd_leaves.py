@@ -91,6 +91,19 @@ def test_a_class_that_raises_can_be_declared_and_called():
 
 # --- tensors without plain values -----------------------------------------------------------------
 
+
+def without_memory(torch):
+    """As FSDP leaves a parameter between uses; to read one ends the process."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake(torch):
+    with torch._subclasses.FakeTensorMode():
+        return torch.ones(3)
+
+
 KINDS = {
     "sparse": (lambda t: t.eye(2).to_sparse(), "to_dense"),
     "csr": (lambda t: t.eye(2).to_sparse_csr(), "to_dense"),
@@ -101,6 +114,13 @@ KINDS = {
     ),
     "lazy": (lambda t: t.nn.LazyLinear(2).weight, "no values yet"),
     "lazy buffer": (lambda t: t.nn.UninitializedBuffer(), "no values yet"),
+    "mkldnn": (lambda t: t.ones(3, 4).to_mkldnn(), "to_dense"),
+    "freed": (without_memory, "storage of the tensor was freed"),
+    "fake": (fake, "shape but no values"),
+    "masked": (
+        lambda t: t.masked.masked_tensor(t.ones(1), t.ones(1, dtype=t.bool)),
+        "MaskedTensor",
+    ),
 }
 
 
@@ -117,6 +137,32 @@ def test_destructure_names_what_has_no_place_in_a_vector(kind):
     tree, words = kind
     with pytest.raises(fmapper.UnsupportedLeafError, match=rf"^model\.w\[0\]: .*{words}"):
         fmapper.destructure(tree)
+
+
+def test_destructure_names_what_does_not_promote():
+    torch = pytest.importorskip("torch")
+    tree = {"a": torch.ones(1).to(torch.float8_e4m3fn), "b": [torch.ones(1)]}
+    with pytest.raises(
+        fmapper.UnsupportedLeafError,
+        match=r"^model\.b\[0\]: .*float32, and float8_e4m3fn at model\.a",
+    ):
+        fmapper.destructure(tree)
+
+
+def test_save_names_what_it_cannot_write(kind, tmp_path):
+    tree, words = kind
+    with pytest.raises(fmapper.CheckpointError, match=rf"^w\.0: .*{words}"):
+        fmapper.save(tree, tmp_path / "odd.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_load_state_names_an_array_that_was_deleted():
+    jax = pytest.importorskip("jax")
+    tree = {"w": [jax.numpy.ones(2)]}
+    given = {"w.0": jax.numpy.ones(2)}
+    tree["w"][0].delete()
+    with pytest.raises(fmapper.StructureMismatchError, match=r"w\.0: .*deleted"):
+        fmapper.load_state(tree, given)
 
 
 def test_destructure_names_the_devices_by_the_paths_of_the_tree():

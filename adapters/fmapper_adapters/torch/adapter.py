@@ -150,6 +150,10 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns the dtype, and the device unless it is the CPU."""
         return [array.dtype if array.is_cpu else (array.dtype, array.device) for array in arrays]
 
+    def is_freed(self, array: Any) -> bool:
+        """Returns whether the storage of a tensor was freed, as FSDP does between uses."""
+        return tensors.is_freed(array)
+
     def check(self, array: Any) -> None:
         """Raises for tensors without values in strided memory.
 

@@ -64,6 +64,14 @@ def has_memory(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Returns whether a strided tensor reaches beyond its storage."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not (
+        is_transformed(tensor) or is_mirror(tensor) or tensor.device.type == "meta"
+        or _is_backed(tensor)
+    )  # fmt: skip
+
+
 def is_mirror(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is a functional wrapper of another one."""
     return _mirrors(tensor)
