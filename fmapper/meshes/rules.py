@@ -231,6 +231,9 @@ def arrays_of(model: Any) -> Mapping[str, Any]:
     weights = next(filter(None, found), None)
     if weights is not None:
         return weights[0]
+    if hasattr(model, "arrays_by_name"):
+        found_by_name: Mapping[str, Any] = model.arrays_by_name()
+        return found_by_name
     from fmapper.states.state import state
 
     return state(model)

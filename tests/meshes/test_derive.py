@@ -1,13 +1,18 @@
 """Rules that follow from a program: what is divided, and what is sent for that."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 
+import jax.numpy as jnp  # noqa: E402
+from jax import lax  # noqa: E402
+
 import fmapper  # noqa: E402
 from fmapper.meshes import derive  # noqa: E402
 from support import many_devices  # noqa: E402
+from support.jax_decoder import decoder, parameters  # noqa: E402
 
 nn = torch.nn
 COLUMNS, ROWS = ("tensor", None), (None, "tensor")
@@ -35,6 +40,36 @@ def test_of_two_products_the_first_is_divided_by_outputs_and_the_second_by_input
     assert found.axes == {"0.weight": COLUMNS, "0.bias": ("tensor",), "3.weight": ROWS,
                           "3.bias": (None,)}  # fmt: skip
     assert found.sums == ("3",)
+
+
+def test_a_decoder_of_jax_is_divided_as_one_of_torch():
+    """By inputs and outputs, whichever comes first in a weight; two sums for each layer."""
+    model = fmapper.convert((decoder, parameters()), "torch", (np.ones((2, 6), np.int32),))
+    found = derive(model, {"data": 2, "model": 4})
+    by_outputs, by_inputs = (None, "tensor"), ("tensor", None)
+    for layer in (0, 1):
+        got = {name: found.axes[f"layers.{layer}.{name}"] for name in ("q", "k", "v", "up", "gate")}
+        assert set(got.values()) == {by_outputs}
+        assert {found.axes[f"layers.{layer}.{name}"] for name in ("o", "down")} == {by_inputs}
+        assert found.axes[f"layers.{layer}.scale"] == (None,)
+    assert found.axes["table"] == by_inputs
+    assert found.axes["head"] == by_outputs
+    assert len(found.sums) == 2 * 2 + 1
+
+
+def test_convolutions_of_jax_are_divided_by_channels():
+    def net(params, x):
+        for name in ("first", "second"):
+            x = lax.conv_general_dilated(
+                x, params[name], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.concatenate([x, x], -1)[:, ::-1]
+
+    params = {"first": jnp.ones((3, 3, 4, 8)), "second": jnp.ones((3, 3, 8, 4))}
+    model = fmapper.convert((net, params), "torch", (np.ones((2, 8, 8, 4), np.float32),))
+    axes = derive(model, {"model": 2}).axes
+    assert axes == {"first": (None, None, None, "tensor"), "second": (None, None, "tensor", None)}
 
 
 @pytest.mark.parametrize("between", [nn.LayerNorm(8), nn.Softmax(-1)])

@@ -187,6 +187,28 @@ def check_models_without_memory() -> None:
     assert net.up.weight.shape == (16, 8)
 
 
+def check_rules_that_follow_from_a_program_of_jax() -> None:
+    from support.jax_decoder import decoder, parameters
+
+    model = fmapper.convert((decoder, parameters()), "torch", (np.ones((2, 6), np.int32),)).eval()
+    ids = torch.arange(12, dtype=torch.int32).reshape(2, 6)
+    new = fmapper.shard(model, MESH, "derive")
+    assert new.get_parameter("layers.0.q").placements == (Replicate(), Shard(1))
+    assert new.get_parameter("layers.1.down").placements == (Replicate(), Shard(0))
+    want = model(ids)
+    (want**2).mean().backward()
+    with implicit_replication():
+        got = new(fmapper.shard(ids, MESH, ("data",)))
+        (got**2).mean().backward()
+    torch.testing.assert_close(got.full_tensor(), want, rtol=1e-5, atol=1e-5)
+    for (name, old), given in zip(model.named_parameters(), new.parameters(), strict=True):
+        assert isinstance(given.grad, DTensor)
+        largest = float(old.grad.abs().max())
+        torch.testing.assert_close(
+            given.grad.full_tensor(), old.grad, rtol=1e-4, atol=1e-5 * largest, msg=name
+        )
+
+
 def check_the_plan_of_transformers() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -414,6 +414,12 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns whether an operation is a primitive of JAX."""
         return op.startswith("lax::")
 
+    def program_of(self, model: Any) -> Program | None:
+        """Returns the program of a converted model."""
+        from fmapper_adapters.torch.model.torch_model import TorchModel
+
+        return model.program if isinstance(model, TorchModel) else None
+
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from fmapper import PlacementError
 from fmapper.backends import Box, Meshes, Spec
-from fmapper.meshes import box_at
+from fmapper.meshes import DimensionRule, box_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
 from fmapper_adapters.torch.meshes import tp_plan
@@ -53,6 +53,12 @@ class TorchMeshes(Meshes):
                 "mesh_dim_names=('data', 'model')"
             )
         return dict(zip(names, mesh.shape, strict=True))
+
+    def dimension_rule(self, op: str) -> DimensionRule | None:
+        """Returns the dimension rule of a primitive of JAX."""
+        from fmapper_adapters.torch.lax.dimensions import RULES
+
+        return RULES.get(op)
 
     def shard(
         self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]

@@ -92,6 +92,8 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Tells whether values cannot be asked for, or torch's fast attention lacks what is wanted."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
+    if q.is_cpu and type(q).__module__.startswith("torch.distributed.tensor"):
+        return True  # torch's attention for CPUs takes no DTensors, and to see values is to send
     return _private.is_dual() or not all(map(_has_values, (q, k, v)))
 
 

@@ -190,13 +190,7 @@ class TorchModel(Part):
     def as_program(self) -> Program:
         """Returns the program with the arrays of this model, to be saved or lowered again."""
         codes = list(self._codes.values())
-        names = {target: name for name, target in codes[0].targets.items()}
-        held = dict(
-            itertools.chain(
-                self.named_parameters(remove_duplicate=False),
-                self.named_buffers(remove_duplicate=False),
-            )
-        )
+        held = self._held()
         filled = [
             dataclasses.replace(
                 code.program,
@@ -209,7 +203,7 @@ class TorchModel(Part):
             n for n in codes[0].parameter_names
             if not held[codes[0].targets[n]].requires_grad and _can_train(held[codes[0].targets[n]])
         ]  # fmt: skip
-        found = {names[target]: x.detach() for target, x in held.items() if target in names}
+        found = {name: x.detach() for name, x in self.arrays_by_name().items()}
         return dataclasses.replace(
             first,
             parameters={n: x for n, x in found.items() if n in codes[0].parameter_names},
@@ -217,6 +211,20 @@ class TorchModel(Part):
             frozen=tuple(frozen),
             starts_in_training=self.training,
             evaluation=filled[1] if len(filled) > 1 else None,
+        )
+
+    def arrays_by_name(self) -> dict[str, torch.Tensor]:
+        """Returns parameters, buffers and constants by their names in the program."""
+        held = self._held()
+        targets = next(iter(self._codes.values())).targets
+        return {name: held[target] for name, target in targets.items() if target in held}
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        return dict(
+            itertools.chain(
+                self.named_parameters(remove_duplicate=False),
+                self.named_buffers(remove_duplicate=False),
+            )
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
