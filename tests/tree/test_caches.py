@@ -53,8 +53,14 @@ def test_caches_go_there_and_back(name: str) -> None:
 
 
 def test_a_cache_knows_its_dtype_after_a_cast() -> None:
-    layer = fmapper.to_torch(dtype="float16")(filled("static")).layers[0]
-    assert layer.dtype is layer.keys.dtype is torch.float16
+    cache = filled("static")
+    own = cache.layers[0]  # newer releases keep no dtype, but for that of an indexer
+    own.indexer_keys = torch.ones(2)
+    own.dtype = own.indexer_dtype = torch.float32
+    layer = fmapper.to_torch(dtype="float16")(cache).layers[0]
+    assert layer.dtype is layer.indexer_dtype is layer.keys.dtype is torch.float16
+    there = fmapper.to_torch(device="meta")(cache).layers[0]
+    assert there.device.type == there.indexer_keys.device.type == "meta"
 
 
 @pytest.mark.parametrize("name", ["dynamic", "static"])

@@ -53,10 +53,14 @@ def _is_child(value: Any) -> bool:
 def _fill(new: Any, old: Any, children: Mapping[str, Any]) -> None:
     """Puts arrays into a cache, and updates its device and dtype."""
     state = {**vars(old), **children}
-    tensors = [x for x in children.values() if isinstance(x, torch.Tensor)]
-    if tensors and isinstance(state.get("device"), torch.device):
-        state["device"] = tensors[0].device
-    floats = [x for x in tensors if x.is_floating_point()]
-    if floats and isinstance(state.get("dtype"), torch.dtype):
-        state["dtype"] = floats[0].dtype
+    tensors = {n: x for n, x in children.items() if isinstance(x, torch.Tensor)}
+    for name, value in vars(old).items():  # `device` and `dtype`, `indexer_device`, ...
+        kind = next((end for end in ("device", "dtype") if name.endswith(end)), "")
+        if not kind or not isinstance(value, torch.device | torch.dtype):
+            continue
+        told = [x for n, x in tensors.items() if n.startswith(name.removesuffix(kind))]
+        if kind == "dtype":
+            told = [x for x in told if x.is_floating_point()]
+        if told:
+            state[name] = getattr(told[0], kind)
     vars(new).update(state)
