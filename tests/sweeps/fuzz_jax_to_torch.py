@@ -319,16 +319,19 @@ def _cast(rng: random.Random, values: Any, at: int) -> Step:
 
 
 def _index(rng: random.Random, values: Any, at: int) -> Step:
-    parts = []
+    parts: list[str] = []
     for n in values[at].shape[: rng.randint(1, 3)]:
+        if rng.random() < 0.15:
+            parts.append("None")
+        if rng.random() < 0.15:
+            parts.append("...")
+            break  # what followed would be of other dimensions
         a, b = rng.randint(-n - 1, n + 1), rng.randint(-n - 1, n + 1)
         # JAX is promised that these are in bounds: the slopes of others are not theirs.
         c, d = (rng.randint(-n, max(n - 1, 0)) for _ in range(2))
-        parts.append(rng.choice([":", "None", str(c), f"{a}:{b}", f"::{rng.choice((-1, 2, -2))}",
-                                 f"jnp.array([{c}, {d}])", "..."]))  # fmt: skip
-    if parts.count("...") > 1 or not parts:
-        parts = ["..."]
-    return Step(f"{{0}}[{', '.join(parts)}]", (at,), "index")
+        parts.append(rng.choice([":", str(c), f"{a}:{b}", f"::{rng.choice((-1, 2, -2))}",
+                                 f"jnp.array([{c}, {d}])"]))  # fmt: skip
+    return Step(f"{{0}}[{', '.join(parts) or '...'}]", (at,), "index")
 
 
 def _update(rng: random.Random, values: Any, at: int) -> Step:
