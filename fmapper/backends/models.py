@@ -81,6 +81,13 @@ class Models(Framework):
         """
         return False
 
+    def advice(self, x: Any) -> str:
+        """Says what to convert in place of an object that stands for a model; empty if it does not.
+
+        Such an object holds the program of a model, as what `torch.export.export` gives.
+        """
+        return ""
+
     def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Returns whether a model has modes, so that its training is recorded by default."""
         return False

@@ -60,6 +60,7 @@ def save(
 
     Raises:
         CheckpointError: The format cannot hold an array or a value; names it. Nothing is written.
+            Or there is no format of this name, or no file can have that of the path.
         NotAFunctorError: An object that nobody declared holds arrays.
         FileExistsError: The folder is there and not empty.
 

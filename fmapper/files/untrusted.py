@@ -52,6 +52,23 @@ def within(key: str) -> Iterator[None]:
         raise
 
 
+def path_problem(path: str | os.PathLike[str]) -> str:
+    """Says why no file can have a name; empty if one can.
+
+    Python raises a `ValueError` without the name for these, and where it happens to open it.
+    """
+    text = os.fspath(path)
+    if not text:
+        return "the path is empty"
+    if "\0" in text:
+        return f"{show(text)}: contains a NUL character, so no file can have this name"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return f"{show(text)}: contains half of a surrogate pair, so no file can have this name"
+    return ""
+
+
 def show(value: Any) -> str:
     """Shortens a value from a file for an error, without control characters."""
     text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from fmapper.errors import BackendUnavailableError, CheckpointError
-from fmapper.files.untrusted import Misfit
+from fmapper.files.untrusted import Misfit, path_problem
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::)")
 _COLLAPSED = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)")
@@ -151,11 +151,14 @@ def place_of(path: str | os.PathLike[str] | Url) -> Place:
 
     Raises:
         BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
-        CheckpointError: It is a URL that is none, or one that `Path` has damaged.
+        CheckpointError: It is a URL that is none, or one that `Path` has damaged, or no file can
+            have this name.
     """
     if isinstance(path, Url):
         return path
     text = os.fspath(path)
+    if problem := path_problem(text):
+        raise CheckpointError(problem)
     if _URL.match(text):
         parts = urlsplit(text)
         if parts.scheme not in _LOCAL or "::" in text:
@@ -178,7 +181,7 @@ def local_place(path: str | os.PathLike[str], what: str) -> Path:
         CheckpointError: It is a URL.
     """
     text = os.fspath(path)
-    if _URL.match(text) and urlsplit(text).scheme not in _LOCAL:
+    if not path_problem(text) and _URL.match(text) and urlsplit(text).scheme not in _LOCAL:
         raise CheckpointError(
             f"{text}: {what} needs a local folder instead of a URL: copy it first, for example "
             f"with "

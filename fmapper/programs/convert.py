@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
 from fmapper.backends.discovery import (
     adapter_of,
+    adapters,
     get_adapter,
     known_frameworks,
 )
@@ -175,10 +177,12 @@ def convert(
         example_inputs = (example_inputs,)
     example_inputs = tuple(example_inputs)
     if isinstance(model, Program):
+        _check_has_arrays(model)
         return lower(model, target, **options)
     source = source_of(model)
     if source is target:
         raise ConversionError(f"{type(model).__name__} is already a model of {to}")
+    _check_is_no_substitute(model, source, target)
     if source is None and (example_inputs or example_kwargs or _is_called(model)):
         source = source_of_callable(model, target)
         if source is None and _is_called(model):
@@ -299,6 +303,48 @@ def _check_options(target: Models, options: Mapping[str, Any]) -> None:
                     f"It takes {', '.join(known)}."
                 )
     target.check_options(**options)
+
+
+def _check_has_arrays(program: Program) -> None:
+    """Raises for a program whose arrays are elsewhere.
+
+    Raises:
+        ConversionError: It is that of a converted model, which holds the arrays itself.
+    """
+    held = {*program.parameters, *program.buffers, *program.constants, *program.aliases}
+    missing = [
+        str(one.target)
+        for one in program.inputs
+        if one.kind in ("parameter", "buffer", "constant") and one.target not in held
+    ]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ConversionError(
+            f"{program.name or 'the program'} has no values for {', '.join(missing[:3])}{more}: "
+            "the program of a converted model is without the model's arrays. Convert that model, "
+            "or save it and convert what load_program reads."
+        )
+
+
+def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -> None:
+    """Raises for what was probably handed in for a model.
+
+    Raises:
+        ConversionError: Says what to hand in.
+    """
+    if source is not None:
+        return
+    for adapter in adapters(Models):
+        if advice := adapter.advice(model):
+            name = type(model).__name__
+            there = adapter.name == family_of(target)
+            already = f" It is a program of {adapter.name} already." if there else ""
+            raise ConversionError(f"{name} is not a model: {advice}.{already}")
+    if isinstance(model, list) and len(model) == 2 and inspect.isroutine(model[0]):
+        raise ConversionError(
+            "a function and its parameters are converted as a tuple, (function, params), not as a "
+            "list"
+        )
 
 
 def _is_called(model: Any) -> bool:

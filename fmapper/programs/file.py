@@ -15,7 +15,14 @@ from typing import Any, BinaryIO, TypeVar
 from fmapper.errors import ConversionError, ProgramFileError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.files.safetensors import Entry, Header, lay_out, read_header
-from fmapper.files.untrusted import Misfit, open_regular, read_json, show, within
+from fmapper.files.untrusted import (
+    Misfit,
+    open_regular,
+    path_problem,
+    read_json,
+    show,
+    within,
+)
 from fmapper.files.whole import new_file
 from fmapper.machine import host_memory
 from fmapper.moves.mover import to_numpy
@@ -47,7 +54,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             that was killed has left there goes at the next `save` to this path.
 
     Raises:
-        ConversionError: An array has a dtype that the format lacks.
+        ConversionError: An array has a dtype that the format lacks, or no file can have this name.
     """
     if not isinstance(program, Program):
         raise TypeError(
@@ -63,7 +70,7 @@ def write_file(
     """Writes a program to a file, with notes: plain data under another key.
 
     Raises:
-        ConversionError: An array has a dtype that the format lacks.
+        ConversionError: An array has a dtype that the format lacks, or no file can have this name.
     """
     arrays: dict[str, Any] = to_numpy(
         {
@@ -90,10 +97,24 @@ def write_file(
         )
     except Misfit as error:
         raise ConversionError(str(error)) from None
-    with new_file(Path(path)) as file:
+    target = _path(path)
+    if not target.name:
+        raise ProgramFileError(f"{target}: is a folder; a program is saved to a file")
+    with new_file(target) as file:
         file.write(head)
         for array in arrays.values():
             file.write(_bytes(array))
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    """Returns the path.
+
+    Raises:
+        ProgramFileError: No file can have this name.
+    """
+    if problem := path_problem(path):
+        raise ProgramFileError(problem)
+    return Path(path)
 
 
 @short_traceback
@@ -108,7 +129,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 
     Raises:
         ProgramFileError: The file holds no program, or is damaged; says where. The only error,
-            whatever is in the file.
+            whatever is in the file. Or no file can have this name.
         OSError: There is no file of this name, or it may not be read.
     """
     return read_file(path, _alone)
@@ -133,7 +154,7 @@ def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str
         ProgramFileError: The file holds no program, or is damaged; says where.
         OSError: There is no file of this name, or it may not be read.
     """
-    source = Path(path)
+    source = _path(path)
     try:
         with open_regular(source) as file, step(f"reading {source.name}"):
             return make(*_read(file, os.fstat(file.fileno()).st_size))

@@ -234,3 +234,25 @@ def test_a_bool_is_true_or_false(tmp_path):
     path = header(tmp_path / "x.safetensors", {"a": entry(0, 2, dtype="BOOL")}, b"\1\2")
     with pytest.raises(fmapper.CheckpointError, match="neither true nor false"):
         fmapper.load(path)["a"].read()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\0/b.npz", "a\ud800.safetensors", ""], ids=ascii)
+def test_a_name_that_no_file_can_have(name):
+    tree = {"w": np.ones(2)}
+    checkpoints = fmapper.checkpoints
+    for call in (
+        fmapper.load,
+        lambda path: fmapper.load(path, tree),
+        lambda path: fmapper.save(tree, path),
+        checkpoints.inspect,
+        lambda path: checkpoints.diff(path, tree),
+        lambda path: checkpoints.diff(tree, path),
+        lambda path: fmapper.from_pretrained(path, "torch"),
+        fmapper.load_program,
+    ):
+        with pytest.raises(
+            ValueError, match=r"no file can have this name|the path is empty"
+        ) as one:
+            call(name)
+        assert isinstance(one.value, fmapper.CheckpointError | fmapper.ProgramFileError)
+        assert str(one.value).isprintable()

@@ -71,3 +71,33 @@ def test_the_old_name_of_inputs_by_keyword_is_taken_and_warned_of():
         assert fmapper.verify(double, double, kwargs={"x": X})
     assert caught[0].filename == __file__
     assert fmapper.verify(double, double, example_kwargs={"x": X})
+
+
+def test_an_exported_program_is_converted_as_its_module():
+    linear = torch.nn.Linear(2, 2)
+    exported = torch.export.export(linear, (X,))
+    for target, more in (("torch", r" It is a program of torch already\."), ("jax", "")):
+        for inputs in ((), (X,)):
+            with pytest.raises(
+                fmapper.ConversionError,
+                match=r"^ExportedProgram is not a model: convert its module, exported\.module\(\)\."
+                + more,
+            ):
+                fmapper.convert(exported, target, inputs)
+    for train in (False, True):
+        model = fmapper.convert(exported.module(), "jax", (X,), train=train)
+        torch.testing.assert_close(fmapper.to_torch(model(X.numpy())), linear(X).detach())
+
+
+def test_the_program_of_a_converted_model_is_not_converted_without_its_arrays():
+    model = fmapper.convert(torch.nn.Linear(2, 2), "jax", (X,))
+    for target in ("torch", "jax", "flax"):
+        with pytest.raises(
+            fmapper.ConversionError, match=r"Linear has no values for weight, bias.*Convert that"
+        ):
+            fmapper.convert(model.program, target)
+
+
+def test_a_function_in_a_list_with_its_parameters_is_no_tree():
+    with pytest.raises(fmapper.ConversionError, match=r"\(function, params\), not as a list"):
+        fmapper.convert([lambda p: p["w"], {"w": X}], "jax")

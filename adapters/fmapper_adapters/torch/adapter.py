@@ -371,6 +371,11 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns whether an object is a module."""
         return isinstance(x, torch.nn.Module)
 
+    def advice(self, x: Any) -> str:
+        """Says what to convert in place of an exported program."""
+        is_exported = isinstance(x, torch.export.ExportedProgram)
+        return "convert its module, exported.module()" if is_exported else ""
+
     def export_program(
         self,
         model: Any,

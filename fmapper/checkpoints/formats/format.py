@@ -148,8 +148,8 @@ def format_for(path: Place, name: str | None) -> Format:
     """Returns the format to write, by its name or by the ending of the path.
 
     Raises:
-        ValueError: There is no format of this name, or none for this ending.
-        CheckpointError: It is not written behind a URL.
+        CheckpointError: There is no format of this name, none for this ending, or it is not written
+            behind a URL.
     """
     found = _format_for(cast(Path, path), name)
     if isinstance(path, Url) and not found.urls:
@@ -163,7 +163,7 @@ def _format_for(path: Path, name: str | None) -> Format:
             if path.suffix in candidate.endings:
                 return candidate
         endings = ", ".join(ending for one in formats() for ending in one.endings)
-        raise ValueError(
+        raise CheckpointError(
             f"{path}: cannot determine the format. Pass format=..., or a name that ends with one "
             f"of {endings}."
         )
@@ -172,7 +172,7 @@ def _format_for(path: Path, name: str | None) -> Format:
             return candidate.for_path(path)
     names = sorted({one.name for one in formats()})
     hint = did_you_mean(name, names)
-    raise ValueError(f"{name!r} is not a format.{hint} Known formats: {', '.join(names)}.")
+    raise CheckpointError(f"{name!r} is not a format.{hint} Known formats: {', '.join(names)}.")
 
 
 def merge_ties(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -377,10 +377,11 @@ def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
     """Switches the module to training or evaluation mode within the block."""
     before = {inner: inner.training for inner in module.modules()}
     try:
-        if not train:
-            module.eval()
-        elif not module.training:
-            module.train()
+        with contextlib.suppress(NotImplementedError):  # what torch exported has its mode
+            if not train:
+                module.eval()
+            elif not module.training:
+                module.train()
         yield
     finally:
         for inner, training in before.items():
