@@ -54,20 +54,20 @@ from fmapper.renames import install as _find_renamed_modules
 from fmapper.states.state import destructure, load_state, state
 from fmapper.switches import settings
 from fmapper.transforms.trainable import trainables
-from fmapper.tree.children import (
-    children,
-    collecting_walk,
-    default_walk,
-    is_leaf,
-    rebuild,
-    structural_walk,
+from fmapper.tree.children import children, is_leaf, rebuild
+from fmapper.tree.fmap import (
+    fcollect,
+    fleaves,
+    fmap,
+    fmap_with_path,
+    fmapstructure,
+    fmapstructure_with_path,
 )
-from fmapper.tree.fmap import fmap, fmap_with_path, fmapstructure, fmapstructure_with_path
 from fmapper.tree.functor import functor, leaf
 from fmapper.tree.keypath import KeyPath
-from fmapper.tree.no_gradient import NoGradient, no_gradient
+from fmapper.tree.nodes import NoGradient, no_gradient
 from fmapper.tree.paths import get_path, has_path, set_path
-from fmapper.tree.walk import fcollect, fleaves
+from fmapper.tree.tree_map import collecting_walk, default_walk, structural_walk
 
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random

@@ -25,7 +25,7 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.backends.arrays import DEVICE_KINDS, USUAL_GPU, Arrays, Exchange, Memory
-    from fmapper.backends.compute import Compute, Counts
+    from fmapper.backends.compute import Compute, Counts, is_gradient
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
     from fmapper.backends.meshes import Box, Meshes, Spec
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from fmapper.progress import step
     from fmapper.tracebacks import shorten_traceback
     from fmapper.tree.keypath import BoxKey
-    from fmapper.tree.no_gradient import is_gradient
-    from fmapper.tree.node_type import Fitting, at_end, refit
+    from fmapper.tree.nodes import at_end, like
 
 __all__ = [
     "DEVICE_KINDS",
@@ -59,7 +58,6 @@ __all__ = [
     "Constant",
     "Counts",
     "Exchange",
-    "Fitting",
     "Memory",
     "Meshes",
     "Models",
@@ -76,7 +74,7 @@ __all__ = [
     "holds_arrays",
     "is_dynamic",
     "is_gradient",
-    "refit",
+    "like",
     "register_adapter",
     "shorten_traceback",
     "step",
@@ -86,7 +84,7 @@ __all__ = [
 
 _PLACES = {
     "fmapper.backends.arrays": "Arrays DEVICE_KINDS Exchange Memory USUAL_GPU",
-    "fmapper.backends.compute": "Compute Counts",
+    "fmapper.backends.compute": "Compute Counts is_gradient",
     "fmapper.backends.meshes": "Box Meshes Spec",
     "fmapper.backends.models": "Adapter Models Observation",
     "fmapper.backends.node_type": "Aside NodeType",
@@ -98,7 +96,6 @@ _PLACES = {
     "fmapper.progress": "step",
     "fmapper.tracebacks": "shorten_traceback",
     "fmapper.tree.keypath": "BoxKey",
-    "fmapper.tree.no_gradient": "is_gradient",
-    "fmapper.tree.node_type": "Fitting at_end refit",
+    "fmapper.tree.nodes": "at_end like",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -11,6 +12,15 @@ from typing import Any, TypeAlias
 from fmapper.backends.arrays import Arrays
 
 NO_TRANSFORMS = "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
+
+filling_gradient: ContextVar[bool] = ContextVar("fmapper_filling_gradient", default=False)
+"""Whether the tree that is being rebuilt is a gradient: tensors in it are not parameters."""
+
+
+def is_gradient() -> bool:
+    """Returns whether the node that is being rebuilt is part of a gradient."""
+    return filling_gradient.get()
+
 
 Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
 

@@ -18,7 +18,7 @@ from fmapper.backends.nodes import Nodes
 from fmapper.errors import BackendUnavailableError, FmapperWarning
 from fmapper.tracebacks import frameworks
 from fmapper.tree import nodes
-from fmapper.tree.node_type import Kind, NodeType
+from fmapper.tree.nodes import Kind, NodeType
 from fmapper.warn import warn
 
 GROUP = "fmapper.adapters"
@@ -68,18 +68,8 @@ def register_adapter(adapter: Facet) -> Facet:
     _by_framework[adapter.framework or adapter.name] = adapter
     frameworks.add(adapter.framework or adapter.name)
     _forget_types()
-    nodes.forget()
-    for hook in _on_adapter:
-        hook(adapter)
+    nodes.tell(adapter)
     return adapter
-
-
-_on_adapter: list[Callable[[Framework], None]] = []
-
-
-def on_adapter(hook: Callable[[Framework], None]) -> None:
-    """Calls `hook` with every adapter that is loaded from now on."""
-    _on_adapter.append(hook)
 
 
 def unregister_adapter(name: str) -> None:
@@ -273,14 +263,11 @@ class _Adapters(nodes.Source):
     def registered_type(self, cls: type) -> NodeType | None:
         return next(filter(None, (a.registered_type(cls) for a in adapters(Nodes))), None)
 
-    def leaf_kind(self, cls: type) -> Kind | None:
+    def kind(self, cls: type) -> NodeType | Kind | None:
         if not any(adapter.is_array_type(cls) for adapter in adapters(Arrays)):
-            return None
+            return self.node_type(cls) or self.registered_type(cls)
         interned = any(adapter.is_interned_type(cls) for adapter in adapters(Arrays))
         return Kind.INTERNED if interned else Kind.LEAF
-
-    def is_fitted(self, cls: type) -> bool:
-        return any(adapter.is_fitted_type(cls) for adapter in adapters(Nodes))
 
 
 nodes.sources.append(_Adapters())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fmapper.errors import UnsupportedLeafError
-from fmapper.tree.functor import CONTAINERS
+from fmapper.tree.nodes import CONTAINERS
 
 _EXACT = frozenset({int, bool, str, bytes, type(None)})
 

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, TypedDict, Unpack
 
-from fmapper.tree import node_type
-from fmapper.tree.node_type import Item
+from fmapper.tree import nodes
+from fmapper.tree.nodes import Item
 
 
 class Aside(enum.Enum):
@@ -51,7 +51,7 @@ class Facts(TypedDict, total=False):
     pytree: bool
 
 
-class NodeType(node_type.NodeType):
+class NodeType(nodes.NodeType):
     """A node type with the facts that moves and transforms ask for.
 
     Args:
@@ -80,7 +80,7 @@ class NodeType(node_type.NodeType):
     @classmethod
     def from_opener(
         cls,
-        open: node_type.Opener,
+        open: nodes.Opener,
         items: Callable[[Any], Iterable[Item]],
         plain: type = dict,
         **facts: Unpack[Facts],
@@ -88,7 +88,7 @@ class NodeType(node_type.NodeType):
         """Makes a node type with an opener of its own, which is faster.
 
         Args:
-            open: See `fmapper.tree.node_type.Opener`.
+            open: See `fmapper.tree.nodes.Opener`.
             items: `node -> [(key, child)]`, in order.
             plain: As above.
             facts: As above.

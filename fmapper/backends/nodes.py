@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.framework import Framework
 
 if TYPE_CHECKING:
-    from fmapper.tree.node_type import NodeType
+    from fmapper.tree.nodes import NodeType
 
 
 class Nodes(Framework):
@@ -29,13 +29,6 @@ class Nodes(Framework):
 
     def register_functor(self, cls: type) -> None:
         """Registers a functor class with the pytree registry of this framework; once per class."""
-
-    def is_fitted_type(self, cls: type) -> bool:
-        """Returns whether nodes of this framework wrap what takes the place of arrays of a class.
-
-        The slots of such nodes are `Fitting`: what they make of it is there at all its places.
-        """
-        return False
 
     def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
         """Returns a rule for which arrays below a node of a class are trained.

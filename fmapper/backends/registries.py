@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
-from fmapper.backends.discovery import adapter_of, adapters, on_adapter
+from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.equality import digest, equals
 from fmapper.backends.framework import Framework
 from fmapper.backends.nodes import Nodes
@@ -19,10 +19,9 @@ from fmapper.errors import TransformError
 from fmapper.tree import nodes
 from fmapper.tree.classes import slot_names
 from fmapper.tree.fmap import fmap
-from fmapper.tree.functor import CONTAINERS, declaration_of, on_class
+from fmapper.tree.functor import declaration_of
 from fmapper.tree.keypath import KeyPath, format_keys
-from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.node_type import ATOM, CHILDLESS, NodeType
+from fmapper.tree.nodes import ATOM, CHILDLESS, CONTAINERS, NodeType, no_gradient
 from fmapper.tree.objects import cached_names
 from fmapper.tree.walk import visit
 
@@ -400,7 +399,11 @@ class _Enrolling(nodes.Source):
     def meet(self, cls: type) -> None:
         _enroll(cls)
 
+    def hear(self, news: Any) -> None:
+        if isinstance(news, type):
+            _enroll(news)
+        else:
+            _enroll_all(news)
 
-on_class(_enroll)
+
 nodes.sources.append(_Enrolling())
-on_adapter(_enroll_all)

@@ -10,10 +10,9 @@ from typing import Any
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotAFunctorError
 from fmapper.tree.classes import slot_names
-from fmapper.tree.functor import CONTAINERS, declaration_of
+from fmapper.tree.functor import declaration_of
 from fmapper.tree.keypath import Link, format_link
-from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.node_type import LEAF, Item, Kind, NodeType
+from fmapper.tree.nodes import CONTAINERS, LEAF, Item, Kind, NodeType, no_gradient
 from fmapper.tree.objects import cached_names
 from fmapper.tree.walk import visit, walk
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fmapper.backends.discovery import adapters
 from fmapper.backends.nodes import Nodes
-from fmapper.tree.walk import fcollect
+from fmapper.tree.fmap import fcollect
 
 
 def transient_in(tree: Any) -> set[int]:

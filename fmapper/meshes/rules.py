@@ -14,8 +14,7 @@ from fmapper.errors import PlacementError
 from fmapper.meshes.layout import Axes
 from fmapper.suggest import did_you_mean
 from fmapper.tree.keypath import KeyPath, Link, format_keys, name_of
-from fmapper.tree.node_type import NodeType
-from fmapper.tree.nodes import kind_of
+from fmapper.tree.nodes import NodeType, kind_of
 from fmapper.tree.walk import walk
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Any
 from fmapper.backends.node_type import Aside
 from fmapper.errors import FmapperError
 from fmapper.tree.keypath import Link
-from fmapper.tree.node_type import ATOM, INTERNED, LEAF, NodeType
-from fmapper.tree.nodes import kind_of, kinds
+from fmapper.tree.nodes import ATOM, INTERNED, LEAF, NodeType, kind_of, kinds
 from fmapper.tree.walk import visit
 
 

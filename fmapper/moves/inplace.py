@@ -16,8 +16,7 @@ from fmapper.moves.mover import Mover
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.functor import declaration_of
-from fmapper.tree.node_type import PENDING, Kind, NodeType, Opened, Opener
-from fmapper.tree.nodes import kind_of, opener_of
+from fmapper.tree.nodes import PENDING, Kind, NodeType, Opened, kind_of
 from fmapper.tree.tree_map import TreeMap
 
 T = TypeVar("T")
@@ -97,13 +96,13 @@ class _Change:
 
     def adopt(self, old: Any, new: Any) -> Any:
         """Returns the object for the place of `old`: `old` itself, if it can be changed."""
-        return TreeMap(self._leaf, resolve=self._opener_of)(old, (new,))
+        return TreeMap(self._leaf, resolve=self._type_of)(old, (new,))
 
-    def _opener_of(self, cls: type) -> Opener | Kind:
-        """Opens nodes so that they receive new children in place, if they can."""
+    def _type_of(self, cls: type) -> NodeType | Kind:
+        """Returns a node type whose nodes receive new children in place, if they can."""
         kind = kind_of(cls)
         if not isinstance(kind, NodeType):
-            return opener_of(cls)
+            return kind
 
         def open(node: Any, keep: Callable[[Any], None]) -> Opened:
             before = kind.children(node)
@@ -119,7 +118,7 @@ class _Change:
 
             return PENDING if put is None else node, iter(before.items()), before.copy(), finish
 
-        return open
+        return NodeType.from_opener(open, kind.items)
 
     def _leaf(self, old: Any, new: Any) -> Any:
         adapter = None if new is old else adapter_of(old)

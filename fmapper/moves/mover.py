@@ -29,8 +29,7 @@ from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link
-from fmapper.tree.node_type import NodeType
-from fmapper.tree.nodes import node_type_of
+from fmapper.tree.nodes import NodeType, node_type_of
 from fmapper.warn import warn
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from fmapper.errors import PlacementError
 from fmapper.tree.keypath import KeyPath, Link, format_link
-from fmapper.tree.node_type import ATOM, NodeType
-from fmapper.tree.nodes import kind_of
+from fmapper.tree.nodes import ATOM, NodeType, kind_of
 from fmapper.tree.walk import walk
 
 Pattern = str | type

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.node_type import Aside
 from fmapper.moves.carry import Where
 from fmapper.moves.collect import Leaves
-from fmapper.tree.node_type import ATOM, NodeType
-from fmapper.tree.nodes import kind_of
+from fmapper.tree.nodes import ATOM, NodeType, kind_of
 
 if TYPE_CHECKING:
     from fmapper.moves.mover import Mover

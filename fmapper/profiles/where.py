@@ -12,8 +12,9 @@ from fmapper.backends.device import DeviceSpec, missing_devices, parse_device
 from fmapper.backends.discovery import adapters, get_adapter, installed_backends
 from fmapper.backends.models import Models
 from fmapper.errors import DeviceError, DeviceUnavailableError, ProfileError
-from fmapper.tree.functor import CONTAINERS, declaration_of
+from fmapper.tree.functor import declaration_of
 from fmapper.tree.keypath import format_link
+from fmapper.tree.nodes import CONTAINERS
 from fmapper.tree.walk import visit
 
 

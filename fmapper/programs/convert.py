@@ -33,8 +33,8 @@ from fmapper.programs.steps import (
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback
+from fmapper.tree.fmap import fleaves
 from fmapper.tree.functor import declaration_of
-from fmapper.tree.walk import class_of, fleaves
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
@@ -193,9 +193,9 @@ def convert(
         is_called = bool(example_inputs or example_kwargs)
         if is_called and not callable(model):
             raise ConversionError(
-                f"example_inputs need a model to call, but a {class_of(model)} is not callable. "
-                "Convert each model in it, pass (function, params), or omit the inputs to move the "
-                "arrays only."
+                f"example_inputs need a model to call, but a {type(model).__name__} is not "
+                "callable. Convert each model in it, pass (function, params), or omit the inputs "
+                "to move the arrays only."
             )
         moved = _move(model, target)
         if is_called:
@@ -218,7 +218,7 @@ def convert(
     def lower_it(program: Program) -> Any:
         return lower_trained(program, target, train=train, **options)
 
-    with step(f"converting {class_of(model)} to {to}") as say:
+    with step(f"converting {type(model).__name__} to {to}") as say:
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
         if is_auto and program.symbols:
@@ -229,7 +229,7 @@ def convert(
             told = "\n".join(f"  {sentence}" for sentence in program.fixed)
             warn(f"{program.name}: these sizes are fixed:\n{told}", FixedSizeWarning)
         if check and source.compares:
-            say(f"comparing {class_of(model)} and what was made of it")
+            say(f"comparing {type(model).__name__} and what was made of it")
             check_target.check(
                 model, source, converted, target, program, example_inputs, example_kwargs or {}
             )

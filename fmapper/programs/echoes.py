@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 from fmapper.programs.bind import by_name, names_of_arguments
 from fmapper.programs.program import Program
 from fmapper.programs.treespec import TreeSpec
-from fmapper.tree.node_type import NodeType
-from fmapper.tree.nodes import kind_of
+from fmapper.tree.nodes import NodeType, kind_of
 
 Steps: TypeAlias = "tuple[Any, ...]"
 

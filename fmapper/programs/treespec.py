@@ -181,8 +181,7 @@ def _make_record(name: str, fields: tuple[str, ...], absent: tuple[str, ...], va
 
 def _children(node: Any) -> Any:
     """Lists the children of a node of another class."""
-    from fmapper.tree.node_type import NodeType
-    from fmapper.tree.nodes import kind_of
+    from fmapper.tree.nodes import NodeType, kind_of
 
     kind = kind_of(type(node))
     return [child for _, child in kind.items(node)] if isinstance(kind, NodeType) else node

@@ -21,7 +21,6 @@ from fmapper.progress import step
 from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
-from fmapper.tree.walk import class_of
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def verify(
             "verify: kwargs= is now called example_kwargs=, as in convert.", DeprecationWarning
         )  # till 0.3
         example_kwargs = {**kwargs, **(example_kwargs or {})}
-    with step(f"comparing {class_of(a)} and {class_of(b)}") as say:
+    with step(f"comparing {type(a).__name__} and {type(b).__name__}") as say:
         sides = _sides(a, b, inputs, example_kwargs or {})
         got = [side.output() for side in sides]
         outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
@@ -234,7 +233,7 @@ def verify(
             if worst is None or (one.ok, -one.share) < (worst.ok, -worst.share):
                 by_layer[layer] = replace(one, path=layer or "model")
         if exact or not agree:
-            say(f"running {class_of(a)} in float64")
+            say(f"running {type(a).__name__} in float64")
             rounding = _exact(sides[0], got)
     return Report(outputs, first, rounding, tuple(by_layer.values()))
 

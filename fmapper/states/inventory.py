@@ -12,8 +12,7 @@ from fmapper.backends.undeclared import holds_arrays
 from fmapper.moves.view_ties import find_view_ties
 from fmapper.transforms.trainable import Trained
 from fmapper.tree.keypath import KeyPath, Link
-from fmapper.tree.node_type import ATOM, CHILDLESS, WITHOUT_IDENTITY, NodeType
-from fmapper.tree.nodes import kind_of
+from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, NodeType, kind_of
 from fmapper.tree.walk import walk
 
 HIDES = "holds arrays but is not a functor"

@@ -20,8 +20,7 @@ from fmapper.tracebacks import short_traceback
 from fmapper.transforms.trainable import Trained
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
-from fmapper.tree.node_type import ATOM, WITHOUT_IDENTITY
-from fmapper.tree.nodes import kind_of, sync
+from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper.tree.walk import visit
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from fmapper.backends.compute import Compute
+from fmapper.backends.compute import Compute, filling_gradient
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import FmapperError, TransformError
@@ -31,10 +31,9 @@ from fmapper.transforms.static_key import (
 )
 from fmapper.transforms.trainable import Trained
 from fmapper.tree.keypath import format_link
-from fmapper.tree.no_gradient import filling_gradient, no_gradient
-from fmapper.tree.nodes import sync
+from fmapper.tree.nodes import no_gradient, sync
 from fmapper.tree.tree_map import refill
-from fmapper.tree.walk import class_of, visit
+from fmapper.tree.walk import visit
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,7 +124,8 @@ def value_and_grad(
                 return _check_loss(result, adapter), effects
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TransformError(
-                    f"has_aux=True: the function must return (loss, aux), not {class_of(result)}."
+                    f"has_aux=True: the function must return (loss, aux), not "
+                    f"{type(result).__name__}."
                 )
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
             refuse_holders(aux, aux.tree)
@@ -227,7 +227,7 @@ def _find_trained(
 
 
 def _why_untrained(trained: Trained, place: int, tree: Any) -> str:
-    what = f"argument {place} ({class_of(tree)})"
+    what = f"argument {place} ({type(tree).__name__})"
     if not trained.leaves:
         return f"{what} holds no arrays, so there is nothing to differentiate with respect to."
     names = {f"{owner_of(array).dtype(array)}" for array in trained.leaves.values()}
@@ -254,7 +254,8 @@ def _check_loss(value: Any, adapter: Compute) -> Any:
     if found is None:
         raise TransformError(
             "the function must return a floating array of shape (), not "
-            f"{class_of(value)}: converting to a number with float() or .item() loses the gradient."
+            f"{type(value).__name__}: converting to a number with float() or .item() loses "
+            "the gradient."
         )
     if found is not adapter:
         raise TransformError(

@@ -11,12 +11,19 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
 from fmapper.backends.registries import snapshot
 from fmapper.errors import TransformError
-from fmapper.transforms.trainable import has_computed_children
 from fmapper.tree.classes import slot_names
-from fmapper.tree.functor import CONTAINERS, on_class
 from fmapper.tree.keypath import format_link
-from fmapper.tree.node_type import ATOM, CHILDLESS, INTERNED, LEAF, Item, NodeType
-from fmapper.tree.nodes import kind_of, kinds
+from fmapper.tree.nodes import (
+    ATOM,
+    CHILDLESS,
+    CONTAINERS,
+    INTERNED,
+    LEAF,
+    Item,
+    NodeType,
+    kind_of,
+    kinds,
+)
 from fmapper.tree.objects import cached_names
 from fmapper.tree.tree_map import refill
 from fmapper.tree.walk import visit
@@ -164,7 +171,7 @@ def structure_of(
                 arrays.append(child)
             elif isinstance(kind, NodeType):
                 inner = tuple(kind.items(child))
-                if _has_computed_children(cls):  # type: ignore[arg-type]
+                if kind.computed:
                     _check_computed(child, kind, inner, tree if shown is None else shown)
                 parts.append(len(inner))
                 if cls not in _BARE:
@@ -270,10 +277,6 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     if issubclass(cls, deque):
         rest["maxlen"] = node.maxlen
     return rest or _NOTHING  # always the same one, which is quickly compared
-
-
-_has_computed_children = lru_cache(1024)(has_computed_children)
-on_class(lambda _: _has_computed_children.cache_clear())
 
 
 @lru_cache(1024)

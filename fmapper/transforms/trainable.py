@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fmapper.backends.discovery import adapter_of, adapters, on_adapter
+from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.dtypes import is_inexact
 from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import DeclarationError, StructureMismatchError
-from fmapper.tree.classes import class_attribute
-from fmapper.tree.functor import declaration_of, on_class
+from fmapper.tree.functor import declaration_of
 from fmapper.tree.keypath import Link, format_link, name_of
-from fmapper.tree.node_type import NodeType
-from fmapper.tree.nodes import sync
+from fmapper.tree.nodes import NodeType, make_cache, sync
 from fmapper.tree.walk import walk
 
 Predicate = Callable[[Any], bool]
@@ -93,7 +91,7 @@ class Trained:
                 said = _say(type(value))
                 if said.names is not None:
                     _check_names(value, said.names, kind.children(value), link)
-                self.computes = self.computes or said.computes
+                self.computes = self.computes or kind.computed
                 if kind.box is not None:
                     boxes[id(value)] = value
             elif kind is None:
@@ -134,17 +132,13 @@ class _Said(NamedTuple):
     Attributes:
         rule: Which arrays below it are trained, as its framework has it; None: it does not say.
         names: The children that a functor trains; None for all.
-        computes: Whether it computes children.
     """
 
     rule: Predicate | None
     names: tuple[str, ...] | None
-    computes: bool
 
 
-_known: dict[type, _Said] = {}
-on_adapter(lambda _: _known.clear())
-on_class(lambda _: _known.clear())
+_known: dict[type, _Said] = make_cache()
 
 
 def _say(cls: type) -> _Said:
@@ -154,7 +148,7 @@ def _say(cls: type) -> _Said:
         rules = (adapter.training_rule(cls) for adapter in adapters(Nodes))
         declaration = declaration_of(cls)
         names = None if declaration is None else declaration.trainable
-        found = _Said(next(filter(None, rules), None), names, has_computed_children(cls))
+        found = _Said(next(filter(None, rules), None), names)
         return _known.setdefault(cls, found)
 
 
@@ -177,11 +171,3 @@ def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: 
             "trainable, but this instance has the children "
             f"{', '.join(map(repr, have)) or 'none'}. Correct trainable= in its declaration."
         )
-
-
-def has_computed_children(cls: type) -> bool:
-    """Returns whether a class declares properties as children, which may be new at each read."""
-    declaration = declaration_of(cls)
-    if declaration is None or declaration.children is None:
-        return False
-    return any(isinstance(class_attribute(cls, name), property) for name in declaration.children)

@@ -19,7 +19,7 @@ from fmapper.transforms.arguments import (
 from fmapper.transforms.static_key import StaticKey, structure_of
 from fmapper.tree.children import children
 from fmapper.tree.nodes import sync
-from fmapper.tree.walk import class_of, visit, walk
+from fmapper.tree.walk import visit, walk
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,8 +111,8 @@ def _axes(structure: StaticKey, spec: Any, what: str) -> list[int | None]:
                     raise TransformError(f"one tied array of {what} was given two axes.")
         elif children(axis).keys() != (have := children(part)).keys():
             raise TransformError(
-                f"the axes {axis!r} do not fit {what}: there is {class_of(part)} with the children "
-                f"{', '.join(map(repr, have)) or 'none'}."
+                f"the axes {axis!r} do not fit {what}: there is {type(part).__name__} with the "
+                f"children {', '.join(map(repr, have)) or 'none'}."
             )
     return [known[id(array)] for array in structure.arrays]
 

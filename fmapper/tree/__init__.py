@@ -5,16 +5,20 @@ A class says once what its children are (`functor`), the look-up finds how any c
 model begins with a walk, so this room imports nothing of the others.
 
     keypath      where a child sits: `layers[0].weight`
-    functor      `@functor`, `@leaf` and the registry behind them
+    nodes        what a walk asks of a class, and the look-up of that, once for each class
     classes      what a class says of its attributes
-    node_type    what a walk asks of a class
     containers   node types of lists, dicts, tuples and what derives from them
+    functor      `@functor`, `@leaf` and what was declared with them
     objects      node types of declared classes
-    nodes        the node type of any class, found once
     walk         going through a tree without rebuilding it
     children     one node at a time
     tree_map     the walk that rebuilds
     fmap         `fmap` and its relatives
     paths        get, has and set by key path
-    no_gradient  what stands where nothing is trained
 """
+
+from fmapper.tree import nodes
+from fmapper.tree.containers import Builtins
+from fmapper.tree.objects import Declarations
+
+nodes.sources += [Declarations(), Builtins()]  # adapters come after them

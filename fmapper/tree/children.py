@@ -1,19 +1,15 @@
-"""One node at a time: its children, a new one with other children, and the walks made of these."""
+"""One node at a time: its children, and a new one with other children."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fmapper.errors import StructureMismatchError
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.keypath import KeyPath
-from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.node_type import CHILDLESS, LEAVES, NodeType
-from fmapper.tree.nodes import kind_of, node_type_of, sync
+from fmapper.tree.nodes import LEAVES, kind_of, node_type_of, sync
 
 T = TypeVar("T")
-_EMPTY = ()
 
 
 def children(node: Any) -> dict[Any, Any]:
@@ -76,102 +72,3 @@ def is_leaf(x: Any) -> bool:
     """
     sync()
     return kind_of(type(x)) in LEAVES
-
-
-def match_children(node: Any, have: Mapping[Any, Any], other: Any) -> dict[Any, Any]:
-    """Returns the children of `other`, which must have the keys that `node` has.
-
-    Raises:
-        StructureMismatchError: It has others; the walk that sees the error adds the path.
-    """
-    if node is no_gradient:  # whatever the others have there
-        return {}
-    kind = kind_of(type(other))
-    if isinstance(kind, NodeType):
-        found = kind.children(other)
-        if found.keys() == have.keys():
-            return found
-        problem = _differing_keys(node, have, other, found)
-    elif kind is CHILDLESS and not have:
-        return {}
-    else:
-        what = "None" if kind is CHILDLESS else f"a leaf of type {type(other).__name__}"
-        name = type(node).__name__
-        problem = f"the first tree has {name} with {_count(have)} here, a later one has {what}."
-    error = StructureMismatchError(problem)
-    error.placed = False
-    raise error
-
-
-def _differing_keys(
-    node: Any, have: Mapping[Any, Any], other: Any, found: Mapping[Any, Any]
-) -> str:
-    mine, theirs = type(node).__name__, type(other).__name__
-    if all(list(keys) == list(range(len(keys))) for keys in (have, found)):
-        return f"{mine} has {_count(have)}, {theirs} in a later tree has {_count(found)}."
-    missing = [repr(key) for key in have if key not in found]
-    extra = [repr(key) for key in found if key not in have]
-    parts = [f"lacks {', '.join(missing)}"] * bool(missing)
-    parts += [f"has {', '.join(extra)} besides"] * bool(extra)
-    names = ", ".join(map(repr, have)) or "no children"
-    return f"{mine} has {names}; {theirs} in a later tree {' and '.join(parts)}."
-
-
-def _count(keys: Mapping[Any, Any]) -> str:
-    return f"{len(keys)} {'child' if len(keys) == 1 else 'children'}"
-
-
-# --- walks for `walk=` --------------------------------------------------------------------------
-
-
-def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
-    """Maps the children of a node and rebuilds it, as `fmap` does without `walk=`."""
-    node, node_type, _, mapped = _recurse_into(recurse, node, rest)
-    return node if node_type is None else node_type.rebuild(node, mapped)
-
-
-def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
-    """Maps the children into a plain dict, list or tuple, as `fmapstructure` does."""
-    _, node_type, _, mapped = _recurse_into(recurse, node, rest)
-    plain = dict if node_type is None else node_type.plain
-    return mapped if plain is dict else plain(mapped.values())
-
-
-def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[Any]:
-    """Collects the results of `f` in one flat list; use it with `cache=None`.
-
-    Examples:
-        >>> import fmapper
-        >>> fmapper.fmap(str, {"a": [1, 2], "b": 3}, walk=fmapper.collecting_walk, cache=None)
-        ['1', '2', '3']
-    """
-    _, _, have, results = _recurse_into(recurse, node, rest)
-    out = _Collected()
-    for key, mapped in results.items():
-        if isinstance(mapped, _Collected):
-            out.extend(mapped)
-        elif not (mapped is have[key] and (mapped is None or mapped is _EMPTY)):
-            out.append(mapped)
-    return out
-
-
-class _Collected(list[Any]):
-    """The list that a collecting walk makes, which is never what `f` returned."""
-
-
-def _recurse_into(
-    recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]
-) -> tuple[Any, NodeType | None, dict[Any, Any], dict[Any, Any]]:
-    """Returns a node (after its path, if any), its type, and its children, old and new."""
-    path = node if isinstance(node, KeyPath) else None
-    if path is not None:
-        node, *rest = rest  # type: ignore[assignment]
-    sync()
-    node_type = node_type_of(node)
-    have = {} if node_type is None else node_type.children(node)
-    matched = [match_children(node, have, other) for other in rest]
-    new = {}
-    for key, child in have.items():
-        place = () if path is None else (KeyPath(path, key),)
-        new[key] = recurse(*place, child, *(found[key] for found in matched))
-    return node, node_type, have, new

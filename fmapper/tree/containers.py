@@ -1,14 +1,60 @@
-"""Node types of builtin containers and of classes that derive from them."""
+"""Builtin classes: the node types of containers and what derives from them, and plain leaves."""
 
 from __future__ import annotations
 
 import functools
+import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from fmapper.tree.classes import attribute_names, has_class_attribute, slot_names
-from fmapper.tree.node_type import CHILDLESS, PENDING, Item, NodeType, Opened
+from fmapper.tree.nodes import (
+    ATOM,
+    ATOMS,
+    CHILDLESS,
+    CONTAINERS,
+    LEAF,
+    PENDING,
+    Item,
+    Kind,
+    NodeType,
+    NoGradient,
+    Opened,
+    Source,
+    registered_type_of,
+)
+
+_PLAIN_LEAVES = frozenset(
+    {
+        type,
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.MethodType,
+        types.ModuleType,
+        functools.partial,
+        bytearray,
+        range,
+        slice,
+        set,
+        frozenset,
+    }
+)
+
+
+class Builtins(Source):
+    """The source for classes that Python has itself."""
+
+    def kind(self, cls: type) -> NodeType | Kind | None:
+        """Returns what a builtin class is, or one that derives from a container."""
+        if cls is type(None) or cls is NoGradient:
+            return CHILDLESS
+        if cls in ATOMS:
+            return ATOM
+        if issubclass(cls, CONTAINERS):
+            exact = cls in (*CONTAINERS, OrderedDict, defaultdict)
+            return (None if exact else registered_type_of(cls)) or container_type(cls)
+        return LEAF if cls in _PLAIN_LEAVES else None
 
 
 def _open_list(node: Any, keep: Callable[[Any], None]) -> Opened:
@@ -18,22 +64,14 @@ def _open_list(node: Any, keep: Callable[[Any], None]) -> Opened:
     return new, enumerate(source), new, None
 
 
-def open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
-    """Opens a dict: a shell with the same keys."""
+def _open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
     source = node.copy()
     keep(source)
     new = source.copy()
     return new, iter(source.items()), new, None
 
 
-def open_childless(node: Any, keep: Callable[[Any], None]) -> Opened:
-    """Opens a node without children, which is its own copy."""
-    return CHILDLESS, iter(()), None, None
-
-
 def _open_tuple(node: Any, keep: Callable[[Any], None]) -> Opened:
-    if not node:
-        return CHILDLESS, iter(()), None, None
     return PENDING, enumerate(node), [None] * len(node), tuple
 
 
@@ -122,18 +160,18 @@ def _carry_attributes(node: Any, new: Any) -> None:
             object.__setattr__(new, name, getattr(node, name))
 
 
+DICT = NodeType.from_opener(_open_dict, dict.items)
 _EXACT: dict[type, NodeType] = {
+    dict: DICT,
     list: NodeType.from_opener(_open_list, enumerate, list),
-    dict: NodeType.from_opener(open_dict, dict.items),
     tuple: NodeType.from_opener(_open_tuple, enumerate, tuple),
 }
 
 
 def container_type(cls: type) -> NodeType:
     """Returns the node type of a builtin container, or of a class that derives from one."""
-    exact = _EXACT.get(cls)
-    if exact is not None:
-        return exact
+    if cls in _EXACT:
+        return _EXACT[cls]
     if issubclass(cls, tuple):
         return _tuple_like(cls)
     return _dict_like(cls) if issubclass(cls, dict) else _list_like(cls)

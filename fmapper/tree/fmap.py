@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from fmapper.tracebacks import short_traceback, shorten_traceback
-from fmapper.tree.children import structural_walk
 from fmapper.tree.classes import has_class_attribute
 from fmapper.tree.keypath import KeyPath
 from fmapper.tree.nodes import sync
-from fmapper.tree.tree_map import UNSET, Default, TreeFunction, TreeMap, Walk
+from fmapper.tree.tree_map import (
+    UNSET,
+    Default,
+    TreeFunction,
+    TreeMap,
+    Walk,
+    structural_walk,
+)
+from fmapper.tree.walk import visit
 
 if TYPE_CHECKING:
     from fmapper.moves.mover_types import Array, ArrayMover
@@ -22,17 +29,10 @@ K = TypeVar("K")
 New = TypeVar("New")
 
 
-class _Memo(TypedDict, total=False):
-    cache: dict[Any, Any] | None
+class _Options(TypedDict, total=False):
+    is_leaf: Callable[..., bool] | None  # after the path, if there are paths
+    cache: dict[Any, Any] | Default | None
     prune: Any
-
-
-class _Options(_Memo, total=False):
-    is_leaf: Callable[[Any], bool] | None
-
-
-class _PathOptions(_Memo, total=False):
-    is_leaf: Callable[[KeyPath, Any], bool] | None
 
 
 # What is in a builtin container is what `f` makes; other nodes stay of their class.
@@ -50,8 +50,6 @@ def fmap(f: Function, tree: T, *rest: Any, **options: Unpack[_Options]) -> T: ..
 @overload
 def fmap(f: Function, tree: Any, *rest: Any, walk: Walk | None, **options: Unpack[_Options]) -> Any: ...  # noqa: E501
 # fmt: on
-
-
 def fmap(
     f: Callable[..., Any] | TreeFunction,
     tree: Any,
@@ -104,12 +102,12 @@ def fmap(
     """
     try:
         sync()
-        mapping = TreeMap(cast(Any, f), is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
-        if type(f) is not FunctionType and takes_trees(f):
+        mapping = TreeMap(f, is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
+        if type(f) is not FunctionType and _takes_trees(f):
             if rest:
                 raise TypeError(f"{f!r} takes one tree, but got {1 + len(rest)}.")
-            mapping.look_first(f, tree)
-        elif takes_trees(tree):
+            mapping.look_first(cast(TreeFunction, f), tree)
+        elif _takes_trees(tree):
             raise TypeError(f"fmap takes the function as its first argument: fmap({tree!r}, tree).")
         return mapping(tree, rest)
     except Exception as error:
@@ -117,20 +115,20 @@ def fmap(
         raise
 
 
-def takes_trees(f: object) -> TypeGuard[TreeFunction]:
+def _takes_trees(f: object) -> bool:
     """Returns whether the class has `__fmap__`; instances such as nnx.Rngs have any name."""
     return has_class_attribute(type(f), "__fmap__")
 
 
 # fmt: off
 @overload
-def fmap_with_path(f: Function, tree: dict[K, Any], *rest: Any, **options: Unpack[_PathOptions]) -> dict[K, Any]: ...  # noqa: E501
+def fmap_with_path(f: Function, tree: dict[K, Any], *rest: Any, **options: Unpack[_Options]) -> dict[K, Any]: ...  # noqa: E501
 @overload
-def fmap_with_path(f: Function, tree: list[Any], *rest: Any, **options: Unpack[_PathOptions]) -> list[Any]: ...  # noqa: E501
+def fmap_with_path(f: Function, tree: list[Any], *rest: Any, **options: Unpack[_Options]) -> list[Any]: ...  # noqa: E501
 @overload
-def fmap_with_path(f: Function, tree: T, *rest: Any, **options: Unpack[_PathOptions]) -> T: ...
+def fmap_with_path(f: Function, tree: T, *rest: Any, **options: Unpack[_Options]) -> T: ...
 @overload
-def fmap_with_path(f: Function, tree: Any, *rest: Any, walk: Walk | None, **options: Unpack[_PathOptions]) -> Any: ...  # noqa: E501
+def fmap_with_path(f: Function, tree: Any, *rest: Any, walk: Walk | None, **options: Unpack[_Options]) -> Any: ...  # noqa: E501
 # fmt: on
 @short_traceback
 def fmap_with_path(
@@ -159,14 +157,7 @@ def fmap_with_path(
 
 
 @short_traceback
-def fmapstructure(
-    f: Callable[..., Any],
-    tree: Any,
-    *rest: Any,
-    is_leaf: Callable[[Any], bool] | None = None,
-    cache: dict[Any, Any] | Default | None = UNSET,
-    prune: Any = UNSET,
-) -> Any:
+def fmapstructure(f: Callable[..., Any], tree: Any, *rest: Any, **options: Unpack[_Options]) -> Any:
     """Maps like `fmap`, with plain dicts, lists and tuples in place of user classes.
 
     Examples:
@@ -176,20 +167,45 @@ def fmapstructure(
         {'x': -1, 'y': [-2, -3]}
     """
     sync()
-    return TreeMap(f, is_leaf=is_leaf, cache=cache, prune=prune, walk=structural_walk)(tree, rest)
+    return TreeMap(f, walk=structural_walk, **options)(tree, rest)
 
 
 @short_traceback
 def fmapstructure_with_path(
-    f: Callable[..., Any],
-    tree: Any,
-    *rest: Any,
-    is_leaf: Callable[[KeyPath, Any], bool] | None = None,
-    cache: dict[Any, Any] | Default | None = UNSET,
-    prune: Any = UNSET,
+    f: Callable[..., Any], tree: Any, *rest: Any, **options: Unpack[_Options]
 ) -> Any:
     """Maps like `fmapstructure`, with `f(path, leaf, *rest_leaves)`."""
     sync()
-    return TreeMap(
-        f, is_leaf=is_leaf, cache=cache, prune=prune, walk=structural_walk, with_path=True
-    )(tree, rest)
+    return TreeMap(f, walk=structural_walk, with_path=True, **options)(tree, rest)
+
+
+@short_traceback
+def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Returns the leaves of a tree, depth first, one per occurrence.
+
+    Raises:
+        CycleError: The tree has a cycle, so the list would have no end.
+
+    Examples:
+        >>> import fmapper
+        >>> fmapper.fleaves({"b": [1, 2], "a": (3, None)})
+        [1, 2, 3]
+    """
+    sync()
+    return [value for _, value, node_type in visit(tree, is_leaf=is_leaf) if node_type is None]
+
+
+@short_traceback
+def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Collects all nodes and leaves of a tree, depth first, parents first, each object once.
+
+    Numbers and strings have no identity and are listed at every place. Cycles are followed once.
+
+    Examples:
+        >>> import fmapper
+        >>> inner = [1, 2]
+        >>> fmapper.fcollect({"a": inner, "b": inner})
+        [{'a': [1, 2], 'b': [1, 2]}, [1, 2], 1, 2]
+    """
+    sync()
+    return [value for _, value, _ in visit(tree, is_leaf=is_leaf, once=True)]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from fmapper.errors import DeclarationError
 from fmapper.tree.classes import attribute_names, class_attribute, has_class_attribute, slot_names
+from fmapper.tree.nodes import CONTAINERS, tell
 
 C = TypeVar("C", bound=type)
 Rebuild = Callable[[Any, Mapping[str, Any]], Any]
-
-CONTAINERS: tuple[type, ...] = (tuple, list, dict, deque)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +40,6 @@ class Declaration:
 
 
 _declared: dict[type, Declaration] = {}
-_on_class: list[Callable[[type], None]] = []
 _DUNDER = "__fmapper__"
 
 
@@ -53,11 +50,6 @@ def declaration_of(cls: type) -> Declaration | None:
         if found is not None:
             return found
     return None
-
-
-def on_class(listener: Callable[[type], None]) -> None:
-    """Calls `listener` with every class that is declared, or derived from a declared one."""
-    _on_class.append(listener)
 
 
 class _Options(TypedDict, total=False):
@@ -259,8 +251,7 @@ def _declare(declaration: Declaration) -> None:
         _watch_subclasses(cls)
     known = [cls]
     for base in known:
-        for listener in _on_class:
-            listener(base)
+        tell(base)
         derived: list[type] = type.__subclasses__(base)
         known += [sub for sub in derived if sub not in known]
 
@@ -314,7 +305,7 @@ _HEAP_TYPE = 1 << 9
 
 
 def _watch_subclasses(cls: type) -> None:
-    """Notifies listeners of every subclass of `cls`; its `__init_subclass__` is kept."""
+    """Tells of every subclass of `cls`; its `__init_subclass__` is kept."""
     original = cls.__dict__.get("__init_subclass__")
 
     def __init_subclass__(sub: type, **kwargs: Any) -> None:
@@ -323,8 +314,7 @@ def _watch_subclasses(cls: type) -> None:
         else:
             owner: Any = next(base for base in sub.__mro__ if base.__dict__.get(name) is hook)
             super(owner, sub).__init_subclass__(**kwargs)
-        for listener in _on_class:
-            listener(sub)
+        tell(sub)
 
     name = "__init_subclass__"
     hook: Any = classmethod(cast(Any, __init_subclass__))

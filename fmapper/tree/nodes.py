@@ -1,75 +1,274 @@
-"""Finding the node type of a class: declared, a container, or known to an adapter; once each."""
+"""Node types, and the look-up that finds that of a class, once, from whoever knows the class."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import numbers
-import types
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Self, TypeAlias, final
 
-from fmapper.tree.containers import container_type, open_childless
-from fmapper.tree.functor import CONTAINERS, Declaration, declaration_of, on_class
-from fmapper.tree.no_gradient import NoGradient
-from fmapper.tree.node_type import ATOM, ATOMS, CHILDLESS, FITTED, LEAF, Kind, NodeType, Opener
-from fmapper.tree.objects import functor_type, restrict
+CONTAINERS: tuple[type, ...] = (tuple, list, dict, deque)
 
-_PLAIN_LEAVES = frozenset(
-    {
-        type,
-        types.FunctionType,
-        types.BuiltinFunctionType,
-        types.MethodType,
-        types.ModuleType,
-        functools.partial,
-        bytearray,
-        range,
-        slice,
-        set,
-        frozenset,
-    }
-)
+
+class Kind(enum.Enum):
+    """The kind of an object that is not a node with children."""
+
+    LEAF = "given to f, and remembered"
+    ATOM = "given to f every time: numbers and strings have no identity"
+    INTERNED = "an atom that counts as an array when it is moved: np.True_ and np.False_"
+    CHILDLESS = "a node without children that is its own copy: None, () and no_gradient"
+    PENDING = "a node that exists only once its children do"
+
+    __hash__ = object.__hash__  # quicker than that of an enum
+
+
+LEAF, ATOM, INTERNED, CHILDLESS, PENDING = Kind
+LEAVES = frozenset({LEAF, ATOM, INTERNED})
+WITHOUT_IDENTITY = frozenset({ATOM, INTERNED})
+ATOMS = frozenset({int, float, complex, bool, str, bytes, type(Ellipsis), type(NotImplemented)})
+
+
+@final
+class NoGradient:
+    """The class of `no_gradient`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "no_gradient"
+
+    def __reduce__(self) -> str:
+        return "no_gradient"  # the one object again, also for copy.copy and pickle
+
+
+no_gradient = NoGradient()
+"""Stands in a gradient where the model has no array that is trained: a number, a frozen weight.
+
+It is a node without children, so that maps over a gradient leave it alone, and `fmap` over a model
+and its gradient keeps the leaf of the model there. Only the tables of a torch module, which take
+nothing but tensors, have None in its place.
+"""
+
+# --- what a walk keeps ---------------------------------------------------------------------------
+
+
+class Kept(list[Any]):
+    """Objects that must outlive a walk, and what is left to do at its end.
+
+    Attributes:
+        at_end: Called with a function that gives what an object of the tree has become, and the
+            object itself if it was not in the tree.
+        memo: The memo of the walk, where it goes by the ids of one tree.
+        again: The results that the memo gave for another place.
+        alike: By the id of what `like` was given: that, the leaf it replaces, what was made of it.
+    """
+
+    def __init__(self) -> None:
+        self.at_end: list[Callable[[Callable[[Any], Any]], None]] = []
+        self.memo: dict[Any, Any] = {}
+        self.again: list[Any] = []
+        self.alike: dict[int, tuple[Any, Any, Any]] = {}
+
+
+walking: ContextVar[Kept | None] = ContextVar("fmapper_walking", default=None)
+"""What the walk of a user's own that is under way keeps; its nodes are rebuilt one by one."""
+
+
+def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], None]) -> None:
+    """Schedules `todo(new_of)` for when all nodes of the tree are rebuilt."""
+    kept = getattr(keep, "__self__", None)
+    if isinstance(kept, Kept):
+        kept.at_end.append(todo)
+
+
+def like(keep: Callable[[Any], None], new: Any, old: Any, make: Callable[[Any, Any], Any]) -> Any:
+    """Returns `make(new, old)`, which then is at every place of the tree where `new` was put.
+
+    For nodes that hold only leaves of a certain class and make such a one of what takes the place
+    of a leaf: torch modules hold parameters.
+    """
+    kept = getattr(keep, "__self__", None)
+    if not isinstance(kept, Kept):
+        return make(new, old)
+    _, known, made = kept.alike.get(id(new), (None, None, None))
+    if known is not old:
+        made = make(new, old)
+        kept.alike[id(new)] = new, old, made
+        if kept.memo.get(id(old)) is new:
+            kept.memo[id(old)] = made
+    return made
+
+
+# --- node types ----------------------------------------------------------------------------------
+
+Item: TypeAlias = "tuple[Any, Any]"
+Finish: TypeAlias = "Callable[[Any], Any] | None"
+Opened: TypeAlias = "tuple[Any, Iterator[Item], Any, Finish]"
+Opener: TypeAlias = "Callable[[Any, Callable[[Any], None]], Opened]"
+"""`open(node, keep) -> (new, items, slots, finish)`: the new node, or PENDING where it cannot
+exist yet; the (key, child) pairs; where `slots[key] = new child` goes; what makes the new node of
+the full slots, or None where filling them was all. `keep` is handed what must outlive the walk."""
+
+
+class NodeType:
+    """The functions that flatten and rebuild instances of a class; adapters make their own.
+
+    The attributes that stand here with their defaults are for others: see `fmapper.backends`.
+
+    Args:
+        children: `node -> {key: child}`, in order.
+        rebuild: `(node, new_children) -> new node`. Needed where `shell` is not given.
+        shell: `node -> new node without children`. Where it is given, the shell exists before its
+            children do, so that cycles through the node work.
+        fill: `(shell, node, new_children) -> None` puts the children into the shell.
+        plain: What `fmapstructure` puts in its place: dict, list or tuple.
+    """
+
+    carried: Callable[[Any], Iterable[Item]] | None = None
+    borrowed: tuple[Any, ...] = ()
+    aside: Callable[[Any], Iterable[Item]] | None = None
+    follows: Callable[[Any], Iterable[Item]] | None = None
+    passengers: Callable[[Any], Iterable[Item]] | None = None
+    put: Callable[[Any, Mapping[Any, Any]], object] | None = None
+    static: Callable[[Any], Any] | None = None
+    box: Callable[[Any], Iterable[Item]] | None = None
+    pytree: bool = False
+    computed: bool = False  # whether a child may be another object each time it is read
+
+    def __init__(
+        self,
+        children: Callable[[Any], Mapping[Any, Any]],
+        rebuild: Callable[[Any, Mapping[Any, Any]], Any] | None = None,
+        *,
+        shell: Callable[[Any], Any] | None = None,
+        fill: Callable[[Any, Any, Mapping[Any, Any]], None] | None = None,
+        plain: type = dict,
+    ) -> None:
+        if (shell is None) != (fill is None) or (shell is None) == (rebuild is None):
+            raise TypeError("NodeType takes rebuild, or shell and fill.")
+
+        def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+            found = children(node)
+            keep(found)
+            if shell is None:
+                assert rebuild is not None
+                return PENDING, iter(found.items()), dict(found), functools.partial(rebuild, node)
+            new = shell(node)
+
+            def finish(slots: Mapping[Any, Any]) -> Any:
+                assert fill is not None
+                fill(new, node, slots)
+                return new
+
+            return new, iter(found.items()), dict(found), finish
+
+        self.open: Opener = open
+        self._items: Callable[[Any], Iterable[Item]] = lambda node: children(node).items()
+        self.plain = plain
+
+    @classmethod
+    def from_opener(
+        cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
+    ) -> Self:
+        """Makes a node type with an opener of its own, which is faster.
+
+        Args:
+            open: See `Opener`.
+            items: `node -> [(key, child)]`, in order.
+            plain: As above.
+        """
+        made: Self = object.__new__(cls)
+        made.open, made._items, made.plain = open, items, plain
+        return made
+
+    def items(self, node: Any) -> Iterable[Item]:
+        """Returns the (key, child) pairs of a node, in order."""
+        return self._items(node)
+
+    def children(self, node: Any) -> dict[Any, Any]:
+        """Returns the children of a node by key, in order."""
+        return dict(self._items(node))
+
+    def rebuild(self, node: Any, new_children: Mapping[Any, Any]) -> Any:
+        """Returns a new node with other children; the keys must be those of `children(node)`."""
+        kept = walking.get()
+        new, items, slots, finish = self.open(node, (Kept() if kept is None else kept).append)
+        for key, _ in items:
+            slots[key] = new_children[key]
+        return new if finish is None else finish(slots)
+
+    def open_plain(self, node: Any, keep: Callable[[Any], None]) -> Opened:
+        """Opens a node with a plain dict, list or tuple in its place."""
+        items = tuple(self._items(node))
+        keep(items)
+        if self.plain is dict:
+            out: Any = dict(items)
+            return out, iter(items), out, None
+        slots = [child for _, child in items]
+        positions = enumerate(slots.copy())
+        if self.plain is list:
+            return slots, positions, slots, None
+        return PENDING, positions, slots, tuple
+
+
+# --- the look-up ---------------------------------------------------------------------------------
 
 
 class Source:
-    """A source of node types beside the declarations: adapters and pytree registries."""
+    """A source of node types, which hears of new classes: declarations, builtins, adapters."""
 
     def look(self) -> None:
         """Notices new frameworks and registrations; called before every walk."""
 
+    def kind(self, cls: type) -> NodeType | Kind | None:
+        """Returns the node type of a class, or its kind of leaf; None for a class not known."""
+        return None
+
     def node_type(self, cls: type) -> NodeType | None:
-        """Returns the node type of a framework's own classes, such as modules."""
+        """Returns the node type that a class has by itself, whatever was declared."""
+        return None
 
     def registered_type(self, cls: type) -> NodeType | None:
         """Returns the node type of a class in a pytree registry, by exact type."""
-
-    def leaf_kind(self, cls: type) -> Kind | None:
-        """Returns LEAF for a class of arrays, INTERNED for interned constants, else None."""
-
-    def is_fitted(self, cls: type) -> bool:
-        """Returns whether some nodes wrap what takes the place of leaves of a class."""
-        return False
+        return None
 
     def meet(self, cls: type) -> None:
-        """Enters a class into the registries of others, when a walk first meets it."""
+        """Enters a class of nodes into the registries of others, when a walk first meets it."""
+
+    def hear(self, news: Any) -> None:
+        """Hears of a class that is declared, or derived from a declared one; or of an adapter."""
 
 
 sources: list[Source] = []
-"""Those that are asked, in this order."""
+"""Those that are asked, in this order, and that hear the news: the only such list there is."""
 
 kinds: dict[type, NodeType | Kind] = {}
-openers: dict[type, Opener | Kind] = {}
+_caches: list[dict[type, Any]] = [kinds]
 _unknown: list[type] = []
 _generation = [object()]  # another object after every declaration; one assignment, so atomic
 
 
+def make_cache() -> dict[type, Any]:
+    """Returns a dict for what is known of classes, which is emptied whenever that may change."""
+    _caches.append({})
+    return _caches[-1]
+
+
 def forget() -> None:
-    """Empties the caches of node types: after a declaration, or when an adapter was added."""
+    """Empties all that is known of classes."""
     _generation[0] = object()
-    for cache in (kinds, openers):
+    for cache in (*_caches, _unknown):
         cache.clear()
-    _unknown.clear()
+
+
+def tell(news: Any) -> None:
+    """Spreads the news of a class or an adapter; see `Source.hear`."""
+    forget()
+    for source in sources:
+        source.hear(news)
 
 
 def sync() -> None:
@@ -78,31 +277,26 @@ def sync() -> None:
         source.look()
     while _unknown:  # somebody may know these classes by now
         try:
-            cls = _unknown.pop()
+            kinds.pop(_unknown.pop(), None)
         except IndexError:  # emptied by another thread
             return
-        for cache in (kinds, openers):
-            cache.pop(cls, None)
 
 
 def kind_of(cls: type) -> NodeType | Kind:
-    """Returns the node type of a class, or its kind of leaf; looked up once per class."""
-    found = kinds.get(cls)
-    return _look_up_once(kinds, cls, _look_up) if found is None else found
+    """Returns the node type of a class, or its kind of leaf; looked up once per class.
 
-
-def _look_up_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], Any]) -> Any:
-    """Looks a class up and caches the answer, unless a declaration came in between.
-
-    Without that, a class that another thread declares during its look-up would be found in the
-    registry of JAX, where its declaration has just entered it, and be taken for a class of JAX.
+    What was found is forgotten if a declaration came in between. Without that, a class that another
+    thread declares during its look-up would be found in the registry of JAX, where its declaration
+    has just entered it, and be taken for a class of JAX.
     """
-    while True:
+    found = kinds.get(cls)
+    while found is None:
         before = _generation[0]
-        found = cache[cls] = look_up(cls)
-        if before is _generation[0]:
-            return found
-        cache.pop(cls, None)
+        found = kinds[cls] = _look_up(cls)
+        if before is not _generation[0]:
+            kinds.pop(cls, None)
+            found = None
+    return found
 
 
 def node_type_of(node: Any) -> NodeType | None:
@@ -111,72 +305,30 @@ def node_type_of(node: Any) -> NodeType | None:
     return found if isinstance(found, NodeType) else None
 
 
-def opener_of(cls: type) -> Opener | Kind:
-    """Returns the opener of a class, or its kind of leaf; enters it into `openers`."""
-    found: Opener | Kind = _look_up_once(openers, cls, _look_up_opener)
-    return found
-
-
-def _look_up_opener(cls: type) -> Opener | Kind:
+def plain_type_of(cls: type) -> NodeType | Kind:
+    """Returns a node type that rebuilds a plain dict, list or tuple in the place of a node."""
     kind = kind_of(cls)
-    if kind is LEAF and any(source.is_fitted(cls) for source in sources):
-        return FITTED
-    if kind is CHILDLESS:
-        return open_childless
-    return kind.open if isinstance(kind, NodeType) else kind
+    return NodeType.from_opener(kind.open_plain, kind.items) if isinstance(kind, NodeType) else kind
 
 
-def plain_opener_of(cls: type) -> Opener | Kind:
-    """Returns the opener with a plain dict, list or tuple in the place of a node."""
-    kind = kind_of(cls)
-    return kind.open_plain if isinstance(kind, NodeType) else opener_of(cls)
-
-
-def _look_up(cls: type) -> NodeType | Kind:
-    declaration = declaration_of(cls)
-    if declaration is not None:
-        for source in sources:
-            source.meet(cls)
-        return LEAF if declaration.leaf else _declared_type(cls, declaration)
-    if cls is type(None) or cls is NoGradient:
-        return CHILDLESS
-    if cls in ATOMS:
-        return ATOM
-    if issubclass(cls, CONTAINERS):
-        exact = cls in (*CONTAINERS, OrderedDict, defaultdict)
-        return (None if exact else _from_registry(cls)) or container_type(cls)
-    of_arrays = next(filter(None, (source.leaf_kind(cls) for source in sources)), None)
-    if of_arrays is not None:
-        return of_arrays
-    if issubclass(cls, numbers.Number):
-        return ATOM
-    if cls in _PLAIN_LEAVES:
-        return LEAF
-    found = _foreign(cls) or _from_registry(cls)
-    if found is None:
-        _unknown.append(cls)
-        return LEAF
-    if found.pytree:
-        for source in sources:
-            source.meet(cls)
-    return found
-
-
-def _declared_type(cls: type, declaration: Declaration) -> NodeType:
-    if declaration.rebuild is None:
-        known = container_type(cls) if issubclass(cls, tuple) else _foreign(cls)
-        if known is not None:
-            names = declaration.children
-            return known if names is None else restrict(known, names)
-    return functor_type(cls, declaration)
-
-
-def _foreign(cls: type) -> NodeType | None:
+def own_type_of(cls: type) -> NodeType | None:
+    """Returns the node type that a class has by itself, whatever was declared."""
     return next(filter(None, (source.node_type(cls) for source in sources)), None)
 
 
-def _from_registry(cls: type) -> NodeType | None:
+def registered_type_of(cls: type) -> NodeType | None:
+    """Returns the node type of a class in the pytree registry of a framework."""
     return next(filter(None, (source.registered_type(cls) for source in sources)), None)
 
 
-on_class(lambda cls: forget())
+def _look_up(cls: type) -> NodeType | Kind:
+    found = next(filter(None, (source.kind(cls) for source in sources)), None)
+    if found is None and issubclass(cls, numbers.Number):
+        return ATOM
+    if found is None:
+        _unknown.append(cls)
+        return LEAF
+    if isinstance(found, NodeType):
+        for source in sources:
+            source.meet(cls)
+    return found

@@ -9,14 +9,35 @@ from typing import Any
 
 from fmapper.errors import DeclarationError, RebuildError
 from fmapper.tree.classes import attribute_names, class_attribute, slot_names
-from fmapper.tree.node_type import ATOMS, NodeType, Opened, Opener
-
-if typing.TYPE_CHECKING:
-    from fmapper.tree.functor import Declaration
+from fmapper.tree.containers import container_type
+from fmapper.tree.functor import Declaration, declaration_of
+from fmapper.tree.nodes import ATOMS, LEAF, Kind, NodeType, Opened, Opener, Source, own_type_of
 
 _NO_CHILDREN = ("__orig_class__",)  # what typing.Generic leaves on instances; carried over
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
+
+
+class Declarations(Source):
+    """The source for classes that are declared, or derive from one that is."""
+
+    def kind(self, cls: type) -> NodeType | Kind | None:
+        """Returns what a class was declared to be."""
+        declaration = declaration_of(cls)
+        if declaration is None:
+            return None
+        if declaration.leaf:
+            return LEAF
+        names = declaration.children
+        if declaration.rebuild is None:
+            own = container_type(cls) if issubclass(cls, tuple) else own_type_of(cls)
+            if own is not None:
+                return own if names is None else restrict(own, names)
+        made = functor_type(cls, declaration)
+        made.computed = any(
+            isinstance(class_attribute(cls, name), property) for name in names or ()
+        )
+        return made
 
 
 def functor_type(cls: type, declaration: Declaration) -> NodeType:

@@ -4,45 +4,44 @@ One loop, `TreeMap._run`, goes through the tree depth first on a stack of its ow
 
 * something it has met before, which a memo knows by its id: the result is the same object again,
 * a leaf, which `f` gets,
-* or a node. Its opener (`node_type.Opener`) gives a new, empty node, the children, and slots for
-  what they become. The loop goes on with the children and comes back to finish the node.
+* or a node. Its opener (`nodes.Opener`) gives a new, empty node, the children, and slots for what
+  they become. The loop goes on with the children and comes back to finish the node.
 
 Everything else here is one of three additions: a cursor, where there are paths or several trees; a
-walk of the user's (`walk=`), which takes the place of a node's children; and functions that want to
-see the whole tree first (`__fmap__`), which fill the memo beforehand.
+walk of the user's (`walk=`), which takes the place of the loop; and functions that want to see the
+whole tree first (`__fmap__`), which fill the memo beforehand.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from fmapper.errors import CycleError
-from fmapper.tree import nodes
-from fmapper.tree.children import default_walk, match_children, structural_walk
-from fmapper.tree.containers import open_childless, open_dict
+from fmapper.tree.containers import DICT
 from fmapper.tree.keypath import KeyPath, Link
-from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.node_type import (
+from fmapper.tree.nodes import (
     CHILDLESS,
-    FITTED,
     LEAF,
+    LEAVES,
     PENDING,
-    Fitting,
     Item,
     Kept,
     Kind,
-    Opened,
-    Opener,
+    NodeType,
+    kind_of,
+    kinds,
+    no_gradient,
+    node_type_of,
+    plain_type_of,
+    sync,
     walking,
 )
-from fmapper.tree.nodes import opener_of, plain_opener_of
-from fmapper.tree.walk import class_of, cycle_error, say_where, visit
+from fmapper.tree.walk import cycle_error, match_children, say_where, visit
 
 Walk = Callable[..., Any]
-Resolve = Callable[[type], "Opener | Kind"]
+Resolve = Callable[[type], "NodeType | Kind"]
 
 
 class Default(enum.Enum):
@@ -81,7 +80,7 @@ class TreeMap:
         is_leaf, cache, prune, walk: As for `fmap`.
         with_path: Whether `f`, `is_leaf` and `walk` get the path first.
         memo: Results that are known beforehand.
-        resolve: Finds the opener of a class; None for the one that rebuilds nodes.
+        resolve: Finds the node type of a class; None for the usual one.
     """
 
     def __init__(
@@ -100,14 +99,13 @@ class TreeMap:
             raise ValueError("prune= needs the memo: omit cache=None.")
         self.f, self.is_leaf, self.cache, self.prune = f, is_leaf, cache, prune
         self.walk = None if walk in (default_walk, structural_walk) else walk
+        self.resolve = plain_type_of if walk is structural_walk else resolve
         self.with_path = with_path
         self.memo: dict[Any, Any] = {} if memo is None else memo
         self.known: Mapping[int, Any] | None = None  # results for leaves alone
+        self.prefilled = memo is not None
         self.kept = Kept()
-        self.cursor: _Cursor | None = None
-        self.raised = False  # an error in what a walk of the user's has asked for
-        self.resolve = plain_opener_of if walk is structural_walk else resolve
-        self.openers: dict[type, Opener | Kind] = {}  # where they are not the usual ones
+        self.raised: BaseException | None = None  # an error that says where it comes from
 
     def look_first(self, f: TreeFunction, tree: Any) -> None:
         """Lets `f` map the leaves of a tree all at once, before the walk."""
@@ -115,11 +113,10 @@ class TreeMap:
         new, other = f.__fmap__(tree, self.is_leaf, cache)
         self.f = lambda leaf: new[id(leaf)] if id(leaf) in new else other(leaf)
         if self.prune is UNSET and self.cache is UNSET:
-            self.known, self.memo = new, new.copy()
+            self.known, self.memo, self.prefilled = new, new.copy(), True
 
     def __call__(self, tree: Any, rest: tuple[Any, ...] = ()) -> Any:
         """Returns the mapped tree."""
-        self.tree = tree
         if not isinstance(self.cache, dict):
             return self._map(tree, rest)
         # A memo of the user's outlives the call; if the map fails, it is left as it was.
@@ -135,30 +132,38 @@ class TreeMap:
         return result
 
     def _map(self, tree: Any, rest: tuple[Any, ...]) -> Any:
-        if rest or self.with_path or self.walk is not None:
-            self.cursor = _Cursor(rest, self)
-        token = None if self.walk is None else walking.set(self.kept)
-        try:
-            result = self._run(tree)
-        finally:
-            self.openers.clear()  # they may hold on to this, and with it to all that was kept
-            if token is not None:
-                walking.reset(token)
-        return self._complete(result, several=bool(rest))
+        memo, kept = self.memo, self.kept
+        if not rest:
+            kept.memo = memo
+        if self.walk is None:
+            result = self._run(tree, _Cursor(rest, self) if rest or self.with_path else None)
+        else:
+            result = self._run_walk(tree, rest)
+        if kept.at_end:
+            new_of = (
+                {i[0]: new for i, new in memo.items() if isinstance(i, tuple)} if rest else memo
+            )
+            for todo in kept.at_end:
+                todo(lambda old: new_of.get(id(old), old))
+        if kept.alike and (kept.again or self.prefilled or rest):
+            made = {i: alike for i, (_, _, alike) in kept.alike.items()}
+            if self.prefilled or not made.keys().isdisjoint(map(id, kept.again)):
+                result = refill(result, made)
+            for i, new in memo.items():
+                memo[i] = made.get(id(new), new)
+        return result
 
-    def _run(self, tree: Any, path: Callable[[], Sequence[Any]] = tuple) -> Any:
+    def _run(self, tree: Any, cursor: _Cursor | None) -> Any:
         """Maps a tree depth first, left to right, on an explicit stack: no depth is too deep.
 
         An entry of the stack is what an open node will need again: the items that its parent has
         left, where the parent's results go, its own key there and its identity, how the parent is
-        finished. `path` says, if something goes wrong, where the tree is in the whole one.
+        finished.
         """
-        f, is_leaf, prune, cursor = self.f, self.is_leaf, self.prune, self.cursor
+        f, is_leaf, prune, resolve = self.f, self.is_leaf, self.prune, self.resolve or kind_of
         memo, known, keep = self.memo, self.known, self.kept.append
-        openers: dict[type, Any] = self.openers
-        walk, resolve = self.walk, self.resolve if self.walk is None else self._walker_of
-        if resolve is None:
-            openers, resolve = nodes.openers, opener_of
+        again = None if self.prefilled else self.kept.again.append
+        types: dict[type, Any] = kinds if self.resolve is None else {}
         ident: Callable[[Any], Any] = id
         if cursor is not None:
             f, is_leaf = cursor.call, None if is_leaf is None else cursor.ask
@@ -177,33 +182,31 @@ class TreeMap:
                 for key, child in items:
                     i = ident(child)
                     if i in memo:
+                        new = memo[i]
                         if prune is not UNSET:
                             slots[key] = prune
-                        elif memo[i] is PENDING:
+                        elif new is PENDING:
                             raise _cycle(child, stack, key, i)
                         else:
-                            slots[key] = memo[i]
+                            slots[key] = new
+                            if again is not None:
+                                again(new)
                         continue
                     try:
-                        open = openers[type(child)]
+                        kind = types[type(child)]
                     except KeyError:
-                        open = resolve(type(child))
-                        if openers is self.openers:
-                            openers[type(child)] = open
-                    if open is remembered:
+                        kind = resolve(type(child))
+                        if types is not kinds:
+                            types[type(child)] = kind
+                    if kind is remembered:
                         memo[i] = slots[key] = f(child)
-                    elif type(open) is Kind:
-                        slots[key] = new = f(child)
-                        if open is FITTED:
-                            if new is not child and isinstance(slots, Fitting):
-                                slots[key] = new = slots.fit(new, child)
-                            if caching:
-                                memo[i] = new
+                    elif type(kind) is Kind and kind is not CHILDLESS:
+                        slots[key] = f(child)
                     elif is_leaf is not None and is_leaf(child):
                         slots[key] = new = f(child)
-                        if caching and open is not open_childless and child is not _EMPTY:
+                        if caching and kind is not CHILDLESS and child is not _EMPTY:
                             memo[i] = new
-                    elif open is open_dict and cursor is None:  # the commonest node, in line
+                    elif kind is DICT and cursor is None:  # the commonest node, in line
                         if known is not None:
                             try:  # a flat one, as a state dict is, takes no loop
                                 new = {k: known[id(x)] for k, x in child.items()}
@@ -219,18 +222,15 @@ class TreeMap:
                         finish = None
                         key = _BETWEEN  # noqa: PLW2901
                         break
+                    elif kind is CHILDLESS or child is _EMPTY:
+                        slots[key] = child
+                        if cursor is not None:
+                            cursor.match(child, {})
                     else:
-                        new, inner, inner_slots, inner_finish = open(child, keep)
-                        if cursor is not None and walk is None:
-                            inner = cursor.track(child, inner)
-                        if new is CHILDLESS:
-                            slots[key] = child
-                            for _ in inner:  # several trees: they have no children here either
-                                pass
-                            continue
+                        new, inner, inner_slots, inner_finish = kind.open(child, keep)
                         memo[i] = slots[key] = new
                         stack.append((items, slots, key, i, finish))
-                        items = inner
+                        items = inner if cursor is None else cursor.track(child, inner)
                         slots = inner_slots
                         finish = inner_finish
                         key = _BETWEEN  # noqa: PLW2901
@@ -251,64 +251,62 @@ class TreeMap:
             keys = [entry[2] for entry in stack]
             if key is not _BETWEEN:
                 keys.append(key)
-            for entry in stack:  # a walk of the user's may catch the error and come back
-                memo.pop(entry[3], None)
-            if not self.raised or getattr(error, "placed", None) is False:
-                say_where(error, (*path(), *keys[1:]))
+            say_where(error, keys[1:])
             raise
 
-    def _complete(self, result: Any, *, several: bool) -> Any:
-        """Runs what was scheduled for when all nodes are rebuilt."""
-        if self.kept.at_end:
-            memo = self.memo
-            if several:
-                memo = {i[0]: new for i, new in memo.items() if isinstance(i, tuple)}
-            for todo in self.kept.at_end:
-                todo(lambda old: memo.get(id(old), old))
-        if self.kept.refitted:
-            again = {id(before): after for before, after in self.kept.refitted}
-            result = refill(result, again)
-            for i, new in self.memo.items():
-                self.memo[i] = again.get(id(new), new)
-        return result
+    # A walk of the user's: it is called for every node, and calls back for the children.
 
-    # A walk of the user's: a node opens without children, and is finished by calling the walk.
-
-    def _walker_of(self, cls: type) -> Opener | Kind:
-        """Returns an opener that hands the nodes of a class to the user's walk."""
-        usual = opener_of(cls)
-        if isinstance(usual, Kind):
-            return usual
-
-        def open(node: Any, keep: Callable[[Any], None]) -> Opened:
-            cursor = self.cursor
-            assert cursor is not None
-            assert self.walk is not None
-            if usual is open_childless or node is _EMPTY:
-                for other in cursor.others:
-                    match_children(node, {}, other)
-                return CHILDLESS, iter(()), None, None
-            args = cursor.arguments(node)
-            keep(args)
-            # What finishes a node is given its slots: here, the last of the walk's arguments.
-            return PENDING, iter(()), args[-1], partial(self.walk, self._recurse, *args[:-1])
-
-        return open
+    def _run_walk(self, tree: Any, rest: tuple[Any, ...]) -> Any:
+        self.tree = tree
+        token = walking.set(self.kept)
+        try:
+            return self._recurse(*(KeyPath(),) * self.with_path, tree, *rest)
+        finally:
+            walking.reset(token)
+            self.raised = None  # it refers to this, by its traceback
 
     def _recurse(self, *args: Any) -> Any:
-        """Maps a child for the user's walk, which recurses on Python's stack."""
-        cursor = self.cursor
-        assert cursor is not None
-        at = 1 if self.with_path else 0
-        node = args[at]
+        """Maps what the user's walk asks for, on Python's stack."""
         self.kept.append(args)
-        cursor.go_to(args[:at], args[at + 1 :])
-        self.raised = False
+        at = int(self.with_path)
+        node, others = args[at], args[at + 1 :]
+        i = (id(node), *map(id, others)) if others else id(node)
+        memo = self.memo
+        is_open = False
         try:
-            return self._run(node, lambda: args[0].keys if at else self._find(node))
-        except BaseException:
-            self.raised = True
+            if i in memo and self.prune is not UNSET:
+                return self.prune
+            if i in memo and memo[i] is PENDING:
+                raise _cycle(node, [], None, i)
+            if i in memo:
+                self.kept.again.append(memo[i])
+                return memo[i]
+            kind = kind_of(type(node))
+            is_node = kind not in LEAVES
+            has_children = is_node and kind is not CHILDLESS and node is not _EMPTY
+            if is_node and not (self.is_leaf is not None and self.is_leaf(*args[: at + 1])):
+                if not has_children:
+                    _Cursor(others, self).match(node, {})
+                    return node
+                memo[i] = PENDING
+                is_open = True
+                assert self.walk is not None
+                result = self.walk(self._recurse, *args)
+            else:
+                without = any(other is no_gradient for other in others)
+                result = node if without else self.f(*args)
+        except BaseException as error:
+            if is_open:  # the walk above may catch the error and come back
+                del memo[i]
+            if error is not self.raised or getattr(error, "placed", None) is False:
+                say_where(error, args[0].keys if at else self._find(node))
+            self.raised = error
             raise
+        if self.cache is not None and (has_children or kind is LEAF):
+            memo[i] = result
+        elif is_open:
+            del memo[i]
+        return result
 
     def _find(self, wanted: Any) -> Sequence[Any]:
         """Finds the first path to an object, for an error message."""
@@ -319,7 +317,7 @@ class TreeMap:
 
 
 class _Cursor:
-    """The position of a walk that has paths, several trees or a walk of the user's."""
+    """The position of a walk that has paths, or several trees."""
 
     __slots__ = ("f", "is_leaf", "keep", "link", "others", "with_path")
 
@@ -346,18 +344,9 @@ class _Cursor:
             return self.is_leaf(KeyPath.from_link(self.link), node)
         return self.is_leaf(node)
 
-    def go_to(self, place: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-        """Follows the user's walk to its path and the counterparts there."""
-        self.others = others
-        self.link = None
-        for path in place:
-            for key in path.keys:
-                self.link = (self.link, key)
-
-    def arguments(self, node: Any) -> tuple[Any, ...]:
-        """Returns the arguments of the user's walk at a node."""
-        place = (KeyPath.from_link(self.link),) if self.with_path else ()
-        return (*place, node, *self.others)
+    def match(self, node: Any, have: Mapping[Any, Any]) -> list[dict[Any, Any]]:
+        """Returns the children that the counterparts of a node have."""
+        return [match_children(node, have, other) for other in self.others]
 
     def track(self, node: Any, items: Iterable[Item]) -> Iterator[Item]:
         """Yields the items of a node and moves the cursor to each."""
@@ -368,7 +357,7 @@ class _Cursor:
                 yield key, child
             return
         have = dict(items)
-        matched = [match_children(node, have, other) for other in self.others]
+        matched = self.match(node, have)
         self.keep(matched)
         for key, child in have.items():
             self.link = (parent, key)
@@ -385,7 +374,7 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
     keys = [entry[2] for entry in stack]
     at = next((depth for depth, entry in enumerate(stack) if entry[3] == i), None)
     if at is None:
-        error = CycleError(f"a walk came back to this {class_of(child)} from inside it.")
+        error = CycleError(f"a walk came back to this {type(child).__name__} from inside it.")
         error.placed = False
         return error
     first: Link = None
@@ -405,3 +394,59 @@ def refill(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda lea
     The memo knows then what each node has become.
     """
     return TreeMap(f, memo=memo)(tree)
+
+
+# --- walks for `walk=` --------------------------------------------------------------------------
+
+
+def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
+    """Maps the children of a node and rebuilds it, as `fmap` does without `walk=`."""
+    node, node_type, _, mapped = _recurse_into(recurse, node, rest)
+    return node if node_type is None else node_type.rebuild(node, mapped)
+
+
+def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
+    """Maps the children into a plain dict, list or tuple, as `fmapstructure` does."""
+    _, node_type, _, mapped = _recurse_into(recurse, node, rest)
+    plain = dict if node_type is None else node_type.plain
+    return mapped if plain is dict else plain(mapped.values())
+
+
+def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[Any]:
+    """Collects the results of `f` in one flat list; use it with `cache=None`.
+
+    Examples:
+        >>> import fmapper
+        >>> fmapper.fmap(str, {"a": [1, 2], "b": 3}, walk=fmapper.collecting_walk, cache=None)
+        ['1', '2', '3']
+    """
+    _, _, have, results = _recurse_into(recurse, node, rest)
+    out = _Collected()
+    for key, mapped in results.items():
+        if isinstance(mapped, _Collected):
+            out.extend(mapped)
+        elif not (mapped is have[key] and (mapped is None or mapped is _EMPTY)):
+            out.append(mapped)
+    return out
+
+
+class _Collected(list[Any]):
+    """The list that a collecting walk makes, which is never what `f` returned."""
+
+
+def _recurse_into(
+    recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]
+) -> tuple[Any, NodeType | None, dict[Any, Any], dict[Any, Any]]:
+    """Returns a node (after its path, if any), its type, and its children, old and new."""
+    path = node if isinstance(node, KeyPath) else None
+    if path is not None:
+        node, *rest = rest  # type: ignore[assignment]
+    sync()
+    node_type = node_type_of(node)
+    have = {} if node_type is None else node_type.children(node)
+    matched = [match_children(node, have, other) for other in rest]
+    new = {}
+    for key, child in have.items():
+        place = () if path is None else (KeyPath(path, key),)
+        new[key] = recurse(*place, child, *(found[key] for found in matched))
+    return node, node_type, have, new

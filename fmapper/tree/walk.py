@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fmapper.errors import CycleError, FmapperError
-from fmapper.tracebacks import short_traceback
-from fmapper.tree import nodes
+from fmapper.errors import CycleError, FmapperError, StructureMismatchError
 from fmapper.tree.keypath import KeyPath, Link, format_keys, format_link
-from fmapper.tree.node_type import ATOM, INTERNED, LEAVES, Item, Kind, NodeType
+from fmapper.tree.nodes import (
+    ATOM,
+    CHILDLESS,
+    INTERNED,
+    LEAVES,
+    Item,
+    Kind,
+    NodeType,
+    kind_of,
+    kinds,
+    no_gradient,
+)
 
 Enter = Callable[[Any, "NodeType | Kind"], "Iterable[Item] | None"]
 Down = Callable[[Any, Any, Any, Any], Any]
@@ -39,7 +48,7 @@ def walk(
             leaf; None for those of nodes.
         known: With `once`: ids that count as seen already.
     """
-    kinds, kind_of = nodes.kinds, nodes.kind_of
+    look, look_up = kinds.get, kind_of
     seen: dict[Any, Any] = {}
     above: dict[int, Link] = {}
     stack: list[tuple[Any, ...]] = []
@@ -51,7 +60,7 @@ def walk(
         for key, child in items:
             link = (parent, key) if stack else None
             inner = state if down is None or not stack else down(state, node, key, child)
-            kind = kinds.get(type(child)) or kind_of(type(child))
+            kind = look(type(child)) or look_up(type(child))
             i = id(child)
             if once and kind is not ATOM and kind is not INTERNED:
                 identity = i if down is None else (i, inner)
@@ -104,38 +113,6 @@ def visit(
         yield link, value, kind
 
 
-@short_traceback
-def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """Returns the leaves of a tree, depth first, one per occurrence.
-
-    Raises:
-        CycleError: The tree has a cycle, so the list would have no end.
-
-    Examples:
-        >>> import fmapper
-        >>> fmapper.fleaves({"b": [1, 2], "a": (3, None)})
-        [1, 2, 3]
-    """
-    nodes.sync()
-    return [value for _, value, node_type in visit(tree, is_leaf=is_leaf) if node_type is None]
-
-
-@short_traceback
-def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """Collects all nodes and leaves of a tree, depth first, parents first, each object once.
-
-    Numbers and strings have no identity and are listed at every place. Cycles are followed once.
-
-    Examples:
-        >>> import fmapper
-        >>> inner = [1, 2]
-        >>> fmapper.fcollect({"a": inner, "b": inner})
-        [{'a': [1, 2], 'b': [1, 2]}, [1, 2], 1, 2]
-    """
-    nodes.sync()
-    return [value for _, value, _ in visit(tree, is_leaf=is_leaf, once=True)]
-
-
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
@@ -155,13 +132,51 @@ def say_where(error: BaseException, keys: Sequence[object]) -> None:
 def cycle_error(child: Any, first: Link, again: Link) -> CycleError:
     """Returns the error for a node that contains itself."""
     return CycleError(
-        f"{format_link(again)}: this is the {class_of(child)} at {format_link(first)} again. "
+        f"{format_link(again)}: this is the {type(child).__name__} at {format_link(first)} again. "
         "fmap follows a cycle only through nodes that exist before their children do (lists, "
         "dicts, functors with the default rebuild), or with prune= a value to put there; a list "
         "of all leaves or a state of a cyclic tree would have no end. Break the cycle."
     )
 
 
-def class_of(node: Any) -> str:
-    """Returns the name of the class of a node."""
-    return type(node).__name__
+def match_children(node: Any, have: Mapping[Any, Any], other: Any) -> dict[Any, Any]:
+    """Returns the children of `other`, which must have the keys that `node` has.
+
+    Raises:
+        StructureMismatchError: It has others; the walk that sees the error adds the path.
+    """
+    if node is no_gradient:  # whatever the others have there
+        return {}
+    kind = kind_of(type(other))
+    if isinstance(kind, NodeType):
+        found = kind.children(other)
+        if found.keys() == have.keys():
+            return found
+        problem = _differing_keys(node, have, other, found)
+    elif kind is CHILDLESS and not have:
+        return {}
+    else:
+        what = "None" if kind is CHILDLESS else f"a leaf of type {type(other).__name__}"
+        name = type(node).__name__
+        problem = f"the first tree has {name} with {_count(have)} here, a later one has {what}."
+    error = StructureMismatchError(problem)
+    error.placed = False
+    raise error
+
+
+def _differing_keys(
+    node: Any, have: Mapping[Any, Any], other: Any, found: Mapping[Any, Any]
+) -> str:
+    mine, theirs = type(node).__name__, type(other).__name__
+    if all(list(keys) == list(range(len(keys))) for keys in (have, found)):
+        return f"{mine} has {_count(have)}, {theirs} in a later tree has {_count(found)}."
+    missing = [repr(key) for key in have if key not in found]
+    extra = [repr(key) for key in found if key not in have]
+    parts = [f"lacks {', '.join(missing)}"] * bool(missing)
+    parts += [f"has {', '.join(extra)} besides"] * bool(extra)
+    names = ", ".join(map(repr, have)) or "no children"
+    return f"{mine} has {names}; {theirs} in a later tree {' and '.join(parts)}."
+
+
+def _count(keys: Mapping[Any, Any]) -> str:
+    return f"{len(keys)} {'child' if len(keys) == 1 else 'children'}"

@@ -74,10 +74,6 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns whether a class is `torch.Tensor` or a subclass."""
         return issubclass(cls, torch.Tensor)
 
-    def is_fitted_type(self, cls: type) -> bool:
-        """Returns whether a class is of parameters, whose replacements modules wrap."""
-        return issubclass(cls, torch.nn.Parameter)
-
     def device(self, array: Any) -> Device:
         """Returns `array.device`."""
         return _device(array.device)

@@ -16,13 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fmapper import RebuildError, UnsupportedLeafError, no_gradient
 from fmapper.backends import (
-    Fitting,
     NodeType,
     at_end,
     holds_arrays,
     is_dynamic,
     is_gradient,
-    refit,
+    like,
 )
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays.parameters import as_parameter
@@ -102,7 +101,7 @@ def node_type(cls: type) -> NodeType | None:
             source = parameters.copy()
             keep(source)
             finish = partial(_fill_parameters, module, source, new, keep)
-            return new, iter(source.items()), _Parameters(source), finish
+            return new, iter(source.items()), source.copy(), finish
         elif modules and not parameters:  # ... and a block of layers
             source = modules.copy()
             keep(source)
@@ -112,7 +111,7 @@ def node_type(cls: type) -> NodeType | None:
         found = items(module)
         keep(found)
         finish = partial(_fill, module, new, state, keep)
-        return new, iter(found), _Parameters(), finish
+        return new, iter(found), {}, finish
 
     def passengers(module: Any) -> list[tuple[str, Any]]:
         if settings_only(module.__dict__):
@@ -254,22 +253,6 @@ def _is_child(value: Any) -> bool:
     return is_dynamic(value) and holds_arrays(value)
 
 
-class _Parameters(Fitting):
-    """Slots in which a tensor that takes the place of a parameter becomes one."""
-
-    __slots__ = ()
-
-    def fit(self, new: Any, old: Any) -> Any:
-        """Wraps as a parameter, unless the module rejects it."""
-        if type(new) is not torch.Tensor and (
-            not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter)
-        ):
-            return new
-        if parameter_standin.is_differentiated(new):
-            return parameter_standin.stand_in(new, old)
-        return as_parameter(new, old)
-
-
 Keep = Callable[[Any], None]
 
 
@@ -345,10 +328,7 @@ def _check_modules(old: Any, modules: dict[str, Any]) -> None:
 
 
 def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
-    """Returns the replacement of a parameter or buffer.
-
-    A tensor that has to be wrapped only here was put elsewhere before: there it is replaced, too.
-    """
+    """Returns the replacement of a parameter or buffer."""
     if new is old or new is None:
         return new
     if new is no_gradient:
@@ -357,25 +337,14 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
         raise _unfit(module, name, new, "a tensor")
     if (
         is_gradient()
-        or isinstance(new, torch.nn.Parameter)
+        # A tensor itself is not asked: its class answers in Python.
+        or (type(new) is not torch.Tensor and isinstance(new, torch.nn.Parameter))
         or parameter_standin.stands_for(old) is None
     ):
         return new
     if parameter_standin.is_differentiated(new):
         return parameter_standin.stand_in(new, old)
-    of, by = _wrapped.get(id(new), (None, None))
-    wrapped = by() if by is not None and of is not None and of() is old else None
-    if wrapped is None:
-        wrapped = as_parameter(new, old)
-        refit(keep, new, wrapped)
-        i = id(new)
-        _wrapped[i] = (weakref.ref(old), weakref.ref(wrapped))
-        weakref.finalize(new, _wrapped.pop, i, None)
-    return wrapped
-
-
-# Which parameter a tensor was wrapped into, and in whose place: tied parameters stay one.
-_wrapped: dict[int, tuple[Any, Any]] = {}
+    return like(keep, new, old, as_parameter)
 
 
 def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
