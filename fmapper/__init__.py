@@ -51,7 +51,8 @@ from fmapper.lazy import surface as _surface
 from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_numpy, to_torch
 from fmapper.moves.route import use_backend
 from fmapper.renames import install as _find_renamed_modules
-from fmapper.states.state import destructure, load_state, state
+from fmapper.states.state import load_state, state
+from fmapper.states.vector import destructure
 from fmapper.switches import settings
 from fmapper.transforms.trainable import trainables
 from fmapper.tree.children import children, is_leaf, rebuild

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from fmapper.backends.discovery import (
     get_adapter,
     installed_backends,
     known_backends,
+    working_adapters,
 )
 from fmapper.errors import (
     BackendUnavailableError,
@@ -141,15 +142,6 @@ def devices() -> list[Device]:
 
 def _known_devices() -> list[Device]:
     return [device for adapter in working_adapters() for device in adapter.known_devices()]
-
-
-def working_adapters() -> Iterator[Arrays]:
-    """Yields the adapters of all backends that are installed and can be imported."""
-    for name in installed_backends():
-        try:
-            yield get_adapter(name, Arrays)
-        except ImportError:  # installed in name only, or without an adapter for its version
-            continue
 
 
 @short_traceback

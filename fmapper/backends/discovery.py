@@ -226,6 +226,15 @@ def installed_backends() -> list[str]:
     return [name for name in known_backends() if name in _loaded or _importable(name)]
 
 
+def working_adapters() -> Iterator[Arrays]:
+    """Yields the adapters of all backends that are installed and can be imported."""
+    for name in installed_backends():
+        try:
+            yield get_adapter(name, Arrays)
+        except ImportError:  # installed in name only, or without an adapter for its version
+            continue
+
+
 def _has_arrays(name: str) -> bool:
     """Returns whether an adapter has arrays, without loading it and its framework."""
     adapter = _loaded.get(name) or _by_framework.get(name)
@@ -248,6 +257,13 @@ def adapter_of(x: Any) -> Arrays | None:
     except KeyError:
         found = _by_type[cls] = next((a for a in adapters(Arrays) if a.is_array_type(cls)), None)
         return found
+
+
+def owner_of(array: Any) -> Arrays:
+    """Returns the adapter of a known array."""
+    found = adapter_of(array)
+    assert found is not None
+    return found
 
 
 # --- what the walk asks adapters -----------------------------------------------------------------

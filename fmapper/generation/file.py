@@ -16,8 +16,8 @@ from fmapper.files.untrusted import Misfit, read_json, show
 from fmapper.generation.decoding import Decoding
 from fmapper.generation.generation import Generation
 from fmapper.programs.file import read_file, write_file
-from fmapper.programs.program import Program, Ref
-from fmapper.programs.treespec import TreeSpec
+from fmapper.programs.program import Program
+from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.tracebacks import short_traceback
 
 _KEY = "fmapper.generator"

@@ -18,8 +18,7 @@ from fmapper.errors import (
 from fmapper.generation import prompts
 from fmapper.generation.decoding import Decoding, options_of
 from fmapper.generation.generation import Generation
-from fmapper.programs.lowering import user_lowerings
-from fmapper.programs.steps import in_turn, source_of
+from fmapper.programs.steps import in_turn, source_of, user_lowerings
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.warn import warn

@@ -73,6 +73,10 @@ class DeviceMap(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         return (part.path for part in self.parts)
 
+    def computes(self, device: Any) -> bool:
+        """Returns whether a device computes: the first one, and all but "cpu" and "disk"."""
+        return device == next(iter(self.nbytes)) or device not in OFFLOADED
+
     def __len__(self) -> int:
         return len(self.parts)
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from fmapper.programs.program import Call, Program, Ref
+from fmapper.programs.program import Call, Program
+from fmapper.programs.treespec import Ref
 
 Dims: TypeAlias = "list[int]"
 """A number for each dimension of an array; two numbers may be joined, and are one then."""

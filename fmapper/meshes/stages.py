@@ -16,11 +16,10 @@ from fmapper.programs.program import (
     Output,
     Parameter,
     Program,
-    Ref,
     refs_in,
     substitute,
 )
-from fmapper.programs.treespec import TreeSpec
+from fmapper.programs.treespec import Ref, TreeSpec
 
 _ARRAYS = ("parameter", "buffer")
 _GETITEM = "sym::getitem"

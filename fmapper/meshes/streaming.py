@@ -6,22 +6,25 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import parse_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.models import Models
 from fmapper.errors import DeviceError, DeviceUnavailableError, PlacementError, ProgramInputError
-from fmapper.meshes.device_maps import OFFLOADED, DeviceMap, device_map
 from fmapper.meshes.stages import Stage, split
 from fmapper.moves.loader import DeviceLoader
 from fmapper.moves.mover import Mover
 from fmapper.programs.echoes import Echoes
-from fmapper.programs.program import Program, Ref
+from fmapper.programs.program import Program
+from fmapper.programs.treespec import Ref
 from fmapper.render import readable_bytes
 from fmapper.states.materialize import is_abstract
 from fmapper.tracebacks import short_traceback
+
+if TYPE_CHECKING:
+    from fmapper.meshes.device_maps import DeviceMap
 
 _FILE = "offloaded.safetensors"
 
@@ -106,6 +109,8 @@ class Offload:
         Raises:
             PlacementError: The model is not a converted one, or does not fit.
         """
+        from fmapper.meshes.device_maps import device_map  # who has a plan needs no planner
+
         _program(model)
         return offload(model, device_map(model, self.max_memory, ahead=self.ahead), state=state)
 
@@ -203,8 +208,7 @@ class OffloadedModel:
         return found
 
     def _is_away(self, name: str) -> bool:
-        device = self.plan.device_of(name)
-        return device in OFFLOADED and device != self._devices.first
+        return not self.plan.computes(self.plan.device_of(name))
 
     def _device(self, names: Sequence[str]) -> Any:
         """Returns where a stage with these arrays runs."""
@@ -327,7 +331,7 @@ class _Devices:
     def __init__(self, adapter: Arrays, plan: DeviceMap) -> None:
         self._adapter = adapter
         self.first = next(iter(plan.nbytes))
-        self._known = {key: self._find(key) for key in plan.nbytes if self._computes(key)}
+        self._known = {key: self._find(key) for key in plan.nbytes if plan.computes(key)}
         host = Mover("offload", adapter.name, spec=parse_device("cpu"))
         pinned = adapter.host_memory(self._known[self.first][1])
         self.waiting = host if pinned is None else self._mover(str(pinned))
@@ -335,9 +339,6 @@ class _Devices:
     def of(self, key: Any) -> tuple[Mover, Device]:
         """Returns what brings arrays to a device of the plan, and the device."""
         return self._known[key]
-
-    def _computes(self, key: Any) -> bool:
-        return key == self.first or key not in OFFLOADED
 
     def _find(self, key: Any) -> tuple[Mover, Device]:
         if key == "disk":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fmapper.backends.arrays import Arrays, Device
-from fmapper.backends.device import DeviceSpec, working_adapters
-from fmapper.backends.discovery import get_adapter
+from fmapper.backends.discovery import get_adapter, working_adapters
 from fmapper.errors import DeviceError, DeviceUnavailableError
+
+if TYPE_CHECKING:
+    from fmapper.backends.device import DeviceSpec
 
 
 class Target(NamedTuple):

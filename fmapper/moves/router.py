@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.node_type import Aside
-from fmapper.moves.carry import Where
 from fmapper.moves.collect import Leaves
 from fmapper.tree.nodes import ATOM, NodeType, kind_of
 
 if TYPE_CHECKING:
+    from fmapper.moves.carry import Where
     from fmapper.moves.mover import Mover
     from fmapper.moves.plan import Plan
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fmapper.programs.lowering import Lowering, LoweringTable
     from fmapper.programs.program import (
         Call,
-        DType,
         Graph,
         Guard,
         Input,
@@ -36,15 +35,12 @@ if TYPE_CHECKING:
         Parameter,
         Part,
         Program,
-        Ref,
-        Scalar,
-        Size,
         map_arguments,
         refs_in,
         substitute,
     )
     from fmapper.programs.sizes import size_of
-    from fmapper.programs.treespec import Record, TreeSpec, record_type
+    from fmapper.programs.treespec import DType, Record, Ref, Scalar, Size, TreeSpec, record_type
 
 __all__ = [
     "Call",
@@ -75,10 +71,9 @@ _PLACES = {
     "fmapper.programs.echoes": "Echoes",
     "fmapper.programs.lowering": "Lowering LoweringTable",
     "fmapper.programs.program": (
-        "Call DType Graph Guard Input Output Parameter Part Program Ref Scalar Size "
-        "map_arguments refs_in substitute"
+        "Call Graph Guard Input Output Parameter Part Program map_arguments refs_in substitute"
     ),
     "fmapper.programs.sizes": "size_of",
-    "fmapper.programs.treespec": "Record TreeSpec record_type",
+    "fmapper.programs.treespec": "DType Record Ref Scalar Size TreeSpec record_type",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -18,18 +18,14 @@ from fmapper.programs.program import (
     RELATIONS,
     VARIABLE_TYPES,
     Call,
-    DType,
     Graph,
     Guard,
     Input,
     Output,
     Parameter,
     Program,
-    Ref,
-    Scalar,
-    Size,
 )
-from fmapper.programs.treespec import TreeSpec
+from fmapper.programs.treespec import DType, Ref, Scalar, Size, TreeSpec
 
 MOST_ELEMENTS = 1 << 40  # of any array that a program speaks of
 _MOST_DIMENSIONS = 64

@@ -13,18 +13,14 @@ from fmapper.files.untrusted import Misfit, show
 from fmapper.programs.program import (
     VARIABLE_TYPES,
     Call,
-    DType,
     Graph,
     Guard,
     Input,
     Output,
     Parameter,
     Program,
-    Ref,
-    Scalar,
-    Size,
 )
-from fmapper.programs.treespec import TreeSpec
+from fmapper.programs.treespec import DType, Ref, Scalar, Size, TreeSpec
 
 _PLAIN = {
     cls.__name__: cls for cls in (Call, Guard, Input, Output, Parameter, Scalar, Size, TreeSpec)

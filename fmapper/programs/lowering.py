@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from fmapper.backends.discovery import get_adapter
-from fmapper.backends.models import Models
 from fmapper.errors import DeclarationError, UnsupportedOpsError
 from fmapper.programs.program import Call
 
@@ -182,7 +180,7 @@ class LoweringTable:
         )
 
 
-_added: dict[str | None, dict[str, Lowering]] = {}  # by target, None where it was not named
+added: dict[str | None, dict[str, Lowering]] = {}  # by target, None where it was not named
 
 
 def lowering(
@@ -246,7 +244,7 @@ def lowering(
 
     def add(function: F) -> F:
         for op in ops:
-            _added.setdefault(to, {})[op] = Lowering(
+            added.setdefault(to, {})[op] = Lowering(
                 function,
                 random=random,
                 data_dependent_shape=data_dependent_shape,
@@ -260,13 +258,3 @@ def lowering(
         return function
 
     return add
-
-
-def user_lowerings(target: Models) -> dict[str, Lowering]:
-    """Returns the user's lowerings to a framework, by operation."""
-    family = get_adapter(target.lowers_like or target.name, Models)
-    return {
-        **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},
-        **_added.get(family.name, {}),
-        **_added.get(target.name, {}),
-    }

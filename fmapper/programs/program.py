@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.equality import equals
 from fmapper.programs.sizes import size_of, solve_names
-from fmapper.programs.treespec import TreeSpec
+from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.render import as_html, pairs
 
 if TYPE_CHECKING:
@@ -23,39 +23,6 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """Stands for the result of a call, or for an input, in the arguments of another call."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """A dtype by name among the arguments of a call, told apart from a string."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A number of a certain dtype among the arguments of a call: an array without dimensions."""
-
-    value: Any
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A size that is worked out from those of the inputs, among the arguments of a call.
-
-    Attributes:
-        expression: Such as `2*b + 1`; see `size_of`.
-    """
-
-    expression: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from fmapper.errors import (
     FmapperError,
     UnsupportedOpsError,
 )
-from fmapper.programs.lowering import user_lowerings
+from fmapper.programs.lowering import Lowering, added
 from fmapper.programs.program import Program
 from fmapper.progress import step
 
@@ -51,6 +51,16 @@ def in_turn(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return function(*args, **kwargs)
 
     return wrapper
+
+
+def user_lowerings(target: Models) -> dict[str, Lowering]:
+    """Returns the user's lowerings to a framework, by operation."""
+    family = get_adapter(target.lowers_like or target.name, Models)
+    return {
+        **{op: one for op, one in added.get(None, {}).items() if family.lowers(op)},
+        **added.get(family.name, {}),
+        **added.get(target.name, {}),
+    }
 
 
 @in_turn

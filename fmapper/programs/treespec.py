@@ -1,4 +1,4 @@
-"""The structure of inputs and outputs as plain data, and records in place of foreign classes."""
+"""Structures of values as plain data: what stands for a value, and records for foreign classes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,39 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fmapper.errors import StructureMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for the result of a call, or for an input, in the arguments of another call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype by name among the arguments of a call, told apart from a string."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number of a certain dtype among the arguments of a call: an array without dimensions."""
+
+    value: Any
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size that is worked out from those of the inputs, among the arguments of a call.
+
+    Attributes:
+        expression: Such as `2*b + 1`; see `size_of`.
+    """
+
+    expression: str
 
 
 @dataclass(frozen=True, slots=True)

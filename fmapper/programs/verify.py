@@ -15,8 +15,7 @@ from fmapper.backends.models import Models, Observation
 from fmapper.errors import ConversionError, NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.plots import draw_differences
-from fmapper.programs.lowering import user_lowerings
-from fmapper.programs.steps import in_turn, source_of_callable
+from fmapper.programs.steps import in_turn, source_of_callable, user_lowerings
 from fmapper.progress import step
 from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback

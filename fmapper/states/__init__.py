@@ -1,6 +1,7 @@
 """Names the arrays of a tree, fills a tree from names, and shows what is where.
 
-state        `state`, `load_state` and `destructure`
+state        `state` and `load_state`
+vector       `destructure`
 materialize  values for a model without memory
 inventory    what is at every place of a tree
 summary      the inventory, printed

@@ -1,23 +1,18 @@
-"""The arrays of a tree by name, and as one vector; and the way back."""
+"""The arrays of a tree by name, and the way back."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fmapper.backends.arrays import Arrays
-from fmapper.backends.device import common_device
-from fmapper.backends.discovery import adapter_of
+from fmapper.backends.discovery import adapter_of, owner_of
 from fmapper.backends.equality import equal_arrays
-from fmapper.backends.namespace import array_namespace
 from fmapper.backends.undeclared import check_leaf
-from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
+from fmapper.errors import StructureMismatchError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remake
 from fmapper.tracebacks import short_traceback
-from fmapper.transforms.trainable import Trained
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
 from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
@@ -90,7 +85,7 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
         if name not in state:
             continue
         new = state[name]
-        adapter, source = _adapter_of(old), adapter_of(new)
+        adapter, source = owner_of(old), adapter_of(new)
         if source is None:
             problems.append(f"{name}: {type(new).__name__} is not an array")
         elif (difference := _other_shape(adapter, old, source, new)) is not None:
@@ -121,7 +116,7 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
         copy = None if frozen else True
         arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
     loaded = {
-        identity: _adapter_of(named[name][1]).like(array, named[name][1])
+        identity: owner_of(named[name][1]).like(array, named[name][1])
         for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
     }
     _restore_views(
@@ -156,10 +151,10 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
     """
     of_backend: dict[str, list[Any]] = {}
     for identity, (_, old) in places.items():
-        of_backend.setdefault(_adapter_of(old).name, []).append(identity)
+        of_backend.setdefault(owner_of(old).name, []).append(identity)
     for identities in of_backend.values():
         olds = [places[identity][1] for identity in identities]
-        adapter = _adapter_of(olds[0])
+        adapter = owner_of(olds[0])
         for tie in find_view_ties(olds, adapter) if adapter.may_share_memory(olds) else ():
             view, base = identities[tie.view], identities[tie.base]
             seen = remake(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
@@ -173,121 +168,6 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
             loaded[view] = seen
 
 
-@short_traceback
-def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
-    """Flattens the trainable arrays of a tree to one vector; returns it and the inverse.
-
-    Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
-    array is in the vector once. The vector has the dtype to which those of the arrays
-    promote; the way back gives every array its own dtype again (a real one takes the real part),
-    ties what was tied, and carries all else over. It can be differentiated, jitted and vmapped.
-
-    Returns:
-        The vector, of shape (n,), and `rebuild(vector) -> tree`.
-
-    Raises:
-        MixedDevicesError: The arrays are not on one device of one backend.
-        NotAFunctorError: An object that nobody declared holds arrays.
-
-    The idea is that of `Optimisers.destructure`, https://fluxml.ai/Optimisers.jl.
-
-    Examples:
-        >>> import fmapper, numpy as np
-        >>> vector, rebuild = fmapper.destructure({"w": np.ones((2, 2)), "n": 3})
-        >>> vector, rebuild(2 * vector)["w"].tolist()
-        (array([1., 1., 1., 1.]), [[2.0, 2.0], [2.0, 2.0]])
-    """
-    sync()
-    trained = Trained(tree)
-    arrays, links = [], []
-    for link, leaf, node_type in visit(tree, once=True):
-        if node_type is None and leaf in trained:
-            arrays.append(leaf)
-            links.append(link)
-        elif node_type is None and adapter_of(leaf) is None:
-            check_leaf(leaf, _at(link))
-    common_device(zip(links, arrays, strict=True))
-    flat = [_flatten(array, link) for array, link in zip(arrays, links, strict=True)]
-    shapes = [_adapter_of(array).shape(array) for array in arrays]
-    total = sum(map(math.prod, shapes))
-    if not arrays:
-        from array_api_compat import numpy
-
-        vector = cast(Any, numpy).zeros((0,))
-    else:
-        vector = _join(flat, links)
-
-    def rebuild(vector: Any) -> Any:
-        adapter = adapter_of(vector)
-        if adapter is None or adapter.shape(vector) != (total,):
-            shape = None if adapter is None else adapter.shape(vector)
-            raise StructureMismatchError(
-                f"destructure: expected a vector of shape ({total},), got shape {shape}."
-            )
-        starts = itertools.accumulate(map(math.prod, shapes), initial=0)
-        pieces = (
-            _piece(vector[start : start + math.prod(shape)], array, shape)
-            for start, array, shape in zip(starts, arrays, shapes, strict=False)
-        )
-        return refill(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
-
-    return vector, rebuild
-
-
-def _flatten(array: Any, link: Link) -> Any:
-    """Returns an array in one dimension.
-
-    Raises:
-        UnsupportedLeafError: It has no shape or no strides; names the path.
-    """
-    adapter = _adapter_of(array)
-    try:
-        adapter.shape(array)
-        if adapter.is_freed(array):
-            adapter.check(array)
-        xp: Any = array_namespace(array)
-        return xp.reshape(array, (-1,))
-    except FmapperError:
-        raise
-    except Exception as error:
-        raise _no_part(array, link, str(error)) from error
-
-
-def _join(parts: Sequence[Any], links: Sequence[Link]) -> Any:
-    """Returns flat arrays as one vector of the dtype that they promote to.
-
-    Raises:
-        UnsupportedLeafError: One does not promote, or has no values; names the path.
-    """
-    xp: Any = array_namespace(parts)
-    try:
-        dtype = xp.result_type(*parts)
-        return xp.concat([xp.astype(part, dtype) for part in parts])
-    except Exception as error:
-        for part, link in zip(parts, links, strict=True):
-            try:
-                _adapter_of(part).check(part)
-                xp.concat([xp.astype(part, xp.result_type(part, parts[0]))] * 2)
-            except Exception as why:
-                own, first = (_adapter_of(one).dtype(one) for one in (part, parts[0]))
-                if own != first:
-                    why = TypeError(f"{why} ({own}, and {first} at {format_link(links[0])})")
-                raise _no_part(part, link, str(why)) from error
-        raise
-
-
-def _no_part(array: Any, link: Link, reason: str) -> UnsupportedLeafError:
-    """Returns the error for an array that cannot be a part of a vector."""
-    try:
-        _adapter_of(array).check(array)
-    except TypeError as why:
-        reason = str(why)
-    return UnsupportedLeafError(
-        f"{format_link(link)}: cannot be a part of a vector: {reason.rstrip('.')}. Convert it "
-        "first, or declare the trained children: @fmapper.functor(trainable=(...))."
-    )
-
-
 def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:
     """Replaces the leaves of a tree by `replace(link, leaf)`, called once for each, in order."""
     new = [
@@ -299,7 +179,8 @@ def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:
     return fmap(lambda leaf: leaf if kind_of(type(leaf)) is ATOM else next(pending), tree)
 
 
-def _at(link: Link) -> Callable[[Any], Link]:
+def at(link: Link) -> Callable[[Any], Link]:
+    """Returns a function that gives a known place, as `check_leaf` asks for it."""
     return lambda _: link
 
 
@@ -308,20 +189,12 @@ def identity_of(name: str, array: Any) -> Any:
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
 
-def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
-    xp: Any = array_namespace(part)
-    own, wanted = _adapter_of(part).dtype(part), _adapter_of(like).dtype(like)
-    if own.startswith("complex") and not wanted.startswith("complex"):
-        part = xp.real(part)
-    return _adapter_of(like).like(xp.astype(xp.reshape(part, shape), like.dtype), like)
-
-
 def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     """Returns the arrays of a tree by name, each with its link."""
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
         if node_type is None and adapter_of(leaf) is None:
-            check_leaf(leaf, _at(link))
+            check_leaf(leaf, at(link))
         elif node_type is None:
             name = name_of(link)
             if name in named:
@@ -356,9 +229,3 @@ def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -
         [place],
         [new],
     )
-
-
-def _adapter_of(array: Any) -> Arrays:
-    found = adapter_of(array)
-    assert found is not None
-    return found

@@ -8,9 +8,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.arrays import Arrays
 from fmapper.backends.compute import NO_TRANSFORMS, Compute
-from fmapper.backends.discovery import adapter_of
+from fmapper.backends.discovery import adapter_of, owner_of
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import FmapperError, MixedDevicesError, TransformError
 from fmapper.tree.keypath import format_link
@@ -109,13 +108,6 @@ def refuse_holders(structure: StaticKey, trees: Any) -> None:
     for leaf in structure.opaque:
         if not issubclass(type(leaf), _FUNCTIONS):
             check_leaf(leaf, where, leaf)
-
-
-def owner_of(array: Any) -> Arrays:
-    """Returns the adapter of a known array."""
-    found = adapter_of(array)
-    assert found is not None
-    return found
 
 
 def original_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from fmapper.backends.compute import Compute, filling_gradient
-from fmapper.backends.discovery import adapter_of
+from fmapper.backends.discovery import adapter_of, owner_of
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import FmapperError, TransformError
 from fmapper.tracebacks import short_traceback
 from fmapper.transforms.arguments import (
     original_of,
-    owner_of,
     path_of,
     place_of,
     positions,

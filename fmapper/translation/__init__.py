@@ -5,7 +5,8 @@ code      expressions made of templates
 printing  the tables that say how a target writes an operation
 """
 
-from fmapper.programs.program import Call, DType, Ref
+from fmapper.programs.program import Call
+from fmapper.programs.treespec import DType, Ref
 from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer

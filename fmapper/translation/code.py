@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.programs.program import DType, Scalar
+from fmapper.programs.treespec import DType, Scalar
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _LONGEST = 88

@@ -11,10 +11,10 @@ from fmapper.programs.program import (
     Input,
     Part,
     Program,
-    Ref,
     map_arguments,
     refs_in,
 )
+from fmapper.programs.treespec import Ref
 
 Shape = tuple[int | str, ...]
 

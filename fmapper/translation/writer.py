@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Program, Ref, refs_in
-from fmapper.programs.treespec import TreeSpec
+from fmapper.programs.program import Call, Program, refs_in
+from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
 from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes

@@ -102,7 +102,7 @@ def fmap(
     """
     try:
         sync()
-        mapping = TreeMap(f, is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
+        mapping = TreeMap(cast(Any, f), is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
         if type(f) is not FunctionType and _takes_trees(f):
             if rest:
                 raise TypeError(f"{f!r} takes one tree, but got {1 + len(rest)}.")

@@ -260,8 +260,9 @@ def make_cache() -> dict[type, Any]:
 def forget() -> None:
     """Empties all that is known of classes."""
     _generation[0] = object()
-    for cache in (*_caches, _unknown):
+    for cache in _caches:
         cache.clear()
+    _unknown.clear()
 
 
 def tell(news: Any) -> None:
@@ -322,7 +323,8 @@ def registered_type_of(cls: type) -> NodeType | None:
 
 
 def _look_up(cls: type) -> NodeType | Kind:
-    found = next(filter(None, (source.kind(cls) for source in sources)), None)
+    answers = (source.kind(cls) for source in sources)
+    found: NodeType | Kind | None = next((kind for kind in answers if kind is not None), None)
     if found is None and issubclass(cls, numbers.Number):
         return ATOM
     if found is None:

@@ -13,7 +13,7 @@ import pytest
 
 import fmapper
 from fmapper.cli.main import main
-from fmapper.programs.lowering import _added
+from fmapper.programs.lowering import added
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -169,7 +169,7 @@ def test_what_differs_is_not_saved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(_added, None, {})
+    monkeypatch.setitem(added, None, {})
     fmapper.lowering("aten::relu")(lambda x: x)
     out, report = tmp_path / "net.safetensors", tmp_path / "report.json"
     files = ("--out", str(out), "--json", str(report))

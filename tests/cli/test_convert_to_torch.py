@@ -11,7 +11,7 @@ import pytest
 
 import fmapper
 from fmapper.cli.main import main
-from fmapper.programs.lowering import _added
+from fmapper.programs.lowering import added
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -113,7 +113,7 @@ def test_what_differs_is_not_saved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(_added, "torch", {})
+    monkeypatch.setitem(added, "torch", {})
     fmapper.lowering("lax::tanh", to="torch")(lambda x, accuracy=None: torch.sin(x))
     out = tmp_path / "net.safetensors"
     assert convert(file, "function", "--example", "randn(5, 4)", *QUICK, "--out", str(out)) == 1

@@ -909,7 +909,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type]]:
     for name in ("alpha", "beta"):
         fmapper.backends.register_adapter(backend(name))
     monkeypatch.setattr(
-        "fmapper.backends.device.installed_backends", lambda: ["numpy", "alpha", "beta"]
+        "fmapper.backends.discovery.installed_backends", lambda: ["numpy", "alpha", "beta"]
     )
     yield arrays
     fmapper.use_backend(None)
@@ -949,7 +949,7 @@ def test_use_backend_ends_with_its_block_when_that_raises(two_gpus: dict[str, ty
 def test_the_only_backend_with_a_gpu_is_taken(
     two_gpus: dict[str, type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fmapper.backends.device.installed_backends", lambda: ["numpy", "beta"])
+    monkeypatch.setattr("fmapper.backends.discovery.installed_backends", lambda: ["numpy", "beta"])
     assert type(to_gpu(np.ones(2))) is two_gpus["beta"]
 
 

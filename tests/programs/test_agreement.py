@@ -42,8 +42,8 @@ def wrong(monkeypatch):
     def enter(op, function):
         from fmapper.programs import lowering
 
-        added = {**lowering._added.get("jax", {}), op: fmapper.programs.Lowering(function)}
-        monkeypatch.setitem(lowering._added, "jax", added)
+        added = {**lowering.added.get("jax", {}), op: fmapper.programs.Lowering(function)}
+        monkeypatch.setitem(lowering.added, "jax", added)
 
     return enter
 

@@ -74,7 +74,7 @@ def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     try:
         converted = fmapper.convert(model, "jax", (x,), check=False)
     finally:
-        fmapper.programs.lowering._added[None].pop("aten::relu")
+        fmapper.programs.lowering.added[None].pop("aten::relu")
     report = fmapper.verify(model, converted, x)
     assert report.first.path.startswith("in body.2: aten::relu.default")
 
@@ -101,7 +101,7 @@ def test_convert_verifies_if_asked():
         with pytest.raises(fmapper.ConversionError, match=r"(?s)differs.*in body\.2: aten::relu"):
             fmapper.convert(Model(), "jax", (x,), verify=True)
     finally:
-        fmapper.programs.lowering._added[None].pop("aten::relu")
+        fmapper.programs.lowering.added[None].pop("aten::relu")
     assert fmapper.convert(Model(), "jax", (x,), verify=True)
 
 

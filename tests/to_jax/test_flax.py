@@ -283,7 +283,7 @@ def test_a_copy_is_not_compiled_anew():
     finally:
         from fmapper.programs import lowering
 
-        del lowering._added[None]["aten::sinh"]
+        del lowering.added[None]["aten::sinh"]
 
 
 def test_a_name_that_flax_needs_is_refused():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper.programs.lowering import _added
+from fmapper.programs.lowering import added as known
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -32,10 +32,10 @@ def ops(function: Any, *args: Any, **options: Any) -> set[str]:
 @pytest.fixture
 def added() -> Iterator[dict[str, Any]]:
     """The user's lowerings, which are forgotten afterwards."""
-    before = {target: dict(found) for target, found in _added.items()}
-    yield _added
-    _added.clear()
-    _added.update(before)
+    before = {target: dict(found) for target, found in known.items()}
+    yield known
+    known.clear()
+    known.update(before)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def lowered_as(monkeypatch):
             return change(right(*args, **kwargs))
 
         added = {f"lax::{op}": fmapper.Lowering(other, takes_avals=op == "qr")}
-        monkeypatch.setitem(lowering._added, "torch", added)
+        monkeypatch.setitem(lowering.added, "torch", added)
 
     return enter
 

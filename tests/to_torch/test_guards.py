@@ -391,7 +391,7 @@ def wrong_tanh():
         return torch.tanh(x) + (torch.cumsum(torch.ones_like(x), 0) > 5) * 0.5
 
     yield
-    del lowering._added["torch"]["lax::tanh"]
+    del lowering.added["torch"]["lax::tanh"]
 
 
 @pytest.mark.usefixtures("wrong_tanh")
@@ -444,4 +444,4 @@ def test_a_source_that_does_not_run_is_told():
         with pytest.warns(fmapper.FmapperWarning, match="nothing was compared"):
             fmapper.convert(primitive.bind, "torch", (array(3),))
     finally:
-        del lowering._added[None]["lax::without_an_implementation"]
+        del lowering.added[None]["lax::without_an_implementation"]

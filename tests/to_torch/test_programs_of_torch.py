@@ -322,7 +322,7 @@ class fmapper_lowering:
     def __init__(self, op, function):
         from fmapper.programs import lowering
 
-        self.table = lowering._added.setdefault("torch", {})
+        self.table = lowering.added.setdefault("torch", {})
         self.op, self.function = op, function
 
     def __enter__(self):

@@ -7,16 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from fmapper.backends.discovery import all_adapters
-from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
 from fmapper.files.safetensors import MOST_BYTES
 from fmapper.files.untrusted import Misfit, member, show
 from fmapper.files.urls import Place, Url
 from fmapper.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.formats.writer import Writer
 
 MOST_BYTES_OF_A_SHARD = 5_000_000_000  # as the Hub has them
 

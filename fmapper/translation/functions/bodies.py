@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Guard, Ref, refs_in
+from fmapper.programs.program import Call, Guard, refs_in
+from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import attribute, expr, identifier, literal, name
 from fmapper.translation.functions.expressions import Expressions

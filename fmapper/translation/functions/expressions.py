@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, DType, Graph, Ref, Size, refs_in
+from fmapper.programs.program import Call, Graph, refs_in
+from fmapper.programs.treespec import DType, Ref, Size
 from fmapper.translation.code import Value, attribute, expr, literal, name
 from fmapper.translation.functions.forms import Body, Made, is_flat
 from fmapper.translation.printing import Printing

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Graph, Ref, refs_in
+from fmapper.programs.program import Call, Graph, refs_in
+from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import Value, expr, literal, name, text
 from fmapper.translation.functions.forms import Body, Statement, mentions

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fmapper.programs.program import Ref
+from fmapper.programs.treespec import Ref
 from fmapper.translation.code import expr, text
 
 if TYPE_CHECKING:
