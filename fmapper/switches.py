@@ -1,4 +1,4 @@
-"""The switches that a user has over what fmapper shows."""
+"""The switches that a user has over what fmapper shows, and what it takes of files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 
 
 class Settings:
-    """Switches for what fmapper shows beside results.
+    """Switches for what fmapper shows beside results, and for what it takes of files.
 
     Attributes:
+        bounds: Whether a file is refused that holds more names, numbers and texts than files have,
+            which would take seconds and much memory. `FMAPPER_BOUNDS=0` switches it off, for
+            files that you trust.
         progress: Whether work that takes more than two seconds says on stderr what it does, in one
             line that is rewritten and gone at the end; where stderr is a terminal, and in
             notebooks. `FMAPPER_PROGRESS=0` in the environment switches it off.
@@ -17,12 +20,14 @@ class Settings:
             `FMAPPER_FULL_TRACEBACKS=1` switches it on.
     """
 
-    __slots__ = ("full_tracebacks", "progress")
+    __slots__ = ("bounds", "full_tracebacks", "progress")
 
+    bounds: bool
     progress: bool
     full_tracebacks: bool
 
     def __init__(self) -> None:
+        self.bounds = _is_set("FMAPPER_BOUNDS", True)
         self.progress = _is_set("FMAPPER_PROGRESS", True)
         self.full_tracebacks = _is_set("FMAPPER_FULL_TRACEBACKS", False)
 
@@ -37,7 +42,8 @@ def _is_set(variable: str, default: bool) -> bool:
 
 
 settings = Settings()
-"""What fmapper shows beside results: `settings.progress`, `settings.full_tracebacks`.
+"""What fmapper shows beside results: `settings.progress`, `settings.full_tracebacks`; and
+`settings.bounds`.
 
 Work that takes more than two seconds (recording, lowering, comparing, moving gigabytes) says what
 it does in one line on stderr, where that is a terminal, or below the cell of a notebook; the line
@@ -47,8 +53,11 @@ quiet.
 Tracebacks show the frames of the user and the function of fmapper that was called.
 `settings.full_tracebacks = True`, or `FMAPPER_FULL_TRACEBACKS=1`, shows those inside, too.
 
+A file that holds more names, numbers and texts than honest ones do is refused, since anybody may
+have written it. `settings.bounds = False`, or `FMAPPER_BOUNDS=0`, takes whatever a file has.
+
 Examples:
     >>> import fmapper
     >>> fmapper.settings
-    Settings(full_tracebacks=..., progress=True)
+    Settings(bounds=True, full_tracebacks=..., progress=True)
 """

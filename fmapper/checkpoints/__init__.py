@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
+    from fmapper.files.bounds import check_count, check_depth, check_name
     from fmapper.files.safetensors import DTYPES
+    from fmapper.files.untrusted import Misfit, show, within
+    from fmapper.files.zips import ZipMember, ZipMembers
 
 __all__ = [
     "DTYPES",
@@ -67,6 +70,7 @@ __all__ = [
     "Inspection",
     "Interleave",
     "LazyArray",
+    "Misfit",
     "Pattern",
     "Pretrained",
     "QuantizedArray",
@@ -83,6 +87,11 @@ __all__ = [
     "Transpose",
     "Unstack",
     "Writer",
+    "ZipMember",
+    "ZipMembers",
+    "check_count",
+    "check_depth",
+    "check_name",
     "concatenate",
     "convert_checkpoint",
     "dequantize",
@@ -92,7 +101,9 @@ __all__ = [
     "inspect",
     "nest",
     "read_settings",
+    "show",
     "stack",
+    "within",
 ]
 
 _PLACES = {
@@ -114,6 +125,9 @@ _PLACES = {
     "fmapper.checkpoints.rules.rules": "Rules",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
     "fmapper.checkpoints.formats.writer": "Writer",
+    "fmapper.files.bounds": "check_count check_depth check_name",
     "fmapper.files.safetensors": "DTYPES",
+    "fmapper.files.untrusted": "Misfit show within",
+    "fmapper.files.zips": "ZipMember ZipMembers",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -12,6 +12,7 @@ from fmapper.checkpoints.formats.format import read_contents
 from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree
+from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
 from fmapper.render import as_text, table
@@ -84,7 +85,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     with step(f"inspecting {source.name}"):
         form, contents = read_contents(source)
     rows = [
-        ArrayRow(name, array.shape, array.dtype.name, array.nbytes)
+        ArrayRow(name, array.shape, name_of_dtype(array.dtype), array.nbytes)
         for name, array in contents.arrays.items()
     ]
     for name, first in contents.ties.items():

@@ -68,8 +68,9 @@ def load(
 ) -> Any:
     """Reads a checkpoint: into a model, or as arrays by name that are read when they are moved.
 
-    The file may be of anybody: nothing in it is run, no pickle is read but by torch's
-    `weights_only`, and time and memory are in proportion to what is asked for.
+    The file may be of anybody: nothing in it is run, not even of a pickle, and time and memory are
+    in proportion to what is asked for. A file with more names and numbers than checkpoints have is
+    refused; `fmapper.settings.bounds = False` lifts that.
 
     Args:
         path: A file or folder that `save` or another library has written; for safetensors also a

@@ -23,7 +23,8 @@ from fmapper.checkpoints.rules.rules import Rules
 from fmapper.checkpoints.save import contents_of_tree
 from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import CheckpointError, FmapperWarning, StructureMismatchError
-from fmapper.files.untrusted import Misfit, read_json_file
+from fmapper.files.bounded_json import read_json_file
+from fmapper.files.untrusted import Misfit
 from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
 from fmapper.progress import step

@@ -3,7 +3,10 @@
 What is read is bounded in size, depth and form, and nothing that it names is opened. What is
 written lies beside its target until it is complete.
 
-    untrusted    the error of what does not fit; JSON with bounds; regular files only
+    untrusted    the error of what does not fit; regular files only; links within a folder
+    bounds       how many names, numbers and texts a file may have
+    bounded_json JSON within bounds
+    zips         the members of zip files
     whole        files and folders that appear when they are complete
     safetensors  the header of that format
     gguf         the header of that format

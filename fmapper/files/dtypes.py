@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 
+@lru_cache(256)
 def numpy_dtype(name: str) -> Any:
     """Returns the little-endian NumPy dtype of a name such as `bfloat16`."""
     import numpy as np
@@ -14,3 +16,10 @@ def numpy_dtype(name: str) -> Any:
 
         return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name).newbyteorder("<")
+
+
+@lru_cache(256)
+def name_of_dtype(dtype: Any) -> str:
+    """Returns the name of a NumPy dtype, which takes NumPy longer than all else about an array."""
+    name: str = dtype.name
+    return name

@@ -12,16 +12,15 @@ import struct
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
+from fmapper.files.bounds import check_count, check_name
 from fmapper.files.untrusted import Misfit, show
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MOST_HEADER = 100_000_000  # bytes
-_MOST_ARRAYS = 100_000
-_MOST_VALUES = 100_000
-_MOST_STRINGS = 2_000_000  # in lists; vocabularies have less than half a million
-_LONGEST_NAME = 4096
-_LONGEST_TEXT = 1 << 24
+_LONGEST_TEXT = 1 << 20  # bytes of a text that is kept; templates of chats have some thousands
+_MOST_TEXT = 1 << 26  # bytes of all that are kept
+_LONGEST_NAME = 1 << 14  # bytes
+_BLOCK = 1 << 20  # bytes that are read at a time
 _MOST_DIMENSIONS = 8
 _NUMBERS = {  # types of values, as `struct` has them
     0: "<B",
@@ -67,33 +66,33 @@ def read_gguf_header(file: BinaryIO, size: int) -> GgufHeader:
     Raises:
         Misfit: It is not GGUF, or damaged.
     """
-    head = _Head(file, min(size, _MOST_HEADER))
+    head = _Head(file, size)
     if head.take(4) != MAGIC:
         raise Misfit("does not begin as GGUF does")
     version = head.number("<I")
     if version not in _VERSIONS:
         raise Misfit(f"is GGUF of the version {version}, or of machines with the other byte order")
     arrays, values = head.number("<Q"), head.number("<Q")
-    if arrays > _MOST_ARRAYS or values > _MOST_VALUES:
-        raise Misfit(f"says that it has {arrays} arrays and {values} values")
+    check_count(arrays, "arrays")
+    check_count(values, "values")
     header = GgufHeader({}, {})
     for _ in range(values):
-        name = head.text(_LONGEST_NAME)
+        name = head.name()
         if name in header.values:
             raise Misfit(f"has the value {show(name)} twice")
         header.values[name] = head.value(head.number("<I"))
     header.values = {name: value for name, value in header.values.items() if value is not None}
     places: dict[str, GgufEntry] = {}
     for _ in range(arrays):
-        name = head.text(_LONGEST_NAME)
+        name = head.name()
         count = head.number("<I")
         if name in places or not name or count > _MOST_DIMENSIONS:
             raise Misfit(f"has the array {show(name)} twice, or with {count} dimensions")
-        shape = tuple(head.number("<Q") for _ in range(count))[::-1]
+        shape = head.numbers(f"<{count}Q")[::-1]
         if any(length > 1 << 40 for length in shape) or math.prod(shape) > 1 << 48:
             raise Misfit(f"the array {show(name)} is too large")
-        kind = head.number("<I")
-        places[name] = GgufEntry(head.number("<Q"), kind, shape)
+        kind, start = head.numbers("<IQ")
+        places[name] = GgufEntry(start, kind, shape)
     alignment = header.values.get(_ALIGNMENT, 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
         raise Misfit(f"has an alignment of {show(alignment)}")
@@ -106,50 +105,90 @@ def read_gguf_header(file: BinaryIO, size: int) -> GgufHeader:
 
 
 class _Head:
-    """Reads a header from its beginning, and no further than it may be long."""
+    """Reads a header from its beginning, in blocks."""
 
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
-        self._most = most
-        self._strings = 0
+        self._size = size
+        self._block = b""
+        self._begin = 0  # of the block in the file
+        self._texts = self._kept = 0
         self.at = 0
 
-    def take(self, count: int) -> bytes:
-        if count > self._most - self.at:
-            raise Misfit("has a header that is cut off, or too long")
-        data = self._file.read(count)
-        self.at += len(data)
-        if len(data) != count:
-            raise Misfit("has a header that is cut off")
-        return data
+    def numbers(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(form, self.take(struct.calcsize(form)))
 
     def number(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return self.numbers(form)[0]
 
-    def text(self, longest: int) -> str:
+    def take(self, count: int) -> bytes:
+        start = self.at - self._begin
+        if start + count > len(self._block):
+            self._load(count)
+            start = 0
+        self.at += count
+        return self._block[start : start + count]
+
+    def _load(self, count: int) -> None:
+        """Reads a block that begins here, of so many bytes at least."""
+        if count > self._size - self.at:
+            raise Misfit("has a header that is cut off, or too long")
+        self._file.seek(self.at)
+        self._begin, self._block = self.at, self._file.read(max(count, _BLOCK))
+        if len(self._block) < count:
+            raise Misfit("has a header that is cut off")
+
+    def _skip(self, count: int) -> None:
+        if count > self._size - self.at:
+            raise Misfit("has a header that is cut off, or too long")
+        self.at += count
+
+    def name(self) -> str:
         count = self.number("<Q")
-        if count > longest:
-            raise Misfit(f"has a text of {count} bytes")
-        try:
-            return self.take(count).decode()
-        except UnicodeDecodeError:
-            raise Misfit("has a text that is not UTF-8") from None
+        if count > _LONGEST_NAME:
+            raise Misfit(f"has a name of {count} bytes")
+        found = _decode(self.take(count))
+        check_name(found)
+        return found
 
     def value(self, kind: int) -> Any:
-        """Reads a value; lists are skipped and give None."""
+        """Reads a value; lists and long texts are skipped and give None."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:
-            return self.text(_LONGEST_TEXT)
+            count = self.number("<Q")
+            if count > _LONGEST_TEXT:
+                return self._skip(count)
+            self._kept += count
+            if self._kept > _MOST_TEXT:
+                raise Misfit(f"has more than {_MOST_TEXT} bytes of texts")
+            return _decode(self.take(count))
         if kind != _LIST:
             raise Misfit(f"has a value of the type {kind}")
-        inner, count = self.number("<I"), self.number("<Q")
+        inner, count = self.numbers("<IQ")
         if inner in _NUMBERS:
-            self.take(count * struct.calcsize(_NUMBERS[inner]))
-            return None
-        self._strings += count
-        if inner != _STRING or self._strings > _MOST_STRINGS:
+            return self._skip(count * struct.calcsize(_NUMBERS[inner]))
+        if inner != _STRING:
             raise Misfit(f"has a list of {count} values of the type {inner}")
+        self._texts += count
+        check_count(self._texts, "texts in lists")
+        return self._skip_texts(count)
+
+    def _skip_texts(self, count: int) -> None:
+        read = struct.Struct("<Q").unpack_from
+        block, at = self._block, self.at - self._begin
         for _ in range(count):
-            self.take(self.number("<Q"))
-        return None
+            if at + 8 > len(block):
+                self.at = self._begin + at
+                self._load(8)
+                block, at = self._block, 0
+            at += 8 + read(block, at)[0]
+        self.at = self._begin + at
+        self._skip(0)
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Misfit("has a text that is not UTF-8") from None

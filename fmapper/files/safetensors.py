@@ -7,18 +7,26 @@ that of the header, and it does not place arrays where JAX can take them over.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+import operator
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
-from fmapper.files.untrusted import Misfit, read_json, show
+from fmapper.files.bounded_json import no_constant, object_of
+from fmapper.files.bounds import WAY_OUT, check_count, check_name
+from fmapper.files.untrusted import Misfit, show, within
+from fmapper.switches import settings
 
 MOST_HEADER = 100_000_000  # bytes, the limit of the format
-_MOST_ARRAYS = 1_000_000
+_MOST_READ = 64_000_000  # bytes, where anybody may have written it
+_MOST_WIDE = 16_000_000  # bytes of texts with other characters than ASCII
+_LONGEST_ENTRY = 1 << 12  # bytes of what is said of an array, where it is said in an unusual way
+_LONGEST_VALUE = 1 << 16
 _MOST_DIMENSIONS = 64
-_LONGEST_NAME = 4096
 MOST_BYTES = 2**63 - 1  # of an array, sizes that are zero left out: NumPy makes no larger ones
 _ALIGNMENT = 64  # arrays begin at multiples of it, as JAX likes it
 DTYPES = {
@@ -45,6 +53,27 @@ DTYPES = {
 """Dtypes that checkpoints hold, by fmapper's name and that of safetensors."""
 _NAMES = {code: name for name, code in DTYPES.items()}
 _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 for code in _NAMES}
+
+
+_METADATA = "__metadata__"
+_W = rb"[ \t\n\r]*+"
+_CHARACTERS = rb'((?:[^"\\\x00-\x1f]++|\\.)*+)'
+_INTEGER = rb"(0|[1-9][0-9]{0,18})"
+_FIELD = (
+    rb'"(?:dtype"' + _W + rb":" + _W + rb'"(\w++)"'
+    rb'|shape"' + _W + rb":" + _W + rb"\[" + _W + rb"([0-9, \t\n\r]{0,2000}+)\]"
+    rb'|data_offsets"' + _W + rb":" + _W + rb"\[" + _W
+    + _INTEGER + _W + rb"," + _W + _INTEGER + _W + rb"\])"
+)  # fmt: skip
+_BLANKS = re.compile(_W)
+_OPEN = re.compile(_W + rb"\{" + _W + rb"(\}?)")
+_KEY = re.compile(_W + rb'"' + _CHARACTERS + rb'"' + _W + rb":" + _W)
+_NEXT = re.compile(_W + rb"([,}])")
+_TEXT = re.compile(rb'"' + _CHARACTERS + rb'"')
+_ENTRY = re.compile(rb"\{" + _W + (_W + rb"," + _W).join([_FIELD] * 3) + _W + rb"\}")
+_ARRAY = re.compile(_KEY.pattern + _ENTRY.pattern + _NEXT.pattern)
+_LONG_NUMBER = re.compile(r"[0-9]{26,}")
+_DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
 
 
 class Entry(NamedTuple):
@@ -84,56 +113,215 @@ def read_header(file: BinaryIO, size: int) -> Header:
         raise Misfit("is not a safetensors file: it is too short")
     if length > min(MOST_HEADER, size - 8):
         raise Misfit("is not a safetensors file: its header would be too long")
+    if length > _MOST_READ and settings.bounds:
+        raise Misfit(f"has a header of {length:,} bytes; files may have {_MOST_READ:,}. {WAY_OUT}")
+    parser = _Parser(file.read(length), 8 + length)
     try:
-        fields = read_json(file.read(length).decode())
-    except (Misfit, UnicodeDecodeError) as error:
-        raise Misfit(f"is not a safetensors file: its header {error}") from None
-    if type(fields) is not dict:
-        raise Misfit("is not a safetensors file: its header is not an object")
-    metadata = fields.pop("__metadata__", {})
-    if type(metadata) is not dict:
-        raise Misfit("is not a safetensors file: its metadata are not an object")
-    if len(fields) > _MOST_ARRAYS:
-        raise Misfit("holds more arrays than any model has")
-    begin = 8 + length
-    entries = {}
-    for name, entry in fields.items():
-        try:
-            entries[name] = _entry(name, entry, begin)
-        except Misfit as error:
-            error.place.append(ascii(name)[1:-1][:60])
-            raise
-    position = begin
-    for name, entry in sorted(entries.items(), key=lambda item: item[1][:2]):
-        if entry.end > size:
+        parser.header()
+    except UnicodeDecodeError:
+        raise Misfit("is not a safetensors file: its header is not UTF-8") from None
+    position = 8 + length
+    entries = parser.entries
+    order = entries.items()
+    if any(map(operator.gt, *_neighbours(entries))):  # else they lie as they are named
+        order = sorted(entries.items(), key=lambda item: item[1][:2])  # type: ignore[assignment]
+    for name, (start, end, _, _) in order:
+        if end > size:
             break
-        if entry.start != position:
+        if start != position:
             raise Misfit(f"is damaged at {show(name)}: its offsets do not fit its size")
-        position = entry.end
+        position = end
     if position != size:
         raise Misfit("is damaged: it is longer or shorter than its header says")
-    return Header(entries, metadata, begin)
+    return Header(entries, parser.metadata, 8 + length)
 
 
-def _entry(name: str, entry: Any, begin: int) -> Entry:
-    if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Misfit("is not an array")
-    if len(name) > _LONGEST_NAME or not name.isprintable():
-        raise Misfit("has a name that is too long, or not for reading")
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+def _neighbours(entries: Mapping[str, Entry]) -> tuple[list[int], list[int]]:
+    starts = [entry.start for entry in entries.values()]
+    return starts[:-1], starts[1:]
+
+
+class _Parser:
+    """Parses a header an array at a time.
+
+    A parser of JSON would first make of it dicts and lists that take ten times its length.
+    """
+
+    def __init__(self, data: bytes, begin: int) -> None:
+        self._data = data
+        self._begin = begin
+        self._at = 0
+        self._forms: dict[tuple[bytes, bytes], tuple[str, tuple[int, ...], int]] = {}
+        self.entries: dict[str, Entry] = {}
+        self.metadata: dict[str, Any] = {}
+
+    def header(self) -> None:
+        """Parses all of it.
+
+        Raises:
+            Misfit: It is not a header; names the array where there is one.
+        """
+        count = self._data.count(b"data_offsets")  # and perhaps of texts with these words
+        check_count(count, "arrays")
+        is_open = self._open()
+        while is_open:
+            found = _ARRAY.match(self._data, self._at)
+            if found is not None and self._is_added(found):
+                self._at = found.end()
+                is_open = found[14] == b","
+                continue
+            name = self._key()
+            with within(ascii(name)[1:-1][:60]):
+                if name in self.entries or (name == _METADATA and self.metadata):
+                    raise Misfit("is not a safetensors file: its header has a key twice")
+                if name == _METADATA:
+                    self.metadata = self._texts()
+                else:
+                    check_name(name)
+                    self.entries[name] = self._unusual()
+            is_open = self._is_more()
+        if _BLANKS.match(self._data, self._at).end() != len(self._data):  # type: ignore[union-attr]
+            raise self._misfit("does not end with the object that it is")
+
+    def _misfit(self, message: str) -> Misfit:
+        return Misfit(f"is not a safetensors file: its header {message}")
+
+    def _open(self) -> bool:
+        """Enters the object that begins here; returns whether there is anything in it."""
+        found = _OPEN.match(self._data, self._at)
+        if found is None:
+            raise self._misfit("is not an object")
+        self._at = found.end()
+        return not found[1]
+
+    def _key(self) -> str:
+        found = _KEY.match(self._data, self._at)
+        if found is None:
+            raise self._misfit(f"is not JSON at byte {self._at}")
+        self._at = found.end()
+        return _unescape(found[1])
+
+    def _is_more(self) -> bool:
+        """Returns whether the object goes on behind a value."""
+        found = _NEXT.match(self._data, self._at)
+        if found is None:
+            raise self._misfit(f"is not JSON at byte {self._at}")
+        self._at = found.end()
+        return found[1] == b","
+
+    def _is_added(self, found: re.Match[bytes]) -> bool:
+        """Adds an array in the usual form; returns whether it is in that."""
+        key, a, b, c, d, e, f, g, h, i, j, k, m, _ = found.groups()
+        dtype = a or e or i
+        shape = b if b is not None else f if f is not None else j
+        start, stop = c or g or k, d or h or m
+        if dtype is None or shape is None or start is None or b"\\" in key:
+            return False
+        name = key.decode()
+        if name in self.entries or name == _METADATA:
+            return False
+        try:
+            name_of_dtype, sizes, nbytes = self._forms.get((dtype, shape)) or self._form(
+                dtype, shape
+            )
+            first, last = int(start), int(stop)
+            check_name(name)
+            if last - first != nbytes:
+                return False  # which is looked into once more, and said
+        except (Misfit, ValueError):
+            return False
+        begin = self._begin
+        self.entries[name] = Entry(begin + first, begin + last, name_of_dtype, sizes)
+        return True
+
+    def _form(self, dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int]:
+        """Returns name, shape and bytes; many arrays are of one form."""
+        sizes = json.loads(b"[%b]" % shape)
+        form = _check_form(dtype.decode(), sizes)
+        self._forms[dtype, shape] = form
+        return form
+
+    def _unusual(self) -> Entry:
+        """Reads an array in an unusual form, or says what is wrong with it."""
+        entry = self._value(_LONGEST_ENTRY)
+        if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise Misfit("is not an array")
+        dtype, shape, nbytes = _check_form(entry["dtype"], entry["shape"])
+        offsets = entry["data_offsets"]
+        if type(offsets) is not list:
+            raise Misfit("has no shape, or no place")
+        if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+            raise Misfit("has no place")
+        if offsets[1] - offsets[0] != nbytes:
+            raise Misfit("is damaged: its offsets do not fit its size")
+        return Entry(self._begin + offsets[0], self._begin + offsets[1], dtype, shape)
+
+    def _value(self, longest: int) -> Any:
+        """Parses a value of at most so many bytes."""
+        piece = self._data[self._at : self._at + longest]
+        text = codecs.getincrementaldecoder("utf-8")().decode(piece)  # it may end in a character
+        for number in _LONG_NUMBER.finditer(text):
+            raise Misfit(f"has a number that is too long, of {len(number[0])} digits")
+        try:
+            value, end = _DECODER.raw_decode(text)
+        except RecursionError:
+            raise Misfit("is nested too deeply") from None
+        except ValueError as error:
+            if len(piece) == longest:
+                raise Misfit(f"is longer than {longest:,} bytes, or not JSON") from None
+            raise self._misfit(f"is not JSON: {error}") from None
+        self._at += len(text[:end].encode())
+        return value
+
+    def _texts(self) -> dict[str, Any]:
+        """Reads the metadata; values that are not texts, which the format lacks, are left out."""
+        if self._data[self._at : self._at + 1] != b"{":
+            raise self._misfit("has metadata that are not an object")
+        texts: dict[str, Any] = {}
+        wide = 0
+        is_open = self._open()
+        while is_open:
+            check_count(len(texts) + 1, "values")
+            key = self._key()
+            if key in texts:
+                raise Misfit("is not a safetensors file: its header has a key twice")
+            found = _TEXT.match(self._data, self._at)
+            if found is None:
+                texts[key] = self._value(_LONGEST_VALUE)
+                is_open = self._is_more()
+                continue
+            if b"\\u" in found[1] or not found[1].isascii():  # it takes four bytes a character
+                wide += len(found[1])
+                if wide > _MOST_WIDE and settings.bounds:
+                    raise Misfit(f"has more than {_MOST_WIDE:,} bytes of text. {WAY_OUT}")
+            texts[key] = _unescape(found[1])
+            self._at = found.end()
+            is_open = self._is_more()
+        return texts
+
+
+def _unescape(text: bytes) -> str:
+    if b"\\" not in text:
+        return text.decode()
+    try:
+        found: str = json.loads(b'"%b"' % text)
+    except ValueError as error:
+        raise Misfit(f"is not a safetensors file: its header is not JSON: {error}") from None
+    return found
+
+
+def _check_form(code: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
+    """Returns the name of a dtype, a shape, and the bytes of an array of these."""
     if type(code) is not str or code not in _NAMES:
         raise Misfit(f"is of an unknown dtype {show(code)}")
-    if type(shape) is not list or type(offsets) is not list:
+    if type(shape) is not list:
         raise Misfit("has no shape, or no place")
     if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
         raise Misfit("has an invalid size")
-    if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
-        raise Misfit("has no place")
-    if offsets[1] - offsets[0] != math.prod(shape) * _SIZES[code]:
-        raise Misfit("is damaged: its offsets do not fit its size")
-    if math.prod(filter(None, shape)) * _SIZES[code] > MOST_BYTES:
+    nbytes = math.prod(shape) * _SIZES[code]
+    if not nbytes and math.prod(filter(None, shape)) * _SIZES[code] > MOST_BYTES:
         raise Misfit("is larger than any memory")
-    return Entry(begin + offsets[0], begin + offsets[1], _NAMES[code], tuple(shape))
+    return _NAMES[code], tuple(shape), nbytes
 
 
 def lay_out(

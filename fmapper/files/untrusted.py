@@ -1,24 +1,13 @@
-"""Reading what anybody may have written: JSON with bounds, regular files only, one error."""
+"""Reading what anybody may have written: regular files only, links within the folder, one error."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-
-_MOST_VALUES = 10_000_000  # a call of a program has some fifty
-_DEEPEST = 256  # lists and objects within each other
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG_NUMBER = b"0" * 26
 
 
 class Misfit(Exception):
@@ -73,54 +62,6 @@ def show(value: Any) -> str:
     """Shortens a value from a file for an error, without control characters."""
     text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def read_json(text: str) -> Any:
-    """Parses JSON without duplicate keys, of bounded depth and length.
-
-    Raises:
-        Misfit: It is none.
-    """
-    bare = _STRING.sub("", text).encode("ascii", "replace")
-    steps = map(_STEP.__getitem__, bare.translate(None, _NO_BRACKETS))
-    if max(itertools.accumulate(steps), default=0) > _DEEPEST:
-        raise Misfit("is nested too deeply")
-    if sum(map(bare.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        raise Misfit("has too many values")
-    if _LONG_NUMBER in bare.translate(_AS_ZEROS):  # a pattern takes a second where there is none
-        raise Misfit("has a number that is too long")
-    try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise Misfit(f"is not JSON: {error}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Misfit("has a key twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
-
-
-def read_json_file(path: Path, most: int = 100_000_000) -> Any:
-    """Parses a JSON file of at most so many bytes.
-
-    Raises:
-        Misfit: It is not a regular file, too long, or not JSON.
-    """
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise Misfit("is too long")
-        text = file.read(size)
-    try:
-        return read_json(text.decode())
-    except UnicodeDecodeError:
-        raise Misfit("is not text") from None
 
 
 def member(folder: Path, name: str) -> Path:

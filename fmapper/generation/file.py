@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fmapper.errors import ConversionError
-from fmapper.files.untrusted import Misfit, read_json, show
+from fmapper.files.bounded_json import read_json
+from fmapper.files.untrusted import Misfit, show
 from fmapper.generation.decoding import Decoding
 from fmapper.generation.generation import Generation
 from fmapper.programs.file import read_file, write_file

@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fmapper.errors import ConversionError, ProgramFileError
+from fmapper.files.bounded_json import MOST_PROGRAM, read_json
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.files.safetensors import Entry, Header, lay_out, read_header
-from fmapper.files.untrusted import (
-    Misfit,
-    open_regular,
-    path_problem,
-    read_json,
-    show,
-    within,
-)
+from fmapper.files.untrusted import Misfit, open_regular, path_problem, show, within
 from fmapper.files.whole import new_file
 from fmapper.machine import host_memory
 from fmapper.moves.mover import to_numpy
@@ -184,7 +178,7 @@ def _program(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
     if type(metadata.get(_KEY)) is not str:
         raise Misfit("contains arrays, but no program of fmapper")
     with within(_KEY):
-        about = read_json(metadata[_KEY])
+        about = read_json(metadata[_KEY], MOST_PROGRAM)
         if type(about) is not dict or type(about.get("version")) is not int:
             raise Misfit("has no version")
         if about["version"] > _VERSION:

@@ -60,16 +60,6 @@ def test_a_class_of_transformers_is_made_in_a_dtype():
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_where_a_storage_lies_in_a_file(tmp_path):
-    path = tmp_path / "x.pt"
-    torch.save({"w": torch.arange(6.0)[2:]}, path)
-    with _private.FakeTensorMode():
-        tensor = torch.load(path, weights_only=True)["w"]
-    offset, nbytes = _private.storage_place(tensor)
-    data = path.read_bytes()[offset : offset + nbytes]
-    assert torch.frombuffer(bytearray(data), dtype=torch.float32).tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def test_forks(monkeypatch):
     assert not _private.is_fork_of_user("cuda")
     assert not _private.is_fork_of_user("kind of nobody")

@@ -415,7 +415,7 @@ def test_json_is_bounded(tmp_path):
         head = json.dumps({"__metadata__": {KEY: inner}, **header}).encode()
         with no_hang():
             refused(len(head).to_bytes(8, "little") + head + arrays, tmp_path, match)
-    deep = b"[" * 10**6
+    deep = b'{"a": ' + b"[" * 10**6
     refused(len(deep).to_bytes(8, "little") + deep, tmp_path, "nested too deeply")
     refused((2**62).to_bytes(8, "little") + deep, tmp_path, "header would be too long")
 

@@ -79,15 +79,6 @@ def is_view(tensor: Any) -> bool:
     return found
 
 
-def storage_place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the file offset and the size of the storage of a tensor without memory.
-
-    In bytes from the beginning of the file that `torch.load` has read under a `FakeTensorMode`.
-    """
-    storage: Any = tensor.untyped_storage()
-    return storage._checkpoint_offset or 0, storage.nbytes()
-
-
 # --- transformations ------------------------------------------------------------------------------
 
 is_wrapped: Callable[[torch.Tensor], bool] = _functorch.is_functorch_wrapped_tensor

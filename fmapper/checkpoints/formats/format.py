@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -106,11 +108,24 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
     """
     form = format_of(place, name)
     path = cast(Path, place)  # a URL has what the formats that take one ask of it
-    contents = form.read(path)
+    with _without_collection():
+        contents = form.read(path)
     for key, array in contents.arrays.items():  # one of no elements takes no bytes of the file
-        if not array.size and math.prod(filter(None, array.shape)) > MOST_BYTES // 16:
+        if 0 in array.shape and math.prod(filter(None, array.shape)) > MOST_BYTES // 16:
             raise CheckpointError(f"{place}: {show(key)} has sizes larger than any memory")
     return form, contents
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Makes no search for cycles: headers have none, and it takes as long as reading them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def format_of(place: Place, name: str | None = None) -> Format:

@@ -30,7 +30,8 @@ class Gguf(Format):
     """One file, which is read and not written. Names and layouts are llama.cpp's.
 
     Arrays of blocks such as Q4_K are float32; `find_quantized` gives them as they are. Numbers and
-    texts of the file, such as `general.architecture`, are metadata; its vocabulary is left out.
+    texts of the file, such as `general.architecture`, are metadata; lists, such as a vocabulary,
+    and texts of more than a mebibyte are left out.
     """
 
     name: ClassVar[str] = "gguf"

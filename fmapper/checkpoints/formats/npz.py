@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import json
 import math
-import struct
+import re
 import tokenize
 import zipfile
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.formats.format import Contents, Format
@@ -20,27 +18,33 @@ from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
-from fmapper.files.dtypes import numpy_dtype
-from fmapper.files.untrusted import Misfit, read_json, show
+from fmapper.files.bounded_json import read_json
+from fmapper.files.bounds import check_count, check_name
+from fmapper.files.dtypes import name_of_dtype, numpy_dtype
+from fmapper.files.untrusted import Misfit, show, within
+from fmapper.files.zips import DEFLATED, STORED, ZipMember, ZipMembers
 
 _ABOUT = "__fmapper__.json"
-_MOST_ABOUT = 100_000_000  # bytes
-_MOST_MEMBERS = 1_000_000
+_MOST_ABOUT = 32_000_000  # bytes
+_MOST_RATIO = 100  # of those to what they are packed into
 _MOST_HEADER = 65_536  # bytes of a header of .npy
 _HEADERS = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}
-_LOCAL = struct.Struct("<4s5H3I2H")  # what stands before a member of a zip file
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
+_USUAL = re.compile(  # as NumPy writes it
+    rb"\{'descr': '([<>|=]?[biufc][0-9]{1,2})', 'fortran_order': (True|False), "
+    rb"'shape': \(([0-9]{1,19},|[0-9]{1,19}(?:, [0-9]{1,19}){1,63}|)\), \}[ \n]*"
+)
+_LOCAL = 30  # bytes before the name of a member
+_LONGEST_NAME = 1 << 12
+_FIRST = 192  # bytes of a member that are read at first: headers of NumPy have 128
+_DAMAGED = (  # what NumPy's parser of headers raises
     EOFError,
     KeyError,
-    OSError,
-    NotImplementedError,
-    RuntimeError,
+    RecursionError,
+    MemoryError,
     UnicodeError,
     OverflowError,
     SyntaxError,
+    TypeError,
     ValueError,
     tokenize.TokenError,
 )
@@ -53,19 +57,16 @@ class Npz(Format):
     endings: ClassVar[tuple[str, ...]] = (".npz",)
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether a file ends with .npz or is a zip file of `.npy` members."""
+        """Returns whether a file ends with .npz or is a zip file that begins with a `.npy`."""
         if not path.is_file():
             return False
         if path.suffix in self.endings:
             return True
         with path.open("rb") as file:
-            if file.read(4) != b"PK\3\4":
-                return False
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return any(name.endswith(".npy") for name in archive.namelist())
-        except _DAMAGED:
-            return False
+            head = file.read(_LOCAL + _LONGEST_NAME)
+        length = int.from_bytes(head[26:28], "little")  # of the name of the first member
+        name = head[_LOCAL : _LOCAL + length]
+        return head.startswith(b"PK\3\4") and name.endswith(b".npy")
 
     def read(self, path: Path) -> Contents:
         """Reads the list of members and the header of each."""
@@ -73,8 +74,6 @@ class Npz(Format):
             return _read(path)
         except (*_DAMAGED, Misfit) as error:
             if isinstance(error, CheckpointError):
-                raise
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise CheckpointError(f"{path}: {str(error) or type(error).__name__}") from None
 
@@ -110,35 +109,27 @@ def _read(path: Path) -> Contents:
     file = SourceFile(path)
     arrays: dict[str, LazyArray] = {}
     about: dict[str, Any] = {}
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) > _MOST_MEMBERS:
-            raise Misfit("holds more arrays than any model has")
-        for member in members:
-            _check(file, member)
-            if member.filename == _ABOUT:
-                if member.file_size > _MOST_ABOUT:
+    with file.handle() as handle:
+        archive = ZipMembers(file, handle)
+        for member in archive.values():
+            if member.name == _ABOUT:
+                is_bomb = member.method == DEFLATED and member.size > _MOST_RATIO * member.packed
+                if member.size > _MOST_ABOUT or is_bomb:
                     raise Misfit(f"{_ABOUT} is too long")
-                with archive.open(member) as stream:
-                    about = _about(b"".join(_parts(stream, member.file_size)))
+                about = _about(b"".join(archive.parts(member)))
         dtypes = about.get("dtypes", {})
-        for member in members:
-            name = member.filename.removesuffix(".npy")
-            if member.filename == _ABOUT:
+        headers = _Headers()
+        for member in archive.values():
+            if member.name == _ABOUT:
                 continue
+            name = member.name.removesuffix(".npy")
             if name in arrays:
                 raise Misfit(f"{show(name)} occurs twice")
-            arrays[name] = _member(archive, file, member, dtypes.get(name))
+            with within(ascii(name)[1:-1][:60]):
+                check_name(name)
+            arrays[name] = _member(file, archive, member, dtypes.get(name), headers)
     ties, values = about_from_text(about.get("about", ""), arrays)
     return Contents(arrays, ties, values, about.get("metadata", {}), (path,))
-
-
-def _check(file: SourceFile, member: zipfile.ZipInfo) -> None:
-    """Raises for a compression that is not bounded: the library bounds only deflate."""
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Misfit(f"{show(member.filename)} is compressed in a way that NumPy does not write")
-    if member.header_offset < 0 or member.header_offset + member.compress_size > file.size:
-        raise Misfit(f"{show(member.filename)} is longer than the file")
 
 
 def _about(data: bytes) -> dict[str, Any]:
@@ -152,20 +143,79 @@ def _about(data: bytes) -> dict[str, Any]:
     return about
 
 
+class _Headers:
+    """The headers of `.npy` that have been read; many arrays have the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[tuple[int, ...], bool, Any]] = {}
+        self._unusual = 0
+
+    def read(self, name: str, head: bytes) -> tuple[tuple[int, ...], bool, Any, int]:
+        """Returns shape, Fortran order, dtype and length of what a member begins with."""
+        if not head.startswith(b"\x93NUMPY"):
+            raise Misfit(f"{show(name)} is not an array")
+        version = head[6:8]
+        begin = {b"\1\0": 10, b"\2\0": 12}.get(version)
+        if begin is None:
+            raise Misfit(f"{show(name)} is of an unknown version")
+        length = int.from_bytes(head[8:begin], "little")
+        if length > _MOST_HEADER:
+            raise Misfit(f"{show(name)} has a header that is too long")
+        text = head[begin : begin + length]
+        if len(text) < length:
+            raise _CutOff(begin + length)
+        if text not in self._known:
+            self._known[text] = self._parse(name, head[: begin + length], text)
+        return *self._known[text], begin + length
+
+    def _parse(self, name: str, head: bytes, text: bytes) -> tuple[tuple[int, ...], bool, Any]:
+        import numpy as np
+
+        found = _USUAL.fullmatch(text)
+        if found is not None:
+            dtype = np.dtype(found[1].decode())
+            shape = (
+                tuple(map(int, found[3].replace(b" ", b"").strip(b",").split(b",")))
+                if found[3]
+                else ()
+            )
+            return shape, found[2] == b"True", dtype
+        self._unusual += 1
+        check_count(self._unusual, "unusual headers")
+        stream = io.BytesIO(head)
+        read = _HEADERS[np.lib.format.read_magic(stream)]
+        parse: Any = getattr(np.lib.format, read)
+        shape, fortran, dtype = parse(stream, max_header_size=_MOST_HEADER)
+        if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 64:
+            raise Misfit(f"{show(name)} has an invalid size")
+        return shape, fortran, dtype
+
+
+class _CutOff(Exception):
+    """Says how many bytes of a member its header has."""
+
+
 def _member(
-    archive: zipfile.ZipFile, file: SourceFile, member: zipfile.ZipInfo, dtype: str | None
+    file: SourceFile, archive: ZipMembers, member: ZipMember, dtype: str | None, headers: _Headers
 ) -> LazyArray:
     """Returns the array in a member, from its header."""
-    import numpy as np
+    name = member.name
+    begin = 0
 
-    name = member.filename
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = _HEADERS.get(version)
-        if read is None:
-            raise Misfit(f"{show(name)} is of an unknown version")
-        shape, fortran, found = getattr(np.lib.format, read)(stream, max_header_size=_MOST_HEADER)
-        header_size = stream.tell()
+    def head(most: int) -> bytes:
+        nonlocal begin
+        if member.method != STORED:
+            return b"".join(archive.parts(member, most))
+        begin = begin or archive.begin(member)
+        return archive.bytes_at(begin, min(most, member.size))
+
+    try:
+        shape, fortran, found, header_size = headers.read(name, head(_FIRST))
+    except _CutOff as error:
+        try:
+            shape, fortran, found, header_size = headers.read(name, head(error.args[0]))
+        except _CutOff:
+            raise Misfit(f"{show(name)} is cut off") from None
     if found.hasobject or found.kind not in "biufcV":
         raise Misfit(f"{show(name)} holds objects or text, and pickles are not read")
     if dtype is not None:
@@ -175,16 +225,15 @@ def _member(
         found = wanted
     if found.kind == "V" and dtype is None:
         raise Misfit(f"{show(name)} has a dtype that is not numeric")
-    if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 64:
-        raise Misfit(f"{show(name)} has an invalid size")
-    if header_size + math.prod(shape) * found.itemsize != member.file_size:
+    if header_size + math.prod(shape) * found.itemsize != member.size:
         raise Misfit(f"{show(name)}: its offsets do not fit its size")
     stored_shape = shape[::-1] if fortran else shape
     if found.byteorder == ">":
         raise Misfit(f"{show(name)} has the most significant byte first")
-    if member.compress_type == zipfile.ZIP_STORED:
-        offset = _offset(file, member) + header_size
-        array: LazyArray = StoredArray(file, offset, stored_shape, found.name)
+    if member.method == STORED:
+        array: LazyArray = StoredArray(
+            file, begin + header_size, stored_shape, name_of_dtype(found)
+        )
     else:
         array = _Packed(file, member, header_size, stored_shape, found)
     return array.transpose(tuple(range(len(shape)))[::-1]) if fortran and len(shape) > 1 else array
@@ -198,24 +247,13 @@ def _check_dtype(dtype: str) -> str:
     return dtype
 
 
-def _offset(file: SourceFile, member: zipfile.ZipInfo) -> int:
-    """Returns the offset of a member that is stored uncompressed."""
-    with file.handle() as handle:
-        data = bytearray(_LOCAL.size)
-        file.read_into(handle, memoryview(data), member.header_offset)
-    fields = _LOCAL.unpack(data)
-    if fields[0] != b"PK\3\4" or member.flag_bits & 1 or member.compress_size != member.file_size:
-        raise Misfit(f"{show(member.filename)} is damaged, or encrypted")
-    return int(member.header_offset + _LOCAL.size + fields[-2] + fields[-1])
-
-
 class _Packed(LazyArray):
     """An array that is compressed: to read a part is to read all that stands before."""
 
     def __init__(
         self,
         file: SourceFile,
-        member: zipfile.ZipInfo,
+        member: ZipMember,
         header: int,
         shape: tuple[int, ...],
         dtype: Any,
@@ -229,26 +267,16 @@ class _Packed(LazyArray):
         row = self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
         start, stop = box[0] if box else (0, 1)
         out = np.empty((stop - start, *self.shape[1:]) if box else (), self.dtype)
-        with self._file.handle() as handle, open(handle, "rb", closefd=False) as raw:
+        view: Any = out.reshape(-1).view("u1")
+        skip, at = self._header + start * row, 0
+        with self._file.handle() as handle:
             try:
-                with zipfile.ZipFile(raw) as archive, archive.open(self._member) as stream:
-                    for _ in _parts(stream, self._header + start * row):
-                        pass
-                    view: Any = out.reshape(-1).view("u1")
-                    at = 0
-                    for part in _parts(stream, out.nbytes):
-                        view[at : at + len(part)] = np.frombuffer(part, "u1")
-                        at += len(part)
-            except _DAMAGED as error:
+                archive = ZipMembers.only(self._file, handle, self._member)
+                for part in archive.parts(self._member, skip + out.nbytes):
+                    wanted = part[skip:]
+                    skip = max(0, skip - len(part))
+                    view[at : at + len(wanted)] = np.frombuffer(wanted, "u1")
+                    at += len(wanted)
+            except Misfit as error:
                 raise CheckpointError(f"{self._file.path}: {error}") from None
         return out[(slice(None), *(slice(*pair) for pair in box[1:]))] if box else out
-
-
-def _parts(stream: IO[bytes], nbytes: int) -> Iterator[bytes]:
-    """Yields the next bytes of a member."""
-    while nbytes:
-        part = stream.read(min(nbytes, 1 << 20))
-        if not part:
-            raise zipfile.BadZipFile("a member is shorter than it says")
-        nbytes -= len(part)
-        yield part

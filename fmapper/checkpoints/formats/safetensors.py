@@ -17,8 +17,9 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.remote import UrlFile
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
+from fmapper.files.bounded_json import read_json, read_json_file
 from fmapper.files.safetensors import MOST_HEADER, lay_out, read_header
-from fmapper.files.untrusted import Misfit, open_regular, read_json, read_json_file, show
+from fmapper.files.untrusted import Misfit, open_regular, show
 from fmapper.files.urls import Url
 
 ENDING = ".safetensors"

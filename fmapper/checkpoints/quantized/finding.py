@@ -10,7 +10,8 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
 from fmapper.checkpoints.quantized.ggml import Ggml
 from fmapper.errors import CheckpointError
-from fmapper.files.untrusted import Misfit, read_json, show
+from fmapper.files.bounded_json import read_json
+from fmapper.files.untrusted import Misfit, show
 
 Arrays: TypeAlias = Mapping[str, LazyArray]
 Config: TypeAlias = Mapping[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -19,18 +20,21 @@ from fmapper.checkpoints import (
     Contents,
     Format,
     LazyArray,
+    Misfit,
     SourceFile,
     StoredArray,
     Writer,
+    check_count,
+    check_depth,
+    check_name,
     concatenate,
     nest,
+    show,
 )
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extension types of Flax
 _CHUNKED = "__msgpack_chunked_array__"
 _MOST_CHUNK = 1 << 30  # bytes of an array that Flax leaves in one piece
-_MOST_VALUES = 10_000_000
-_DEEPEST = 100
 _LONGEST = 1 << 20  # bytes of a text
 _BUFFER = 1 << 16
 
@@ -51,9 +55,12 @@ class Msgpack(Format):
         with file.handle() as handle:
             reader = _Reader(file, handle)
             contents = Contents({}, files=(path,))
-            reader.value((), contents)
-            if reader.at != file.size:
-                raise reader.misfit("has trailing bytes")
+            try:
+                reader.value("", contents)
+                if reader.at != file.size:
+                    raise Misfit("has trailing bytes")
+            except (Misfit, CheckpointError) as error:
+                raise CheckpointError(f"{path}: at byte {reader.at}: {error}") from None
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
@@ -73,43 +80,43 @@ class _Reader:
         self.count = self.depth = 0
         self._buffer, self._start = b"", 0
 
-    def misfit(self, message: str) -> CheckpointError:
-        return CheckpointError(f"{self.file.path}: at byte {self.at}: {message}")
-
     def take(self, size: int) -> bytes:
         """Returns the next bytes."""
         if size > _LONGEST or self.at + size > self.file.size:
-            raise self.misfit("is damaged: a value is longer than the file, or too long")
+            raise Misfit("is damaged: a value is longer than the file, or too long")
         begin = self.at - self._start
         if begin < 0 or begin + size > len(self._buffer):
             self._buffer = os.pread(self.handle, max(size, _BUFFER), self.at)
             self._start, begin = self.at, 0
             if len(self._buffer) < size:
-                raise self.misfit("became shorter")
+                raise Misfit("became shorter")
         self.at += size
         return self._buffer[begin : begin + size]
 
     def number(self, code: str) -> Any:
-        return struct.unpack(f">{code}", self.take(struct.calcsize(code)))[0]
+        form = _FORMS[code]
+        return form.unpack(self.take(form.size))[0]
 
-    def value(self, keys: tuple[str, ...], contents: Contents) -> None:
+    def value(self, name: str, contents: Contents) -> None:
         """Reads a value, and enters the arrays in it under their names."""
-        found = self.item(keys, contents)
-        if isinstance(found, LazyArray):
-            contents.arrays[self._name(keys, contents)] = found
-        elif found is not None and not isinstance(found, _Entered):
-            contents.values[self._name(keys, contents)] = found
-
-    def _name(self, keys: tuple[str, ...], contents: Contents) -> str:
-        name = ".".join(keys)
+        found = self.item(name, contents)
+        if found is None or found is _ENTERED:
+            return
+        check_name(name)
         if name in contents.arrays or name in contents.values:
-            raise self.misfit(f"{ascii(name)[:60]} occurs twice")
-        return name
+            raise Misfit(f"{show(name)} occurs twice")
+        if isinstance(found, LazyArray):
+            contents.arrays[name] = found
+            check_count(len(contents.arrays), "arrays")
+        else:
+            contents.values[name] = found
+            check_count(len(contents.values), "values")
 
-    def item(self, keys: tuple[str, ...], contents: Contents) -> Any:
-        self.count += 1
-        if self.depth > _DEEPEST or self.count > _MOST_VALUES:
-            raise self.misfit("is nested too deeply, or contains too much")
+    def item(self, name: str, contents: Contents | None) -> Any:
+        """Reads a value: itself, `_ENTERED` for what holds others, whose arrays are entered.
+
+        Without contents none of those may stand there.
+        """
         tag = self.take(1)[0]
         if tag <= 0x7F:
             return tag
@@ -121,102 +128,142 @@ class _Reader:
             return self.number(_NUMBERS[tag])
         if 0xA0 <= tag <= 0xBF or tag in _TEXTS:
             return self._text(tag & 31 if tag <= 0xBF else self.number(_TEXTS[tag]))
+        if contents is None:
+            raise Misfit("a list, a map or an array where a text or a number belongs")
         if 0x90 <= tag <= 0x9F or tag in _LISTS:
             size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
-            self.depth += 1
-            for at in range(self._size(size)):
-                self.value((*keys, str(at)), contents)
+            self._enter(size)
+            for at in range(size):
+                self.value(f"{name}.{at}" if name else str(at), contents)
             self.depth -= 1
-            return _Entered()
+            return _ENTERED
         if 0x80 <= tag <= 0x8F or tag in _MAPS:
-            return self._map(tag & 15 if tag <= 0x8F else self.number(_MAPS[tag]), keys, contents)
+            return self._map(tag & 15 if tag <= 0x8F else self.number(_MAPS[tag]), name, contents)
         if tag in _EXTENSIONS:
             size = _EXTENSIONS[tag]
             length = size if isinstance(size, int) else self.number(size)
             return self._extension(self.number("b"), length)
-        raise self.misfit(f"a value of kind {tag:#x}, which checkpoints do not contain")
+        raise Misfit(f"a value of kind {tag:#x}, which checkpoints do not contain")
 
-    def _size(self, size: int) -> int:
+    def _enter(self, size: int) -> None:
+        """Enters a list or map of so many values."""
         if size > self.file.size - self.at:  # each takes a byte at least
-            raise self.misfit("is damaged: it has fewer values than it states")
-        return size
+            raise Misfit("is damaged: it has fewer values than it states")
+        self.depth += 1
+        self.count += size + 1
+        check_depth(self.depth)
+        check_count(self.count, "parts")
 
     def _text(self, size: int) -> str:
         try:
             return self.take(size).decode()
         except UnicodeDecodeError:
-            raise self.misfit("a text that is none") from None
+            raise Misfit("a text that is none") from None
 
-    def _map(self, size: int, keys: tuple[str, ...], contents: Contents) -> Any:
+    def _map(self, size: int, name: str, contents: Contents) -> Any:
         inner = Contents({})
         names = set()
-        self.depth += 1
-        for _ in range(self._size(size)):
-            key = self.item((), contents)
-            if not isinstance(key, str | int) or str(key) in names:
-                raise self.misfit("a key that is not text, or occurs twice")
-            names.add(str(key))
+        self._enter(size)
+        for _ in range(size):
+            key = self.item("", None)
+            if type(key) is int:
+                key = str(key)
+            if not isinstance(key, str) or key in names:
+                raise Misfit("a key that is not text, or occurs twice")
+            names.add(key)
             if _CHUNKED in names:
-                self.value((str(key),), inner)
-            else:
-                self.value((*keys, str(key)), contents)
+                self.value(key, inner)
+                continue
+            full = f"{name}.{key}" if name else key
+            check_name(full)
+            self.value(full, contents)
         self.depth -= 1
-        return self._join(inner) if _CHUNKED in names else _Entered()
+        return self._join(inner) if _CHUNKED in names else _ENTERED
 
     def _join(self, inner: Contents) -> LazyArray:
         """Joins an array that Flax has split into chunks."""
         shape = [inner.values.get(f"shape.{at}") for at in range(len(inner.values) - 1)]
         pieces = [inner.arrays.get(f"chunks.{at}") for at in range(len(inner.arrays))]
         if not pieces or not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise self.misfit("an array in pieces that do not fit")
+            raise Misfit("an array in pieces that do not fit")
         if any(piece is None or len(piece.shape) != 1 for piece in pieces):
-            raise self.misfit("an array in pieces that do not fit")
+            raise Misfit("an array in pieces that do not fit")
         if sum(piece.shape[0] for piece in pieces if piece) != math.prod(shape):  # type: ignore[arg-type]
-            raise self.misfit("an array in pieces that do not fit")
+            raise Misfit("an array in pieces that do not fit")
         return concatenate(pieces, 0).reshape(shape)  # type: ignore[arg-type]
 
     def _extension(self, kind: int, length: int) -> Any:
         end = self.at + length
         if end > self.file.size:
-            raise self.misfit("is damaged: an array is longer than the file")
+            raise Misfit("is damaged: an array is longer than the file")
         if kind == _COMPLEX:
-            raise self.misfit("a complex number, which is not supported")
+            raise Misfit("a complex number, which is not supported")
         if kind not in (_ARRAY, _SCALAR):
-            raise self.misfit(f"an extension of type {kind}, which Flax does not use")
+            raise Misfit(f"an extension of type {kind}, which Flax does not use")
+        array = self._usual(end)
+        if array is None:
+            array = self._unusual(end)
+        self.at = end
+        return array
+
+    def _usual(self, end: int) -> LazyArray | None:
+        """Returns an array whose head is in the short form, which is that of nearly all."""
+        begin = self.at - self._start
+        if begin < 0 or begin + _LONGEST_HEAD > len(self._buffer):
+            self._buffer = os.pread(self.handle, _BUFFER, self.at)
+            self._start, begin = self.at, 0
+        found = _HEAD.match(self._buffer, begin)
+        if found is None:
+            return None
+        sizes, dtype = found[1], found[2][1:].decode("latin1")
+        if found[2][0] - 0xA0 != len(dtype) or dtype not in DTYPES:
+            return None
+        shape, at = [], 1
+        while at < len(sizes):
+            tag = sizes[at]
+            width = _WIDTHS.get(tag, 0)
+            shape.append(int.from_bytes(sizes[at + 1 : at + 1 + width], "big") if width else tag)
+            at += 1 + width
+        if len(shape) != sizes[0] - 0x90:
+            return None
+        place = self._start + found.end()
+        array = StoredArray(self.file, place, shape, dtype)
+        size = int.from_bytes(found[3][1:], "big")
+        return array if size == array.nbytes and place + size == end else None
+
+    def _unusual(self, end: int) -> LazyArray:
+        """Reads the head of an array piece by piece, and says what is wrong with it."""
         if self.take(1)[0] != 0x93:
-            raise self.misfit("an array without shape, dtype and values")
+            raise Misfit("an array without shape, dtype and values")
         shape = self._shape()
-        dtype = self.item((), Contents({}))
+        dtype = self.item("", None)
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise self.misfit(f"an array of an unknown dtype {ascii(dtype)[:60]}")
+            raise Misfit(f"an array of the dtype {show(dtype)}, which is unknown")
         tag = self.take(1)[0]
         if tag not in (0xC4, 0xC5, 0xC6):
-            raise self.misfit("an array without values")
+            raise Misfit("an array without values")
         size = self.number({0xC4: "B", 0xC5: "H", 0xC6: "I"}[tag])
         if self.at + size != end:
-            raise self.misfit("is damaged: an array does not fit its place")
+            raise Misfit("is damaged: an array does not fit its place")
         array = StoredArray(self.file, self.at, shape, dtype)
         if array.nbytes != size:
-            raise self.misfit("is damaged: an array does not fit its size")
-        self.at = end
+            raise Misfit("is damaged: an array does not fit its size")
         return array
 
     def _shape(self) -> list[int]:
         tag = self.take(1)[0]
         if not 0x90 <= tag <= 0x9F and tag not in _LISTS:
-            raise self.misfit("an array without a shape")
+            raise Misfit("an array without a shape")
         size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
         if size > 64:
-            raise self.misfit("an array of too many dimensions")
-        shape = [self.item((), Contents({})) for _ in range(size)]
+            raise Misfit("an array of too many dimensions")
+        shape = [self.item("", None) for _ in range(size)]
         if not all(type(n) is int and n >= 0 for n in shape):
-            raise self.misfit("an array with an invalid size")
+            raise Misfit("an array with an invalid size")
         return shape
 
 
-class _Entered:
-    """Stands for a map or list whose values have been entered."""
-
+_ENTERED = object()  # stands for a list or map whose values have been entered
 
 _FIXED: dict[int, Any] = {0xC0: None, 0xC2: False, 0xC3: True}
 _NUMBERS = {
@@ -231,6 +278,14 @@ _NUMBERS = {
     0xD2: "i",
     0xD3: "q",
 }
+_HEAD = re.compile(  # three things: sizes, a dtype, and how many bytes follow
+    rb"\x93([\x90-\x9f](?:[\x00-\x7f]|\xcc.|\xcd..|\xce....)*)"
+    rb"([\xa1-\xbf][a-z0-9_]+)(\xc4.|\xc5..|\xc6....)",
+    re.DOTALL,
+)
+_LONGEST_HEAD = 128
+_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
+_FORMS = {code: struct.Struct(f">{code}") for code in "fdBHIQbhiq"}
 _TEXTS = {0xD9: "B", 0xDA: "H", 0xDB: "I"}
 _LISTS = {0xDC: "H", 0xDD: "I"}
 _MAPS = {0xDE: "H", 0xDF: "I"}

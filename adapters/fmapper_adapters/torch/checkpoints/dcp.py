@@ -1,20 +1,18 @@
 """Folders of `torch.distributed.checkpoint`: arrays in pieces, and a pickle that says where.
 
-torch reads that pickle as it is. Here nothing but the classes of which it consists is made of it;
-the pieces are files of `torch.save` one behind the other, of which the headers are read.
+torch reads that pickle as it is. Here nothing of it is run: plain objects stand for its classes.
+The pieces are files of `torch.save` one behind the other, of which the headers are read.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-import pickletools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from fmapper import CheckpointError
@@ -22,28 +20,29 @@ from fmapper.checkpoints import (
     Contents,
     Format,
     LazyArray,
+    Misfit,
     SourceFile,
     Writer,
+    check_count,
+    check_name,
     file_in,
+    within,
 )
-from fmapper_adapters.torch._private import FakeTensorMode
-from fmapper_adapters.torch.checkpoints.pt import stored_array
+from fmapper_adapters.torch.checkpoints.archive import Archive, Part
+from fmapper_adapters.torch.checkpoints.pickled import (
+    NotAllowed,
+    Record,
+    StoredTensor,
+    dtype_of,
+    unpickle,
+)
 
 _METADATA = ".metadata"
-_MOST_METADATA = 256 << 20  # bytes
+_MOST_METADATA = 64 << 20  # bytes
 _MOST_VALUE = 1 << 20  # bytes of a number or string
+_MOST_CELLS = 4_000_000  # of a grid whose lines are the edges of pieces
 _VALUES = (bool, int, float, str)
-_CODES_LEFT_OUT = {  # arrays of a size that is only said, and what refers to other data
-    "BYTEARRAY8",
-    "NEXT_BUFFER",
-    "READONLY_BUFFER",
-    "PERSID",
-    "BINPERSID",
-    "EXT1",
-    "EXT2",
-    "EXT4",
-}
-_CLASSES = {
+_RECORDS = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata",
         "TensorStorageMetadata",
@@ -52,13 +51,14 @@ _CLASSES = {
         "TensorProperties",
         "MetadataIndex",
         "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+}
+_NOTHING = {  # what is of no interest here
+    "torch.distributed.checkpoint.metadata": {"_MEM_FORMAT_ENCODING"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size"},
-    "pathlib": {"PosixPath", "PurePosixPath", "Path"},
-    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
+    "pathlib._local": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
 }
 
 
@@ -79,7 +79,9 @@ class Dcp(Format):
             return _read(path)
         except (CheckpointError, FileNotFoundError):
             raise
-        except Exception as error:  # of the unpickler and of torch's reader: they raise anything
+        except Misfit as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        except Exception as error:  # of the unpickler, and of attributes that are not there
             reason = str(error).partition("\n")[0][:300]
             raise CheckpointError(f"{path}: is damaged: {reason}") from None
 
@@ -154,123 +156,149 @@ def _tensor(array: LazyArray) -> torch.Tensor:
     return found  # type: ignore[no-any-return]
 
 
-def _check_pickle(place: Path, data: bytes) -> None:
-    """Raises for a pickle that reserves memory before it is read."""
-    for count, (code, value, _) in enumerate(pickletools.genops(data), 1):
-        if code.name in _CODES_LEFT_OUT or ("PUT" in code.name and int(value or 0) > count):
-            raise CheckpointError(f"{place}: has {code.name}, which such files do not contain")
+def _names() -> Any:
+    """Returns the stand-ins for what such a file consists of, for one pickle."""
 
+    class Properties(Record):
+        """Stands for the properties of a tensor, which pickle themselves as a tuple."""
 
-class _Unpickler(pickle.Unpickler):
-    """Makes what such a file consists of, and nothing else."""
+        def __setstate__(self, state: Any) -> None:
+            self.dtype = state[0]
 
-    def find_class(self, module: str, name: str) -> Any:
-        if name in _CLASSES.get(module, ()):
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        raise pickle.UnpicklingError(f"{module[:60]!a}.{name[:60]!a} is not part of a checkpoint")
+    def find(module: str, name: str) -> Any:
+        if name in _RECORDS.get(module, ()):
+            return Properties if name == "TensorProperties" else type(name, (Record,), {})
+        if name in _NOTHING.get(module, ()):
+            return lambda *args: None
+        if (module, name) == ("torch", "Size"):
+            return lambda sizes=(): tuple(sizes)
+        if (module, name) == ("collections", "OrderedDict"):
+            return type(name, (dict,), {})
+        dtype = dtype_of(module, name)
+        if dtype is None:
+            raise NotAllowed(f"{module[:60]!a}.{name[:60]!a}")
+        return dtype
+
+    return find
 
 
 def _read(path: Path) -> Contents:
-    place = file_in(path, _METADATA)
-    if SourceFile(place).size > _MOST_METADATA:
-        raise CheckpointError(f"{place}: is too long")
-    data = place.read_bytes()
-    _check_pickle(place, data)
-    metadata = _Unpickler(io.BytesIO(data)).load()
-    files: dict[str, SourceFile] = {}
+    place = SourceFile(file_in(path, _METADATA))
+    if place.size > _MOST_METADATA:
+        raise CheckpointError(f"{place.path}: is too long")
+    data = bytearray(place.size)
+    with place.handle() as handle:
+        place.read_into(handle, memoryview(data), 0)
+    try:
+        metadata = unpickle(bytes(data), _names(), storages=False)
+    except NotAllowed as error:
+        raise CheckpointError(f"{place.path}: {error} is not part of a checkpoint") from None
+    check_count(len(metadata.storage_data), "arrays")
+    files = _Files(path)
     pieces: dict[str, dict[tuple[int, ...] | None, Any]] = {}
     for index, info in metadata.storage_data.items():
-        offset = None if index.offset is None else tuple(map(int, index.offset))
+        offset = getattr(index, "offset", None)
+        offset = None if offset is None else _sizes(offset)
         pieces.setdefault(str(index.fqn), {})[offset] = info
-        name = info.relative_path
-        if name not in files:
-            files[name] = SourceFile(file_in(path, str(name)))
-    contents = Contents({}, files=tuple(one.path for one in files.values()))
+    arrays: dict[str, LazyArray] = {}
+    values = {}
     for name, about in metadata.state_dict_metadata.items():
-        own = pieces.get(name, {})
-        if hasattr(about, "chunks"):
-            contents.arrays[name] = _array(path, name, about, own, files)
-        else:
-            value = _value(files, own[None]) if None in own else None
-            if isinstance(value, _VALUES):
-                contents.values[name] = value
-    return contents
+        if type(name) is not str:
+            raise Misfit("has a name that is not text")
+        with within(ascii(name)[1:-1][:60]):
+            check_name(name)
+            own = pieces.get(name, {})
+            if hasattr(about, "chunks"):
+                arrays[name] = _array(about, own, files)
+            elif None in own:
+                value = _value(files, own[None])
+                if isinstance(value, _VALUES):
+                    values[name] = value
+    return Contents(arrays, values=values, files=tuple(one.path for one in files.known.values()))
 
 
-def _array(
-    path: Path, name: str, about: Any, pieces: dict[Any, Any], files: dict[str, SourceFile]
-) -> LazyArray:
-    shape = tuple(map(int, about.size))
-    dtype = str(about.properties.dtype).removeprefix("torch.")
+class _Files:
+    """The files of a folder that have pieces in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.known: dict[str, SourceFile] = {}
+
+    def part(self, info: Any) -> Part:
+        """Returns the part of a file that is a piece."""
+        name, start, length = info.relative_path, info.offset, info.length
+        if type(name) is not str or type(start) is not int or type(length) is not int:
+            raise Misfit("has no place")
+        if name not in self.known:
+            self.known[name] = SourceFile(file_in(self._folder, name))
+        return Part(self.known[name], start, length)
+
+
+def _sizes(numbers: Any) -> tuple[int, ...]:
+    sizes = tuple(numbers)
+    if not all(type(n) is int and n >= 0 for n in sizes):
+        raise Misfit("has an invalid size")
+    return sizes
+
+
+def _array(about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray:
+    shape, dtype = _sizes(about.size), about.properties.dtype
     parts = []
     for chunk in about.chunks:
-        offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
+        offsets, sizes = _sizes(chunk.offsets), _sizes(chunk.sizes)
         if offsets not in pieces or not _is_inside(offsets, sizes, shape):
-            raise CheckpointError(f"{path}: {name}: a piece at {list(offsets)} does not fit")
-        info = pieces[offsets]
-        file = files[info.relative_path]
-        with file.path.open("rb") as raw, FakeTensorMode():
-            part: Any = _Part(raw, info.offset, info.length)
-            found = torch.load(part, weights_only=True)
-        if str(found.dtype) != f"torch.{dtype}" or tuple(found.shape) != sizes:
-            raise CheckpointError(f"{path}: {name}: a piece does not match the metadata")
-        parts.append((offsets, stored_array(file, name, found, int(info.offset))))
-    if sum(part.size for _, part in parts) != math.prod(shape):
-        raise CheckpointError(f"{path}: {name}: its pieces do not cover the array")
-    return parts[0][1] if len(parts) == 1 and parts[0][1].shape == shape else _Pieces(shape, parts)
+            raise Misfit(f"a piece at {list(offsets)} does not fit")
+        part = files.part(pieces[offsets])
+        with part.file.handle() as handle:
+            archive = Archive(part, handle)
+            found = archive.tree()
+            if type(found) is not StoredTensor:
+                raise Misfit("a piece is not a dense tensor")
+            if found.dtype != dtype or found.shape != sizes:
+                raise Misfit("a piece does not match the metadata")
+            parts.append((offsets, archive.array("", found)))
+    _check_cover(shape, [(offsets, part.shape) for offsets, part in parts])
+    return parts[0][1] if len(parts) == 1 else _Pieces(shape, parts)
 
 
 def _is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
     return len(offsets) == len(sizes) == len(shape) and all(
-        start >= 0 and size >= 0 and start + size <= whole
-        for start, size, whole in zip(offsets, sizes, shape, strict=True)
+        start + size <= whole for start, size, whole in zip(offsets, sizes, shape, strict=True)
     )
 
 
-def _value(files: dict[str, SourceFile], info: Any) -> Any:
+def _check_cover(
+    shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> None:
+    """Raises where boxes overlap, or leave something out."""
+    if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(shape) or not boxes:
+        raise Misfit("its pieces do not cover the array")
+    if len(boxes) == 1:
+        return
+    edges = [
+        {
+            edge: at
+            for at, edge in enumerate(sorted({n for o, s in boxes for n in (o[d], o[d] + s[d])}))
+        }
+        for d in range(len(shape))
+    ]
+    if math.prod(map(len, edges)) > _MOST_CELLS:
+        raise Misfit("its pieces do not lie in rows and columns")
+    taken = np.zeros([len(one) for one in edges], bool)
+    for offsets, sizes in boxes:
+        place = tuple(slice(e[o], e[o + n]) for e, o, n in zip(edges, offsets, sizes, strict=True))
+        if taken[place].any():
+            raise Misfit("its pieces overlap")
+        taken[place] = True
+
+
+def _value(files: _Files, info: Any) -> Any:
     """Returns a number or string; other values are left out."""
-    if int(info.length) > _MOST_VALUE:
+    part = files.part(info)
+    if part.size > _MOST_VALUE:
         return None
-    file = files[info.relative_path]
-    with file.path.open("rb") as raw:
-        part: Any = _Part(raw, info.offset, info.length)
-        try:
-            return torch.load(part, weights_only=True)
-        except pickle.UnpicklingError:  # an object of a class that torch does not know as harmless
-            return None
-
-
-class _Part(io.RawIOBase):
-    """A part of a file as a file."""
-
-    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        size = file.seek(0, io.SEEK_END)
-        if not 0 <= int(start) <= int(start) + int(length) <= size:
-            raise CheckpointError(f"{file.name}: a piece ends past the end of the file")
-        self._file, self._start, self._length, self._at = file, int(start), int(length), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
-        self._file.seek(self._start + self._at)
-        count = self._file.readinto(view)  # type: ignore[attr-defined]
-        self._at += count
-        return int(count)
+    with part.file.handle() as handle:
+        return Archive(part, handle).tree(unknown=None)
 
 
 class _Pieces(LazyArray):
@@ -281,8 +309,6 @@ class _Pieces(LazyArray):
         self._parts = parts
 
     def _read(self, box: Any) -> Any:
-        import numpy as np
-
         out = np.zeros([stop - start for start, stop in box], self.dtype)
         for offsets, part in self._parts:
             common = [

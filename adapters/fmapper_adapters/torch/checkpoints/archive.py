@@ -1,0 +1,196 @@
+"""A zip file of `torch.save`, or a part of a file that is one: its pickle, and its storages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from fmapper import CheckpointError
+from fmapper.checkpoints import (
+    DTYPES,
+    Contents,
+    LazyArray,
+    Misfit,
+    SourceFile,
+    StoredArray,
+    ZipMembers,
+    check_count,
+    check_depth,
+    check_name,
+    show,
+)
+from fmapper_adapters.torch.checkpoints.pickled import (
+    NotAllowed,
+    OtherTensor,
+    StoredBytes,
+    StoredTensor,
+    names_of_tensors,
+    unpickle,
+)
+
+_MOST_PICKLE = 64 << 20  # bytes; the arrays are not in it
+_VALUES = (bool, int, float, str)
+
+
+def read_tensors(part: Part, handle: int) -> Contents:
+    """Returns what `torch.save` has written to a file.
+
+    Raises:
+        CheckpointError: It is damaged, or holds what is not read without running code.
+    """
+    path = part.file.path
+    contents = Contents({}, files=(path,))
+    try:
+        archive = Archive(part, handle)
+        tree = archive.tree()
+        first: dict[Any, str] = {}
+        for name, leaf in _leaves(tree):
+            if isinstance(leaf, OtherTensor):
+                raise Misfit(f"{name}: is not a dense tensor but {leaf.kind}; save {leaf.instead}")
+            if not isinstance(leaf, StoredTensor):
+                check_count(len(contents.values), "values")
+                contents.values[name] = leaf
+            elif first.setdefault(leaf, name) != name:
+                contents.ties[name] = first[leaf]
+            else:
+                contents.arrays[name] = archive.array(name, leaf)
+    except Misfit as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return contents
+
+
+class Part:
+    """A part of a file as a file."""
+
+    def __init__(self, file: SourceFile, start: int, length: int) -> None:
+        if not 0 <= start <= start + length <= file.size:
+            raise CheckpointError(f"{file.path}: a piece ends past the end of the file")
+        self.file, self.start, self.size = file, start, length
+
+    def read_into(self, handle: int, out: memoryview, offset: int) -> None:
+        """Fills a buffer from a place in the part."""
+        self.file.read_into(handle, out, self.start + offset)
+
+
+class Archive:
+    """A zip file of torch: a pickle, and the storages beside it."""
+
+    def __init__(self, part: Part, handle: int) -> None:
+        members = ZipMembers(part, handle)
+        for member in members.values():
+            if not member.is_stored:
+                raise Misfit(f"{show(member.name)} is compressed, as torch.save does not write it")
+        pickles = [name for name in members if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise Misfit(f"has {len(pickles)} members named data.pkl, where torch has one")
+        self._part, self._members = part, members
+        self._prefix = pickles[0].removesuffix("data.pkl")
+        self._begins: dict[str, int] = {}
+
+    def tree(self, **unknown: Any) -> Any:
+        """Returns what is pickled, with descriptions of its tensors.
+
+        Args:
+            **unknown: `unknown=value` is returned for what names something that is not allowed.
+        """
+        order = self._bytes("byteorder", 16) or b"little"
+        if order != b"little":
+            raise Misfit(f"was written with the byte order {show(order.decode('latin1'))}")
+        data = self._bytes("data.pkl", _MOST_PICKLE)
+        try:
+            return unpickle(data, names_of_tensors())
+        except Misfit:
+            raise
+        except NotAllowed as error:
+            if unknown:
+                return unknown["unknown"]
+            raise Misfit(
+                f"its pickle names {error}, which torch does not read with weights_only=True. It "
+                "is not read in any other way, because a pickle could run code"
+            ) from None
+        except Exception as error:  # of the unpickler: it raises anything
+            reason = str(error).partition("\n")[0][:200]
+            raise Misfit(f"its pickle is damaged: {type(error).__name__}: {reason}") from None
+
+    def _bytes(self, name: str, most: int) -> bytes:
+        member = self._members.get(self._prefix + name)
+        if member is not None and member.size > most:
+            raise Misfit(f"its {name} is too long")
+        return b"".join(self._members.parts(member)) if member else b""
+
+    def array(self, name: str, tensor: StoredTensor) -> LazyArray:
+        """Returns the stored array of a tensor."""
+        key = tensor.storage.key
+        member = self._members.get(f"{self._prefix}data/{key}")
+        if member is None:
+            raise Misfit(f"{name}: is damaged: its storage {show(key)} is missing")
+        if key not in self._begins:
+            self._begins[key] = self._members.begin(member)
+        dtype, item = tensor.dtype
+        if dtype not in DTYPES:
+            raise Misfit(f"{name}: is of the dtype {dtype}, which is not supported")
+        if tensor.storage.count * tensor.storage.dtype.size > member.size:
+            raise Misfit(f"{name}: is damaged: it does not lie within its storage")
+        shape, strides = tensor.shape, tensor.strides
+        count = math.prod(shape)
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if n)
+        if count and (tensor.offset + last + 1) * item > member.size:
+            raise Misfit(f"{name}: is damaged: it does not lie within its storage")
+        if count * item > member.size:
+            raise Misfit(
+                f"{name}: would take {count * item:,} bytes, more than the file has: it was "
+                "expanded before it was saved, or the file is damaged"
+            )
+        place = self._part.start + self._begins[key] + tensor.offset * item
+        if _is_dense(shape, strides):
+            return StoredArray(self._part.file, place, shape, dtype)
+        order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
+        dense = [shape[axis] for axis in order]
+        if not _is_dense(dense, [strides[axis] for axis in order]):
+            raise Misfit(f"{name}: a view with holes in it; save tensor.contiguous()")
+        array = StoredArray(self._part.file, place, dense, dtype)
+        return array.transpose([order.index(axis) for axis in range(len(shape))])
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested dicts and lists by dotted name."""
+    todo: list[tuple[str | None, int, Any]] = [(None, 0, tree)]
+    count = 1
+    while todo:
+        name, depth, node = todo.pop()
+        children: Iterable[tuple[Any, Any]] = ()
+        if isinstance(node, StoredTensor | OtherTensor):
+            yield name or "", node
+        elif isinstance(node, dict):
+            children = node.items()
+        elif isinstance(node, list | tuple) and not isinstance(node, StoredBytes):
+            children = enumerate(node)
+        elif isinstance(node, _VALUES):
+            yield name or "", node
+        if not children:
+            continue
+        count += len(node)
+        check_count(count, "parts")
+        check_depth(depth)
+        found = []
+        for key, child in children:
+            if not isinstance(key, str | int | float | None):
+                raise Misfit(f"has a dict below {show(name)} whose keys are not texts or numbers")
+            try:
+                full = str(key) if name is None else f"{name}.{key}"
+            except ValueError:
+                raise Misfit(f"has a key below {show(name)} that is too long") from None
+            check_name(full)
+            found.append((full, depth + 1, child))
+        todo += reversed(found)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Returns whether elements are contiguous."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return 0 in shape
+        step *= size
+    return True

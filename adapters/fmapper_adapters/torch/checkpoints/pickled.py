@@ -1,0 +1,288 @@
+"""Pickles in checkpoints of torch, of which nothing is run: tensors as plain descriptions.
+
+`torch.load(weights_only=True)` takes a quarter of a millisecond for a tensor without memory, which
+is half a minute for 100,000, and has no bounds. Here Python's own unpickler is given stand-ins for
+the names that torch allows, after what it would make has been counted. The stand-ins are made anew
+for each pickle, since one can set attributes of what it can name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from fmapper.checkpoints import Misfit, check_count
+
+_MOST_LONG = 1000  # integers of more than four bytes: as keys of a dict they may all collide
+_TEXT = 120
+_WEIGHTS = {  # bytes that an opcode stands for, with its place in the stack and in a container
+    b"}": 250,
+    b"]": 200,
+    b"\x8f": 250,
+    b"\x85": 64,
+    b"\x86": 72,
+    b"\x87": 80,
+    b"t": 40,
+    b"R": 170,
+    b"\x81": 170,
+    b"J": 60,
+    b"M": 60,
+    b"G": 60,
+    b"X": _TEXT,
+    b"\x8c": _TEXT,
+    b"U": _TEXT,
+    b"C": _TEXT,
+    b"T": _TEXT,
+    b"B": _TEXT,
+    b"\x8a": 60,
+    b"K": 16,
+    b"N": 16,
+    b"\x88": 16,
+    b"\x89": 16,
+    b"2": 16,
+    b")": 16,
+    b"(": 8,
+    b"h": 16,
+    b"j": 16,
+    b"q": 16,
+    b"r": 16,
+    b"\x94": 16,
+}
+_LENGTHS = {  # opcodes with a length before their data: bytes of that length
+    ord("X"): 4,
+    ord("T"): 4,
+    ord("B"): 4,
+    ord("U"): 1,
+    ord("C"): 1,
+    0x8A: 1,
+    0x8B: 4,
+    0x8C: 1,
+    0x8D: 8,
+    0x8E: 8,
+}
+_LINES = {ord("c"): 2, ord("I"): 1, ord("L"): 1, ord("F"): 1, ord("S"): 1, ord("V"): 1}
+_LINES |= {ord("g"): 1}
+_PLAIN = rb"[()012NQRabdelst\]u}\x81\x85-\x89\x8f\x90\x91\x92\x93\x94]"
+_FIXED = rb"[Kqh\x80].|M..|[Jj]....|G........|\x95........"
+
+
+class Dtype(NamedTuple):
+    """A dtype of torch, which the class of a storage has too: its name and bytes."""
+
+    name: str
+    size: int
+
+
+class StoredBytes(NamedTuple):
+    """A storage: the name of the member that it is, its dtype, and how many elements it has."""
+
+    key: str
+    dtype: Dtype
+    count: int
+
+
+class StoredTensor(NamedTuple):
+    """A tensor: its storage, where it begins there and how it lies, in elements."""
+
+    storage: StoredBytes
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Dtype
+
+
+class OtherTensor(NamedTuple):
+    """A tensor whose values do not lie in a storage: what it is, and what to save instead."""
+
+    kind: str
+    instead: str = "tensor.to_dense()"
+
+
+Names = Callable[[str, str], Any]
+
+
+def unpickle(data: bytes, names: Names, *, storages: bool = True) -> Any:
+    """Returns what is in a pickle.
+
+    Args:
+        data: The pickle.
+        names: Gives the stand-in for a module and a name; raises for what is not allowed.
+        storages: Whether it may refer to storages.
+
+    Raises:
+        Misfit: It holds too much, or what no checkpoint has.
+        Exception: It is damaged: the unpickler raises anything.
+    """
+    _check(data, storages)
+    return _Unpickler(data, names).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, names: Names) -> None:
+        super().__init__(io.BytesIO(data))
+        self._names = names
+        self._known: dict[tuple[str, str], Any] = {}
+        self._storages: dict[Any, StoredBytes] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = self._known.get((module, name))
+        if found is None:
+            found = self._known[module, name] = self._names(module, name)
+        return found
+
+    def persistent_load(self, pid: Any) -> StoredBytes:
+        found = self._storages.get(pid)
+        if found is None:
+            kind, dtype, key, _, count = pid
+            if kind != "storage" or not isinstance(dtype, Dtype) or type(key) is not str:
+                raise Misfit("refers to something that is not a storage")
+            if type(count) is not int or count < 0:
+                raise Misfit("has a storage without a size")
+            found = self._storages[pid] = StoredBytes(key, dtype, count)
+        return found
+
+
+def _check(data: bytes, storages: bool) -> None:
+    """Raises for a pickle that would take much memory, or reserves it before it is read."""
+    takes = len(data) + sum(data.count(sign) * weight for sign, weight in _WEIGHTS.items())
+    check_count(takes, "bytes of pickled values")
+    most = min(len(data) >> 17, 254)  # of the third byte of a place in the memo
+    plain = _PLAIN if storages else _PLAIN.replace(b"Q", b"")
+    put = rb"r..[\x00-" + re.escape(bytes([most])) + rb"]\x00"
+    run = re.compile(rb"(?:%b|%b|%b)*+" % (plain, _FIXED, put), re.DOTALL).match
+    at = long = 0
+    while True:
+        found: Any = run(data, at)
+        at = found.end()
+        if at >= len(data):
+            raise Misfit("its pickle is cut off")
+        code = data[at]
+        if code == 0x2E:  # STOP
+            return
+        size = _LENGTHS.get(code)
+        if size is not None:
+            length = int.from_bytes(data[at + 1 : at + 1 + size], "little")
+            at += 1 + size + length
+            long += code in (0x8A, 0x8B)
+        elif code in _LINES:
+            for _ in range(_LINES[code]):
+                at = data.find(b"\n", at + 1)
+                if at < 0:
+                    raise Misfit("its pickle is cut off")
+            at += 1
+        else:
+            raise Misfit(f"its pickle has the opcode {code:#x}, which checkpoints do not")
+        if long > _MOST_LONG:
+            raise Misfit(f"its pickle has more than {_MOST_LONG} long integers")
+
+
+class Record:
+    """Stands for an object: what a pickle sets are its attributes."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        self.args = args
+        vars(self).update(fields)
+
+
+def names_of_tensors() -> Names:
+    """Returns the stand-ins for what `torch.load(weights_only=True)` allows, for one pickle."""
+    count = 0
+
+    def tensor(
+        storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any, dtype: Any = None
+    ) -> StoredTensor | OtherTensor:
+        nonlocal count
+        count += 1
+        check_count(count, "arrays")
+        if len(rest) > 2 and rest[2]:
+            return OtherTensor("a view", "tensor.resolve_conj().resolve_neg()")
+        shape, strides = tuple(shape), tuple(strides)
+        numbers = (offset, *shape, *strides)
+        if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise Misfit("has a tensor with an invalid size")
+        return StoredTensor(storage, offset, shape, strides, dtype or storage.dtype)
+
+    def tensor_v3(
+        storage: Any,
+        offset: Any,
+        shape: Any,
+        strides: Any,
+        grad: Any,
+        hooks: Any,
+        dtype: Any,
+        *rest: Any,
+    ) -> StoredTensor | OtherTensor:
+        return tensor(storage, offset, shape, strides, grad, hooks, *rest, dtype=dtype)
+
+    class OrderedDict(dict[Any, Any]):
+        """Takes attributes, as that of `collections` does."""
+
+    calls: dict[str, Any] = {
+        "torch._utils._rebuild_tensor": tensor,
+        "torch._utils._rebuild_tensor_v2": tensor,
+        "torch._utils._rebuild_tensor_v3": tensor_v3,
+        "torch._utils._rebuild_parameter": lambda data, *rest: data,
+        "torch._utils._rebuild_parameter_with_state": lambda data, *rest: data,
+        "torch._tensor._rebuild_from_type_v2": lambda make, kind, args, state: make(*args),
+        "torch._utils._rebuild_sparse_tensor": lambda layout, *rest: OtherTensor(str(layout)),
+        "torch._utils._rebuild_sparse_csr_tensor": lambda layout, *rest: OtherTensor(str(layout)),
+        "torch._utils._rebuild_qtensor": lambda *args: OtherTensor(
+            "a quantised tensor", "tensor.dequantize()"
+        ),
+        "torch._utils._rebuild_nested_tensor": lambda *args: OtherTensor(
+            "a nested tensor", "tensor.unbind()"
+        ),
+        "torch._utils._rebuild_meta_tensor_no_storage": lambda *args: OtherTensor(
+            "a tensor without memory", "a tensor with values"
+        ),
+        "torch.serialization._get_layout": lambda name: name,
+        "torch.Size": lambda sizes=(): tuple(sizes),
+        "torch.device": lambda *args: None,
+        "torch.Tensor": Record,
+        "torch.nn.parameter.Parameter": lambda data, *rest: data,
+        "collections.OrderedDict": OrderedDict,
+        "collections.Counter": OrderedDict,
+        "_codecs.encode": lambda text, *rest: None,
+        "builtins.set": lambda items=(): None,
+        "__builtin__.set": lambda items=(): None,
+        "builtins.complex": lambda *args: None,
+        "__builtin__.complex": lambda *args: None,
+    }
+
+    def find(module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full in calls:
+            return calls[full]
+        dtype = dtype_of(module, name)
+        if dtype is None:
+            raise NotAllowed(f"{module[:60]!a}.{name[:60]!a}")
+        return dtype
+
+    return find
+
+
+class NotAllowed(Exception):
+    """Says which name of a pickle is not among those that torch reads without running code."""
+
+
+def dtype_of(module: str, name: str) -> Dtype | None:
+    """Returns the stand-in for a dtype of torch or a class of storages; None for another name."""
+    if module == "torch.storage" and name in ("UntypedStorage", "TypedStorage"):
+        return Dtype("uint8", 1)
+    if module not in ("torch", "torch.cuda"):
+        return None
+    if name.endswith("Storage"):
+        found: Any = vars(torch).get(name)
+        dtype = getattr(found, "_dtype", None) if isinstance(found, type) else None
+        if dtype is None and name == "UntypedStorage":
+            return Dtype("uint8", 1)
+    else:
+        dtype = vars(torch).get(name)
+    if not isinstance(dtype, torch.dtype):
+        return Dtype("qscheme", 0) if isinstance(dtype, torch.qscheme) else None
+    return Dtype(str(dtype).removeprefix("torch."), dtype.itemsize)

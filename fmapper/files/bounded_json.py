@@ -1,0 +1,104 @@
+"""JSON of anybody's: what it would take is counted before it is parsed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fmapper.files.bounds import WAY_OUT
+from fmapper.files.untrusted import Misfit, open_regular
+from fmapper.switches import settings
+
+MOST_JSON = 150_000_000  # bytes of memory that a text becomes, by the weights below
+MOST_PROGRAM = 2_000_000_000  # the same of a program, of which a call takes some five thousand
+_DEEPEST = 256  # lists and objects within each other
+_PIECE = 1 << 20  # characters that are counted at a time
+_WEIGHTS = {b":": 150, b"{": 200, b"[": 72, b",": 34}  # bytes of what each stands for in Python
+_OF_A_TEXT = 56
+_BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
+_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER = b"0" * 26
+
+
+def read_json(text: str, most: int = MOST_JSON) -> Any:
+    """Parses JSON without duplicate keys, of bounded depth and memory.
+
+    Args:
+        text: The text.
+        most: The bytes of memory that it may become.
+
+    Raises:
+        Misfit: It is none.
+    """
+    _check(text, most)
+    try:
+        return json.loads(text, object_pairs_hook=object_of, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"is not JSON: {error}") from None
+
+
+def _check(text: str, most: int) -> None:
+    """Raises for what is nested too deeply, or would take too much memory, piece by piece."""
+    width = 1 if text.isascii() and "\\u" not in text else 4  # bytes of a character
+    takes = len(text) * width
+    depth, is_text, at = 0, 0, 0
+    while at < len(text):
+        piece = text[at : at + _PIECE]
+        if (len(piece) - len(piece.rstrip("\\"))) % 2:  # an escape stays in one piece
+            piece = text[at : at + _PIECE + 1]
+        at += len(piece)
+        plain = piece.encode("ascii", "replace")
+        parts = plain.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        bare = b"".join(parts[is_text::2])
+        is_text ^= (len(parts) - 1) & 1
+        takes += len(parts) * _OF_A_TEXT // 2
+        takes += sum(bare.count(sign) * weight for sign, weight in _WEIGHTS.items())
+        if takes > most and settings.bounds:
+            raise Misfit(f"has too many values. {WAY_OUT}")
+        steps = map(_BRACKETS.__getitem__, bare.translate(None, _NO_BRACKETS))
+        levels = list(itertools.accumulate(steps, initial=depth))
+        depth = levels[-1]
+        if max(levels) > _DEEPEST:
+            raise Misfit("is nested too deeply")
+        if _LONG_NUMBER in bare.translate(_AS_ZEROS):  # a pattern takes longer
+            raise Misfit("has a number that is too long")
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON as a dict.
+
+    Raises:
+        Misfit: It has a key twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Misfit("has a key twice")
+    return found
+
+
+def no_constant(name: str) -> Any:
+    """Raises for NaN and infinities, which JSON lacks."""
+    raise ValueError(f"{name} is not a number")
+
+
+def read_json_file(path: Path, most: int = 100_000_000) -> Any:
+    """Parses a JSON file of at most so many bytes.
+
+    Raises:
+        Misfit: It is not a regular file, too long, or not JSON.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise Misfit("is too long")
+        data = file.read(size)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise Misfit("is not text") from None
+    del data  # it may be as long again
+    return read_json(text)

@@ -1,0 +1,223 @@
+"""The members of a zip file, of which a checkpoint may have 100,000."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from fmapper.files.bounds import WAY_OUT, check_count
+from fmapper.files.untrusted import Misfit, show
+from fmapper.switches import settings
+
+STORED, DEFLATED = 0, 8
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_ENTRY = struct.Struct("<4s4B4HL2L5H2L")
+_LOCAL = struct.Struct("<4s5H3I2H")
+_USUAL_END = 256  # bytes, of a file without a comment
+_COMMENT = 1 << 16  # bytes that may follow the end
+_MOST_LIST = 32_000_000  # bytes
+_PIECE = 1 << 20
+_FULL = 0xFFFFFFFF
+_ENCRYPTED, _UTF_8 = 1, 1 << 11
+
+
+class _File(Protocol):
+    size: int
+
+    def read_into(self, handle: int, out: memoryview, offset: int) -> None: ...
+
+
+class ZipMember(NamedTuple):
+    """A member: its name, its place, its compression, its sizes and its checksum.
+
+    Attributes:
+        name: Its name.
+        offset: Where what stands before it begins in the file.
+        method: `ZipMember.STORED` or what it is compressed by.
+        packed: Its bytes in the file.
+        size: Its bytes unpacked.
+        checksum: Their CRC-32.
+    """
+
+    name: str
+    offset: int
+    method: int
+    packed: int
+    size: int
+    checksum: int
+
+    @property
+    def is_stored(self) -> bool:
+        """Returns whether it lies in the file as it is."""
+        return self.method == STORED
+
+
+class ZipMembers(dict[str, ZipMember]):
+    """The members of a zip file by name.
+
+    `zipfile` makes an object of thirty fields for each, which takes ten microseconds, and as many
+    as a file says.
+
+    Args:
+        file: The file, or a part of one: what has a `size` and `read_into`.
+        handle: The file, open.
+
+    Raises:
+        Misfit: It is not a zip file, or damaged, or has too many.
+    """
+
+    def __init__(self, file: _File, handle: int) -> None:
+        super().__init__()
+        self._file, self._handle = file, handle
+        for member in _members(*self._list()):
+            if member.name in self:
+                raise Misfit(f"{show(member.name)} occurs twice")
+            self[member.name] = member
+
+    @classmethod
+    def only(cls, file: _File, handle: int, member: ZipMember) -> ZipMembers:
+        """Returns those of a file of which no more than one member is of interest."""
+        made = cls.__new__(cls)
+        made._file, made._handle = file, handle
+        made[member.name] = member
+        return made
+
+    def _list(self) -> tuple[bytes, int, int]:
+        """Returns the list of members, how many there are, and where their bytes end."""
+        size = self._file.size
+        for length in (_USUAL_END, _COMMENT + _END.size):
+            tail = self.bytes_at(max(0, size - length), length)
+            at = tail.rfind(b"PK\5\6")
+            if at >= 0:
+                break
+        if at < 0 or at + _END.size > len(tail):
+            raise Misfit("is not a zip file, or cut off: it has no list of members")
+        _, _, _, _, count, length, offset, _ = _END.unpack_from(tail, at)
+        stop = size - len(tail) + at
+        lost = "is a damaged zip file: its list of members is not where it says"
+        if at >= _LOCATOR.size and tail.startswith(b"PK\6\7", at - _LOCATOR.size):
+            _, _, place, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+            end = self.bytes_at(place, _END_64.size)
+            if len(end) < _END_64.size or not end.startswith(b"PK\6\6"):
+                raise Misfit(lost)
+            count, length, offset = _END_64.unpack(end)[7:]
+            stop = place
+        if offset + length > stop:
+            raise Misfit(lost)
+        check_count(count, "members")
+        if not _ENTRY.size * count <= length <= (_ENTRY.size + 3 * 65535) * count:
+            raise Misfit("is a damaged zip file: its list of members has another length")
+        if length > _MOST_LIST and settings.bounds:
+            raise Misfit(f"has a list of members of {length:,} bytes. {WAY_OUT}")
+        return self.bytes_at(offset, length), count, offset
+
+    def begin(self, member: ZipMember) -> int:
+        """Returns where the bytes of a member begin in the file.
+
+        Raises:
+            Misfit: There is no such member there.
+        """
+        head = self.bytes_at(member.offset, _LOCAL.size)
+        if len(head) < _LOCAL.size or not head.startswith(b"PK\3\4"):
+            raise Misfit(f"{show(member.name)} is damaged")
+        fields = _LOCAL.unpack(head)
+        begin = int(member.offset + _LOCAL.size + fields[-2] + fields[-1])
+        if begin + member.packed > self._file.size:
+            raise Misfit(f"{show(member.name)} is longer than the file")
+        return begin
+
+    def bytes_at(self, start: int, count: int) -> bytes:
+        """Returns some bytes of the file, fewer where it ends."""
+        out = bytearray(max(0, min(count, self._file.size - start)))
+        self._file.read_into(self._handle, memoryview(out), start)
+        return bytes(out)
+
+    def parts(self, member: ZipMember, most: int | None = None) -> Iterator[bytes]:
+        """Yields the bytes of a member, unpacked, and checks their sum at the end.
+
+        Args:
+            member: The member.
+            most: How many bytes are wanted; None for all.
+
+        Raises:
+            Misfit: It is packed in another way than by deflate, or damaged.
+        """
+        if member.method not in (STORED, DEFLATED):
+            raise Misfit(f"{show(member.name)} is compressed in a way that NumPy does not write")
+        left = member.size if most is None else min(most, member.size)
+        is_whole, checksum = left == member.size, 0
+        try:
+            for data in self._pieces(member) if member.is_stored else self._unpack(member):
+                part = data[:left]
+                left -= len(part)
+                checksum = zlib.crc32(part, checksum) if is_whole else 0
+                yield part
+                if not left:
+                    break
+        except zlib.error as error:
+            raise Misfit(f"{show(member.name)} is damaged: {error}") from None
+        if left:
+            raise Misfit(f"{show(member.name)} is shorter than it says")
+        if is_whole and checksum != member.checksum:
+            raise Misfit(f"{show(member.name)} is damaged: its checksum is another")
+
+    def _pieces(self, member: ZipMember) -> Iterator[bytes]:
+        begin = self.begin(member)
+        for at in range(0, member.packed, _PIECE):
+            yield self.bytes_at(begin + at, min(_PIECE, member.packed - at))
+
+    def _unpack(self, member: ZipMember) -> Iterator[bytes]:
+        unpack = zlib.decompressobj(-zlib.MAX_WBITS)
+        for packed in self._pieces(member):
+            data = packed
+            while data and not unpack.eof:
+                yield unpack.decompress(data, _PIECE)
+                data = unpack.unconsumed_tail
+        while not unpack.eof:  # what it holds back
+            found = unpack.decompress(b"", _PIECE)
+            if not found:
+                return
+            yield found
+
+
+def _members(data: bytes, count: int, limit: int) -> Iterator[ZipMember]:
+    at = 0
+    for _ in range(count):
+        fields = _ENTRY.unpack_from(data, at) if at + _ENTRY.size <= len(data) else (b"",) * 19
+        flags, method, checksum, packed, size = fields[5], fields[6], *fields[9:12]
+        length, extra, comment, offset = *fields[12:15], fields[18]
+        at += _ENTRY.size
+        if fields[0] != b"PK\1\2" or at + length + extra + comment > len(data):
+            raise Misfit("is a damaged zip file: its list of members is cut off")
+        try:
+            name = data[at : at + length].decode("utf-8" if flags & _UTF_8 else "cp437")
+        except UnicodeDecodeError:
+            raise Misfit("has a member whose name is not text") from None
+        if _FULL in (packed, size, offset):
+            more = data[at + length : at + length + extra]
+            size, packed, offset = _large(more, size, packed, offset)
+        at += length + extra + comment
+        if offset + packed > limit:
+            raise Misfit(f"{show(name)} is longer than the file")
+        if method == STORED and packed != size:
+            raise Misfit(f"{show(name)} is damaged: its sizes differ")
+        if flags & _ENCRYPTED:
+            raise Misfit(f"{show(name)} is encrypted")
+        yield ZipMember(name, offset, method, packed, size, checksum)
+
+
+def _large(extra: bytes, *numbers: int) -> list[int]:
+    """Returns the sizes and the offset of a member, of which some do not fit into four bytes."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            whole = extra[at + 4 : at + 4 + length]
+            long = struct.iter_unpack("<Q", whole[: len(whole) // 8 * 8])
+            return [next(long, (n,))[0] if n == _FULL else n for n in numbers]
+        at += 4 + length
+    return [*numbers]

@@ -1,0 +1,228 @@
+"""Files made of many small things: refused before they are parsed, and how that is lifted."""
+
+import contextlib
+import json
+import os
+import pickle
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper.checkpoints import inspect
+from fmapper.files import bounds
+from support.patience import no_hang
+from sweeps import hostile_files
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax")
+
+QUICK = {  # files at a hundredth of their size, beside bounds of a hundredth
+    name: (make, max(40, count // 100))
+    for name, (make, count) in hostile_files.FILES.items()
+    if not name.startswith("honest") and "within" not in name and "blanks" not in name
+}
+
+
+@pytest.fixture
+def low(monkeypatch):
+    """Bounds of a hundredth."""
+    for name, most in bounds._MOST.items():
+        monkeypatch.setitem(bounds._MOST, name, most // 100)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_many_small_things_are_refused_or_read_in_little_memory(name, tmp_path, low):
+    make, count = QUICK[name]
+    path = make(tmp_path, count)
+    tracemalloc.start()
+    with no_hang(), contextlib.suppress(fmapper.CheckpointError):
+        inspect(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 << 20
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (hostile_files.arrays, "3,000 arrays; 1,500 are allowed"),
+        (hostile_files.members, "3,000 members; 1,600 are allowed"),
+        (hostile_files.tensors, "members"),
+        (hostile_files.packed_arrays, "1,501 arrays; 1,500 are allowed"),
+        (hostile_files.gguf_arrays, "3,000 arrays; 1,500 are allowed"),
+        (hostile_files.gguf_values, "3,000 values; 1,500 are allowed"),
+    ],
+)
+def test_settings_lift_the_bounds(make, said, tmp_path, low, monkeypatch):
+    path = make(tmp_path, 3000)
+    with pytest.raises(fmapper.CheckpointError, match=said) as caught:
+        fmapper.load(path)
+    assert "fmapper.settings.bounds = False" in str(caught.value)
+    assert "FMAPPER_BOUNDS=0" in str(caught.value)
+    monkeypatch.setattr(fmapper.settings, "bounds", False)
+    found = inspect(path)
+    assert len(found.rows) + len(found.metadata) == 3000
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (hostile_files.vocabulary, 5000),
+        (hostile_files.long_vocabulary, 5000),
+        (hostile_files.gguf_text, 5_000_000),
+    ],
+)
+def test_vocabularies_are_skipped(make, count, tmp_path):
+    path = make(tmp_path, count)
+    tracemalloc.start()
+    assert inspect(path).rows == ()
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
+def test_views_of_one_storage_are_not_taken_for_ties(tmp_path):
+    whole = torch.arange(8.0).reshape(4, 2)
+    torch.save({"a": whole[:2], "b": whole[2:], "c": whole[2:]}, tmp_path / "x.pt")
+    found = fmapper.load(tmp_path / "x.pt")
+    assert found["a"].read().tolist() == [[0, 1], [2, 3]]
+    assert found["b"].read().tolist() == [[4, 5], [6, 7]]
+    assert found["c"] is found["b"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.ones(2, dtype=torch.complex64).conj(), "resolve_conj"),
+        (torch.ones(2, device="meta"), "without memory"),
+        (torch.ones(4, 4)[:, ::2], "with holes"),
+    ],
+)
+def test_tensors_whose_values_do_not_lie_there_are_refused_by_name(value, said, tmp_path):
+    torch.save({"net": {"w": value}}, tmp_path / "x.pt")
+    with pytest.raises(fmapper.CheckpointError, match=rf"net\.w: .*{said}"):
+        fmapper.load(tmp_path / "x.pt")
+
+
+def test_what_torch_saves_beside_tensors_is_read_or_left_out(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(2, 3).t())
+    weight.note = "kept by torch"
+    tree = {
+        "w": weight,
+        "u": torch.ones(3, dtype=torch.uint16),
+        "half": torch.ones(2, dtype=torch.bfloat16)[1:],
+        "size": torch.Size([1, 2]),
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+        "bytes": b"1",
+        "set": {1},
+        "numbers": [1, 2.5, True, "text", 2**70, None],
+        3: torch.zeros((), dtype=torch.int64),
+    }
+    torch.save(tree, tmp_path / "x.pt")
+    found = fmapper.load(tmp_path / "x.pt")
+    assert found["w"].read().tolist() == [[1, 1]] * 3
+    assert (found["u"].dtype.name, found["half"].dtype.name) == ("uint16", "bfloat16")
+    assert found["3"].shape == ()
+    assert [found[f"numbers.{at}"] for at in range(5)] == [1, 2.5, True, "text", 2**70]
+    assert "set" not in found
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_of_pickle_is_read(protocol, tmp_path):
+    torch.save({"a" * 300: torch.ones(2)}, tmp_path / "x.pt", pickle_protocol=protocol)
+    assert fmapper.load(tmp_path / "x.pt")["a" * 300].read().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.serialization\n_get_layout", "pathlib\nPosixPath", "collections\nOrderedDict"]
+)
+def test_pickles_of_dcp_change_no_class(name, tmp_path):
+    """`BUILD` on a class sets its attributes, of which others would have been affected."""
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.dcp")
+    data = b"\x80\x02c" + name.encode() + b"\nN}X\x08\x00\x00\x00fmapper_K\x01s\x86b."
+    (tmp_path / "x.dcp" / ".metadata").write_bytes(data)
+    with pytest.raises(fmapper.CheckpointError):
+        fmapper.load(tmp_path / "x.dcp")
+    module, _, attribute = name.partition("\n")
+    assert not hasattr(getattr(__import__(module, fromlist=["x"]), attribute), "fmapper_")
+
+
+def test_messages_of_msgpack_name_the_file(tmp_path):
+    def array(count, dtype=b"float32"):
+        about = b"\x93\x91" + bytes([count]) + bytes([0xA0 + len(dtype)]) + dtype
+        about += b"\xc4" + bytes([4 * count]) + b"\0" * 4 * count
+        return b"\xc7" + struct.pack(">Bb", len(about), 1) + about
+
+    def chunks(*parts):
+        inner = b"".join(b"\xa1%d" % at + part for at, part in enumerate(parts))
+        chunked = b"\xb9__msgpack_chunked_array__\xc3\xa5shape\x81\xa10\x04\xa6chunks"
+        return b"\x81\xa1w\x83" + chunked + bytes([0x80 + len(parts)]) + inner
+
+    path = tmp_path / "x.msgpack"
+    path.write_bytes(chunks(array(2), array(2)))
+    assert fmapper.load(path)["w"].shape == (4,)
+    for data, said in (
+        (chunks(array(2), array(2, b"int32")), "cannot be concatenated"),
+        (chunks(array(2), array(1)), "pieces that do not fit"),
+        (b"\x81\xa1w" + array(1, b"float33"), "of the dtype 'float33', which is unknown"),
+        (b"\x81\xa1w\xc7\x04\x01\x93\x90\x90\xc4\x00", "where a text or a number belongs"),
+        (b"\x81\xa3a\x1bb\x01", "not for reading"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(fmapper.CheckpointError, match=rf"x\.msgpack: at byte \d+: .*{said}"):
+            fmapper.load(path)
+
+
+def test_names_with_control_characters_are_refused_and_quoted(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("a\x1b[2J.npy", b"")
+    torch.save({"a\x1b[2J": torch.ones(1)}, tmp_path / "x.pt")
+    for name in ("x.npz", "x.pt"):
+        with pytest.raises(fmapper.CheckpointError, match="not for reading") as caught:
+            fmapper.load(tmp_path / name)
+        assert "\x1b" not in str(caught.value)
+
+
+def test_pieces_of_dcp_that_overlap_are_refused(tmp_path):
+    from torch.distributed.checkpoint import metadata
+
+    fmapper.save({"w": np.ones(4, np.float32)}, tmp_path / "x.dcp")
+    place = tmp_path / "x.dcp" / ".metadata"
+    about = pickle.loads(place.read_bytes())
+    whole = about.state_dict_metadata["w"]
+    whole.size = torch.Size([8])
+    whole.chunks = [metadata.ChunkStorageMetadata(torch.Size([0]), torch.Size([4]))] * 2
+    place.write_bytes(pickle.dumps(about))
+    with pytest.raises(fmapper.CheckpointError, match="w: its pieces overlap"):
+        fmapper.load(tmp_path / "x.dcp")
+
+
+@pytest.mark.parametrize("where", ["../x", "/etc/passwd", "/dev/zero", "pipe", "gone", "link"])
+def test_pieces_of_dcp_lie_in_files_of_the_folder(where, tmp_path):
+    folder = tmp_path / "x.dcp"
+    fmapper.save({"w": np.ones(4, np.float32)}, folder)
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    for info in about.storage_data.values():
+        (folder / info.relative_path).rename(tmp_path / "x")
+        info.relative_path = where
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(tmp_path / "x")
+    (folder / ".metadata").write_bytes(pickle.dumps(about))
+    with no_hang(), pytest.raises(fmapper.CheckpointError, match=r"x\.dcp"):
+        fmapper.load(folder)
+
+
+def test_json_is_counted_before_it_is_parsed(tmp_path):
+    from fmapper.files.bounded_json import read_json
+    from fmapper.files.untrusted import Misfit
+
+    text = json.dumps({'a\\"b': ['\\"', "x" * 10, {"n": [1, 2]}], "\\": "]]]["})
+    assert read_json(text) == json.loads(text)
+    assert read_json(json.dumps({"a": "\\" * 2_000_001}))["a"] == "\\" * 2_000_001
+    for many in ("{}", "[]", '"a"', '{"a":1}', "1000.5"):
+        with pytest.raises(Misfit, match="too many values"):
+            read_json(f"[{','.join([many] * 50_000)}]", 1_000_000)

@@ -1,0 +1,422 @@
+"""Files made of many small things, and how long and in what memory fmapper reads or refuses them.
+
+    PYTHONPATH=tests python -m sweeps.hostile_files [NAME ...]
+
+Each is written at its full size, which is as bad as its maker could think of, and looked into in a
+process of its own. The bar is one second of processor time and 200 MB over the imports. Files that
+are honest, whose names begin with `honest`, must be read; how long they may take is their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SECONDS, MEBIBYTES = 1.0, 200
+_NPY = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (0,), }"
+
+
+def _header(path: Path, text: str, data: int = 0) -> Path:
+    head = text.encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + b"\0" * data)
+    return path
+
+
+def _entries(count: int, prefix: str = "model.layers.") -> str:
+    about = '.weight":{"dtype":"F32","shape":[1],"data_offsets":'
+    places = ((4 * at, 4 * at + 4) for at in range(count))
+    return ",".join(f'"{prefix}{a // 4}{about}[{a},{b}]}}' for a, b in places)
+
+
+def arrays(folder: Path, count: int) -> Path:
+    """Writes a header with many arrays."""
+    return _header(folder / "x.safetensors", f"{{{_entries(count)}}}", 4 * count)
+
+
+def arrays_in_blanks(folder: Path, count: int) -> Path:
+    """Writes a header with many arrays, its keys in another order and with blanks."""
+    text = ", ".join(
+        f'"w{at}" : {{"shape": [0], "data_offsets": [0, 0], "dtype": "U8"}}' for at in range(count)
+    )
+    return _header(folder / "x.safetensors", f"{{{text}}}")
+
+
+def metadata(folder: Path, count: int) -> Path:
+    """Writes a header whose metadata have many texts."""
+    text = ",".join(f'"{at}":"{at}"' for at in range(count))
+    return _header(folder / "x.safetensors", f'{{"__metadata__":{{{text}}}}}')
+
+
+def _about(folder: Path, text: str) -> Path:
+    return _header(folder / "x.safetensors", json.dumps({"__metadata__": {"fmapper": text}}))
+
+
+def values(folder: Path, count: int) -> Path:
+    """Writes many numbers that stand beside the arrays."""
+    numbers = ",".join(f'"v{at}":{at}' for at in range(count))
+    return _about(folder, f'{{"version":1,"values":{{{numbers}}}}}')
+
+
+def lists(folder: Path, count: int) -> Path:
+    """Writes lists without end into a header."""
+    return _header(folder / "x.safetensors", f'{{"a":[{"[]," * count}0]}}')
+
+
+def objects(folder: Path, count: int) -> Path:
+    """Writes objects without end into a header."""
+    return _header(folder / "x.safetensors", f'{{"a":[{"{}," * count}0]}}')
+
+
+def numbers(folder: Path, count: int) -> Path:
+    """Writes numbers of which each is an object into the shape of an array."""
+    inner = "1000.5," * count
+    return _header(folder / "x.safetensors", f'{{"a":{{"shape":[{inner}1]}}}}')
+
+
+def texts(folder: Path, count: int) -> Path:
+    """Writes texts without end into a header."""
+    inner = '"ab",' * count
+    return _header(folder / "x.safetensors", f'{{"a":[{inner}0]}}')
+
+
+def escapes(folder: Path, count: int) -> Path:
+    """Writes a text of nothing but escapes."""
+    escaped = r"\n" * count
+    return _header(folder / "x.safetensors", f'{{"__metadata__":{{"a":"{escaped}"}}}}')
+
+
+def wide_escapes(folder: Path, count: int) -> Path:
+    """Writes a text of characters of four bytes, the first of which makes all as wide."""
+    escaped = r"\ud83d\ude00" + "a" * count
+    return _header(folder / "x.safetensors", f'{{"__metadata__":{{"a":"{escaped}"}}}}')
+
+
+def blanks(folder: Path, count: int) -> Path:
+    """Writes a header that is nothing but blanks."""
+    return _header(folder / "x.safetensors", f"{{{' ' * count}}}")
+
+
+def index(folder: Path, count: int) -> Path:
+    """Writes an index of many names."""
+    place = folder / "x"
+    place.mkdir()
+    _header(place / "model.safetensors", "{}")
+    text = ",".join(f'"layers.{at}.weight":"model.safetensors"' for at in range(count))
+    (place / "model.safetensors.index.json").write_text(f'{{"weight_map":{{{text}}}}}')
+    return place
+
+
+def shards(folder: Path, count: int) -> Path:
+    """Writes a folder of many shards, which is honest."""
+    place = folder / "x"
+    place.mkdir()
+    names = {}
+    for at in range(count):
+        name = f"model-{at + 1:05d}-of-{count:05d}.safetensors"
+        _header(place / name, f"{{{_entries(30, f'{at}.')}}}", 120)
+        names.update({f"{at}.{n}.weight": name for n in range(30)})
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return place
+
+
+def _zip(path: Path, kind: int = zipfile.ZIP_STORED) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path, "w", kind)
+
+
+def members(folder: Path, count: int) -> Path:
+    """Writes an npz of many arrays."""
+    with _zip(folder / "x.npz") as archive:
+        for at in range(count):
+            archive.writestr(f"w{at}.npy", _NPY.ljust(127) + b"\n")
+    return folder / "x.npz"
+
+
+def settings(folder: Path, count: int) -> Path:
+    """Writes settings of blanks, in a file that is a thousandth of them."""
+    with _zip(folder / "x.npz", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__fmapper__.json", b" " * count + b"{}")
+    return folder / "x.npz"
+
+
+def settings_values(folder: Path, count: int) -> Path:
+    """Writes settings with many values."""
+    inner = ",".join(f'"v{at}":{at}' for at in range(count))
+    about = json.dumps({"about": f'{{"version":1,"values":{{{inner}}}}}'})
+    with _zip(folder / "x.npz") as archive:
+        archive.writestr("__fmapper__.json", about)
+    return folder / "x.npz"
+
+
+def _pickled(folder: Path, data: bytes) -> Path:
+    with _zip(folder / "x.pt") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02" + data + b".")
+        archive.writestr("x/byteorder", "little")
+        archive.writestr("x/version", "3\n")
+    return folder / "x.pt"
+
+
+def pickled_lists(folder: Path, count: int) -> Path:
+    """Writes lists in lists, side by side."""
+    return _pickled(folder, b"]" + b"(" + b"]" * count + b"e")
+
+
+def pickled_nest(folder: Path, count: int) -> Path:
+    """Writes lists in each other."""
+    return _pickled(folder, b"]" * count + b"a" * (count - 1))
+
+
+def pickled_tuples(folder: Path, count: int) -> Path:
+    """Writes tuples in each other."""
+    return _pickled(folder, b")" + b"\x85" * count)
+
+
+def pickled_numbers(folder: Path, count: int) -> Path:
+    """Writes a list of numbers."""
+    inner = b"".join(b"J" + struct.pack("<i", at) for at in range(count))
+    return _pickled(folder, b"](" + inner + b"e")
+
+
+def pickled_dicts(folder: Path, count: int) -> Path:
+    """Writes empty dicts."""
+    return _pickled(folder, b"](" + b"}" * count + b"e")
+
+
+def pickled_texts(folder: Path, count: int) -> Path:
+    """Writes short texts."""
+    inner = b"".join(b"X" + struct.pack("<I", 4) + b"%04x" % (at & 65535) for at in range(count))
+    return _pickled(folder, b"](" + inner + b"e")
+
+
+def pickled_memo(folder: Path, count: int) -> Path:
+    """Writes lists that are each in the next one ten times: as many leaves as powers of ten."""
+    data = b"K\x01q\x00"
+    for at in range(count):
+        data += b"](" + b"h%c" % at * 10 + b"eq%c" % (at + 1)
+    return _pickled(folder, data)
+
+
+def pickled_long_key(folder: Path, count: int) -> Path:
+    """Writes a dict with one key of megabytes and many numbers below it."""
+    key = b"X" + struct.pack("<I", 1 << 20) + b"k" * (1 << 20)
+    return _pickled(folder, b"}(" + key + b"](" + b"K\x01" * count + b"eu")
+
+
+def pickled_ordered(folder: Path, count: int) -> Path:
+    """Writes calls of a class that is allowed."""
+    name = b"ccollections\nOrderedDict\nq\x00"
+    return _pickled(folder, b"](" + name + b")R" + b"h\x00)R" * count + b"e")
+
+
+def tensors(folder: Path, count: int) -> Path:
+    """Writes many tensors by torch itself."""
+    import torch
+
+    torch.save({f"layers.{at}.weight": torch.ones(1) for at in range(count)}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def packed_values(folder: Path, count: int) -> Path:
+    """Writes a list of msgpack with many numbers."""
+    (folder / "x.msgpack").write_bytes(b"\x81\xa1a\xdd" + struct.pack(">I", count) + b"\1" * count)
+    return folder / "x.msgpack"
+
+
+def packed_lists(folder: Path, count: int) -> Path:
+    """Writes lists of lists of lists, none of which has many things."""
+    inner = b"\xdc" + struct.pack(">H", 1000) + b"\x90" * 1000
+    data = b"\xdd" + struct.pack(">I", count // 1000) + inner * (count // 1000)
+    (folder / "x.msgpack").write_bytes(b"\x81\xa1a" + data)
+    return folder / "x.msgpack"
+
+
+def packed_arrays(folder: Path, count: int) -> Path:
+    """Writes a map of many small arrays."""
+    about = b"\x93\x91\x01\xa7float32\xc4\x04\0\0\0\0"
+    array = b"\xc7" + struct.pack(">Bb", len(about), 1) + about
+    parts = [b"\xa8" + b"%08d" % at + array for at in range(count)]
+    (folder / "x.msgpack").write_bytes(b"\xdf" + struct.pack(">I", count) + b"".join(parts))
+    return folder / "x.msgpack"
+
+
+def packed_long_key(folder: Path, count: int) -> Path:
+    """Writes a map with one key of a megabyte and many numbers below it."""
+    key = b"\xdb" + struct.pack(">I", 1 << 20) + b"k" * (1 << 20)
+    data = b"\x81" + key + b"\xdd" + struct.pack(">I", count) + b"\1" * count
+    (folder / "x.msgpack").write_bytes(data)
+    return folder / "x.msgpack"
+
+
+def _gguf(folder: Path, arrays: int, values: int, body: bytes) -> Path:
+    head = b"GGUF" + struct.pack("<IQQ", 3, arrays, values)
+    (folder / "x.gguf").write_bytes(head + body + b"\0" * 64)
+    return folder / "x.gguf"
+
+
+def _text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def vocabulary(folder: Path, count: int) -> Path:
+    """Writes a vocabulary of many texts."""
+    head = _text(b"tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, count)
+    return _gguf(folder, 0, 1, head + _text(b"abcd") * count)
+
+
+def long_vocabulary(folder: Path, count: int) -> Path:
+    """Writes a vocabulary whose texts have a kilobyte each, and scores beside it."""
+    head = _text(b"tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, count)
+    scores = _text(b"tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, count)
+    return _gguf(folder, 0, 2, head + _text(b"a" * 1000) * count + scores + b"\0" * (4 * count))
+
+
+def gguf_values(folder: Path, count: int) -> Path:
+    """Writes many values."""
+    body = b"".join(_text(b"v%d" % at) + struct.pack("<II", 4, at) for at in range(count))
+    return _gguf(folder, 0, count, body)
+
+
+def gguf_arrays(folder: Path, count: int) -> Path:
+    """Writes many arrays."""
+    about = struct.pack("<IQIQ", 1, 0, 0, 0)
+    return _gguf(folder, count, 0, b"".join(_text(b"w%d" % at) + about for at in range(count)))
+
+
+def gguf_text(folder: Path, count: int) -> Path:
+    """Writes a value that is a long text."""
+    body = _text(b"tokenizer.huggingface.json") + struct.pack("<I", 8) + _text(b"a" * count)
+    return _gguf(folder, 0, 1, body)
+
+
+FILES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
+    "safetensors: arrays": (arrays, 1_000_000),
+    "safetensors: arrays within the bound": (arrays, 150_000),
+    "safetensors: arrays with blanks": (arrays_in_blanks, 150_000),
+    "safetensors: metadata": (metadata, 5_000_000),
+    "safetensors: values": (values, 2_000_000),
+    "safetensors: lists": (lists, 9_000_000),
+    "safetensors: objects": (objects, 9_000_000),
+    "safetensors: numbers": (numbers, 9_000_000),
+    "safetensors: texts": (texts, 9_000_000),
+    "safetensors: escapes": (escapes, 49_000_000),
+    "safetensors: wide characters": (wide_escapes, 99_000_000),
+    "safetensors: blanks": (blanks, 99_000_000),
+    "safetensors: index": (index, 1_000_000),
+    "npz: arrays": (members, 200_000),
+    "npz: settings of blanks": (settings, 99_000_000),
+    "npz: values": (settings_values, 2_000_000),
+    "pt: lists": (pickled_lists, 3_000_000),
+    "pt: lists in lists": (pickled_nest, 3_000_000),
+    "pt: tuples in tuples": (pickled_tuples, 1_000_000),
+    "pt: numbers": (pickled_numbers, 2_000_000),
+    "pt: dicts": (pickled_dicts, 5_000_000),
+    "pt: texts": (pickled_texts, 5_000_000),
+    "pt: shared lists": (pickled_memo, 60),
+    "pt: a long key": (pickled_long_key, 100_000),
+    "pt: calls": (pickled_ordered, 3_000_000),
+    "pt: tensors": (tensors, 300_000),
+    "msgpack: values": (packed_values, 5_000_000),
+    "msgpack: lists": (packed_lists, 5_000_000),
+    "msgpack: arrays": (packed_arrays, 300_000),
+    "msgpack: a long key": (packed_long_key, 100_000),
+    "gguf: texts": (vocabulary, 20_000_000),
+    "gguf: values": (gguf_values, 2_000_000),
+    "gguf: arrays": (gguf_arrays, 1_000_000),
+    "honest safetensors of 100,000 arrays": (arrays, 100_000),
+    "honest folder of 1,000 shards": (shards, 1000),
+    "honest npz of 20,000 arrays": (members, 20_000),
+    "honest pt of 100,000 tensors": (tensors, 100_000),
+    "honest msgpack of 100,000 arrays": (packed_arrays, 100_000),
+    "honest gguf of 500,000 texts": (vocabulary, 500_000),
+    "honest gguf with a vocabulary of 500 MB": (long_vocabulary, 500_000),
+    "honest gguf with a text of 500 MB": (gguf_text, 500_000_000),
+}
+
+
+def look(path: Path) -> dict[str, Any]:
+    """Looks into a file as a process of its own does; tells time, memory and what came of it."""
+    import jax  # noqa: F401
+    import numpy as np
+    import torch  # noqa: F401
+
+    import fmapper
+    from fmapper.checkpoints import inspect
+
+    with tempfile.TemporaryDirectory() as small:  # what is imported late is there
+        for name in ("x.npz", "x.msgpack", "x.pt", "x.safetensors"):
+            fmapper.save({"w": np.ones(2)}, Path(small) / name)
+            fmapper.load(Path(small) / name)
+    base = _peak()
+    begin = time.process_time()
+    try:
+        found = inspect(path)
+        outcome = f"read {len(found.rows)} arrays, {len(found.values)} values"
+    except fmapper.CheckpointError as error:
+        outcome = f"refused: {error}"
+    except Exception as error:  # what should not be, and is told
+        outcome = f"{type(error).__name__}: {error}"
+    took = time.process_time() - begin
+    return {"seconds": took, "mebibytes": (_peak() - base) / 1024, "outcome": outcome}
+
+
+def _peak() -> int:
+    """Returns the most memory that this process has had, in KiB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what `getrusage` says may be that of the process that started this one
+        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1])  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def measure(path: Path, limit: int = 100) -> dict[str, Any]:
+    """Looks into a file in a process of its own."""
+    command = [sys.executable, "-m", "sweeps.hostile_files", "--look", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {"seconds": float(limit), "mebibytes": 0.0, "outcome": "does not end"}
+    if done.returncode:
+        return {"seconds": 0.0, "mebibytes": 0.0, "outcome": f"died: {done.stderr[-300:]}"}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> int:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names of files; all without any")
+    parser.add_argument("--look", type=Path)
+    options = parser.parse_args()
+    if options.look:
+        print(json.dumps(look(options.look)))
+        return 0
+    missed = 0
+    for name, (make, count) in FILES.items():
+        if options.names and not any(part in name for part in options.names):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(make(Path(folder), count))
+        is_honest = name.startswith("honest")
+        is_met = found["seconds"] <= SECONDS and found["mebibytes"] <= MEBIBYTES
+        wanted = ("read",) if is_honest else ("read", "refused")
+        is_met = (is_honest or is_met) and found["outcome"].startswith(wanted)
+        missed += not is_met
+        print(
+            f"{'met   ' if is_met else 'MISSED'} {name} ({count:,}): {found['seconds']:.2f} s, "
+            f"{found['mebibytes']:.0f} MiB: {found['outcome'][:160]}",
+            flush=True,
+        )
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
