@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fmapper.files.bounds import WAY_OUT
-from fmapper.files.untrusted import Misfit, open_regular
+from fmapper.files.untrusted import Misfit, no_constant, object_of, open_regular
 from fmapper.switches import settings
 
 MOST_JSON = 150_000_000  # bytes of memory that a text becomes, by the weights below
@@ -66,23 +66,6 @@ def _check(text: str, most: int) -> None:
             raise Misfit("is nested too deeply")
         if _LONG_NUMBER in bare.translate(_AS_ZEROS):  # a pattern takes longer
             raise Misfit("has a number that is too long")
-
-
-def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON as a dict.
-
-    Raises:
-        Misfit: It has a key twice.
-    """
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Misfit("has a key twice")
-    return found
-
-
-def no_constant(name: str) -> Any:
-    """Raises for NaN and infinities, which JSON lacks."""
-    raise ValueError(f"{name} is not a number")
 
 
 def read_json_file(path: Path, most: int = 100_000_000) -> Any:

@@ -16,9 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
-from fmapper.files.bounded_json import no_constant, object_of
 from fmapper.files.bounds import WAY_OUT, check_count, check_name
-from fmapper.files.untrusted import Misfit, show, within
+from fmapper.files.untrusted import Misfit, no_constant, object_of, show, within
 from fmapper.switches import settings
 
 MOST_HEADER = 100_000_000  # bytes, the limit of the format

@@ -64,6 +64,23 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON as a dict.
+
+    Raises:
+        Misfit: It has a key twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Misfit("has a key twice")
+    return found
+
+
+def no_constant(name: str) -> Any:
+    """Raises for NaN and infinities, which JSON lacks."""
+    raise ValueError(f"{name} is not a number")
+
+
 def member(folder: Path, name: str) -> Path:
     """Returns the path of a regular file in a folder.
 
