@@ -147,19 +147,20 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
     known: dict[str, Pattern] = {} if marked is None else marked[1]
     declared = _static_names(cls)
     patterns: dict[str, Pattern] = {}
+    pattern: Pattern
     dynamic: list[Any] = []
     static: dict[str, Any] = {}
     for name, child in have.items():
         if name in declared:
             _check_concrete(cls, name, child)
-            pattern: Pattern = False
+            pattern, part = False, child
         else:
-            pattern = known[name] if name in known else _pattern(child, rules)
+            pattern, part = _split(child, rules, known.get(name))
         if pattern is False:
             static[name] = child if type(child) in _PLAIN else snapshot(child)
         else:
             patterns[name] = pattern
-            dynamic.append(child if pattern is True else _wrap(child, pattern))
+            dynamic.append(part)
     slots, cached = _names(cast(Any, cls))
     carried = {
         name: snapshot(value)
@@ -195,7 +196,7 @@ def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeR
         for name, value in values.items():
             object.__setattr__(new, name, value)
     if rules is not None and any(
-        _pattern(child, rules) != static.patterns[name]
+        _split(child, rules, wrap=False)[0] != static.patterns[name]
         for name, child in given.items()
         if static.patterns[name] is not True or adapter_of(child) is None
     ):
@@ -231,8 +232,37 @@ def _check_concrete(cls: type, name: str, child: Any) -> None:
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
-def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
-    """Finds which parts of a child are dynamic."""
+def _split(
+    child: Any, rules: PyTreeRules | None, known: Pattern | None = None, *, wrap: bool = True
+) -> tuple[Pattern, Any]:
+    """Finds which parts of a child are dynamic, and wraps the others as constants.
+
+    Args:
+        child: Anything.
+        rules: Those of the registry. None: all of it is dynamic.
+        known: Which parts are dynamic, where that is known.
+        wrap: Whether the constants are wanted.
+
+    Returns:
+        The pattern, and the child: a new one if only some of its parts are dynamic.
+    """
+    pattern = _verdict(child, rules) if known is None else known
+    if pattern is True or pattern is False:
+        return pattern, child
+    kind = nodes.kind_of(type(child))
+    parts = kind.children(child) if isinstance(kind, NodeType) else {}
+    if pattern is not None and parts.keys() != pattern.keys():
+        return pattern, child  # a registry has put something else there
+    assert isinstance(kind, NodeType)
+    patterns: dict[Any, Pattern] = {}
+    for key, part in parts.items():
+        patterns[key], new = _split(part, rules, pattern and pattern[key], wrap=wrap)
+        parts[key] = Constant(new) if wrap and patterns[key] is False else new
+    return patterns, kind.rebuild(child, parts) if wrap else child
+
+
+def _verdict(child: Any, rules: PyTreeRules | None) -> bool | None:
+    """Returns whether a child is dynamic; None where some of its parts are."""
     if rules is None:
         return True
     cls = type(child)
@@ -243,11 +273,7 @@ def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
     if not rules.opens(cls):
         return holds_arrays(child)
     holds_dynamic, holds_static = _contents(child, rules)
-    if not holds_static:
-        return True
-    if not holds_dynamic:
-        return False
-    return {key: _pattern(part, rules) for key, part in _items(child)}
+    return None if holds_dynamic and holds_static else not holds_static
 
 
 def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
@@ -280,22 +306,6 @@ def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
 def _items(container: Any) -> Iterable[tuple[Any, Any]]:
     kind = nodes.kind_of(type(container))
     return kind.items(container) if isinstance(kind, NodeType) else ()
-
-
-def _wrap(child: Any, pattern: Pattern) -> Any:
-    """Wraps the static parts of a child, by the pattern, as constants."""
-    if pattern is True:
-        return child
-    if pattern is False:
-        return Constant(child)
-    if not isinstance(child, CONTAINERS):
-        return child  # a registry has put something else there
-    kind = nodes.kind_of(type(child))
-    assert isinstance(kind, NodeType)
-    parts = kind.children(child)
-    if parts.keys() != pattern.keys():
-        return child
-    return kind.rebuild(child, {key: _wrap(part, pattern[key]) for key, part in parts.items()})
 
 
 def snapshot(value: Any) -> Any:
