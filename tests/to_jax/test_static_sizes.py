@@ -190,3 +190,61 @@ def test_known_numbers_of_counts() -> None:
         converting.compare(jax.jit(model)(X.numpy(), given.numpy()), forward(X, given))
     with pytest.raises(fmapper.ProgramInputError, match="asserts"):
         model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))
+
+
+REFUSED = {
+    "first": (lambda x, m: x[m][0], "aten::select"),
+    "a reduction": (lambda x, m: x[m].max(0).values, "aten::max"),
+    "a place": (lambda x, m: x[m.nonzero()[0, 0]], "aten::select"),
+    "a part": (lambda x, m: x[m].chunk(2)[0], "aten::split"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_an_operation_refuses_are_one_error(name: str) -> None:
+    forward, op = REFUSED[name]
+    module = converting.Function(forward)
+    model = fmapper.convert(module, "jax", (X, MASKS[0]))
+    converting.compare(model(X.numpy(), MASKS[1].numpy()), module(X, MASKS[1]))
+    with pytest.raises(
+        fmapper.ProgramInputError,
+        match=rf"(?s){op}.*test_static_sizes.py.*for the values of these inputs.*examples of this",
+    ):
+        model(X.numpy(), MASKS[2].numpy())
+    with pytest.raises(TypeError) as caught:  # as are those of JAX
+        jax.jit(model)(X.numpy(), MASKS[0].numpy())
+    assert "specialize=True" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
+def test_an_assertion_speaks_before_an_operation_that_fails_for_it() -> None:
+    def forward(x: Any, m: Any) -> Any:
+        torch._check(m.sum().item() > 0, lambda: "no row")
+        return x[m][0]
+
+    model = fmapper.convert(converting.Function(forward), "jax", (X, MASKS[0]))
+    with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+        model(X.numpy(), MASKS[2].numpy())
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x, n: torch.nn.functional.one_hot(n),
+        lambda x, n: torch.nn.functional.one_hot(input=n, num_classes=-1),
+        lambda x, n: torch.tensor_split(x, n.unique()[1:])[0],
+        lambda x, n: torch.tensor_split(x, n.max(), 1)[0],
+        lambda x, n: x.tensor_split(n.bincount().cumsum(0)[:-1])[1],
+    ],
+)
+@pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
+def test_known_classes_and_places(forward: Any) -> None:
+    n = torch.tensor([2, 0, 1, 2, 0, 1])
+    module = converting.Function(forward)
+    converting.compare(fmapper.convert(module, "jax", (X, n))(X.numpy(), n.numpy()), forward(X, n))
+    model = fmapper.convert(module, "jax", (X, n), specialize=True)
+    for given in (n, n.flip(0)):
+        converting.compare(jax.jit(model)(X.numpy(), given.numpy()), forward(X, given))
+    with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+        model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import ProgramInputError
+from fmapper import FmapperError, ProgramInputError
 from fmapper.programs import Call, Input, Program
 from fmapper_adapters.jax.arrays import few_bits
 from fmapper_adapters.jax.aten import types
@@ -56,7 +57,15 @@ def run_program(  # static_argnums goes by position
             inputs.append(jnp.asarray(array))
     run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
     with _settings(program, precision):
-        values = interpret.evaluate(program.graph, inputs, run)
+        try:
+            values = interpret.evaluate(program.graph, inputs, run)
+        except _UNFIT as error:
+            if not code.concrete or isinstance(error, FmapperError):
+                raise
+            if isinstance(error, jax.errors.JAXTypeError) or _TRACED.search(str(error)):
+                error.add_note(_not_compiled(program))
+                raise
+            raise _unfit(code, run, error) from error
     users: list[Any] = []
     changed: Arrays = {}
     changed_inputs: dict[int, Any] = {}
@@ -72,6 +81,41 @@ def run_program(  # static_argnums goes by position
             changed[str(output.target)] = value if dtype is None else value.astype(dtype)
     checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
     return users, changed, changed_inputs, jnp.stack(checks) if checks else None
+
+
+_UNFIT = (
+    LookupError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+)  # of values that an operation refuses
+_TRACED = re.compile(r"Tracer|concrete value")  # in what JAX says of values that are traced
+
+
+def _not_compiled(program: Program) -> str:
+    return (
+        f"The sizes in {program.name} depend on the values of arrays, so it can be called, and "
+        "differentiated with respect to parameters on which no size depends, but not compiled: "
+        "call it outside of jax.jit, jax.vmap and jax.export, or convert the model with "
+        "specialize=True, which fixes the sizes of the examples."
+    )
+
+
+def _unfit(code: StaticProgram, run: interpret.Run, error: Exception) -> Exception:
+    """Returns the error for values that an operation of a program without fixed sizes refuses.
+
+    Where an assertion of the program has failed before it, that is the reason.
+    """
+    for check, call in zip(run.checks, code.checks, strict=False):
+        if not isinstance(check, jax.core.Tracer) and not np.asarray(check).all():
+            return ProgramInputError(_problem(code, call))
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while running ")]
+    at = notes[0].removeprefix("while running ").rpartition(", as ")[0] if notes else "an operation"
+    return ProgramInputError(
+        f"{code.program.name}: {at} cannot be computed for the values of these inputs: "
+        f"{type(error).__name__}: {error}. Sizes in this program depend on values. If the model "
+        "itself takes such inputs, convert it with examples of this kind."
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -241,16 +241,7 @@ class JaxModel:
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
         """Runs without compiling: for programs whose sizes depend on the values of arrays."""
         given = meshes.gather((*self._state(), arrays))
-        try:
-            return execute.run_program(self._code, numbers, self.precision, *given, key, observe)
-        except jax.errors.JAXTypeError as error:
-            error.add_note(
-                f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
-                "called, and differentiated with respect to parameters on which no size depends, "
-                "but not compiled: call it outside of jax.jit, jax.vmap and jax.export, or convert "
-                "the model with specialize=True, which fixes the sizes of the examples."
-            )
-            raise
+        return execute.run_program(self._code, numbers, self.precision, *given, key, observe)
 
     def replace(
         self,

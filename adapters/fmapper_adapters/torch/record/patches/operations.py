@@ -81,6 +81,22 @@ def _split(
     return tensor.split(size, dim)
 
 
+def _tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> Any:
+    """Computes `tensor_split` at places that a tensor has, which torch reads without asking."""
+    at = indices_or_sections
+    if isinstance(at, torch.Tensor):
+        at = at.item() if at.ndim == 0 else at.tolist()
+    return torch.tensor_split(x, at, dim)
+
+
+def _one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Computes `one_hot` for as many classes as the largest number says."""
+    if num_classes != -1:
+        return torch.nn.functional.one_hot(input, num_classes)
+    classes = torch.arange(input.max().item() + 1, device=input.device)
+    return (input.unsqueeze(-1) == classes).to(torch.int64)
+
+
 def _tensor(data: Any, **options: Any) -> Any:
     """Computes `torch.tensor` of a list with tensors without reading their values."""
     leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
@@ -242,6 +258,9 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ctc_loss: _ctc_loss,
     torch.nn.functional.ctc_loss: _ctc_loss,
     torch.tensor: _tensor,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
+    torch.nn.functional.one_hot: _one_hot,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
     torch.split: _split,

@@ -48,7 +48,9 @@ def with_numbers(
     if func in MASKED:  # the bounds of slices alone: a tensor may be an index, or what is assigned
         index = tuple(_numbers(x, number) if isinstance(x, slice) else x for x in _parts(args[1]))
         return (args[0], index, *args[2:])
-    return (args[0], *_numbers(args[1:], number)) if func in WITH_SIZES else args
+    if func in WITH_PLACES and len(args) > 1 and isinstance(args[1], _Tensor) and args[1].ndim:
+        return (args[0], [number(place) for place in args[1].unbind()], *args[2:])
+    return (args[0], *_numbers(args[1:], number)) if func in WITH_SIZES | WITH_PLACES else args
 
 
 def _numbers(tree: Any, number: Callable[[torch.Tensor], Any]) -> Any:
@@ -220,3 +222,5 @@ WITH_SIZES: set[Callable[..., Any]] = {
     _Tensor.new_empty,
     _Tensor.new_full,
 }
+# Those that take a tensor of places, or a number of parts.
+WITH_PLACES: set[Callable[..., Any]] = {torch.tensor_split, _Tensor.tensor_split}
