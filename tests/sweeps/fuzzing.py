@@ -33,7 +33,7 @@ REST = 300  # programs between two times that the frameworks forget what they ha
 CUTS = 400  # how many smaller programs are tried for one that fails
 STEP = 10.0  # seconds that the source framework has for a step that is drawn
 ROUNDED = re.compile(
-    "exp|log|sqrt|sin|cos|tan|pow|div|sig|soft|mean|var|std|norm|hypot|elu|silu|fft|erf|gamma"
+    "exp|log|sqrt|sin|cos|tan|pow|div|sig|soft|mean|var|std|norm|hypot|elu|silu|fft|erf|gamma|i0"
 )  # steps whose results are rounded, also where double precision gives the same number
 SAMPLES = 6  # how often a program is disturbed to see what rounding does to its results
 

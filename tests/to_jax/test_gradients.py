@@ -422,3 +422,107 @@ def test_a_conversion_inside_of_a_recording_leaves_torch_as_it_was() -> None:
         assert torch.nn.Module.to is inside
         assert own.forward != before[2]
     assert (torch.nn.Module.to, torch.nn.BatchNorm1d.forward, own.forward) == before
+
+
+def _detached(x: Any) -> Any:
+    y = x.detach()
+    y.mul_(2.0)
+    return x * y
+
+
+def _views(x: Any) -> Any:
+    y = x.view(2, 2).detach()
+    x.add_(1.0)
+    y[0] = 5.0
+    return x * y.reshape(-1)
+
+
+def _nested(x: Any) -> Any:
+    y = x.detach()[1:]
+    z = y.detach()
+    z.mul_(2.0)
+    y.add_(1.0)
+    x.mul_(3.0)
+    return x * 2 + torch.nn.functional.pad(y * z, (1, 0))
+
+
+def _data(x: Any) -> Any:
+    x.data.clamp_(-1.0, 2.0)
+    return x * 3
+
+
+def _written(x: Any) -> Any:
+    y = x.detach()
+    y.add_(x.flip(0))
+    return y * 2
+
+
+def _quiet(x: Any) -> Any:
+    with torch.no_grad():
+        part = x[1:]
+        part.mul_(2.0)
+        norm = part.norm()
+        x.div_(norm)
+        with torch.enable_grad():
+            square = x * x
+    return x * norm + square.detach()
+
+
+def _repeated(x: Any) -> Any:
+    y = x
+    for i in range(3):
+        with torch.no_grad():
+            x.add_(i)
+        y = x.detach()
+        y.mul_(2.0)
+    return x * y
+
+
+def _parts(x: Any) -> Any:
+    y = x.detach()
+    z = y.detach()
+    y.chunk(2)[0].mul_(3.0)
+    return x * y + z
+
+
+def _in_place(x: Any) -> Any:
+    x.detach_()
+    x.mul_(2.0)
+    return x * 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_detached, _views, _nested, _data, _written, _quiet, _repeated, _parts, _in_place],
+    ids=lambda function: function.__name__.strip("_"),
+)
+def test_writes_that_gradients_do_not_see(function: Any) -> None:
+    converting.check_gradients(lambda x, y: function(x * y) + y, torch.randn(4), torch.randn(4))
+
+
+class Bounded(torch.nn.Module):
+    """Weights are cut to a ball whenever they are used, and trained as if they were not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([-3.0, 1.0, 2.0, 3.0]))
+
+    def forward(self, x: Any) -> Any:
+        weight = self.weight * 1
+        with torch.no_grad():
+            weight.clamp_(-1.0, 1.5)
+        return x * weight
+
+
+def test_a_program_with_silent_writes_is_saved_and_runs_in_both(tmp_path: Path) -> None:
+    module, x = Bounded(), torch.randn(4)
+    model = fmapper.convert(module, "jax", (x,))
+    want = torch.autograd.grad(module(x).sum(), module.weight)[0]
+    path = tmp_path / "bounded.safetensors"
+    model.save(path)
+    for one in model, fmapper.convert(fmapper.load_program(path), "jax"):
+        got = jax.grad(lambda model: model(x.numpy()).sum())(one).params["weight"]
+        converting.compare(got, want)
+    back = fmapper.convert(fmapper.load_program(path), "torch")
+    converting.compare(fmapper.to_jax(back(x)), module(x))
+    converting.compare(torch.autograd.grad(back(x).sum(), back.weight)[0].numpy(), want)

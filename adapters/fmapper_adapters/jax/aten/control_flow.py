@@ -21,6 +21,18 @@ def stop_gradient(x: Any) -> jax.Array:
     return jax.lax.stop_gradient(x)
 
 
+@lowering("fmapper::overwrite", int64="moves")
+@jax.custom_jvp
+def overwrite(x: Any, value: Any) -> jax.Array:
+    """Returns the value, with the gradient of x: what x is after a write that nobody sees."""
+    return jnp.asarray(value)
+
+
+@overwrite.defjvp
+def _overwrite_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return overwrite(*primals), tangents[0]
+
+
 @lowering("fmapper::with_gradient")
 def with_gradient(
     ys: Sequence[Any],

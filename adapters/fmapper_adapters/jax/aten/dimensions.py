@@ -31,7 +31,8 @@ abs add alias bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min clone
 detach div dropout elu eq erf exp expand expm1 full_like ge gelu gt hardsigmoid hardswish hardtanh
 le leaky_relu log log1p log_sigmoid logical_and logical_not logical_or lt masked_fill maximum
 minimum mish mul native_dropout ne neg ones_like pow reciprocal relu relu6 rsqrt rsub sigmoid silu
-sin softplus sqrt square sub tanh to _to_copy where zeros_like fmapper::stop_gradient
+sin softplus sqrt square sub tanh to _to_copy where zeros_like fmapper::overwrite
+fmapper::stop_gradient
 """
 
 

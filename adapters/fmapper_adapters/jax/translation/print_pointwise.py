@@ -437,6 +437,14 @@ def detach(p: Printing, x: Value) -> Any:
     return expr("jax.lax.stop_gradient({0})", x)
 
 
+@prints("fmapper::overwrite")
+def overwrite(p: Printing, x: Value, value: Value) -> Any:
+    """Prints a value that has the gradient of another array."""
+    if not is_float(x.dtype) and not is_complex(x.dtype):
+        return value
+    return expr("({0} + jax.lax.stop_gradient({1} - {0}))", x, value)
+
+
 @prints("aten::scalar_tensor")
 def scalar_tensor(p: Printing, value: Any, *, dtype: Any = None) -> Any:
     """Prints `jnp.float32(value)`."""

@@ -19,6 +19,7 @@ from torch import fx
 from fmapper.programs import DType, Graph, Lowering, LoweringTable
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.aten.names import NAMES
+from fmapper_adapters.torch.from_fx import silent_writes
 from fmapper_adapters.torch.model import control_flow, derivatives
 from fmapper_adapters.torch.model.emit import Value, VaryingSize, current
 
@@ -249,6 +250,14 @@ def assert_async(condition: Any, message: str) -> Any:
     return current().call(aten._assert_async.msg, condition, message)
 
 
+@lowering("aten::copy")
+def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Calls what torch has gradients of."""
+    if source.dtype != x.dtype:
+        source = call(aten.to.dtype, source, x.dtype)
+    return call(aten.expand_as.default, source, x)
+
+
 @lowering("aten::_assert_scalar")
 def assert_scalar(condition: Any, message: str) -> Any:
     return current().call(aten._assert_scalar.default, condition, message)
@@ -260,6 +269,11 @@ def assert_scalar(condition: Any, message: str) -> Any:
 @lowering("fmapper::stop_gradient")
 def stop_gradient(x: Any) -> Any:
     return x.detach()
+
+
+@lowering("fmapper::overwrite")
+def overwrite(x: Any, value: Any) -> Any:
+    return call(silent_writes.OVERWRITE, x, value)
 
 
 @lowering("higher_order::wrap_with_set_grad_enabled")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.from_fx import silent_writes
 
 
 @torch.library.custom_op("fmapper::stop_gradient", mutates_args=())
@@ -36,8 +36,10 @@ def mark(exported: torch.export.ExportedProgram) -> None:
 
 def _mark_graph(owner: torch.fx.GraphModule) -> None:
     graph = owner.graph
-    changed = False
-    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if _is_without_gradients(node):
+            silent_writes.inline(owner, node, STOP)
+    graph.eliminate_dead_code()
     for node in list(graph.nodes):
         if node.op == "get_attr":
             inner = getattr(owner, str(node.target), None)
@@ -45,10 +47,7 @@ def _mark_graph(owner: torch.fx.GraphModule) -> None:
                 _mark_graph(inner)
                 if any(_is_without_gradients(user) for user in node.users):
                     _mark_outputs(inner)
-        elif node.target is torch.ops.aten.detach.default and not _is_written_to(node, order):
-            node.target = STOP
-            changed = True
-    if changed:
+    if silent_writes.end_at_detach(graph, STOP):
         owner.recompile()
 
 
@@ -63,7 +62,7 @@ def _mark_outputs(owner: torch.fx.GraphModule) -> None:
     with graph.inserting_before(output):
 
         def end(value: Any) -> Any:
-            if not isinstance(value.meta.get("val"), torch.Tensor):
+            if value.op == "placeholder" or not isinstance(value.meta.get("val"), torch.Tensor):
                 return value
             new = graph.call_function(STOP, (value,))
             new.meta = dict(value.meta)
@@ -71,36 +70,3 @@ def _mark_outputs(owner: torch.fx.GraphModule) -> None:
 
         output.args = torch.fx.node.map_arg(output.args, end)
     owner.recompile()
-
-
-def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
-    """Returns whether a view is written to later, so that it must stay a view."""
-    base = node
-    while (seen_through := _base_of(base)) is not None:
-        base = seen_through
-    todo, seen = [base], {base}
-    while todo:
-        value = todo.pop()
-        for user in value.users:
-            schema = _private.schema_of(user.target)
-            if schema is None:
-                continue
-            for argument, given in zip(schema.arguments, user.args, strict=False):
-                info = argument.alias_info
-                if given is not value or info is None:
-                    continue
-                if info.is_write and order[user] > order[node]:
-                    return True
-                if user not in seen:  # a view
-                    seen.add(user)
-                    todo.append(user)
-    return False
-
-
-def _base_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Returns the base of a view."""
-    schema = _private.schema_of(node.target)
-    for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
-        if argument.alias_info is not None and isinstance(given, torch.fx.Node):
-            return given
-    return None

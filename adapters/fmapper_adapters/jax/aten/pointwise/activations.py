@@ -79,9 +79,11 @@ def hardsigmoid(x: Any) -> jax.Array:
 
 @_activation("aten::hardtanh")
 def hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> jax.Array:
-    """Clamps to the bounds."""
+    """Clamps to the bounds; x at a bound keeps its sign, as -0.0, and has no gradient."""
     low, high = jnp.asarray(min_val, x.dtype), jnp.asarray(max_val, x.dtype)
-    return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
+    fixed = jax.lax.stop_gradient(x)
+    bounded = jnp.where(x < low, low, jnp.where(x > high, high, fixed))
+    return jnp.where((x <= low) | (x >= high), bounded, x)
 
 
 @_activation("aten::relu6")

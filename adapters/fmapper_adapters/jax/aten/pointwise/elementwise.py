@@ -236,8 +236,9 @@ def lcm(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::relu")
 def relu(x: Any) -> jax.Array:
-    """Returns the larger of x and zero; NaN stays, and the gradient at zero is zero."""
-    return jnp.where(x <= 0, jnp.zeros((), x.dtype), x)
+    """Returns the larger of x and zero; NaN and -0.0 stay, and the gradient at zero is zero."""
+    fixed, zero = jax.lax.stop_gradient(x), jnp.zeros((), x.dtype)
+    return jnp.where(x <= 0, jnp.where(fixed < 0, zero, fixed), x)
 
 
 @lowering("aten::silu")

@@ -1,0 +1,197 @@
+"""Writes that torch's gradients do not see: to what `detach` gives, and in `torch.no_grad`.
+
+A tensor and what was detached from it are one memory with two gradients. Decompositions know one
+gradient for one memory. So the detached one becomes a copy, and each write to one of them is
+followed by a write of the same values to the others, which leaves their gradients as they were.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fmapper_adapters.torch import _private
+
+
+@torch.library.custom_op("fmapper::overwrite", mutates_args=())
+def overwrite(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns the value, with the gradient of x: what x is after a write that nobody sees."""
+    return value.clone()
+
+
+@overwrite.register_fake
+def _(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(value)
+
+
+def _backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return gradient, None
+
+
+overwrite.register_autograd(_backward)
+_DETACH: Any = torch.ops.aten.detach.default
+_DETACH_IN_PLACE: Any = torch.ops.aten.detach_.default
+_CONSTANT: Any = torch.ops.aten.lift_fresh_copy.default
+OVERWRITE: Any = torch.ops.fmapper.overwrite.default
+_COPY: Any = torch.ops.aten.copy_.default
+
+
+def inline(owner: GraphModule, call: Node, stop: Any) -> None:
+    """Replaces a part without gradients that writes by its operations; leaves others.
+
+    What it writes to gets the values alone.
+
+    Args:
+        owner: The module with the graph of the call.
+        call: The call of the part.
+        stop: The operation that ends gradients.
+    """
+    inner = getattr(owner, str(getattr(call.args[1], "target", "")), None)
+    if not isinstance(inner, GraphModule) or not any(_writes(node) for node in inner.graph.nodes):
+        return
+    graph = owner.graph
+    given = iter(call.args[2:])
+    values: dict[Node, Any] = {}
+    results: Any = ()
+    with graph.inserting_before(call):
+        for node in inner.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "output":
+                results = torch.fx.node.map_arg(node.args[0], values.__getitem__)
+            elif node.op == "get_attr":
+                values[node] = _adopt(owner, call, inner, node)
+            else:
+                values[node] = _copy(graph, node, values, stop)
+        outer = set(call.all_input_nodes)  # what a write to one of them returns is itself
+        ends = [one if one in outer else _end(graph, one) for one in results]
+    for user in list(call.users):
+        at: Any = user.args[1]
+        user.replace_all_uses_with(ends[at])
+        graph.erase_node(user)
+    graph.erase_node(call)
+    owner.recompile()
+
+
+def _adopt(owner: GraphModule, call: Node, inner: GraphModule, node: Node) -> Node:
+    """Returns a module or constant of the part as one of its owner."""
+    name = f"{call.name}_{node.target}".replace(".", "_")
+    setattr(owner, name, getattr(inner, str(node.target)))
+    new = owner.graph.get_attr(name)
+    new.meta = dict(node.meta)
+    return new
+
+
+def _copy(graph: Graph, node: Node, values: dict[Node, Any], stop: Any) -> Node:
+    """Copies an operation; one that writes does so to a copy, whose values then go there."""
+    new = graph.node_copy(node, values.__getitem__)
+    for target in list(_writes(new)):
+        with graph.inserting_before(new):
+            apart = graph.call_function(stop, (target,))
+            apart.meta = dict(target.meta)
+        _replace_written(new, target, apart)
+        _overwrite(graph, target, apart)
+        new = target  # which a write returns
+    return new
+
+
+def _replace_written(node: Node, old: Node, new: Node) -> None:
+    schema = _private.schema_of(node.target)
+    args = list(node.args)
+    for at, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if at < len(args) and args[at] is old:
+            args[at] = new
+        elif node.kwargs.get(argument.name) is old:
+            node.kwargs = {**node.kwargs, argument.name: new}
+    node.args = tuple(args)
+
+
+def _end(graph: Graph, value: Any) -> Any:
+    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return value
+    end = graph.call_function(_DETACH, (value,))
+    end.meta = dict(value.meta)
+    return end
+
+
+def _overwrite(graph: Graph, target: Node, source: Node) -> Node:
+    """Adds a write of the values of one tensor to another."""
+    value = graph.call_function(OVERWRITE, (target, source))
+    value.meta = dict(target.meta)
+    copy = graph.call_function(_COPY, (target, value))
+    copy.meta = dict(target.meta)
+    return copy
+
+
+def end_at_detach(graph: Graph, stop: Any) -> bool:
+    """Ends gradients at each `detach`, also where its memory is written to; tells if there was one.
+
+    Args:
+        graph: The graph, which is changed.
+        stop: The operation that ends gradients.
+    """
+    for node in list(graph.nodes):
+        if node.target is _DETACH_IN_PLACE and node.args[0].target is not _CONSTANT:
+            node.target = _DETACH
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    detached = [node for node in order if node.target is _DETACH]
+    branches = {node: _branch(node, detached) for node in order}
+    sources: dict[Node, Node] = {node: node.args[0] for node in detached}
+    writes = [(node, branches[target]) for node in order for target in _writes(node)]
+    for write, branch in writes if detached else ():
+        there = [node for node in detached if order[node] < order[write]]
+        seen, todo, last = {branch}, [branch], write
+        while todo:
+            own = todo.pop(0)
+            pairs = [(node, sources[node]) for node in there if branches[sources[node]] is own]
+            if own in sources:
+                pairs.append((sources[own], own))
+            for target, source in pairs:
+                if branches[target] not in seen:
+                    seen.add(branches[target])
+                    todo.append(branches[target])
+                    with graph.inserting_after(last):
+                        value = graph.call_function(OVERWRITE, (target, source))
+                    with graph.inserting_after(value):
+                        last = graph.call_function(_COPY, (target, value))
+                    value.meta, last.meta = dict(target.meta), dict(target.meta)
+    for node in detached:
+        node.target = stop
+    return bool(detached)
+
+
+def _branch(node: Node, detached: list[Node]) -> Node:
+    """Returns what a view is of: a tensor with memory of its own, or one that was detached."""
+    while node not in detached:
+        base = _base_of(node)
+        if base is None:
+            break
+        node = base
+    return node
+
+
+def _base_of(node: Node) -> Node | None:
+    """Returns the base of a view, or what a write returns."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return node.args[0]  # the views that a split gives
+    schema = _private.schema_of(node.target)
+    for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
+        if argument.alias_info is not None and isinstance(given, Node):
+            return given
+    return None
+
+
+def _writes(node: Node) -> Iterator[Node]:
+    """Yields the tensors that a call writes to."""
+    schema = _private.schema_of(node.target)
+    for at, argument in enumerate(schema.arguments if schema else ()):
+        given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+        info = argument.alias_info
+        if info is not None and info.is_write and isinstance(given, Node):
+            yield given
