@@ -161,7 +161,7 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
         else:
             patterns[name] = pattern
             dynamic.append(part)
-    slots, cached = _names(cast(Any, cls))
+    slots, cached = slots_and_cached(cast(Any, cls))
     carried = {
         name: snapshot(value)
         for name, value in _attributes(node, slots)
@@ -205,7 +205,7 @@ def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeR
 
 
 @lru_cache(1024)
-def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
+def slots_and_cached(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
     """Returns the slots of a class, and the attributes that are computed from children."""
     return slot_names(cls), frozenset(cached_names(cls))
 

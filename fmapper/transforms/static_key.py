@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
-from fmapper.backends.registries import snapshot
+from fmapper.backends.registries import slots_and_cached, snapshot
 from fmapper.errors import TransformError
-from fmapper.tree.classes import slot_names
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import (
     ATOM,
@@ -24,7 +22,6 @@ from fmapper.tree.nodes import (
     kind_of,
     kinds,
 )
-from fmapper.tree.objects import cached_names
 from fmapper.tree.tree_map import refill
 from fmapper.tree.walk import visit
 
@@ -260,7 +257,7 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
         found = kind.static(node)
         return snapshot(found)
     cls: Any = type(node)
-    slots, cached = _names(cls)
+    slots, cached = slots_and_cached(cls)
     own = getattr(node, "__dict__", _NOTHING)
     names = {key for key, _ in items}
     rest: dict[str, Any] = {}
@@ -277,9 +274,3 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     if issubclass(cls, deque):
         rest["maxlen"] = node.maxlen
     return rest or _NOTHING  # always the same one, which is quickly compared
-
-
-@lru_cache(1024)
-def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Returns the slots of a class, and the attributes that are computed from children."""
-    return slot_names(cls), frozenset(cached_names(cls))

@@ -75,48 +75,39 @@ def _open_tuple(node: Any, keep: Callable[[Any], None]) -> Opened:
     return PENDING, enumerate(node), [None] * len(node), tuple
 
 
-def _list_like(cls: type) -> NodeType:
-    """Makes the type of deques and list subclasses: an empty shell, extended at the end."""
-    native: Any = deque if issubclass(cls, deque) else list
+def _filled_last(cls: type) -> NodeType:
+    """Makes the type of what derives from a list or dict: an empty shell, filled at the end.
+
+    Order, default factory, length and attributes are kept; methods of the class are not called.
+    """
+    natives = (OrderedDict, defaultdict, dict, deque, list)
+    native: Any = next(base for base in natives if issubclass(cls, base))
+    has_keys = issubclass(cls, dict)
+
+    def items(node: Any) -> Iterable[Item]:
+        return native.items(node) if has_keys else enumerate(native.__iter__(node))
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         new: Any = native.__new__(cls)
         if native is deque:
             deque.__init__(new, maxlen=node.maxlen)
-        _carry_attributes(node, new)
-        source = list(native.__iter__(node))
-        keep(source)
-
-        def finish(slots: list[Any]) -> Any:
-            native.extend(new, slots)
-            return new
-
-        return new, enumerate(source), source.copy(), finish
-
-    return NodeType.from_opener(open, lambda node: enumerate(native.__iter__(node)), list)
-
-
-def _dict_like(cls: type) -> NodeType:
-    """Makes the type of dict subclasses: order, default factory and attributes are kept."""
-    native: Any = next(base for base in (OrderedDict, defaultdict, dict) if issubclass(cls, base))
-    assign = native.__setitem__
-
-    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
-        new: Any = native.__new__(cls)
         if native is defaultdict:
             new.default_factory = node.default_factory
         _carry_attributes(node, new)
-        source = dict(native.items(node))
+        source = dict(items(node))
         keep(source)
 
         def finish(slots: dict[Any, Any]) -> Any:
-            for key, child in slots.items():
-                assign(new, key, child)
+            if has_keys:
+                for key, child in slots.items():
+                    native.__setitem__(new, key, child)
+            else:
+                native.extend(new, slots.values())
             return new
 
         return new, iter(source.items()), source.copy(), finish
 
-    return NodeType.from_opener(open, native.items)
+    return NodeType.from_opener(open, items, dict if has_keys else list)
 
 
 def _tuple_like(cls: type) -> NodeType:
@@ -172,6 +163,4 @@ def container_type(cls: type) -> NodeType:
     """Returns the node type of a builtin container, or of a class that derives from one."""
     if cls in _EXACT:
         return _EXACT[cls]
-    if issubclass(cls, tuple):
-        return _tuple_like(cls)
-    return _dict_like(cls) if issubclass(cls, dict) else _list_like(cls)
+    return _tuple_like(cls) if issubclass(cls, tuple) else _filled_last(cls)
