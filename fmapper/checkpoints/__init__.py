@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.stored import SourceFile, StoredArray
     from fmapper.files.bounds import check_count, check_depth, check_name
     from fmapper.files.safetensors import DTYPES
-    from fmapper.files.untrusted import Misfit, show, within
+    from fmapper.files.untrusted import Misfit, check_folder, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
 
 __all__ = [
@@ -91,6 +91,7 @@ __all__ = [
     "ZipMembers",
     "check_count",
     "check_depth",
+    "check_folder",
     "check_name",
     "concatenate",
     "convert_checkpoint",
@@ -127,7 +128,7 @@ _PLACES = {
     "fmapper.checkpoints.formats.writer": "Writer",
     "fmapper.files.bounds": "check_count check_depth check_name",
     "fmapper.files.safetensors": "DTYPES",
-    "fmapper.files.untrusted": "Misfit show within",
+    "fmapper.files.untrusted": "Misfit check_folder show within",
     "fmapper.files.zips": "ZipMember ZipMembers",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -15,6 +15,7 @@ from fmapper.switches import settings
 _MOST = {
     "arrays": 150_000,  # of a file
     "arrays in all files": 500_000,
+    "arrays of Orbax": 20_000,  # which takes a quarter of a millisecond for each
     "members": 160_000,  # of a zip file, in which each array is one
     "values": 150_000,  # numbers and texts beside the arrays of a file
     "parts": 400_000,  # arrays and values, and the dicts and lists in which they lie
@@ -37,7 +38,7 @@ def check_count(count: int, what: str) -> None:
         count: How many there are, or at least.
         what: What they are: `arrays`, `values`, `parts` (arrays, values, and the dicts and lists
             in which they lie), `members` (of a zip file), `texts in lists`, `unusual headers`,
-            `bytes of pickled values`, `arrays in all files` (of a checkpoint).
+            `bytes of pickled values`, `arrays of Orbax`, `arrays in all files` (of a checkpoint).
 
     Raises:
         Misfit: There are too many, and `settings.bounds` is not off.

@@ -101,6 +101,36 @@ def member(folder: Path, name: str) -> Path:
     return path
 
 
+def check_folder(folder: Path) -> None:
+    """Raises for a folder that another library reads, and that leads out of itself.
+
+    A link may lead to a file or folder within it, or from a snapshot in the cache of the Hub to the
+    blobs of the same repository. All files are regular ones: a pipe would block.
+
+    Raises:
+        Misfit: Something in it does.
+    """
+    home = folder.resolve()
+    snapshots = next((place for place in home.parents if place.name == "snapshots"), None)
+    blobs = None if snapshots is None else snapshots.parent / "blobs"
+    todo = [folder]
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                name = show(os.path.relpath(entry.path, folder))
+                if entry.is_symlink():
+                    try:
+                        real = Path(entry.path).resolve(strict=True)
+                    except (OSError, RuntimeError):
+                        raise Misfit(f"{name} is a link that leads nowhere") from None
+                    if home not in real.parents and (blobs is None or real.parent != blobs):
+                        raise Misfit(f"{name} is a link to outside the folder")
+                elif entry.is_dir():
+                    todo.append(Path(entry.path))
+                if not entry.is_file() and not entry.is_dir():
+                    raise Misfit(f"{name} is not a regular file")
+
+
 @contextlib.contextmanager
 def open_regular(source: Path) -> Iterator[BinaryIO]:
     """Opens a regular file for reading: a pipe would block, and a device never ends.

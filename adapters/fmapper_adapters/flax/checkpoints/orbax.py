@@ -18,9 +18,25 @@ import jax
 import numpy as np
 
 from fmapper import CheckpointError
-from fmapper.checkpoints import DTYPES, Contents, Format, LazyArray, Writer, nest
+from fmapper.checkpoints import (
+    DTYPES,
+    Contents,
+    Format,
+    LazyArray,
+    Misfit,
+    Writer,
+    check_count,
+    check_folder,
+    check_name,
+    nest,
+    read_settings,
+    within,
+)
 
-_SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA")
+_METADATA = "_METADATA"
+_KINDS = ("np.ndarray", "jax.Array", "scalar", "string")
+_SIGNS = (_METADATA, "manifest.ocdbt", "_CHECKPOINT_METADATA")
+_MOST_ABOUT = 1 << 20  # bytes of what is said of one array
 _ITEM = "default"  # the folder that a CheckpointManager has its arrays in
 _VALUES = (bool, int, float, str)
 _LARGE = 8 << 20  # bytes of a chunk that is kept, since less than it is read at a time
@@ -47,6 +63,10 @@ class Orbax(Format):
 
         folder = _inner(path).absolute()
         try:
+            about = _about(path, folder)
+        except Misfit as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        try:
             with ocp.PyTreeCheckpointer() as checkpointer:
                 found = checkpointer.metadata(folder)
                 tree = getattr(found, "item_metadata", found)
@@ -57,8 +77,14 @@ class Orbax(Format):
         except Exception as error:  # of orbax and tensorstore: they raise anything
             raise CheckpointError(f"{path}: orbax cannot read it: {error}") from None
         contents = Contents({}, files=(folder,))
-        stores = _Stores(folder)
-        for name, leaf in _leaves(tree):
+        stores = _Stores(folder, about.get("store_array_data_equal_to_fill_value") is True)
+        leaves = _leaves(tree)
+        if len(leaves) < _count(about):
+            raise CheckpointError(
+                f"{path}: is damaged: orbax finds {len(leaves)} of the {_count(about)} arrays and "
+                "numbers in its _METADATA"
+            )
+        for name, leaf in leaves:
             if name in scalars:
                 contents.values[name] = scalars[name]
             else:
@@ -96,6 +122,37 @@ def _inner(path: Path) -> Path:
     return path / _ITEM if (path / _ITEM).is_dir() else path
 
 
+def _about(path: Path, folder: Path) -> dict[str, Any]:
+    """Returns what Orbax says of the tree in a folder, which does not lead out of itself."""
+    check_folder(path)
+    if not (folder / _METADATA).exists():
+        raise Misfit(f"has no {_METADATA}, which Orbax writes beside the arrays of a tree")
+    about = read_settings(folder / _METADATA)
+    rows = about.get("tree_metadata")
+    if not isinstance(rows, dict):
+        raise Misfit(f"its {_METADATA} lists no arrays")
+    check_count(len(rows), "arrays of Orbax")
+    for row in rows.values():
+        keys = row.get("key_metadata") if isinstance(row, dict) else None
+        if not isinstance(keys, list) or not isinstance(row.get("value_metadata"), dict):
+            raise Misfit(f"its {_METADATA} lists something that is not an array")
+        name = ".".join(str(key.get("key")) for key in keys if isinstance(key, dict))
+        with within(ascii(name)[1:-1][:60]):
+            check_name(name)
+            if name.startswith("/") or ".." in name.split("/"):
+                raise Misfit("would lie outside the folder")
+            for file in (folder / name / ".zarray", folder / name / "zarr.json"):
+                if file.exists() and file.stat().st_size > _MOST_ABOUT:
+                    raise Misfit(f"has a {file.name} that is too long")
+    return about
+
+
+def _count(about: dict[str, Any]) -> int:
+    """Returns how many arrays, numbers and texts there are, nodes without children left out."""
+    rows = about["tree_metadata"].values()
+    return sum(row["value_metadata"].get("value_type") in _KINDS for row in rows)
+
+
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: hasattr(node, "directory"))
     return [(leaf.name, leaf) for leaf in leaves if hasattr(leaf, "directory")]
@@ -130,8 +187,9 @@ class _Stores:
     it unpacked anew.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_whole: bool) -> None:
         self.folder = folder
+        self._is_whole = is_whole  # chunks of zeros are there, too
         self._lock = threading.Lock()
         self._open: dict[str, Any] = {}
 
@@ -154,6 +212,8 @@ class _Stores:
         failed: Exception | None = None
         for driver in ("zarr", "zarr3"):
             spec: dict[str, Any] = {"driver": driver, "kvstore": store}
+            if self._is_whole:
+                spec["fill_missing_data_reads"] = False
             try:
                 array = tensorstore.open(spec, open=True, read=True).result()
                 if array.shape != shape:
