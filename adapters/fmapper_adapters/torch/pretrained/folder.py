@@ -16,12 +16,14 @@ from fmapper import CheckpointError
 from fmapper.checkpoints import Pretrained, file_in, read_settings
 from fmapper_adapters.torch._private import make_pretrained_class
 from fmapper_adapters.torch.pretrained import inputs
+from fmapper_adapters.torch.pretrained.limits import Parameters, check_sizes
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
 _GENERATION = "generation_config.json"
 _QUANTIZATION = "quantization_config"
 _CODE = {"auto_map", "custom_pipelines", "trust_remote_code", "use_kernels"}
+_MOST_TEXT = 100_000_000  # bytes of a file beside the weights
 _FLOATS = ("Infinity", "-Infinity", "NaN")
 _TEXTS = (
     _CONFIG,
@@ -61,10 +63,19 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
             "transformers, or create the module yourself and use fmapper.load(folder, like=module)."
         )
     quantization = settings.pop(_QUANTIZATION, None)  # the model is made of plain arrays
-    config = CONFIG_MAPPING[kind].from_dict(_without_code(settings))
-    cls = _class(folder, settings, config)
-    wanted = dtype or _dtype(settings)
-    model = _without_memory(cls, config, wanted)
+    check_sizes(folder / _CONFIG, settings)
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(_without_code(settings))
+        cls = _class(folder, settings, config)
+        wanted = dtype or _dtype(settings)
+        model = _without_memory(cls, config, wanted, Parameters(folder / _CONFIG))
+    except CheckpointError:
+        raise
+    except Exception as error:  # of the class: what it makes of odd settings is its own
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+        raise CheckpointError(
+            f"{folder / _CONFIG}: transformers makes no model of it: {reason}"
+        ) from error
     _set_generation(model, folder)
     examples = inputs.example_kwargs(model)
     return Pretrained(
@@ -143,15 +154,15 @@ def _dtype(settings: dict[str, Any]) -> str:
     return "float32"
 
 
-def _without_memory(cls: Any, config: Any, dtype: str) -> torch.nn.Module:
+def _without_memory(cls: Any, config: Any, dtype: str, count: Parameters) -> torch.nn.Module:
     """Makes a module with abstract parameters and real buffers."""
-    with _parameters_on_meta():
+    with _parameters_on_meta(count):
         model = make_pretrained_class(cls, config, getattr(torch, dtype))
     return model.eval()
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _parameters_on_meta(count: Parameters) -> Iterator[None]:
     """Makes modules register abstract parameters within the block.
 
     Initialisation then writes to nothing; buffers are computed as ever.
@@ -164,6 +175,7 @@ def _parameters_on_meta() -> Iterator[None]:
             new = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
             vars(new).update(vars(parameter))
             parameter = new
+            count.add(new.numel())
         register(module, name, parameter)
 
     module_class.register_parameter = on_meta
@@ -183,7 +195,7 @@ def _texts(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the text files beside the weights."""
     for name in _TEXTS:
         path = folder / name
-        if path.is_file():
+        if path.is_file() and path.stat().st_size <= _MOST_TEXT:
             text = file_in(folder, name).read_text(encoding="utf-8")
             if name == _CONFIG:
                 text = json.dumps(settings, indent=2) + "\n"
