@@ -68,6 +68,22 @@ def test_gradients_of_activations_at_their_edges(name):
     assert_same_gradients(getattr(F, name), EDGES)
 
 
+@pytest.mark.parametrize(
+    "name", ["relu", "relu6", "hardtanh", "leaky_relu", "elu", "silu", "hardswish"]
+)
+def test_zeros_keep_their_sign(name):
+    x = torch.tensor([0.0, -0.0, -1.0, -0.0])
+    function = getattr(F, name)
+    options = {"min_val": 0.0} if name == "hardtanh" else {}
+    converting.check(lambda x: function(x, **options).signbit() & (x == 0), x)
+
+
+@pytest.mark.parametrize("function", [F.smooth_l1_loss, F.huber_loss])
+def test_infinite_differences_have_the_slope_of_large_ones(function):
+    x = torch.tensor([1.0, float("inf"), 2.5, -float("inf")])
+    assert_same_gradients(lambda x, y: function(x, y, reduction="none")[1:], x, torch.ones(4))
+
+
 def test_large_inputs_have_finite_gradients():
     large = torch.tensor([-1e4, 1e4])
     for function in (F.elu, F.softplus, F.mish):
