@@ -233,7 +233,7 @@ class Questions:
             return found
         return str(self._fix(one, f"{one} is written as text", frame))
 
-    def written(self, one: Any, form: str) -> str:
+    def write(self, one: Any, form: str) -> str:
         """Writes a size in a format, as in `f"{n:03d}"`."""
         frame = self._user()
         return format(one if frame is None else self._fix(one, f"{one} is written", frame), form)

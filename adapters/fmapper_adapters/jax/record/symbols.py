@@ -163,7 +163,7 @@ def _format(self: Any, form: str) -> str:
     questions = _of(self)
     if questions is None:
         return object.__format__(self, form)
-    found: str = questions.written(self, form) if form else questions.text(self, "__str__")
+    found: str = questions.write(self, form) if form else questions.text(self, "__str__")
     return found
 
 
