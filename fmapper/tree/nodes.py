@@ -61,7 +61,7 @@ class Kept(list[Any]):
     Attributes:
         at_end: Called with a function that gives what an object of the tree has become, and the
             object itself if it was not in the tree.
-        memo: The memo of the walk, where it goes by the ids of one tree.
+        memo: The memo of the walk, where it goes by the ids of one tree and began empty.
         again: The results that the memo gave for another place.
         alike: By the id of what `like` was given: that, the leaf it replaces, what was made of it.
     """
@@ -93,11 +93,15 @@ def like(keep: Callable[[Any], None], new: Any, old: Any, make: Callable[[Any, A
     kept = getattr(keep, "__self__", None)
     if not isinstance(kept, Kept):
         return make(new, old)
+    is_known = kept.memo.get(id(old)) is new
+    if is_known and not kept.again:  # it is nowhere else
+        made = kept.memo[id(old)] = make(new, old)
+        return made
     _, known, made = kept.alike.get(id(new), (None, None, None))
     if known is not old:
         made = make(new, old)
         kept.alike[id(new)] = new, old, made
-        if kept.memo.get(id(old)) is new:
+        if is_known:
             kept.memo[id(old)] = made
     return made
 

@@ -133,7 +133,7 @@ class TreeMap:
 
     def _map(self, tree: Any, rest: tuple[Any, ...]) -> Any:
         memo, kept = self.memo, self.kept
-        if not rest:
+        if not rest and not self.prefilled:
             kept.memo = memo
         if self.walk is None:
             result = self._run(tree, _Cursor(rest, self) if rest or self.with_path else None)

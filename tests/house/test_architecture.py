@@ -231,7 +231,7 @@ def test_frameworks_are_named_where_they_must_be():
 # refuses wrong declarations with a reason (200), the openers of declared classes are written for
 # speed by kind of class and check what a rebuild gives back (200), `walk=` and its three walks
 # (120), several trees and paths (100), the types of `fmap` (50), key paths (110).
-TREE_ROOM_LINES = 2_378
+TREE_ROOM_LINES = 2_382
 LONG_FILES = 0  # of more than 500 lines
 LEVELS = 7
 # The aim is 4. One goes by the ids of one tree and rebuilds, one looks, and each of the other four
