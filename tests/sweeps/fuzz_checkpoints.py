@@ -4,7 +4,8 @@
 
 Each case takes a small checkpoint, damages one of its files by one to four changes (bytes, lengths,
 numbers in headers, other names, links to elsewhere), looks into it and reads every array that is
-not larger than a budget. Wanted is a `CheckpointError`, or arrays, in little time and memory, with
+not larger than a budget. Some cases are files of many small things instead (`hostile_files`), of
+random length. Wanted is a `CheckpointError`, or arrays, in little time and memory, with
 nothing run and nothing opened outside of the folder, which an audit hook sees.
 """
 
@@ -23,7 +24,8 @@ import tracemalloc
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ import numpy as np
 
 import fmapper
 from fmapper.checkpoints import LazyArray, convert_checkpoint, inspect
+from fmapper.files import bounds
+from sweeps import hostile_files
 
 SECONDS = 1.0  # of processor time
 MEBIBYTES = 64  # of Python's memory
@@ -45,6 +49,8 @@ FORMATS = {
     "a.dcp": "dcp",
 }
 CHECKPOINTS = [*FORMATS, "a.gguf"]
+SMALL = 0.02  # of the cases are many small things, each at most a hundredth of the full size
+MANY = {name: (make, max(40, most // 100)) for name, (make, most) in hostile_files.FILES.items()}
 NUMBERS = [0, 1, -1, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1, 10**30, 1.5, "1", None, [], {}]
 TEXTS = [
     "",
@@ -141,6 +147,14 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 def case(source: Path, folder: Path, rng: random.Random) -> tuple[Path, str]:
     """Puts a damaged checkpoint into a folder; tells where and what is changed."""
+    if rng.random() < SMALL:
+        name = rng.choice([*MANY])
+        make, most = MANY[name]
+        count = int(most ** rng.uniform(0.2, 1))
+        place = make(folder, count)
+        if place.is_file() and rng.random() < 0.5:
+            place.write_bytes(damage(place.read_bytes(), rng))
+        return place, f"{name}: {count}"
     name = rng.choice(CHECKPOINTS)
     place = folder / name
     if (source / name).is_dir():
@@ -221,7 +235,22 @@ def read(place: Path) -> str:
 def run(
     count: int, seed: int, start: int = 0, on_finding: Callable[[str], None] = print
 ) -> Counter[str]:
-    """Runs cases; tells how many ended how."""
+    """Runs cases; tells how many ended how. Bounds are a hundredth, as are many small things."""
+    with _low_bounds():
+        return _run(count, seed, start, on_finding)
+
+
+@contextmanager
+def _low_bounds() -> Iterator[None]:
+    usual = dict(bounds._MOST)
+    bounds._MOST.update({name: most // 100 for name, most in usual.items()})
+    try:
+        yield
+    finally:
+        bounds._MOST.update(usual)
+
+
+def _run(count: int, seed: int, start: int, on_finding: Callable[[str], None]) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     watch = Watch()
 
