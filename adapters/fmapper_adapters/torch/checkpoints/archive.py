@@ -130,7 +130,7 @@ class Archive:
         dtype, item = tensor.dtype
         if dtype not in DTYPES:
             raise Misfit(f"{name}: is of the dtype {dtype}, which is not supported")
-        if tensor.storage.count * tensor.storage.dtype.size > member.size:
+        if tensor.storage.elements * tensor.storage.dtype.size > member.size:
             raise Misfit(f"{name}: is damaged: it does not lie within its storage")
         shape, strides = tensor.shape, tensor.strides
         count = math.prod(shape)

@@ -83,7 +83,7 @@ class StoredBytes(NamedTuple):
 
     key: str
     dtype: Dtype
-    count: int
+    elements: int
 
 
 class StoredTensor(NamedTuple):
