@@ -279,6 +279,8 @@ class Program:
         parts: The calls of submodules, if they were asked for; they are not saved either.
         types: With them, the paths of all submodules -> their classes.
         first_paths: With them, these paths -> the first path of the same submodule.
+        stacks: With them, arrays of the model that are recorded as their rows -> the names of those
+            among `parameters` and `buffers`.
     """
 
     graph: Graph
@@ -309,6 +311,7 @@ class Program:
     parts: tuple[Part, ...] = ()
     types: dict[str, str] = field(default_factory=dict)
     first_paths: dict[str, str] = field(default_factory=dict)
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restores a pickle, including those from before some fields existed."""

@@ -11,7 +11,8 @@ from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
-from fmapper.translation.loading import Loading, tables_of
+from fmapper.translation.lists import with_lists
+from fmapper.translation.loading import Loading, tables_of, whole_arrays
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.helpers import helpers_of, names_in
@@ -48,5 +49,7 @@ __all__ = [
     "statements_at",
     "tables_of",
     "text",
+    "whole_arrays",
+    "with_lists",
     "write",
 ]

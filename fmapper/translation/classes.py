@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fmapper.translation.align import align
 from fmapper.translation.code import identifier, text
+from fmapper.translation.shapes import Shapes, combine, comment
 
 
 @dataclass(slots=True)
@@ -53,6 +54,11 @@ class Method:
     name: str
     parameters: tuple[str, ...]
     lines: list[str]
+    shapes: list[Shapes] = field(default_factory=list)
+
+    def print_lines(self) -> list[str]:
+        """Returns the statements, after a comment on the shapes."""
+        return [*comment(combine(self.shapes), self.lines), *self.lines]
 
 
 @dataclass(slots=True)
@@ -131,6 +137,9 @@ def merge(
 
 def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[str]]) -> Class:
     first = group[0]
+    for other in group[1:]:
+        for method, like in zip(first.methods, other.methods, strict=True):
+            method.shapes += like.shapes
     made = Class(identifier(first.title, taken), first)
     taken.add(made.name)
     rows = [[(c.value, key) for node in s.nodes() for c, key in _numbers(node)] for s in group]
@@ -203,7 +212,7 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
                     stored[chosen[at]] = None
                 at += 1
             lines.append(text(_Replace(replaced).visit(tree)) if replaced else line)
-        methods.append(Method(method.name, method.parameters, lines))
+        methods.append(Method(method.name, method.parameters, lines, method.shapes))
     made.stored = tuple(stored)
     return Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
 
@@ -247,9 +256,31 @@ def _loops(lines: list[str], lengths: dict[str, int], titles: Mapping[str, str])
             at += 1
             continue
         period, count, first, owners = run
+        last = at + period * count
+        if period == 1 and all(first + count == lengths.get(one, 0) - 1 for one in owners):
+            parted = _last_apart(lines[last - 1], lines[last : last + 1])
+            lines[last : last + 1] = parted
+            count += len(parted) > 1
         found += _loop(lines[at : at + period], owners, first, count, lengths, titles)
         at += period * count
     return found
+
+
+def _last_apart(before: str, after: list[str]) -> list[str]:
+    """Takes the last step of a loop out of the statement that uses what it gives.
+
+    Examples:
+        >>> _last_apart("x = self.layers[1](x)", ["return self.head(self.layers[2](x))"])
+        ['x = self.layers[2](x)', 'return self.head(x)']
+    """
+    step = _shift([before], 1)[0]
+    target, _, code = step.partition(" = ")
+    if not after or not target.isidentifier() or after[0].count(code) != 1 or after[0] == step:
+        return after
+    rest = after[0].replace(code, "\0")
+    if re.search(rf"(?<![.\w]){target}\b", rest.partition(" = ")[2] or rest):
+        return after
+    return [step, rest.replace("\0", target)]
 
 
 def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None:

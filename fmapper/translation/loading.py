@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fmapper.programs.program import Program
     from fmapper.translation.dialect import Layer
 
 Place = tuple[str, tuple[int, ...] | None]
@@ -25,6 +26,23 @@ class Loading:
 
     by_class: dict[str, dict[str, Place]]
     by_name: dict[str, Place]
+
+
+def whole_arrays(
+    program: Program, convert: Callable[[Any], Any], stack: Callable[[list[Any]], Any]
+) -> dict[str, Any]:
+    """Returns the parameters and buffers as the model has them: rows of its stacks put together.
+
+    Args:
+        program: The program.
+        convert: What is done to each array.
+        stack: Puts rows together.
+    """
+    arrays = {**program.parameters, **program.buffers}
+    found = {name: convert(array) for name, array in arrays.items()}
+    for name, rows in reversed(program.stacks.items()):  # inner ones first
+        found[name] = stack([found.pop(row) for row in rows])
+    return found
 
 
 def tables_of(draft: Any) -> Loading:

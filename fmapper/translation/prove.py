@@ -17,6 +17,7 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, FmapperError
 from fmapper.moves.mover import to_numpy
 from fmapper.translation.code import identifier
+from fmapper.translation.loading import whole_arrays
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -102,8 +103,8 @@ def prove(
         found, apart = _learn(origin.training_steps(model, args, kwargs, train=mode == "train"))
         arrays |= {f"{mode}.{key}": value for key, value in found.items()}
         own |= {f"{mode} {what}": one for what, one in apart.items()}
-    for name, array in {**program.parameters, **program.buffers}.items():
-        arrays[f"weight.{name}"] = to_numpy(array)
+    for name, array in whole_arrays(program, to_numpy, np.stack).items():
+        arrays[f"weight.{name}"] = array
     known = {identifier(name): arg for name, arg in kwargs.items() if _holds_arrays(arg)}
     for name, arg in kwargs.items():  # options such as Linen's keys, where the file draws by them
         if isinstance(arg, Mapping):

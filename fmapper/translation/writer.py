@@ -17,6 +17,7 @@ from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.forms import Body, Form, Made
 from fmapper.translation.places import Node, common_path, is_item, place_of_layer
+from fmapper.translation.shapes import name_sizes
 from fmapper.translation.units import (
     Unit,
     dissolve,
@@ -37,8 +38,9 @@ class Source:
     Attributes:
         code: The file.
         name: The class of the model in it.
-        arrays: Its arrays by their path there -> the name in the source, and the order of the
-            dimensions; None for the same order.
+        arrays: Its arrays by their path there -> the name in the source, or the one that
+            `load_weights` gives a part of such an array, and the order of the dimensions; None for
+            the same order.
         layers: How many parameters are in layers of the target, and how many there are.
         dissolved: Submodules without code of their own, with the reason.
         modes: In which it computes what the model does: `eval`, `train`.
@@ -206,9 +208,9 @@ class _Writer:
 
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
-        writer = BodyWriter(
-            self.structure, self.dialect, self.forms, self.hints, self.owners, self.places
-        )
+        parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
+        writer = BodyWriter(*parts)
+        self.size_name = writer.size_name
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))
@@ -277,6 +279,7 @@ class _Writer:
         known = self.bodies.setdefault(unit.path, [])
         for method, other in known:
             if (other.parameters, other.lines()) == (body.parameters, body.lines()):
+                other.shapes += body.shapes
                 return method
         method = f"call_{len(known) + 1}" if known else ""
         known.append((method, body))
@@ -385,7 +388,8 @@ class _Writer:
         lengths, titles = self._lists(node)
         for method, body in self.bodies.get(node.path, []):
             lines = with_loops(body.lines(), lengths, titles)
-            sketch.methods.append(Method(method or "__call__", body.parameters, lines))
+            shapes = [name_sizes(one, self.size_name) for one in body.shapes]
+            sketch.methods.append(Method(method or "__call__", body.parameters, lines, shapes))
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))

@@ -173,3 +173,55 @@ def test_a_loop_over_parts_may_end_with_what_is_returned():
 
     code = translated(Pair(), torch.randn(2, 3, 4)).code
     assert "for row in self.h:\n            " in code
+
+
+class Cross(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, x, memory):
+        return self.attention(x, memory, memory, need_weights=False)[0]
+
+
+class Crosses(nn.Module):
+    def __init__(self, *widths):
+        super().__init__()
+        self.parts = nn.ModuleList(map(Cross, widths))
+
+    def forward(self, x, memory):
+        return sum(
+            part(x[..., : part.attention.embed_dim], memory[..., : part.attention.embed_dim]).sum()
+            for part in self.parts
+        )
+
+
+@pytest.mark.parametrize("widths", [(8, 8), (8, 4)])
+def test_projections_of_cross_attention_are_layers(widths):
+    source = translated(Crosses(*widths), torch.randn(2, 5, 8), torch.randn(2, 7, 8))
+    assert source.code.count("self.q_proj = nnx.Linear(") == 1
+    assert source.layers[0] == source.layers[1]
+    assert ("'in_proj_bias': {" in source.code.replace('"', "'")) is (widths == (8, 8))
+
+
+class Sliced(nn.Module):
+    """Uses slices of one array in layers, of another one as it is, and of a third one elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.table = (nn.Parameter(torch.randn(6, 4)) for _ in range(2))
+        self.whole = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x):
+        a, b = self.weight.split((2, 4))
+        c, d = self.table.split((1, 5))
+        e, _ = self.whole.split((3, 3))
+        x = torch.cat([nn.functional.linear(x, a), nn.functional.linear(x, b)], -1)
+        return x.sum() + (c * d).sum() + (e * self.whole[3:]).sum()
+
+
+def test_slices_that_cover_an_array_are_parameters():
+    source = translated(Sliced(), torch.randn(3, 4))
+    for line in ("'weight': {", "'table': {'table_0': (0, 1), 'table_1': (1, 6)}"):
+        assert line in source.code.replace('"', "'"), source.code
+    assert "'whole'" not in source.code.replace('"', "'")

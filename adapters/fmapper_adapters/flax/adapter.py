@@ -128,8 +128,10 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
+        from fmapper_adapters.flax.translation.slices import with_slices
 
-        return write(program, FlaxDialect())
+        parted, slices = with_slices(program)
+        return write(parted, FlaxDialect(slices))
 
     def build(self, program: Program) -> Any:
         """Returns the module of NNX."""

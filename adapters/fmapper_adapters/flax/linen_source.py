@@ -127,9 +127,10 @@ def _record_parts() -> Any:
         is_own = not type(module).__module__.startswith("flax.")
         is_call = name == "__call__" or (is_own and name != "setup" and not name.startswith("_"))
         method = getattr(type(module), name, None)
-        if not path or not is_call or method is None:  # inside of a transformation
+        if not path or not is_call or method is None:  # the root, and what transforms a module
             return run(*args, **kwargs)
-        return parts.note_call(path, module, method, args, kwargs, run)
+        own = {".".join(at): x for at, x in _flat(module.variables.get("params", {})).items()}
+        return parts.note_call(path, module, method, args, kwargs, run, own)
 
     return linen.intercept_methods(note)
 

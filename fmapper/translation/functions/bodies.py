@@ -17,6 +17,7 @@ from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
+from fmapper.translation.shapes import shapes_of
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import (
     Structure,
@@ -87,6 +88,7 @@ class BodyWriter:
             if not often <= named:
                 named |= often
                 continue
+            body.shapes.append(shapes_of(self._structure.values, given, returns))
             return Form(None, body, "", given, returns, sizes)
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:

@@ -121,7 +121,7 @@ class Expressions:
             inner = owner[start:]
             if start and not owner.startswith(f"{self._unit.path}."):  # under its other path
                 inner = f"{local.rpartition('.')[0]}.{owner.rpartition('.')[2]}"
-            back = None if order is None else tuple(order.index(i) for i in range(len(order)))
+            back = None if order is None else _invert(order)
             node = self._dialect.read_array(expr(attribute("self", inner)), back)
         return Value(node, given.dtype, given.shape)
 
@@ -153,3 +153,13 @@ class Expressions:
             keys: list[ast.expr | None] = [literal(key) for key in structure]
             return ast.Dict(keys, [self._print_structure(one) for one in structure.values()])
         return literal(structure)
+
+
+def _invert(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the order that undoes one; `~i` is dimension i backwards.
+
+    Examples:
+        >>> _invert((2, 0, ~1))
+        (1, -3, 0)
+    """
+    return tuple(order.index(i) if i in order else ~order.index(~i) for i in range(len(order)))

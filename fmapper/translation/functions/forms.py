@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import expr, text
+from fmapper.translation.shapes import Shapes
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Layer
@@ -60,6 +61,7 @@ class Body:
         written: Buffers that it gives new values.
         checks: What it asks of what it is given, if that is a method of its own: the parameters,
             and the statements.
+        shapes: Those of each call.
     """
 
     parameters: tuple[str, ...]
@@ -70,6 +72,7 @@ class Body:
     randoms: bool = False
     written: list[str] = field(default_factory=list)
     checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
+    shapes: list[Shapes] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Returns the statements as text."""

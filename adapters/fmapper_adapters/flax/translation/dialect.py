@@ -26,6 +26,7 @@ from fmapper.translation import (
 )
 from fmapper_adapters.flax.translation import layers
 from fmapper_adapters.flax.translation.helpers import HELPERS
+from fmapper_adapters.flax.translation.slices import Slices, tables_of
 from fmapper_adapters.jax.libraries import JaxPrinters
 
 _IMPORTS = {
@@ -39,12 +40,18 @@ _IMPORTS = {
     "base64": "import base64",
     "zlib": "import zlib",
 }
-_RESERVED = frozenset({*_IMPORTS, "load_weights", "ARRAYS", "RENAMED", "Buffer", "FrozenParam"})
+_RESERVED = frozenset({
+    *_IMPORTS, "load_weights", "take_apart", "ARRAYS", "RENAMED", "SLICES", "Buffer", "FrozenParam",
+})  # fmt: skip
 _MOST = 64  # elements of an array that is written out
 
 
 class FlaxDialect(Dialect):
-    """Writes for Flax NNX."""
+    """Writes for Flax NNX.
+
+    Args:
+        slices: Arrays of the model of which the program has slices.
+    """
 
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nnx.Linear": ("in_features", "out_features"),
@@ -71,8 +78,9 @@ class FlaxDialect(Dialect):
         "ConvTranspose": {"use_bias": True, "strides": 1, "kernel_dilation": 1},
     }
 
-    def __init__(self) -> None:
+    def __init__(self, slices: Slices | None = None) -> None:
         self._jax = JaxPrinters()
+        self.slices = slices or {}
 
     def reserved_names(self) -> frozenset[str]:
         """Returns the names of imports and helpers."""
@@ -253,7 +261,7 @@ def _class(cls: Class) -> str:
         ]
     for method in sketch.methods:
         lines.append(f"    def {method.name}({', '.join(['self', *method.parameters])}):")
-        lines += [textwrap.indent(line, "        ") for line in method.lines]
+        lines += [textwrap.indent(line, "        ") for line in method.print_lines()]
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -263,6 +271,7 @@ _LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module
 
     With `strict=False` parameters that are not in there stay as they are.
     """
+    state = take_apart(state)
     for path, layer in nnx.iter_modules(model):
         names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {})
         for key, variable in vars(layer).items():
@@ -279,6 +288,18 @@ _LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module
                 variable[...] = array if order is None else array.transpose(order)
     return model'''
 
+_TAKE_APART = '''def take_apart(state):
+    """Returns a state that has the slices of arrays, too."""
+    found = dict(state)
+    for name, array in state.items():
+        for end, slices in SLICES.items():
+            if f".{name}".endswith(f".{end}"):
+                owner = name.removesuffix(end)
+                found |= {owner + key: array[start:stop] for key, (start, stop) in slices.items()}
+    return found
+
+
+'''
 _RENAMING = """            for ours, theirs in RENAMED.items():
                 if f".{name}".endswith(f".{ours}"):
                     name = name.removesuffix(ours) + theirs
@@ -346,6 +367,13 @@ def _print_loading(draft: Any, root: Class) -> str:
         lines += ["RENAMED = {", *table_of_names, "}"]
     else:
         loading = _LOAD.replace(_RENAMING, "")
+    slices = tables_of(draft.dialect.slices)
+    if slices:
+        rows = [f"    {whole!r}: {parts!r}," for whole, parts in slices.items()]
+        lines += ["SLICES = {", *rows, "}"]
+        loading = _TAKE_APART + loading
+    else:
+        loading = loading.replace("    state = take_apart(state)\n", "")
     return "\n".join([*lines, "", "", loading])
 
 

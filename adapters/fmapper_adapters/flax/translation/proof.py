@@ -77,6 +77,16 @@ def back(value, order):
     return value if order is None else value.transpose(np.argsort(order))
 
 
+def whole(found):
+    """Returns arrays by name with slices put together as in the source."""
+    for end, slices in getattr(net, "SLICES", {}).items():
+        for name in [name for name in weights if f".{name}".endswith(f".{end}")]:
+            parts = [name.removesuffix(end) + key for key in slices]
+            if all(part in found for part in parts):
+                found[name] = np.concatenate([found.pop(part) for part in parts])
+    return found
+
+
 def compare(found, wanted, scale):
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.shape != wanted.shape:
@@ -113,6 +123,7 @@ for mode in json.loads(sys.argv[4]):
     for key, order, variable in names(holder):
         if isinstance(variable, nnx.Param):
             by_name[key] = back(variable[...], order)
+    by_name = whole(by_name)
     report[mode + " gradients"] = max(
         [
             compare(by_name[k], g, 1e-3 * largest) if k in by_name else float("inf")
@@ -130,7 +141,7 @@ for mode in json.loads(sys.argv[4]):
 
     for _ in range(5):
         step(model)
-    after = {key: back(variable[...], order) for key, order, variable in names(model)}
+    after = whole({key: back(variable[...], order) for key, order, variable in names(model)})
     report[mode + " steps"] = max(
         [
             compare(after[k[6:]], v, 1e-3) if k[6:] in after else float("inf")

@@ -145,6 +145,12 @@ def objects_at(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def traced_arrays(tree: Any) -> dict[str, Any]:
+    """Returns the arrays in a tree that are being traced, by name."""
+    found = _find_arrays((tree,), [])
+    return {name: leaf for name, leaf in found if isinstance(leaf, jax.core.Tracer)}
+
+
 def is_function(x: Any) -> bool:
     """Returns whether an object is a function rather than a callable tree."""
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):

@@ -17,7 +17,7 @@ from jax.extend import core
 from fmapper import ConversionError, FmapperWarning
 from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
-from fmapper_adapters.jax.record import parts
+from fmapper_adapters.jax.record import parts, stacks
 from fmapper_adapters.jax.record.equations import (
     checks,
     collectives,
@@ -33,6 +33,7 @@ _ORDER = 2
 
 if TYPE_CHECKING:
     from fmapper_adapters.jax.record.parts import PartReader
+    from fmapper_adapters.jax.record.stacks import Stacks
 
 
 class _Surroundings(ConversionError):
@@ -44,13 +45,15 @@ class Reader:
 
     Args:
         parts: For the calls of submodules, if they are wanted.
+        stacks: For arrays that are taken apart then.
 
     Attributes:
         constants: The arrays that the code holds, by the names that they are given here.
         equations: The equation that each call of the outermost graph comes from.
     """
 
-    def __init__(self, parts: PartReader | None = None) -> None:
+    def __init__(self, parts: PartReader | None = None, stacks: Stacks | None = None) -> None:
+        self.stacks = stacks
         self.constants: dict[str, Any] = {}
         self.parts = parts
         self._found: dict[str, Any] = {}
@@ -216,6 +219,17 @@ class _Body:
 
     def _results(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
+        if name == "scan" and self._parts is not None and self._reader.stacks is not None:
+            rows = self._reader.stacks.find(eqn, args, self._name)
+            if rows is not None:
+                names = [row.name for known in rows if known for row in known]
+                self._taken.update(names)
+                self._differentiable.update(names)
+
+                def read(closed: Any, given: list[Any]) -> Sequence[Any]:
+                    return self._read_closed(closed, given, path, source)
+
+                return stacks.unroll(eqn, args, rows, read)
         if name in primitives.INLINED:
             closed = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
             return self._read_closed(closed, args, path, source)

@@ -12,7 +12,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from fmapper.programs import Part, Ref, map_arguments
 from fmapper.translation import other_names
-from fmapper_adapters.jax.record import frames
+from fmapper_adapters.jax.record import closure, frames
 
 mark: Any = Primitive("fmapper_part")
 mark.multiple_results = True
@@ -59,23 +60,29 @@ class PartCalls:
 
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
-        run: Callable[..., Any],
+        run: Callable[..., Any], own: Mapping[str, Any] | None = None,
+        within: tuple[int, str] | None = None,
     ) -> Any:  # fmt: skip
         """Calls a part between two marks.
 
         Args:
-            path: Of the part.
+            path: Of the part; empty for one that is known by its arrays.
             owner: The part.
             function: Whose signature it has, without `self`.
             args: What it is called with.
             kwargs: What it is called with by keyword.
             run: What is called.
+            own: Its arrays by their names in it, where they say what its path is.
+            within: The call of the part that has it, and its path there, where it has none.
         """
         if self._open and self._open[-1] == id(owner):  # a method calls another one
             return run(*args, **kwargs)
         at = len(self.noted)
         noted: dict[str, Any] = {
             "path": path,
+            "own": [*(own or {})],
+            "within": within,
+            "type": f"{type(owner).__module__}.{type(owner).__qualname__}",
             "source": _caller(self._lines[-1] if self._lines else None),
             "lines": _lines(_code_of(function)),
             "other_names": other_names(_code_of(function)),
@@ -83,7 +90,8 @@ class PartCalls:
         self.noted.append(noted)
         arrays = _Arrays()
         arrays.see((args, kwargs))
-        arrays.put(mark.bind(*arrays.found, part=at, ends=False))
+        given = mark.bind(*arrays.found, *(own or {}).values(), part=at, ends=False)
+        arrays.put(given[: len(arrays.found)])
         noted["arguments"] = {
             name: arrays.structure(value)
             for name, value in _by_name(function, args, kwargs).items()
@@ -198,23 +206,28 @@ def is_noting() -> bool:
     return _Recording.calls is not None
 
 
-def note_call(path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: Any) -> Any:
+def note_call(
+    path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: Any, own: Mapping[str, Any]
+) -> Any:
     """Calls a method of a part, and records the call.
 
     Args:
-        path: Of the part.
+        path: Of the part, unless its arrays say another one.
         owner: The part.
         method: The function of its class.
         args: What it is called with.
         kwargs: What it is called with by keyword.
         run: What is called.
+        own: Its arrays by their names in it.
     """
     calls = _Recording.calls
     assert calls is not None
-    calls.types.setdefault(path, f"{type(owner).__module__}.{type(owner).__qualname__}")
-    calls.first_paths.setdefault(path, path)
+    if path:
+        calls.types.setdefault(path, f"{type(owner).__module__}.{type(owner).__qualname__}")
+        calls.first_paths.setdefault(path, path)
     bound = functools.partial(inspect.unwrap(method), owner)
-    return calls.call(path, owner, bound, args, kwargs, run)
+    own = {name: x for name, x in own.items() if isinstance(x, jax.core.Tracer)}
+    return calls.call(path, owner, bound, args, kwargs, run, own)
 
 
 @contextlib.contextmanager
@@ -237,13 +250,14 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
         cls = type(part)
         calls.types.setdefault(path, f"{cls.__module__}.{cls.__qualname__}")
     changed: list[tuple[type, str, Any]] = []
+    others: dict[int, tuple[Any, int, str]] = {}
     try:
         for cls in {type(part) for part in kept}:
             for owner, name in _methods(cls):
                 if not any(one[:2] == (owner, name) for one in changed):
                     original = vars(owner)[name]
                     changed.append((owner, name, original))
-                    type.__setattr__(owner, name, _wrap_call(original, paths))
+                    type.__setattr__(owner, name, _wrap_call(original, paths, others))
         yield
     finally:
         for owner, name, original in changed:
@@ -264,17 +278,36 @@ def _methods(cls: type) -> Iterator[tuple[type, str]]:
                 yield owner, name
 
 
-def _wrap_call(original: Any, paths: Mapping[int, str]) -> Any:
+def _wrap_call(
+    original: Any, paths: Mapping[int, str], others: dict[int, tuple[Any, int, str]]
+) -> Any:
+    """Returns a method that records its calls.
+
+    Args:
+        original: The method.
+        paths: The objects of the model, by their ids -> their paths.
+        others: What a transformation as `nnx.scan` or `nnx.remat` has made of them, by id -> the
+            object, the call of the one that has it, and its path there.
+    """
     function = inspect.unwrap(original)
 
     @functools.wraps(function)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = original.__get__(self, type(self))
-        path = paths.get(id(self))
-        if not path or _Recording.calls is None:
+        path, calls = paths.get(id(self)), _Recording.calls
+        if path == "" or calls is None:
             return run(*args, **kwargs)
         bound = functools.partial(function, self)
-        return _Recording.calls.call(path, self, bound, args, kwargs, run)
+        if path is not None:
+            return calls.call(path, self, bound, args, kwargs, run)
+        own = closure.traced_arrays(self)
+        known = others.get(id(self))
+        if not own and known is None:
+            return run(*args, **kwargs)
+        for inner, part in closure.objects_at(self):
+            others.setdefault(id(part), (part, len(calls.noted), inner))
+        within = None if known is None else known[1:]
+        return calls.call("", self, bound, args, kwargs, run, own, within)
 
     return method
 
@@ -341,10 +374,16 @@ class PartReader:
 
     Args:
         calls: What was noted while it was traced.
+        targets: Inputs that are arrays of the model -> their names.
+
+    Attributes:
+        types: The paths of submodules that are known by their arrays -> their classes.
     """
 
-    def __init__(self, calls: PartCalls) -> None:
+    def __init__(self, calls: PartCalls, targets: Mapping[str, str]) -> None:
         self._calls = calls
+        self._targets = targets
+        self.types: dict[str, str] = {}
         self._open: list[dict[str, Any]] = []
         self._counts: dict[str, int] = {}
         self.done: list[dict[str, Any]] = []
@@ -370,7 +409,10 @@ class PartReader:
             return getattr(found, "value", found) if not isinstance(found, Ref) else found
 
         if not ends:
-            path = noted["path"]
+            path = self._path(noted, values)
+            if path is None:
+                self._open.append({"name": self.name, "at": at})
+                return
             number = self._counts.get(path, 0)
             self._counts[path] = number + 1
             made = {
@@ -387,6 +429,30 @@ class PartReader:
             self._open.pop()
         if self._open and "result" in noted:
             self._open.pop()["result"] = map_arguments(noted["result"], value)
+
+    def _path(self, noted: Mapping[str, Any], values: Sequence[Any]) -> str | None:
+        """Returns the path of a submodule, by its arrays where it was not known; else None."""
+        path: str = noted["path"]
+        own = noted["own"]
+        if not own and noted["within"] is None:
+            return path
+        found = Counter(
+            target.removesuffix(f".{name}")
+            for name, value in zip(own, values[len(values) - len(own) :], strict=True)
+            for target in [self._targets.get(value.name, "") if isinstance(value, Ref) else ""]
+            if target.endswith(f".{name}")
+        )
+        if found:
+            path = found.most_common(1)[0][0]
+        elif noted["within"] is not None:
+            at, inner = noted["within"]
+            outer = next((one.get("path") for one in self._open if one["at"] == at), None)
+            path = f"{outer}.{inner}" if outer else ""
+        elif not any(target.startswith(f"{path}.") for target in self._targets.values()):
+            path = ""
+        if path:
+            self.types[path] = noted["type"]
+        return path or None
 
     def parts(self) -> tuple[Part, ...]:
         """Returns the calls."""

@@ -27,6 +27,7 @@ from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
 from fmapper_adapters.jax.record import jaxpr, tracer_errors, treespec
 from fmapper_adapters.jax.record.parts import PartCalls, PartReader, call_and_note, record_calls
+from fmapper_adapters.jax.record.stacks import Stacks, with_rows
 
 
 @dataclass
@@ -157,9 +158,18 @@ def record_with_equations(
     positions = [i for i, f in enumerate(static) if not f]
     labels = _distinct([*(_label(paths[p]) for p in positions), *(_label(n) for _, n in names)])
     labels = [*labels[len(positions) :], *labels[: len(positions)]]
-    parts = None if calls is None else PartReader(calls)
-    reader = jaxpr.Reader(parts)
-    graph = reader.root(closed, labels)
+    targets = {label: n for label, (_, n) in zip(labels, names, strict=False)}
+    count = sum(not fixed for _, fixed in traced.outputs)
+    kept: set[str] = set()  # stacked arrays that something else uses, too
+    while True:
+        stacks = None if calls is None else Stacks(targets, kept)
+        parts = None if calls is None or stacks is None else PartReader(calls, stacks.targets)
+        reader = jaxpr.Reader(parts, stacks)
+        graph = reader.root(closed, labels)
+        shared = set() if stacks is None else stacks.find_shared(graph, count, traced.changed)
+        if not shared:
+            break
+        kept |= shared
     if source.refusal is not None and source.uses_suspects(reader.constants.values()):
         raise source.refusal
     kinds = [prng_keys.physical(v.aval) for v in closed.jaxpr.invars]
@@ -225,10 +235,11 @@ def record_with_equations(
     )
     if calls is not None and parts is not None:
         program.parts = parts.parts()
-        program.types, program.first_paths = calls.types, calls.first_paths
+        program.types = calls.types | parts.types
+        program.first_paths = calls.first_paths | {path: path for path in parts.types}
         sources = {call.source for call in graph.walk()} | {one.source for one in program.parts}
         program.lines = statements_at(sources)
-    return program, reader.equations
+    return (program if stacks is None else with_rows(program, stacks)), reader.equations
 
 
 def _lines(graph: Graph) -> dict[str, str]:

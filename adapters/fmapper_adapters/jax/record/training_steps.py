@@ -98,8 +98,10 @@ def _prepare(
             now = {name: x - rate * gradients[name] for name, x in now.items()}
         found |= {f"after.{name}": np.asarray(x) for name, x in now.items()}
         for name, x in state.items():  # such as the statistics of batches
+            if not jnp.issubdtype(x.dtype, jnp.floating):  # counts and keys
+                continue
             new, old = np.asarray(x), np.asarray(buffers[name])
-            if new.dtype.kind == "f" and not np.array_equal(new, old):
+            if not np.array_equal(new, old):
                 found[f"after.{name}"] = new
         return found
 

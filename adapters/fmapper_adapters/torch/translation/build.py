@@ -8,9 +8,11 @@ import sys
 import types
 from typing import Any
 
+import torch
+
 from fmapper import to_torch
 from fmapper.programs import Program
-from fmapper.translation import Source
+from fmapper.translation import Source, whole_arrays
 
 _numbers = itertools.count(1)
 
@@ -29,6 +31,6 @@ def build(program: Program, source: Source) -> Any:
     sys.modules[name] = module
     exec(compile(source.code, file, "exec"), module.__dict__)
     model: Any = module.__dict__[source.name]()
-    module.__dict__["load_weights"](model, to_torch({**program.parameters, **program.buffers}))
+    module.__dict__["load_weights"](model, whole_arrays(program, to_torch, torch.stack))
     model.train(program.starts_in_training)
     return model

@@ -39,6 +39,7 @@ _IMPORTS = {
     "np": "import numpy as np",
     "math": "import math",
     "base64": "import base64",
+    "re": "import re",
     "zlib": "import zlib",
     "nn": "from torch import nn",
     "F": "import torch.nn.functional as F",
@@ -54,7 +55,18 @@ _PLACES = {
     "operator": operator,
     "np": np,
 }
-_RESERVED = frozenset({*_IMPORTS, "load_weights", "ARRAYS", "RENAMED"})
+_RESERVED = frozenset(
+    {
+        *_IMPORTS,
+        "load_weights",
+        "take_apart",
+        "put_in_order",
+        "ARRAYS",
+        "RENAMED",
+        "LISTS",
+        "STACKED",
+    }
+)
 _INSTEAD = {  # which NumPy computes here where it is quicker, and to the last bit
     threefry.bits: threefry.hashed_bits,
     threefry.split: threefry.hashed_keys,
@@ -72,6 +84,7 @@ class TorchDialect(Dialect):
 
     Args:
         functions: The functions of fmapper that the program calls, by operation.
+        lists: The names of lists -> what comes before the number of a part in the model.
     """
 
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
@@ -103,8 +116,11 @@ class TorchDialect(Dialect):
         },
     }
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self, functions: Mapping[str, Callable[..., Any]], lists: Mapping[str, str] | None = None
+    ) -> None:
         self._functions = functions
+        self.lists = dict(lists or {})
         self._embedded = Embedded(_PLACES, instead=_INSTEAD)
 
     def reserved_names(self) -> frozenset[str]:
@@ -146,7 +162,11 @@ class TorchDialect(Dialect):
         """Returns a parameter or buffer, with its dimensions in another order."""
         if order is None:
             return node
-        return expr("{0}.T", node) if order == (1, 0) else expr("{0}.permute({1})", node, order)
+        if order == (1, 0):
+            return expr("{0}.T", node)
+        flipped = [at for at, i in enumerate(order) if i < 0]
+        turned = expr("{0}.permute({1})", node, tuple(max(i, ~i) for i in order))
+        return expr("{0}.flip({1})", turned, flipped) if flipped else turned
 
     def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
         """Returns the code that writes into a buffer."""
@@ -263,7 +283,7 @@ class TorchDialect(Dialect):
         lines = [line for name, line in known.items() if name in used]
         plain = sorted(line for line in lines if line.startswith("import "))
         others = sorted(line for line in lines if not line.startswith("import "))
-        standard = [line for line in plain if line.split()[1] in ("base64", "math", "zlib")]
+        standard = [line for line in plain if line.split()[1] in ("base64", "math", "re", "zlib")]
         standard += [line for line in others if "typing" in line]
         rest = [line for line in (*plain, *others) if line not in standard]
         origin = draft.program.types.get("", "")
@@ -292,16 +312,24 @@ def _class(cls: Class) -> str:
     for method in sketch.methods:
         name = "forward" if method.name == "__call__" else method.name
         lines.append(f"    def {name}({', '.join(['self', *method.parameters])}):")
-        lines += [textwrap.indent(line, "        ") for line in method.lines]
+        lines += [textwrap.indent(line, "        ") for line in method.print_lines()]
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
+_PUT_IN_ORDER = '''def put_in_order(array, order):
+    """Returns an array with its dimensions in an order; `~i` is its dimension i backwards."""
+    array = array.permute([max(i, ~i) for i in order])
+    return array.flip([at for at, i in enumerate(order) if i < 0])
+
+
+'''
 _LOAD = '''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
     """Fills the model with the arrays of the source, by name; returns it.
 
     With `strict=False` parameters that are not in there stay as they are.
     """
+    state = take_apart(state)
     for path, module in model.named_modules():
         names = ARRAYS.get(type(module), {})
         held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -312,16 +340,33 @@ _LOAD = '''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
                 if f".{path}.{key}".endswith(f".{ours}"):
                     name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
                     break
+            for ours, theirs in LISTS.items():
+                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
             if name in state or (strict and isinstance(tensor, nn.Parameter)):
                 array = torch.as_tensor(state[name])
-                array = array if order is None else array.permute(order)
-                if array.ndim != tensor.ndim:  # heads and their features are one
+                array = array if order is None else put_in_order(array, order)
+                if array.ndim != tensor.ndim:  # as of heads and their features
                     array = array.reshape(tensor.shape)
                 with torch.no_grad():
                     tensor.copy_(array)
     return model'''
-_MERGING = """                if array.ndim != tensor.ndim:  # heads and their features are one
+_TAKE_APART = '''def take_apart(state):
+    """Returns a state in which the rows of stacked arrays are arrays of the layers."""
+    found = dict(state)
+    for path, count in STACKED.items():
+        for name, array in list(found.items()):
+            if f"{name}.".startswith(f"{path}.") and tuple(array.shape[:1]) == (count,):
+                rest = name[len(path) :]
+                found.update((f"{path}.{i}{rest}", row) for i, row in enumerate(array))
+    return found
+
+
+'''
+_MERGING = """                if array.ndim != tensor.ndim:  # as of heads and their features
                     array = array.reshape(tensor.shape)
+"""
+_LISTS = """            for ours, theirs in LISTS.items():
+                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
 """
 _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
                 if f".{path}.{key}".endswith(f".{ours}"):
@@ -330,23 +375,82 @@ _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
 """
 
 
+_NDIMS = {"nn.Linear": {"weight": 2, "bias": 1}, "nn.LayerNorm": {}}
+
+
+def _is_reshaped(draft: Any, layer: Layer) -> bool:
+    """Returns whether a layer's arrays have fewer dimensions than those of the source."""
+    wanted = _NDIMS.get(layer.kind, {"bias": 1})
+    return any(
+        wanted.get(attr, ndim) != ndim
+        for array, (attr, _) in layer.arrays.items()
+        for ndim in [len(draft.structure.values[array][1])]
+    )
+
+
+def own_name(name: str, lists: Mapping[str, str]) -> str:
+    """Returns what the model calls an array.
+
+    Examples:
+        >>> own_name("encoder.layers.1.norm.weight", {"layers": "layers_"})
+        'encoder.layers_1.norm.weight'
+    """
+    for ours, theirs in lists.items():
+        name = re.sub(rf"\b{ours}\.(\d+)", rf"{theirs}\1", name)
+    return name
+
+
+def _stem(row: str) -> str:
+    """Returns the path of the list that a first row is in: up to its last 0."""
+    steps = row.split(".")
+    return ".".join(steps[: len(steps) - 1 - steps[::-1].index("0")])
+
+
+def _table(names: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{ours!r}: {_place(theirs)}' for ours, theirs in names.items())}}}"
+
+
+def _place(place: tuple[str, tuple[int, ...] | None]) -> str:
+    """Returns the code for a name and an order of dimensions, `~i` for dimension i backwards."""
+    name, order = place
+    axes = [str(i) if i >= 0 else f"~{~i}" for i in order or ()]
+    return f"({name!r}, {None if order is None else _tuple(axes)})"
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
 def _print_loading(draft: Any) -> str:
     """Returns `load_weights` with its tables."""
     known = tables_of(draft)
-    rows = [f"    {kind}: {names!r}," for kind, names in known.by_class.items()]
+    rows = [f"    {kind}: {_table(names)}," for kind, names in known.by_class.items()]
     lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
     loading = _LOAD
     if known.by_name:
-        renamed = [f"    {ours!r}: {theirs!r}," for ours, theirs in known.by_name.items()]
+        renamed = [f"    {ours!r}: {_place(theirs)}," for ours, theirs in known.by_name.items()]
         lines += ["RENAMED = {", *renamed, "}"]
     else:
         loading = loading.replace(_RENAMING, "")
-    ndims = {"weight": 2, "bias": 1}
     units = (form.layer for form in draft.forms.values())
     inner = (layer for group in draft.bodies.values() for _, body in group
              for layer in body.layers.values())  # fmt: skip
-    linear = [one for one in (*units, *inner) if one is not None and one.kind == "nn.Linear"]
-    orders = [place for one in linear for place in one.arrays.values()]
-    if all(order is None or len(order) == ndims[attr] for attr, order in orders):
+    if not any(one is not None and _is_reshaped(draft, one) for one in (*units, *inner)):
         loading = loading.replace(_MERGING, "")
+    lists = draft.dialect.lists
+    if lists:
+        lines.append(f"LISTS = {lists!r}")
+    else:
+        loading = loading.replace(_LISTS, "")
+    stacks = draft.program.stacks.values()
+    stacked = {own_name(_stem(rows[0]), lists): len(rows) for rows in stacks}
+    if stacked:
+        lines.append(f"STACKED = {stacked!r}")
+        loading = _TAKE_APART + loading
+    else:
+        loading = loading.replace("    state = take_apart(state)\n", "")
+    if any(i < 0 for _, order in draft.owners.values() for i in order or ()):
+        loading = _PUT_IN_ORDER + loading
+    else:
+        loading = loading.replace("put_in_order(array, order)", "array.permute(order)")
     return "\n".join([*lines, "", "", loading])

@@ -16,17 +16,29 @@ _CONV = '''class {name}(nn.{base}):
         if self.pad is not None:
             x = F.pad(x, self.pad)
         return super().forward(x).movedim(1, -1)'''
+_CONV_TRANSPOSE = '''class {name}(nn.{base}):
+    """{what} with the channels last; `crop` narrows the result, as `F.pad`."""
+
+    def __init__(self, *args, crop=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.crop = crop
+
+    def forward(self, x):
+        x = super().forward(x.movedim(-1, 1))
+        if self.crop is not None:
+            x = F.pad(x, self.crop)
+        return x.movedim(1, -1)'''
 _CHANNELS = '''class {name}(nn.{base}):
     """{what} with the channels last, as in JAX."""
 
     def forward(self, x):
         return super().forward(x.movedim(-1, 1)).movedim(1, -1)'''
 
-_PADDED = ("Conv1d", "Conv2d", "Conv3d")
+_CLASSES = {"Conv": _CONV, "ConvTranspose": _CONV_TRANSPOSE}
 
 HELPERS = {
     f"{name}Last": Helper(
-        (_CONV if name in _PADDED else _CHANNELS).format(name=f"{name}Last", base=name, what=what)
+        _CLASSES.get(name[:-2], _CHANNELS).format(name=f"{name}Last", base=name, what=what)
     )
     for name, what in {
         "Conv1d": "A convolution",
@@ -66,6 +78,11 @@ HELPERS = {
             self.var.lerp_(var.detach(), 1 - self.keep)
         y = (x - mean) * torch.rsqrt(var + self.eps)
         return y if self.weight is None else y * self.weight + self.bias'''),
+    "GroupNormOfOne": Helper('''class GroupNormOfOne(nn.GroupNorm):
+    """Normalisation of groups of one example, without a dimension of the batch."""
+
+    def forward(self, x):
+        return super().forward(x[None])[0]'''),
     "Apply": Helper('''class Apply(nn.Module):
     """A function among modules."""
 

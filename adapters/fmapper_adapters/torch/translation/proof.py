@@ -1,7 +1,7 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
 SCRIPT = '''"""Runs a translated model and compares it with what its source gave."""
-import importlib.util, json, sys
+import importlib.util, json, re, sys
 import numpy as np, torch
 from torch import nn
 
@@ -57,6 +57,8 @@ def names(model):
                 if f".{path}.{key}".endswith(f".{ours}"):
                     full, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
                     break
+            for ours, theirs in getattr(net, "LISTS", {}).items():
+                full = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", full)
             yield full, order, parameter
 
 
@@ -80,12 +82,39 @@ def loss(model):
     return sum((x * w.reshape(x.shape)).mean() for x, w in zip(floats, weights))
 
 
+def shape_of(name):
+    """Returns the shape of an array of the source, or of a row of one."""
+    for path in reversed(getattr(net, "STACKED", {})):
+        if name not in weights and name.startswith(f"{path}."):
+            _, _, rest = name[len(path) + 1 :].partition(".")
+            return shape_of(f"{path}.{rest}" if rest else path)[1:]
+    return tuple(weights[name].shape)
+
+
+def is_known(name):
+    try:
+        return shape_of(name) is not None
+    except KeyError:
+        return False
+
+
+def stacked(found):
+    """Returns arrays by name with the rows of layers stacked as in the source."""
+    for path, count in reversed(getattr(net, "STACKED", {}).items()):
+        for name in [name for name in found if name.startswith(f"{path}.0")]:
+            rest = name[len(path) + 2 :]
+            found[path + rest] = np.stack([found.pop(f"{path}.{i}{rest}") for i in range(count)])
+    return found
+
+
 def back(value, order, name):
-    value = value.detach().numpy()
+    value, shape = value.detach().numpy(), shape_of(name)
     if order is None:
-        return value
-    shape = weights[name].shape
-    return value.reshape([shape[i] for i in order]).transpose(np.argsort(order))
+        return value.reshape(shape)
+    axes = [max(i, ~i) for i in order]
+    flipped = [at for at, i in enumerate(order) if i < 0]
+    value = np.flip(value.reshape([shape[i] for i in axes]), flipped)
+    return value.transpose(np.argsort(axes))
 
 
 def compare(found, wanted, scale):
@@ -119,10 +148,10 @@ for mode in json.loads(sys.argv[4]):
     model = make(train)
     loss(model).backward()
     largest = max([float(np.abs(g).max(initial=0)) for g in gradients.values()] + [0.0])
-    by_name = {
+    by_name = stacked({
         key: back(torch.zeros_like(p) if p.grad is None else p.grad, order, key)
-        for key, order, p in names(model) if key in weights
-    }
+        for key, order, p in names(model) if is_known(key)
+    })
     report[mode + " gradients"] = max(
         [
             compare(by_name[k], g, 1e-3 * largest) if k in by_name else
@@ -138,7 +167,7 @@ for mode in json.loads(sys.argv[4]):
         loss(model).backward()
         optimizer.step()
     after = {key: value.numpy() for key, value in weights.items()}  # what the file has not stays
-    after |= {key: back(p, order, key) for key, order, p in names(model) if key in weights}
+    after |= stacked({key: back(p, order, key) for key, order, p in names(model) if is_known(key)})
     report[mode + " steps"] = max(
         [compare(after[k[6:]], v, 1e-3) for k, v in wanted.items() if k.startswith("after.")]
         + [0.0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fmapper import ConversionError, translation
 from fmapper.programs import Graph, Program
 from fmapper.translation import Source
-from fmapper_adapters.torch.translation.dialect import TorchDialect
+from fmapper_adapters.torch.translation.dialect import TorchDialect, own_name
 from fmapper_adapters.torch.translation.restate import restate
 
 
@@ -56,9 +58,18 @@ def _write(program: Program, *, random: bool = True) -> Source:
         if not random or not generators & {*left}:
             buffers = {k: v for k, v in program.buffers.items() if k not in generators}
             restated = dataclasses.replace(restated, buffers=buffers)
-            return translation.write(restated, TorchDialect(functions))
-    restated, functions = restate(program)
-    return translation.write(restated, TorchDialect(functions))
+            return _print(restated, functions)
+    return _print(*restate(program))
+
+
+def _print(program: Program, functions: Mapping[str, Callable[..., Any]]) -> Source:
+    """Returns the file of a program of torch's functions."""
+    renamed, lists = translation.with_lists(program)
+    found = translation.write(renamed, TorchDialect(functions, lists))
+    found.arrays = {
+        path: (own_name(name, lists), order) for path, (name, order) in found.arrays.items()
+    }
+    return found
 
 
 def _without_changes(program: Program, buffers: set[str]) -> Program:

@@ -35,19 +35,33 @@ class Site:
 
     def array(self, value: Any) -> tuple[str, str, Order] | None:
         """Returns an array of the module's own: its name, its path there, and its order."""
-        order: Order = None
+        found = self.array_with_flips(value)
+        return None if found is None or any(i < 0 for i in found[2] or ()) else found
+
+    def array_with_flips(self, value: Any) -> tuple[str, str, Order] | None:
+        """Returns an array of the module's own, as `array`; `~i` is its dimension i backwards."""
+        chain: list[Call] = []
         while isinstance(value, Ref) and value.name in self.made:
-            call = self.made[value.name]
-            turned = permutation_of(call, len(self.shape(value)))
-            if turned is None:
-                return None
-            self.seen.add(call.name)
-            order = turned if order is None else tuple(turned[i] for i in order)
-            value = call.args[0]
+            chain.append(self.made[value.name])
+            value = chain[-1].args[0] if chain[-1].args else None
         if not isinstance(value, Ref):
             return None
         local = local_array(self.structure, self.unit, value.name)
-        return None if local is None else (value.name, local, order)
+        if local is None:
+            return None
+        ndim = len(self.shape(value))
+        order = tuple(range(ndim))
+        for call in reversed(chain):
+            turned = permutation_of(call, ndim)
+            flipped = flips_of(call, ndim) if turned is None else ()
+            if turned is not None:
+                order = tuple(order[i] for i in turned)
+            elif flipped is not None:
+                order = tuple(~one if i in flipped else one for i, one in enumerate(order))
+            else:
+                return None
+        self.seen |= {call.name for call in chain}
+        return value.name, local, None if order == tuple(range(ndim)) else order
 
     def merge(self, value: Any) -> tuple[str, str, Groups] | None:
         """Returns an array of the module's own, some of its dimensions taken as one.
@@ -138,3 +152,25 @@ def permutation_of(call: Call, ndim: int) -> Order:
         axes[a], axes[b] = axes[b], axes[a]
         return tuple(axes)
     return None
+
+
+def flips_of(call: Call, ndim: int) -> tuple[int, ...] | None:
+    """Returns the dimensions that a call turns around; None for another call."""
+    if name_of(call) not in ("torch.flip", "flip"):
+        return None
+    dims = call.args[1] if isinstance(call.args[1], tuple) else call.args[1:]
+    return tuple(int(i) % ndim for i in dims)
+
+
+def dtype_option(site: Site, value: Any) -> str:
+    """Returns the keyword of a layer whose arrays are of another dtype than the usual one."""
+    name = site.dtype(value)
+    return "" if name == "float32" else f", dtype=torch.{name}"
+
+
+def stem_of(local: str, default: str) -> str:
+    """Names a layer after its weight."""
+    *path, last = local.split(".")
+    for end in ("weight", "kernel", "scale", "embedding"):
+        last = last.removesuffix(end)
+    return last.strip("_") or (path[-1] if path else default)

@@ -1,0 +1,235 @@
+"""Layers whose arrays are stacked, and that a `scan` runs one after the other, taken apart.
+
+Where the calls of submodules are wanted, `scan` over the rows of a model's own arrays is recorded
+as as many calls of a submodule: `blocks.0`, `blocks.1` and so on, each with its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fmapper.programs import Graph, Input, Program, Ref, refs_in
+from fmapper_adapters.jax.record import parts
+
+_MOST = 256  # rows
+
+
+class Stacks:
+    """The stacked arrays of one recording.
+
+    Args:
+        targets: Inputs of the graph that are arrays of the model -> their names.
+        kept: Inputs that stay whole, since something else uses them, too.
+
+    Attributes:
+        targets: Likewise, those of rows, too.
+        rows: Inputs that were taken apart -> the inputs that are their rows.
+    """
+
+    def __init__(self, targets: Mapping[str, str], kept: set[str]) -> None:
+        self.targets = dict(targets)
+        self._kept = kept
+        self.rows: dict[str, list[str]] = {}
+
+    def find(self, eqn: Any, args: Sequence[Any], name: Callable[[str], str]) -> Any:
+        """Finds the arrays that a scan takes apart.
+
+        Args:
+            eqn: The equation.
+            args: Its operands.
+            name: Makes a name that no value has.
+
+        Returns:
+            For each operand its rows if it is such an array, else None; None where there are none.
+        """
+        length = eqn.params["length"]
+        first = eqn.params["num_consts"] + eqn.params["num_carry"]
+        if not isinstance(length, int) or not 0 < length <= _MOST:
+            return None
+        own = {
+            one.name
+            for one in args[first:]
+            if isinstance(one, Ref) and one.name in self.targets and one.name not in self._kept
+        }
+        others = [
+            var.aval
+            for one, var in zip(args[first:], eqn.invars[first:], strict=True)
+            if not (isinstance(one, Ref) and one.name in own)
+        ]
+        is_marked = _has_marks(eqn.params["jaxpr"].jaxpr)
+        if not own or not (is_marked or not any(map(_is_float, others))):
+            return None
+        prefix = _common_path([self.targets[one] for one in own])
+        return [
+            self._take_apart(one.name, prefix, length, name)
+            if at >= first and isinstance(one, Ref) and one.name in own
+            else None
+            for at, one in enumerate(args)
+        ]
+
+    def find_shared(self, graph: Graph, count: int, changed: Sequence[str]) -> set[str]:
+        """Returns the arrays that were taken apart, but that something else uses or changes, too.
+
+        Args:
+            graph: The whole graph.
+            count: How many of its outputs the model gives.
+            changed: The names of the arrays that the others are new values of.
+        """
+        used = set(refs_in(graph.outputs[:count]))
+        for call in graph.calls:
+            used.update(refs_in((call.args, call.kwargs)))
+        for name, value in zip(changed, graph.outputs[count:], strict=True):
+            label = next((one for one in self.rows if self.targets[one] == name), "")
+            if label and value != Ref(label):
+                used.add(label)
+        return used & self.rows.keys()
+
+    def _take_apart(
+        self, array: str, prefix: str, length: int, name: Callable[[str], str]
+    ) -> list[Ref]:
+        if array not in self.rows:
+            self.rows[array] = [name(f"{array}_row") for _ in range(length)]
+            whole = self.targets[array]
+            stem = prefix or whole.partition(".")[0]
+            for i, row in enumerate(self.rows[array]):
+                self.targets[row] = f"{stem}.{i}{whole[len(stem) :]}"
+        return [Ref(row) for row in self.rows[array]]
+
+
+def _is_float(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.floating))
+
+
+def _has_marks(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name == parts.mark.name or any(map(_has_marks, _inner(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _inner(eqn: Any) -> list[Any]:
+    """Returns the jaxprs that an equation runs."""
+    several = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
+    found = [getattr(one, "jaxpr", one) for values in several for one in values]
+    return [one for one in found if isinstance(one, core.Jaxpr)]
+
+
+def _common_path(names: Sequence[str]) -> str:
+    """Returns the path of the innermost module that has all of these arrays.
+
+    Examples:
+        >>> _common_path(["blocks.l1.kernel", "blocks.l1.bias", "blocks.norm.scale"])
+        'blocks'
+    """
+    paths = [name.split(".")[:-1] for name in names]
+    found: list[str] = []
+    for steps in zip(*paths, strict=False):
+        if len(set(steps)) > 1:
+            break
+        found.append(steps[0])
+    return ".".join(found)
+
+
+def unroll(
+    eqn: Any,
+    args: Sequence[Any],
+    rows: Sequence[Any],
+    read: Callable[[Any, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Reads each step of a scan over layers, and returns what the scan gives.
+
+    Args:
+        eqn: The scan.
+        args: Its operands.
+        rows: For each operand its rows, if it is an array of the model.
+        read: Reads a jaxpr with operands.
+    """
+    params = eqn.params
+    count, length = params["num_consts"], params["length"]
+    first = count + params["num_carry"]
+    carry, taken, gives = list(args[count:first]), [], []
+    steps = range(length)
+    for i in reversed(steps) if params["reverse"] else steps:
+        given = []
+        for known, array, var in zip(rows[first:], args[first:], eqn.invars[first:], strict=True):
+            one = (
+                known[i] if known else read(_row_of(var.aval.shape, var.aval.dtype, i), [array])[0]
+            )
+            given.append(one)
+        found = read(params["jaxpr"], [*args[:count], *carry, *given])
+        carry = list(found[: len(carry)])
+        taken.append(given)
+        gives.append(found[len(carry) :])
+    if params["reverse"]:
+        taken.reverse()
+        gives.reverse()
+    whole = list(zip(zip(*taken, strict=True), args[first:], strict=True))
+    results = list(carry)
+    for j, var in enumerate(params["jaxpr"].jaxpr.outvars[len(carry) :]):
+        made = tuple(one[j] for one in gives)
+        same = [array for known, array in whole if known == made]  # handed through
+        results += same[:1] or read(_stack_of([var.aval] * length), list(made))
+    return results
+
+
+@functools.lru_cache(maxsize=256)
+def _row_of(shape: tuple[int, ...], dtype: Any, at: int) -> Any:
+    """Returns the jaxpr of one row of an array."""
+    struct: Any = jax.ShapeDtypeStruct
+    row = functools.partial(jax.lax.index_in_dim, index=at, keepdims=False)
+    return jax.make_jaxpr(row)(struct(shape, dtype))
+
+
+def _stack_of(avals: Sequence[Any]) -> Any:
+    """Returns the jaxpr of a stack of rows."""
+    struct: Any = jax.ShapeDtypeStruct
+    rows = [struct(one.shape, one.dtype) for one in avals]
+    return jax.make_jaxpr(lambda *rows: jnp.stack(rows))(*rows)
+
+
+def with_rows(program: Program, stacks: Stacks) -> Program:
+    """Returns a program whose inputs are the rows of arrays that it takes apart."""
+    if not stacks.rows:
+        return program
+    names, inputs = list(program.graph.inputs), list(program.inputs)
+    held = [dict(program.parameters), dict(program.buffers)]
+    facts: list[dict[str, Any]] = [dict(program.variable_types), dict(program.few_bits)]
+    axes, frozen = dict(program.axes), list(program.frozen)
+    taken: dict[str, tuple[str, ...]] = {}
+    for array, rows in stacks.rows.items():  # outer ones first
+        at, whole = names.index(array), stacks.targets[array]
+        targets = [stacks.targets[row] for row in rows]
+        one = inputs[at]
+        names[at : at + 1] = rows
+        inputs[at : at + 1] = [Input(one.kind, t, one.dtype, one.shape[1:]) for t in targets]
+        for arrays in held:
+            if whole in arrays:
+                value = arrays.pop(whole)
+                arrays.update({target: value[i] for i, target in enumerate(targets)})
+        for known in facts:
+            if whole in known:
+                known.update(dict.fromkeys(targets, known.pop(whole)))
+        if whole in axes:
+            axes.update(dict.fromkeys(targets, axes.pop(whole)[1:]))
+        if whole in frozen:
+            frozen[frozen.index(whole) : frozen.index(whole) + 1] = targets
+        taken[whole] = tuple(targets)
+    return dataclasses.replace(
+        program,
+        graph=dataclasses.replace(program.graph, inputs=tuple(names)),
+        inputs=tuple(inputs),
+        parameters=held[0],
+        buffers=held[1],
+        frozen=tuple(frozen),
+        variable_types=facts[0],
+        few_bits=facts[1],
+        axes=axes,
+        stacks=taken,
+    )

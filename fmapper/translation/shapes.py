@@ -1,0 +1,109 @@
+"""The shapes of what a function is given and gives, as a comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper.programs.program import Ref
+
+Shape = tuple[int | str, ...]
+_WIDEST = 84  # characters of a comment
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of one or several calls of a function.
+
+    Attributes:
+        given: Its parameters that are arrays -> their shapes.
+        results: The shapes of what it gives; None for what is not an array.
+    """
+
+    given: Mapping[str, Shape]
+    results: tuple[Shape | None, ...]
+
+
+def shapes_of(values: Mapping[str, tuple[str, Shape]], given: Any, returns: Any) -> Shapes:
+    """Returns the shapes of a call.
+
+    Args:
+        values: The dtype and shape of each value.
+        given: For each parameter the structure of values that it takes.
+        returns: The structure of values that it gives.
+    """
+
+    def shape(one: Any) -> Shape | None:
+        return values[one.name][1] if isinstance(one, Ref) and one.name in values else None
+
+    found = {name: known for name, one in given if (known := shape(one)) is not None}
+    several = returns if isinstance(returns, tuple) else (returns,)
+    return Shapes(found, tuple(map(shape, several)))
+
+
+def combine(several: Iterable[Shapes]) -> Shapes | None:
+    """Returns the shapes that calls have in common, `_` for sizes that differ."""
+    found: Shapes | None = None
+    for one in several:
+        if found is None:
+            found = one
+            continue
+        given = {
+            name: both
+            for name, shape in found.given.items()
+            if (both := _combine_two(shape, one.given.get(name))) is not None
+        }
+        pairs = zip(found.results, one.results, strict=False)
+        found = Shapes(given, tuple(_combine_two(*pair) for pair in pairs))
+    return found
+
+
+def _combine_two(a: Shape | None, b: Shape | None) -> Shape | None:
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else "_" for x, y in zip(a, b, strict=True))
+
+
+def name_sizes(shapes: Shapes, name: Callable[[str, int, int], str]) -> Shapes:
+    """Returns shapes with names for the sizes that vary.
+
+    Args:
+        shapes: The shapes.
+        name: Names a size that is at a place among as many dimensions.
+    """
+
+    def word(size: int | str, at: int, ndim: int) -> int | str:
+        if isinstance(size, int):
+            return size
+        return re.sub(r"\b[a-z]\w*\b(?!\()", lambda m: name(m[0], at, ndim), size)
+
+    def words(shape: Shape) -> Shape:
+        return tuple(word(size, at, len(shape)) for at, size in enumerate(shape))
+
+    given = {key: words(shape) for key, shape in shapes.given.items()}
+    return Shapes(given, tuple(shape and words(shape) for shape in shapes.results))
+
+
+def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:
+    """Returns the comment for a function; what it checks itself is not said again.
+
+    Examples:
+        >>> comment(Shapes({"x": ("batch", 8)}, (("batch", 3),)), [])
+        ['# x: (batch, 8) -> (batch, 3)']
+    """
+    if shapes is None:
+        return []
+    is_checked = lines and lines[0].startswith(("check_shapes(", "self.check_inputs("))
+    given = {} if is_checked else shapes.given
+    before = ", ".join(f"{name}: {_print(shape)}" for name, shape in given.items())
+    after = ", ".join(_print(shape) for shape in shapes.results if shape is not None)
+    parts = [part for part in (before, f"-> {after}" if after else "") if part]
+    whole = " ".join(parts)
+    several = [whole] if len(whole) <= _WIDEST else parts
+    return [f"# {one}" for one in several if len(one) <= _WIDEST]
+
+
+def _print(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -1,0 +1,387 @@
+"""Layers of torch in files for models of JAX: norms, convolutions, and stacked layers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+linen = pytest.importorskip("flax.linen")
+eqx = pytest.importorskip("equinox")
+jnp, lax = jax.numpy, jax.lax
+
+from fmapper.translation import whole_arrays  # noqa: E402
+from fmapper.translation.source import translate  # noqa: E402
+
+
+def normal(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def written(model, *args, shapes=None):
+    """Translates a model, fills the file from the model's own arrays, and compares gradients."""
+    source, program, _ = translate(model, "torch", args, {}, shapes)
+    module = types.ModuleType("written")
+    sys.modules["written"] = module
+    exec(compile(source.code, "written.py", "exec"), module.__dict__)
+    net = getattr(module, source.name)()
+    module.load_weights(net, whole_arrays(program, fmapper.to_torch, torch.stack))
+    return source, net
+
+
+def agree(model, *args, shapes=None):
+    source, net = written(model, *args, shapes=shapes)
+    given = [torch.from_numpy(np.array(x)).requires_grad_() for x in args]
+    want, got = jax.tree.leaves(model(*args)), jax.tree.leaves(net(*given))
+    assert len(want) == len(got) > 0
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours.detach(), theirs, rtol=1e-4, atol=1e-5)
+    factors = [np.cos(np.arange(y.size)).reshape(y.shape).astype("float32") for y in want]
+    sum(
+        (y * torch.from_numpy(np.array(w))).sum() for y, w in zip(got, factors, strict=True)
+    ).backward()
+
+    def loss(own, *xs):
+        return sum((y * w).sum() for y, w in zip(jax.tree.leaves(own(*xs)), factors, strict=True))
+
+    grad = nnx.grad if isinstance(model, nnx.Module) else eqx.filter_grad
+    slope = grad(lambda x, own: loss(own, x))(args[0], model)
+    scale = float(jnp.abs(slope).max())
+    np.testing.assert_allclose(given[0].grad, slope, rtol=1e-3, atol=1e-4 * scale)
+    return source
+
+
+def share(source):
+    return source.layers[0] / source.layers[1]
+
+
+# --- norms and convolutions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("shapes", ["auto", None])
+def test_norms_of_groups(groups, shapes):
+    norm = nnx.GroupNorm(8, num_groups=groups, epsilon=1e-3, rngs=nnx.Rngs(0))
+    norm.scale[...], norm.bias[...] = normal(8), normal(8, seed=1)
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.norm = norm
+
+        def __call__(self, x):
+            return self.norm(x) * 2
+
+    source = agree(Net(), normal(2, 5, 6, 8), shapes=shapes)
+    assert f"self.norm = GroupNormLast({groups}, 8, eps=0.001)" in source.code
+    assert share(source) == 1
+
+
+class Scaled(nnx.Module):
+    """Is no norm of groups: the mean passes no derivative."""
+
+    def __init__(self, stopped):
+        self.stopped = stopped
+        self.scale, self.bias = nnx.Param(normal(8)), nnx.Param(normal(8, seed=1))
+
+    def __call__(self, x):
+        grouped = x.reshape(2, -1, 4, 2)
+        mean = grouped.mean((1, 3), keepdims=True)
+        if self.stopped:
+            mean = lax.stop_gradient(mean)
+        var = jnp.square(grouped - mean).mean((1, 3), keepdims=True)
+        grouped = (grouped - mean) / jnp.sqrt(var + 1e-5)
+        return grouped.reshape(x.shape) * self.scale + self.bias
+
+
+class Holder(nnx.Module):
+    def __init__(self, part):
+        self.part = part
+
+    def __call__(self, x):
+        return self.part(x) + 1
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_only_what_has_the_same_derivatives_is_a_layer(stopped):
+    source = agree(Holder(Scaled(stopped)), normal(2, 5, 8))
+    assert ("GroupNormLast(4, 8)" in source.code) is not stopped
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_transposed_convolutions(size, stride, padding):
+    conv = nnx.ConvTranspose(3, 5, (size, size), (stride, stride), padding=padding,
+                             rngs=nnx.Rngs(0))  # fmt: skip
+    conv.bias[...] = normal(5)
+    source = agree(Holder(conv), normal(2, 6, 7, 3))
+    assert share(source) == 1
+    if stride > 1:
+        assert "self.part = ConvTranspose2dLast(3, 5, " in source.code
+        assert "(2, 3, ~0, ~1)" in source.code
+
+
+def test_a_flipped_kernel_that_is_read_elsewhere_is_turned_back():
+    conv = nnx.ConvTranspose(3, 5, (3,), (2,), rngs=nnx.Rngs(0))
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.conv = conv
+
+        def __call__(self, x):
+            return self.conv(x).sum() + (self.conv.kernel[...] * normal(3, 3, 5)).sum()
+
+    assert ".flip(" in agree(Net(), normal(2, 6, 3)).code
+
+
+class Vision(eqx.Module):
+    conv: eqx.nn.Conv2d
+    up: eqx.nn.ConvTranspose2d
+    norm: eqx.nn.GroupNorm
+
+    def __init__(self, key):
+        a, b = jax.random.split(key)
+        self.conv = eqx.nn.Conv2d(3, 8, 3, padding=1, groups=1, key=a)
+        self.up = eqx.nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1, key=b)
+        self.norm = eqx.nn.GroupNorm(2, 4)
+
+    def __call__(self, x):
+        return self.norm(jnp.tanh(self.up(jnp.tanh(self.conv(x)))))
+
+
+def test_layers_of_equinox_take_one_example_or_a_batch():
+    model = Vision(jax.random.key(0))
+    one = agree(model, normal(3, 5, 6))
+    assert share(one) == 1
+    for line in (
+        "self.conv = nn.Conv2d(3, 8, 3, padding=1)",
+        "self.up = nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)",
+        "self.norm = GroupNormOfOne(2, 4)",
+    ):
+        assert line in one.code, line
+
+    class Batch(eqx.Module):
+        model: Vision
+
+        def __call__(self, xs):
+            return jax.vmap(self.model)(xs)
+
+    batch = agree(Batch(model), normal(2, 3, 5, 6))
+    assert "self.norm = nn.GroupNorm(2, 4)" in batch.code
+    assert share(batch) == 1
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+class Unit(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return x + jnp.tanh(linen.Dense(8)(linen.LayerNorm()(x)))
+
+
+class Tower(linen.Module):
+    def setup(self):
+        self.units = [Unit() for _ in range(3)]
+
+    def __call__(self, x):
+        for unit in self.units:
+            x = unit(x)
+        return x
+
+
+class Towers(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = Tower()(x)
+        return linen.Dense(3)(linen.Dense(5)(x))
+
+
+def test_numbered_submodules_are_lists():
+    model = Towers()
+    source = agree(model.bind(model.init(jax.random.key(0), x := normal(2, 8))), x)
+    for line in (
+        "self.units = nn.ModuleList([Unit() for _ in range(3)])",
+        "self.towers = nn.ModuleList([Tower() for _ in range(2)])",
+        "for tower in self.towers:",
+        "for unit in self.units:",
+        "self.Dense_0 = nn.Linear(",
+    ):
+        assert line in source.code, line
+    assert source.arrays["towers.1.units.2.Dense_0.weight"] == (
+        "Tower_1.units_2.Dense_0.kernel", (1, 0),
+    )  # fmt: skip
+
+
+class Numbered(linen.Module):
+    """Has a part besides that is called as the list would be, and numbers with a gap."""
+
+    def setup(self):
+        self.units_0, self.units_2 = Unit(), Unit()
+        self.parts_0, self.parts_1, self.parts = Unit(), Unit(), Unit()
+
+    def __call__(self, x):
+        for part in (self.units_0, self.units_2, self.parts_0, self.parts_1, self.parts):
+            x = part(x)
+        return x
+
+
+def test_other_numbered_names_stay():
+    model = Numbered()
+    source = agree(model.bind(model.init(jax.random.key(0), x := normal(2, 8))), x)
+    assert "ModuleList" not in source.code
+
+
+# --- stacked layers -------------------------------------------------------------------------------
+
+
+class Mixer(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.inner = Holder(nnx.Linear(8, 8, rngs=rngs))
+
+    def __call__(self, x):
+        return x + jnp.tanh(self.inner(self.norm(x)))
+
+
+class Stacked(nnx.Module):
+    def __init__(self, rngs, *, remat=False):
+        self.remat = remat
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs):
+            return Mixer(rngs)
+
+        self.blocks = make(rngs)
+        self.head = nnx.Linear(8, 5, rngs=rngs)
+
+    def __call__(self, x):
+        step = nnx.remat(Mixer.__call__) if self.remat else Mixer.__call__
+
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def run(x, block):
+            return step(block, x)
+
+        return self.head(run(x, self.blocks))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_scanned_layers_are_a_list_with_a_loop(remat):
+    model = Stacked(nnx.Rngs(0), remat=remat)
+    model.eval()
+    source = agree(model, normal(2, 4, 8))
+    for line in (
+        "self.blocks = nn.ModuleList([Mixer() for _ in range(3)])",
+        "for block in self.blocks:",
+        "self.part = nn.Linear(8, 8)",
+        "STACKED = {'blocks': 3}",
+    ):
+        assert line in source.code.replace('"', "'"), line
+    assert source.code.count("class Mixer") == 1
+    assert share(source) == 1
+
+
+class Layer(linen.Module):
+    @linen.compact
+    def __call__(self, x, _):
+        x = x + linen.Dense(8)(jnp.tanh(linen.LayerNorm()(x)))
+        return x, x.mean()
+
+
+class Scanned(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        kinds = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+        x, means = linen.scan(linen.remat(Layer), length=3, **kinds)(name="blocks")(x, None)
+        return linen.Dense(5)(x), means
+
+
+def test_layers_that_linen_scans_give_what_each_gives():
+    x = normal(2, 8)
+    model = Scanned()
+    source = agree(model.bind(model.init(jax.random.key(0), x)), x)
+    assert "for block in self.blocks:" in source.code or "self.blocks[2]" in source.code
+    assert share(source) == 1
+
+
+def stacked_weights():
+    return {"w": normal(4, 8, 8) / 3, "b": normal(4, 8, seed=1)}
+
+
+def layer(x, block):
+    return x + jnp.tanh(x @ block["w"] + block["b"]), None
+
+
+def whole(params, x):
+    return lax.scan(layer, x, params["blocks"])[0]
+
+
+def backwards(params, x):
+    return lax.scan(layer, x, params["blocks"], reverse=True)[0]
+
+
+def shared(params, x):
+    return lax.scan(layer, x, params["blocks"])[0] @ params["blocks"]["w"][0]
+
+
+def twice(params, x):
+    x, _ = lax.scan(layer, x, params["blocks"])
+    return lax.scan(layer, x, params["blocks"])[0]
+
+
+def nested(params, x):
+    def group(x, blocks):
+        return lax.scan(layer, x, blocks)[0], None
+
+    return lax.scan(group, x, params["blocks"])[0]
+
+
+@pytest.mark.parametrize("function", [whole, backwards, shared, twice, nested])
+def test_stacked_arrays_of_functions(function):
+    blocks = stacked_weights()
+    if function is nested:
+        blocks = jax.tree.map(lambda a: a.reshape(2, 2, *a.shape[1:]), blocks)
+    model = functools.partial(function, {"blocks": blocks})
+    source, net = written((function, {"blocks": blocks}), x := normal(3, 8))
+    np.testing.assert_allclose(
+        net(torch.tensor(np.array(x))).detach(), model(x), rtol=1e-4, atol=1e-5
+    )
+    assert ("nn.ModuleList" in source.code) is (function is not shared)
+
+
+def test_rows_that_belong_to_steps_of_time_stay_a_loop():
+    def run(params, xs):
+        def step(h, x):
+            x, place = x
+            h = jnp.tanh(h @ params["w"] + x + place)
+            return h, h
+
+        return lax.scan(step, jnp.zeros(8), (xs, params["places"]))[1]
+
+    params = {"w": normal(8, 8), "places": normal(5, 8)}
+    source, net = written((run, params), x := normal(5, 8))
+    np.testing.assert_allclose(
+        net(torch.tensor(np.array(x))).detach(), run(params, x), rtol=1e-4, atol=1e-5
+    )
+    assert "ModuleList" not in source.code
+    assert "ParameterList" not in source.code
+
+
+@pytest.mark.parametrize("make", [
+    lambda: (Stacked(nnx.Rngs(0)), normal(2, 4, 8)),
+    lambda: (Vision(jax.random.key(0)), normal(3, 5, 6)),
+])  # fmt: skip
+def test_files_are_proved(make):
+    model, x = make()
+    _, _, proof = translate(model, "torch", (x,), {}, None, proved=True)
+    assert proof, str(proof)
