@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fmapper.translation.align import align
 from fmapper.translation.code import identifier, text
-from fmapper.translation.shapes import Shapes, combine, comment
+from fmapper.translation.functions.shapes import Shapes, combine, comment
 
 
 @dataclass(slots=True)

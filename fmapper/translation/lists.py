@@ -48,7 +48,7 @@ def _find_lists(program: Program) -> dict[str, str]:
         is_whole = all(sorted(numbers) == [*range(len(numbers))] for numbers in owners.values())
         is_several = any(len(numbers) > 1 for numbers in owners.values())
         alike = all(len({*numbers.values()}) == 1 for numbers in owners.values())
-        name = _list_name(prefix.removesuffix("_"), kinds)
+        name = _list_name(prefix.removesuffix("_"), kinds, program.types.get("", ""))
         is_free = name not in segments and name not in lists.values()
         if is_whole and is_several and alike and name and is_free:
             lists[prefix] = name
@@ -59,17 +59,24 @@ def _holds(path: str, arrays: Iterable[str]) -> bool:
     return any(name.startswith(f"{path}.") for name in arrays)
 
 
-def _list_name(stem: str, kinds: Iterable[str]) -> str:
+def _list_name(stem: str, kinds: Iterable[str], root: str) -> str:
     """Returns what to call a list; empty for layers that were numbered because nobody named them.
 
+    Args:
+        stem: What comes before the number.
+        kinds: The classes of the parts.
+        root: The class of the model: classes of other packages are a library's.
+
     Examples:
-        >>> _list_name("layers", ["a.Block"]), _list_name("EncoderBlock", ["a.EncoderBlock"])
-        ('layers', 'encoder_blocks')
-        >>> _list_name("Dense", ["flax.linen.linear.Dense"])
+        >>> _list_name("layers", ["a.Block"], "a.Net")
+        'layers'
+        >>> _list_name("EncoderBlock", ["a.EncoderBlock"], "a.Net")
+        'encoder_blocks'
+        >>> _list_name("Dense", ["library.linear.Dense"], "a.Net")
         ''
     """
     is_named = stem not in {kind.rpartition(".")[2] for kind in kinds}
-    is_library = any(kind.startswith(("flax.", "equinox.")) for kind in kinds)
+    is_library = any(kind.partition(".")[0] != root.partition(".")[0] for kind in kinds)
     if is_library and not (is_named and stem.endswith("s")):
         return ""
     snake = stem if is_named else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()

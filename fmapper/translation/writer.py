@@ -16,8 +16,8 @@ from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.forms import Body, Form, Made
+from fmapper.translation.functions.shapes import name_sizes
 from fmapper.translation.places import Node, common_path, is_item, place_of_layer
-from fmapper.translation.shapes import name_sizes
 from fmapper.translation.units import (
     Unit,
     dissolve,

@@ -16,8 +16,8 @@ from fmapper.translation.code import attribute, expr, identifier, literal, name
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
+from fmapper.translation.functions.shapes import shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
-from fmapper.translation.shapes import shapes_of
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import (
     Structure,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import expr, text
-from fmapper.translation.shapes import Shapes
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Layer
+    from fmapper.translation.functions.shapes import Shapes
 
 
 @dataclass(slots=True)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.programs.program import Ref
-
 Shape = tuple[int | str, ...]
 _WIDEST = 84  # characters of a comment
 
@@ -36,7 +34,8 @@ def shapes_of(values: Mapping[str, tuple[str, Shape]], given: Any, returns: Any)
     """
 
     def shape(one: Any) -> Shape | None:
-        return values[one.name][1] if isinstance(one, Ref) and one.name in values else None
+        known = values.get(getattr(one, "name", ""))
+        return None if known is None else known[1]
 
     found = {name: known for name, one in given if (known := shape(one)) is not None}
     several = returns if isinstance(returns, tuple) else (returns,)
