@@ -190,7 +190,7 @@ class TorchModel(Part):
     def as_program(self) -> Program:
         """Returns the program with the arrays of this model, to be saved or lowered again."""
         codes = list(self._codes.values())
-        held = self._held()
+        held = self._tensors_by_name()
         filled = [
             dataclasses.replace(
                 code.program,
@@ -215,11 +215,11 @@ class TorchModel(Part):
 
     def arrays_by_name(self) -> dict[str, torch.Tensor]:
         """Returns parameters, buffers and constants by their names in the program."""
-        held = self._held()
+        held = self._tensors_by_name()
         targets = next(iter(self._codes.values())).targets
         return {name: held[target] for name, target in targets.items() if target in held}
 
-    def _held(self) -> dict[str, torch.Tensor]:
+    def _tensors_by_name(self) -> dict[str, torch.Tensor]:
         return dict(
             itertools.chain(
                 self.named_parameters(remove_duplicate=False),

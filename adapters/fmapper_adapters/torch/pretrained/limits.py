@@ -1,4 +1,4 @@
-"""What a configuration may ask for, beside the weights that lie next to it in a folder."""
+"""Bounds what a configuration may ask for by the weights beside it in a folder."""
 
 from __future__ import annotations
 

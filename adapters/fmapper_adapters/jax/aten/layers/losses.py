@@ -43,7 +43,7 @@ def smooth_l1_loss(x: Any, target: Any, reduction: int = 1, beta: float = 1.0) -
     if beta == 0:
         return _reduce(size, reduction, dtype)
     near = size < beta
-    loss = jnp.where(near, 0.5 * _squared(near, size) / beta, size - 0.5 * beta)
+    loss = jnp.where(near, 0.5 * _square(near, size) / beta, size - 0.5 * beta)
     return _reduce(loss, reduction, dtype)
 
 
@@ -53,11 +53,11 @@ def huber_loss(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> j
     x, target, dtype = _wide(x, target)
     size = jnp.abs(x - target)
     near = size <= delta
-    loss = jnp.where(near, 0.5 * _squared(near, size), delta * (size - 0.5 * delta))
+    loss = jnp.where(near, 0.5 * _square(near, size), delta * (size - 0.5 * delta))
     return _reduce(loss, reduction, dtype)
 
 
-def _squared(near: Any, size: Any) -> Any:
+def _square(near: Any, size: Any) -> Any:
     """Returns squares where they count; of an infinite size elsewhere the slope would be NaN."""
     return jnp.square(jnp.where(near, size, 0.0))
 
