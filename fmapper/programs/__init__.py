@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         substitute,
     )
     from fmapper.programs.sizes import size_of
+    from fmapper.programs.steps import lower
     from fmapper.programs.treespec import DType, Record, Ref, Scalar, Size, TreeSpec, record_type
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "Scalar",
     "Size",
     "TreeSpec",
+    "lower",
     "map_arguments",
     "record_type",
     "refs_in",
@@ -74,6 +76,7 @@ _PLACES = {
         "Call Graph Guard Input Output Parameter Part Program map_arguments refs_in substitute"
     ),
     "fmapper.programs.sizes": "size_of",
+    "fmapper.programs.steps": "lower",
     "fmapper.programs.treespec": "DType Record Ref Scalar Size TreeSpec record_type",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -112,7 +112,18 @@ def record_program(
 
 @in_turn
 def lower(program: Program, target: Models, **options: Any) -> Any:
-    """Lowers a program to a model of the target framework."""
+    """Lowers a program to a model of the target framework, with the user's lowerings.
+
+    It may be without its arrays, as that of a converted model is: the model then is as well.
+
+    Args:
+        program: The program.
+        target: The adapter of the framework.
+        **options: Those of the target.
+
+    Raises:
+        ConversionError: It cannot be lowered.
+    """
     try:
         with step(f"lowering {len(program.graph.calls):,} operations"):
             return target.from_program(program, user_lowerings(target), **options)

@@ -73,7 +73,7 @@ def test_functions_with_parameters_are_not_given_back(to, inputs, params):
         fmapper.convert((in_torch, {"w": params}), to, inputs)
 
 
-@pytest.mark.parametrize("model", [{"a": (scaled, W)}, [scaled, W], (scaled, W, W)])
+@pytest.mark.parametrize("model", [{"a": (scaled, W)}, [scaled, W, W], (scaled, W, W)])
 def test_functions_in_a_tree_are_not_called(model):
     with pytest.raises(fmapper.ConversionError, match=r"Convert each .* or omit the inputs"):
         fmapper.convert(model, "torch", (W,))

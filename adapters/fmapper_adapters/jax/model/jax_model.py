@@ -28,8 +28,8 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper.backends import Observation, shorten_traceback
-from fmapper.programs import Call, Lowering, Program
+from fmapper.backends import Models, Observation, get_adapter, shorten_traceback
+from fmapper.programs import Call, Lowering, Program, lower
 from fmapper_adapters.jax.arrays import few_bits
 from fmapper_adapters.jax.aten import table
 from fmapper_adapters.jax.model import check_inputs, execute, interpret, meshes
@@ -342,7 +342,7 @@ JaxModel.__module__ = "fmapper_adapters.jax"  # where it is public
 
 
 def _unpickle(program: Program, precision: str | None) -> JaxModel:
-    found: JaxModel = convert(program, "jax", precision=precision)
+    found: JaxModel = lower(program, get_adapter("jax", Models), precision=precision)
     return found
 
 
