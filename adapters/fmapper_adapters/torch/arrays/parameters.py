@@ -90,7 +90,8 @@ def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns a parameter with new values, and everything of the old one but its gradient."""
-    cls, trained = parameter_standin.stands_for(old) or (type(old), old.requires_grad)
+    stood = None if type(old) is torch.nn.Parameter else parameter_standin.stands_for(old)
+    cls, trained = stood or (type(old), old.requires_grad)
     grows = trained and (values.is_floating_point() or values.is_complex())
     new: torch.Tensor
     if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time

@@ -329,18 +329,18 @@ def _check_modules(old: Any, modules: dict[str, Any]) -> None:
 
 def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
     """Returns the replacement of a parameter or buffer."""
-    if new is old or new is None:
-        return new
-    if new is no_gradient:
-        return None
-    if not isinstance(new, torch.Tensor):
-        raise _unfit(module, name, new, "a tensor")
-    if (
-        is_gradient()
+    if type(new) is not torch.Tensor or type(old) is not torch.nn.Parameter:
+        if new is old or new is None:
+            return new
+        if new is no_gradient:
+            return None
+        if not isinstance(new, torch.Tensor):
+            raise _unfit(module, name, new, "a tensor")
         # A tensor itself is not asked: its class answers in Python.
-        or (type(new) is not torch.Tensor and isinstance(new, torch.nn.Parameter))
-        or parameter_standin.stands_for(old) is None
-    ):
+        is_parameter = type(new) is not torch.Tensor and isinstance(new, torch.nn.Parameter)
+        if is_parameter or parameter_standin.stands_for(old) is None:
+            return new
+    if is_gradient():
         return new
     if parameter_standin.is_differentiated(new):
         return parameter_standin.stand_in(new, old)
