@@ -93,17 +93,16 @@ def like(keep: Callable[[Any], None], new: Any, old: Any, make: Callable[[Any, A
     kept = getattr(keep, "__self__", None)
     if not isinstance(kept, Kept):
         return make(new, old)
-    at = id(old)
-    is_known = kept.memo.get(at) is new
+    is_known = kept.memo.get(id(old)) is new
     if is_known and not kept.again:  # it is nowhere else
-        made = kept.memo[at] = make(new, old)
+        made = kept.memo[id(old)] = make(new, old)
         return made
     _, known, made = kept.alike.get(id(new), (None, None, None))
     if known is not old:
         made = make(new, old)
         kept.alike[id(new)] = new, old, made
         if is_known:
-            kept.memo[at] = made
+            kept.memo[id(old)] = made
     return made
 
 
