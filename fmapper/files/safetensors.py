@@ -273,7 +273,7 @@ class _Parser:
         return value
 
     def _texts(self) -> dict[str, Any]:
-        """Reads the metadata; values that are not texts, which the format lacks, are left out."""
+        """Reads the metadata; a value that is not a text, which the format lacks, is bounded."""
         if self._data[self._at : self._at + 1] != b"{":
             raise self._misfit("has metadata that are not an object")
         texts: dict[str, Any] = {}

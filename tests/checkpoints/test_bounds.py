@@ -226,3 +226,23 @@ def test_json_is_counted_before_it_is_parsed(tmp_path):
     for many in ("{}", "[]", '"a"', '{"a":1}', "1000.5"):
         with pytest.raises(Misfit, match="too many values"):
             read_json(f"[{','.join([many] * 50_000)}]", 1_000_000)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_arrays_of_all_shards_are_counted_together(kind, tmp_path, monkeypatch):
+    parts = {f"part-{i}": {f"{i}.{name}": torch.ones(2) for name in "ab"} for i in (1, 2)}
+    if kind == "safetensors":
+        for name, arrays in parts.items():
+            fmapper.save(arrays, tmp_path / f"{name}.safetensors")
+    else:
+        places = {}
+        for i, arrays in enumerate(parts.values(), 1):
+            file = f"pytorch_model-0000{i}-of-00002.bin"
+            torch.save(arrays, tmp_path / file)
+            places |= dict.fromkeys(arrays, file)
+        index = json.dumps({"weight_map": places})
+        (tmp_path / "pytorch_model.bin.index.json").write_text(index)
+    assert len(fmapper.load(tmp_path)) == 4
+    monkeypatch.setitem(bounds._MOST, "arrays in all files", 3)
+    with pytest.raises(fmapper.CheckpointError, match="has 4 arrays in all files; 3 are allowed"):
+        fmapper.load(tmp_path)

@@ -18,6 +18,7 @@ from fmapper.checkpoints.remote import UrlFile
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json, read_json_file
+from fmapper.files.bounds import check_count
 from fmapper.files.safetensors import MOST_HEADER, lay_out, read_header
 from fmapper.files.untrusted import Misfit, open_regular, show
 from fmapper.files.urls import Url
@@ -90,6 +91,10 @@ class SafetensorsFolder(Format):
                     )
             arrays |= found
             metadata |= own
+            try:
+                check_count(len(arrays), "arrays in all files")
+            except Misfit as error:
+                raise CheckpointError(f"{path}: {error}") from None
         for array, name in (index or {}).items():
             stored = arrays.get(array)
             if not isinstance(stored, StoredArray) or stored.file.path.name != name:

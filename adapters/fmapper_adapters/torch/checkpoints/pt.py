@@ -22,6 +22,7 @@ from fmapper.checkpoints import (
     StoredArray,
     Writer,
     ZipMembers,
+    check_count,
     file_in,
     read_settings,
 )
@@ -112,6 +113,10 @@ class PtFolder(Format):
             whole.arrays |= part.arrays
             whole.ties |= part.ties
             whole.values |= part.values
+            try:
+                check_count(len(whole.arrays) + len(whole.ties), "arrays in all files")
+            except Misfit as error:
+                raise CheckpointError(f"{path}: {error}") from None
         return whole
 
     def write(self, out: Writer, contents: Contents) -> None:
