@@ -151,6 +151,16 @@ def test_pickles_of_dcp_change_no_class(name, tmp_path):
     assert not hasattr(getattr(__import__(module, fromlist=["x"]), attribute), "fmapper_")
 
 
+def test_pickles_of_tensors_change_no_stand_in_of_others():
+    from fmapper_adapters.torch.checkpoints import pickled
+
+    data = b"\x80\x02ctorch\nTensor\nN}X\x04\x00\x00\x00markK\x01s\x86b."
+    first, second = (pickled.unpickle(data, pickled.names_of_tensors()) for _ in range(2))
+    assert first.mark == second.mark == 1
+    assert first is not second
+    assert not hasattr(pickled.Record, "mark")
+
+
 def test_messages_of_msgpack_name_the_file(tmp_path):
     def array(count, dtype=b"float32"):
         about = b"\x93\x91" + bytes([count]) + bytes([0xA0 + len(dtype)]) + dtype

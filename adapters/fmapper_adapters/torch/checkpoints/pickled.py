@@ -243,7 +243,7 @@ def names_of_tensors() -> Names:
         "torch.serialization._get_layout": lambda name: name,
         "torch.Size": lambda sizes=(): tuple(sizes),
         "torch.device": lambda *args: None,
-        "torch.Tensor": Record,
+        "torch.Tensor": type("Tensor", (Record,), {}),
         "torch.nn.parameter.Parameter": lambda data, *rest: data,
         "collections.OrderedDict": OrderedDict,
         "collections.Counter": OrderedDict,
