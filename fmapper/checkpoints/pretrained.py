@@ -133,9 +133,13 @@ def from_pretrained(
         CheckpointError: The folder holds no model that is known here, or is damaged.
         StructureMismatchError: Weights are missing, or have other shapes; lists them.
         ConversionError: The model cannot be converted.
+        PlacementError: With `offload` the model is not converted, or a layer does not fit.
+        TypeError: `offload` is given with `sharding` or `device`, which it decides itself.
     """
     if offload is not None and not (sharding is None and device is None):
-        raise TypeError("offload= says where the weights are: pass neither sharding= nor device=")
+        raise TypeError(
+            "offload= decides where the weights lie: pass neither sharding= nor device="
+        )
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
         found = _find(source, None if dtype is None else dtype_name(dtype))

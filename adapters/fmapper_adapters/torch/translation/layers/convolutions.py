@@ -24,7 +24,7 @@ _PADS = ("torch.constant_pad_nd", "F.pad")
 
 @dataclass(slots=True)
 class Draft:
-    """A convolution that is found by and by.
+    """Collects what is known of a convolution, call by call.
 
     Attributes:
         kind: Its class without its module.

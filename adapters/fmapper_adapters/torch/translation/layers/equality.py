@@ -28,7 +28,7 @@ _DRAWS = ("rand", "bernoulli", "multinomial", "normal", "dropout", "empty")
 
 
 class _Unknown(Exception):
-    """There is something that cannot be computed here."""
+    """Raised for a call or a size that cannot be computed here."""
 
 
 def computes_same(structure: Structure, unit: Unit, layer: Layer) -> bool:
