@@ -39,7 +39,6 @@ def _mark_graph(owner: torch.fx.GraphModule) -> None:
     for node in list(graph.nodes):
         if _is_without_gradients(node):
             silent_writes.inline(owner, node, STOP)
-    graph.eliminate_dead_code()
     for node in list(graph.nodes):
         if node.op == "get_attr":
             inner = getattr(owner, str(node.target), None)

@@ -73,7 +73,10 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
         at: Any = user.args[1]
         user.replace_all_uses_with(ends[at])
         graph.erase_node(user)
+    part: Any = call.args[1]
     graph.erase_node(call)
+    if not part.users:
+        graph.erase_node(part)
     owner.recompile()
 
 
