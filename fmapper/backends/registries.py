@@ -31,16 +31,22 @@ class PyTreeRules:
     """The rules by which a pytree registry classifies objects.
 
     Attributes:
-        is_dynamic: Whether an object is an array, or a node that the registry enters.
+        is_dynamic: Whether an object is an array, or a node that the registry enters; its class
+            decides.
         opens: Whether the registry enters containers of exactly this class.
+        leaves: `(container, is_leaf) -> leaves`, by the registry.
+        flatten: `(container, is_leaf) -> (leaves, structure)`, by the registry. The structure has
+            the methods `unflatten` and `flatten_up_to`, as treespecs of JAX and torch have them.
     """
 
     is_dynamic: Callable[[Any], bool]
     opens: Callable[[type], bool]
+    leaves: Callable[[Any, Callable[[Any], bool]], list[Any]]
+    flatten: Callable[[Any, Callable[[Any], bool]], tuple[list[Any], Any]]
 
 
-Pattern: TypeAlias = "bool | dict[Any, Pattern]"
-"""Which parts of a child are dynamic: all, none, or those of a container by key."""
+Pattern: TypeAlias = "bool | tuple[Any, list[bool]]"
+"""Which parts of a child are dynamic: all, none, or those of a container, by its structure."""
 
 
 class Constant:
@@ -147,20 +153,21 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
     known: dict[str, Pattern] = {} if marked is None else marked[1]
     declared = _static_names(cls)
     patterns: dict[str, Pattern] = {}
-    pattern: Pattern
     dynamic: list[Any] = []
     static: dict[str, Any] = {}
     for name, child in have.items():
         if name in declared:
             _check_concrete(cls, name, child)
-            pattern, part = False, child
+            pattern: Pattern = False
+        elif name in known:
+            pattern = known[name]
         else:
-            pattern, part = _split(child, rules, known.get(name))
+            pattern = _pattern(child, rules)
         if pattern is False:
             static[name] = child if type(child) in _PLAIN else snapshot(child)
         else:
             patterns[name] = pattern
-            dynamic.append(part)
+            dynamic.append(child if pattern is True else _wrap_constants(child, *pattern))
     slots, cached = slots_and_cached(cast(Any, cls))
     carried = {
         name: snapshot(value)
@@ -196,7 +203,7 @@ def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeR
         for name, value in values.items():
             object.__setattr__(new, name, value)
     if rules is not None and any(
-        _split(child, rules, wrap=False)[0] != static.patterns[name]
+        _pattern(child, rules) != static.patterns[name]
         for name, child in given.items()
         if static.patterns[name] is not True or adapter_of(child) is None
     ):
@@ -232,37 +239,12 @@ def _check_concrete(cls: type, name: str, child: Any) -> None:
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
-def _split(
-    child: Any, rules: PyTreeRules | None, known: Pattern | None = None, *, wrap: bool = True
-) -> tuple[Pattern, Any]:
-    """Finds which parts of a child are dynamic, and wraps the others as constants.
+def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
+    """Finds which parts of a child are dynamic.
 
-    Args:
-        child: Anything.
-        rules: Those of the registry. None: all of it is dynamic.
-        known: Which parts are dynamic, where that is known.
-        wrap: Whether the constants are wanted.
-
-    Returns:
-        The pattern, and the child: a new one if only some of its parts are dynamic.
+    Raises:
+        CycleError: An array is in a container that contains itself, which no registry flattens.
     """
-    pattern = _verdict(child, rules) if known is None else known
-    if pattern is True or pattern is False:
-        return pattern, child
-    kind = nodes.kind_of(type(child))
-    parts = kind.children(child) if isinstance(kind, NodeType) else {}
-    if pattern is not None and parts.keys() != pattern.keys():
-        return pattern, child  # a registry has put something else there
-    assert isinstance(kind, NodeType)
-    patterns: dict[Any, Pattern] = {}
-    for key, part in parts.items():
-        patterns[key], new = _split(part, rules, pattern and pattern[key], wrap=wrap)
-        parts[key] = Constant(new) if wrap and patterns[key] is False else new
-    return patterns, kind.rebuild(child, parts) if wrap else child
-
-
-def _verdict(child: Any, rules: PyTreeRules | None) -> bool | None:
-    """Returns whether a child is dynamic; None where some of its parts are."""
     if rules is None:
         return True
     cls = type(child)
@@ -270,42 +252,72 @@ def _verdict(child: Any, rules: PyTreeRules | None) -> bool | None:
         return child is None and rules.is_dynamic(child)
     if not issubclass(cls, CONTAINERS):
         return rules.is_dynamic(child)
-    if not rules.opens(cls):
-        return holds_arrays(child)
-    holds_dynamic, holds_static = _contents(child, rules)
-    return None if holds_dynamic and holds_static else not holds_static
+    parts: Iterable[Any] = _values(child) if cls in _BARE else (child,)
+    verdicts = _verdicts(parts, rules)
+    is_tied = False
+    if None in verdicts.values():  # there is more in it than a look shows
+        try:
+            parts, is_tied = _leaves(child, rules)
+        except (TypeError, ValueError):  # keys of a dict that cannot be sorted
+            return holds_arrays(child)
+        verdicts = _verdicts(parts, rules)
+    found = {*verdicts.values()}
+    if None in found:
+        found = {_is_dynamic_part(part, verdicts) for part in parts}
+    if False in found and verdicts.get(type(None)):  # a node that is neither
+        found = {_is_dynamic_part(part, verdicts) for part in parts if part is not None}
+    if found == {False}:
+        return False
+    if is_tied:
+        for _ in visit(child, is_leaf=_is_no_container):
+            pass
+    if False not in found:
+        return True
+    parts, structure = rules.flatten(child, _is_no_container)
+    return structure, [_is_dynamic_part(part, verdicts) for part in parts]
 
 
-def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
-    """Returns whether anything in a container is dynamic, and whether anything is static."""
-    seen = {id(container): container}
-    todo = [container]
-    verdicts: dict[type, bool] = {}  # of what is not a container only the type counts
-    found_dynamic = found_static = False
-    while todo and not (found_dynamic and found_static):
-        for _, part in _items(todo.pop()):
-            cls = type(part)
-            is_dynamic = verdicts.get(cls)
-            if is_dynamic is None:
-                if not issubclass(cls, CONTAINERS):
-                    is_dynamic = verdicts[cls] = rules.is_dynamic(part)
-                elif not rules.opens(cls):
-                    is_dynamic = holds_arrays(part)
-                else:
-                    if id(part) not in seen:
-                        seen[id(part)] = part
-                        todo.append(part)
-                    continue
-            if not is_dynamic:
-                found_static = True
-            elif part is not None:  # a node that is neither, if it is one
-                found_dynamic = True
-    return found_dynamic, found_static
+def _leaves(container: Any, rules: PyTreeRules) -> tuple[list[Any], bool]:
+    """Returns the leaves of nested containers, and whether one of these occurs twice.
+
+    Each container is opened once: JAX may end the process if it flattens one that contains itself.
+    """
+    opened: dict[int, Any] = {}
+
+    def is_leaf(value: Any) -> bool:
+        if issubclass(type(value), CONTAINERS) and id(value) not in opened:
+            opened[id(value)] = value
+            return False
+        return True
+
+    leaves = rules.leaves(container, is_leaf)
+    again = {
+        cls for cls in {*map(type, leaves)} if issubclass(cls, CONTAINERS) and rules.opens(cls)
+    }
+    return [leaf for leaf in leaves if type(leaf) not in again] if again else leaves, bool(again)
 
 
-def _items(container: Any) -> Iterable[tuple[Any, Any]]:
-    kind = nodes.kind_of(type(container))
-    return kind.items(container) if isinstance(kind, NodeType) else ()
+def _verdicts(parts: Iterable[Any], rules: PyTreeRules) -> dict[type, bool | None]:
+    """Returns for each class among the parts whether it is dynamic; None for containers."""
+    return {
+        cls: None if issubclass(cls, CONTAINERS) else rules.is_dynamic(part)
+        for cls, part in {type(part): part for part in parts}.items()
+    }
+
+
+def _is_dynamic_part(part: Any, verdicts: dict[type, bool | None]) -> bool:
+    verdict = verdicts[type(part)]
+    return holds_arrays(part) if verdict is None else verdict
+
+
+def _wrap_constants(child: Any, structure: Any, flags: list[bool]) -> Any:
+    """Returns a container with its static parts wrapped."""
+    try:
+        parts = structure.flatten_up_to(child)
+    except (TypeError, ValueError):  # a registry has put something else there
+        return child
+    pairs = zip(parts, flags, strict=True)
+    return structure.unflatten([part if flag else Constant(part) for part, flag in pairs])
 
 
 def snapshot(value: Any) -> Any:

@@ -234,18 +234,13 @@ def test_frameworks_are_named_where_they_must_be():
 TREE_ROOM_LINES = 2_382
 LONG_FILES = 0  # of more than 500 lines
 LEVELS = 7
-# The aim is 4. One goes by the ids of one tree and rebuilds, one looks, and each of the other four
-# runs where time counts and says less than `walk`, which makes a path, a kind and a state for every
-# place: at each call of `jit`, at each move, and twice at each call of `jax.jit` with a functor. By
-# `walk` and `fmap` the last took 61 us instead of 28 for a list with functions in it, and in one
-# recursion instead of two 177 us instead of 76 for 100 dicts of arrays.
+# One goes by the ids of one tree and rebuilds, one looks, and the other two run where time counts
+# and say less than `walk`, which makes a path, a kind and a state for every place.
 WALKS = {
     "fmapper.tree.tree_map.TreeMap._run": "rebuilds",
     "fmapper.tree.walk.walk": "looks",
     "fmapper.transforms.static_key.structure_of": "compares, at every call of `jit`",
     "fmapper.moves.collect.Leaves._collect": "finds leaves without their paths, at every move",
-    "fmapper.backends.registries._contents": "asks whether plain containers hold arrays",
-    "fmapper.backends.registries._split": "wraps what is none in containers that do",
 }
 
 

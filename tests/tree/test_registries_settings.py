@@ -85,6 +85,44 @@ def test_nothing_is_compiled_anew_for_the_same_settings(config):
     assert len(traces) == 1
 
 
+def _cyclic():
+    config = [1, {"a": "b"}]
+    config.append(config)
+    return config
+
+
+def _torch_flatten(tree):
+    return pytest.importorskip("torch.utils._pytree").tree_flatten(tree)
+
+
+@pytest.mark.parametrize("flatten", [jax.tree.flatten, _torch_flatten])
+@pytest.mark.parametrize("config", [_cyclic(), {"deep": [{1: "x", "a": _cyclic()}]}])
+def test_settings_that_a_registry_cannot_flatten_are_static(flatten, config):
+    leaves, _ = flatten(model(config))
+    assert len(leaves) == 1
+
+
+@pytest.mark.parametrize("flatten", [jax.tree.flatten, _torch_flatten])
+@pytest.mark.parametrize("part", [np.ones(2), {"w": np.ones(2), "n": 1}])
+def test_arrays_in_a_cycle_are_refused(flatten, part):
+    config = [part]
+    config.append(config)
+    with pytest.raises(fmapper.CycleError, match=r"model\[1\]: this is the list at model again"):
+        flatten(model(config))
+
+
+def test_parts_that_are_replaced_by_containers_stay_parts():
+    m = model({"n": 8, "all": [jnp.ones(2), "name", jnp.ones(2)]})
+    twice = jax.tree.map(lambda x: [x, {"again": x}], m)
+    assert len(jax.tree.leaves(twice)) == 6
+    assert twice.config["all"][1] == "name"
+    outer = jax.tree.structure(m)
+    inner = jax.tree.structure([0, {"again": 0}])
+    first, second = jax.tree.transpose(outer, inner, twice)
+    assert jax.tree.structure(first) == outer
+    assert second["again"].config["n"] == 8
+
+
 def test_arrays_and_settings_in_one_container():
     config = {
         "d": 8,

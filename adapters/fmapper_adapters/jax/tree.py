@@ -177,4 +177,4 @@ def _opens(cls: type) -> bool:
     return is_tree_node(cls) or _is_namedtuple(cls)
 
 
-_RULES = PyTreeRules(_is_dynamic, _opens)
+_RULES = PyTreeRules(_is_dynamic, _opens, tree_util.tree_leaves, tree_util.tree_flatten)

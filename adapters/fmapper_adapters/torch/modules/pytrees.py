@@ -78,4 +78,4 @@ def _opens(cls: type) -> bool:
     return cls in pytree.SUPPORTED_NODES or pytree.is_namedtuple_class(cls)
 
 
-_RULES = PyTreeRules(_is_dynamic, _opens)
+_RULES = PyTreeRules(_is_dynamic, _opens, pytree.tree_leaves, pytree.tree_flatten)
