@@ -74,7 +74,24 @@ class NodeType(nodes.NodeType):
         plain: type = dict,
         **facts: Unpack[Facts],
     ) -> None:
-        super().__init__(children, rebuild, shell=shell, fill=fill, plain=plain)
+        if (shell is None) != (fill is None) or (shell is None) == (rebuild is None):
+            raise TypeError("NodeType takes rebuild, or shell and fill.")
+
+        def open_shell(node: Any, keep: Callable[[Any], None]) -> nodes.Opened:
+            assert shell is not None
+            found = children(node)
+            keep(found)
+            new = shell(node)
+
+            def finish(slots: Mapping[Any, Any]) -> Any:
+                assert fill is not None
+                fill(new, node, slots)
+                return new
+
+            return new, iter(found.items()), dict(found), finish
+
+        open = open_shell if rebuild is None else nodes.opener(children, rebuild)
+        super().__init__(open, lambda node: children(node).items(), plain)
         self._learn(facts)
 
     @classmethod
@@ -93,7 +110,8 @@ class NodeType(nodes.NodeType):
             plain: As above.
             facts: As above.
         """
-        made = super().from_opener(open, items, plain)
+        made: Self = object.__new__(cls)
+        nodes.NodeType.__init__(made, open, items, plain)
         made._learn(facts)
         return made
 

@@ -118,7 +118,7 @@ class _Change:
 
             return PENDING if put is None else node, iter(before.items()), before.copy(), finish
 
-        return NodeType.from_opener(open, kind.items)
+        return NodeType(open, kind.items)
 
     def _leaf(self, old: Any, new: Any) -> Any:
         adapter = None if new is old else adapter_of(old)

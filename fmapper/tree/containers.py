@@ -107,7 +107,7 @@ def _filled_last(cls: type) -> NodeType:
 
         return new, iter(source.items()), source.copy(), finish
 
-    return NodeType.from_opener(open, items, dict if has_keys else list)
+    return NodeType(open, items, dict if has_keys else list)
 
 
 def _tuple_like(cls: type) -> NodeType:
@@ -136,7 +136,7 @@ def _tuple_like(cls: type) -> NodeType:
         slots: Any = [None] * len(node) if fields is None else dict.fromkeys(fields)
         return PENDING, iter(items(node)), slots, functools.partial(finish, node)
 
-    return NodeType.from_opener(open, items, tuple if fields is None else dict)
+    return NodeType(open, items, tuple if fields is None else dict)
 
 
 def _carry_attributes(node: Any, new: Any) -> None:
@@ -151,11 +151,11 @@ def _carry_attributes(node: Any, new: Any) -> None:
             object.__setattr__(new, name, getattr(node, name))
 
 
-DICT = NodeType.from_opener(_open_dict, dict.items)
+DICT = NodeType(_open_dict, dict.items)
 _EXACT: dict[type, NodeType] = {
     dict: DICT,
-    list: NodeType.from_opener(_open_list, enumerate, list),
-    tuple: NodeType.from_opener(_open_tuple, enumerate, tuple),
+    list: NodeType(_open_list, enumerate, list),
+    tuple: NodeType(_open_tuple, enumerate, tuple),
 }
 
 

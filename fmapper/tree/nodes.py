@@ -8,7 +8,7 @@ import numbers
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Self, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 CONTAINERS: tuple[type, ...] = (tuple, list, dict, deque)
 
@@ -118,16 +118,14 @@ the full slots, or None where filling them was all. `keep` is handed what must o
 
 
 class NodeType:
-    """The functions that flatten and rebuild instances of a class; adapters make their own.
+    """The functions that flatten and rebuild instances of a class.
 
-    The attributes that stand here with their defaults are for others: see `fmapper.backends`.
+    The attributes that stand here with their defaults are for others: see `fmapper.backends`, whose
+    node types are made more easily.
 
     Args:
-        children: `node -> {key: child}`, in order.
-        rebuild: `(node, new_children) -> new node`. Needed where `shell` is not given.
-        shell: `node -> new node without children`. Where it is given, the shell exists before its
-            children do, so that cycles through the node work.
-        fill: `(shell, node, new_children) -> None` puts the children into the shell.
+        open: See `Opener`.
+        items: `node -> [(key, child)]`, in order.
         plain: What `fmapstructure` puts in its place: dict, list or tuple.
     """
 
@@ -143,58 +141,13 @@ class NodeType:
     computed: bool = False  # whether a child may be another object each time it is read
 
     def __init__(
-        self,
-        children: Callable[[Any], Mapping[Any, Any]],
-        rebuild: Callable[[Any, Mapping[Any, Any]], Any] | None = None,
-        *,
-        shell: Callable[[Any], Any] | None = None,
-        fill: Callable[[Any, Any, Mapping[Any, Any]], None] | None = None,
-        plain: type = dict,
+        self, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
     ) -> None:
-        if (shell is None) != (fill is None) or (shell is None) == (rebuild is None):
-            raise TypeError("NodeType takes rebuild, or shell and fill.")
-
-        def open(node: Any, keep: Callable[[Any], None]) -> Opened:
-            found = children(node)
-            keep(found)
-            if shell is None:
-                assert rebuild is not None
-                return PENDING, iter(found.items()), dict(found), functools.partial(rebuild, node)
-            new = shell(node)
-
-            def finish(slots: Mapping[Any, Any]) -> Any:
-                assert fill is not None
-                fill(new, node, slots)
-                return new
-
-            return new, iter(found.items()), dict(found), finish
-
-        self.open: Opener = open
-        self._items: Callable[[Any], Iterable[Item]] = lambda node: children(node).items()
-        self.plain = plain
-
-    @classmethod
-    def from_opener(
-        cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
-    ) -> Self:
-        """Makes a node type with an opener of its own, which is faster.
-
-        Args:
-            open: See `Opener`.
-            items: `node -> [(key, child)]`, in order.
-            plain: As above.
-        """
-        made: Self = object.__new__(cls)
-        made.open, made._items, made.plain = open, items, plain
-        return made
-
-    def items(self, node: Any) -> Iterable[Item]:
-        """Returns the (key, child) pairs of a node, in order."""
-        return self._items(node)
+        self.open, self.items, self.plain = open, items, plain
 
     def children(self, node: Any) -> dict[Any, Any]:
         """Returns the children of a node by key, in order."""
-        return dict(self._items(node))
+        return dict(self.items(node))
 
     def rebuild(self, node: Any, new_children: Mapping[Any, Any]) -> Any:
         """Returns a new node with other children; the keys must be those of `children(node)`."""
@@ -206,7 +159,7 @@ class NodeType:
 
     def open_plain(self, node: Any, keep: Callable[[Any], None]) -> Opened:
         """Opens a node with a plain dict, list or tuple in its place."""
-        items = tuple(self._items(node))
+        items = tuple(self.items(node))
         keep(items)
         if self.plain is dict:
             out: Any = dict(items)
@@ -216,6 +169,19 @@ class NodeType:
         if self.plain is list:
             return slots, positions, slots, None
         return PENDING, positions, slots, tuple
+
+
+def opener(
+    children: Callable[[Any], Mapping[Any, Any]], rebuild: Callable[[Any, Mapping[Any, Any]], Any]
+) -> Opener:
+    """Makes an opener for nodes that exist only once their children do."""
+
+    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+        found = children(node)
+        keep(found)
+        return PENDING, iter(found.items()), dict(found), functools.partial(rebuild, node)
+
+    return open
 
 
 # --- the look-up ---------------------------------------------------------------------------------
@@ -313,7 +279,7 @@ def node_type_of(node: Any) -> NodeType | None:
 def plain_type_of(cls: type) -> NodeType | Kind:
     """Returns a node type that rebuilds a plain dict, list or tuple in the place of a node."""
     kind = kind_of(cls)
-    return NodeType.from_opener(kind.open_plain, kind.items) if isinstance(kind, NodeType) else kind
+    return NodeType(kind.open_plain, kind.items) if isinstance(kind, NodeType) else kind
 
 
 def own_type_of(cls: type) -> NodeType | None:

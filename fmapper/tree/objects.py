@@ -11,7 +11,17 @@ from fmapper.errors import DeclarationError, RebuildError
 from fmapper.tree.classes import attribute_names, class_attribute, slot_names
 from fmapper.tree.containers import container_type
 from fmapper.tree.functor import Declaration, declaration_of
-from fmapper.tree.nodes import ATOMS, LEAF, Kind, NodeType, Opened, Opener, Source, own_type_of
+from fmapper.tree.nodes import (
+    ATOMS,
+    LEAF,
+    Kind,
+    NodeType,
+    Opened,
+    Opener,
+    Source,
+    opener,
+    own_type_of,
+)
 
 _NO_CHILDREN = ("__orig_class__",)  # what typing.Generic leaves on instances; carried over
 _new: Callable[[type], Any] = object.__new__
@@ -54,7 +64,7 @@ def functor_type(cls: type, declaration: Declaration) -> NodeType:
         open = _open_all(cls, cached) if names is None else _open_named(cls, names, cached, read)
     else:
         open = _open_any(cls, slots, cached, read)
-    return NodeType.from_opener(open, lambda node: read(node).items())
+    return NodeType(open, lambda node: read(node).items())
 
 
 def cached_names(cls: type) -> tuple[str, ...]:
@@ -244,7 +254,7 @@ def _custom(
                 )
         return new
 
-    return NodeType(read, rebuild_checked)
+    return NodeType(opener(read, rebuild_checked), lambda node: read(node).items())
 
 
 def _same(held: Any, given: Any) -> bool:
@@ -275,4 +285,5 @@ def restrict(kind: NodeType, names: tuple[str, ...]) -> NodeType:
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
         return kind.rebuild(node, kind.children(node) | dict(new_children))
 
-    return NodeType(children, rebuild)  # the rest of the children counts as static, by identity
+    # The other children count as static, by identity.
+    return NodeType(opener(children, rebuild), lambda node: children(node).items())

@@ -101,14 +101,7 @@ def visit(
     once: bool = False,
     known: Container[int] = (),
 ) -> Iterator[tuple[Link, Any, NodeType | Kind | None]]:
-    """Yields (link, node or leaf, its node type or None for a leaf), depth first, parents first.
-
-    Args:
-        tree: Anything.
-        is_leaf: Nodes for which it is true are leaves too.
-        once: Each object at its first place only; else at every place, and cycles are an error.
-        known: With `once`: ids that count as seen already.
-    """
+    """Yields what `walk` does but the state, and by default at every place."""
     for link, value, kind, _ in walk(tree, once=once, is_leaf=is_leaf, known=known):
         yield link, value, kind
 
