@@ -227,7 +227,7 @@ def test_frameworks_are_named_where_they_must_be():
 # --- budgets ------------------------------------------------------------------------------------
 
 # The aim is 1,700 lines, at the same speed. Of these, 1,525 are code, 400 docstrings, 410 empty, so
-# that the aim would leave some 1,100 lines of code. What takes the most, and is asked for: `@functor`
+# that the aim would leave some 1,100 lines of code. What takes most and is asked for: `@functor`
 # refuses wrong declarations with a reason (200), the openers of declared classes are written for
 # speed by kind of class and check what a rebuild gives back (200), `walk=` and its three walks
 # (120), several trees and paths (100), the types of `fmap` (50), key paths (100). `itemgetter` in
