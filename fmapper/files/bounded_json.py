@@ -1,4 +1,4 @@
-"""JSON of anybody's: what it would take is counted before it is parsed."""
+"""Untrusted JSON: the memory that it would take is estimated before it is parsed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fmapper.files.bounds import WAY_OUT
 from fmapper.files.untrusted import Misfit, no_constant, object_of, open_regular
 from fmapper.switches import settings
 
-MOST_JSON = 150_000_000  # bytes of memory that a text becomes, by the weights below
-MOST_PROGRAM = 2_000_000_000  # the same of a program, of which a call takes some five thousand
-_DEEPEST = 256  # lists and objects within each other
+MOST_JSON = 150_000_000  # bytes of memory for the parsed text, by the weights below
+MOST_PROGRAM = 2_000_000_000  # the same for a program, where a call takes some five thousand
+_DEEPEST = 256  # nested lists and objects
 _PIECE = 1 << 20  # characters that are counted at a time
 _WEIGHTS = {b":": 150, b"{": 200, b"[": 72, b",": 34}  # bytes of what each stands for in Python
 _OF_A_TEXT = 56
@@ -29,10 +29,10 @@ def read_json(text: str, most: int = MOST_JSON) -> Any:
 
     Args:
         text: The text.
-        most: The bytes of memory that it may become.
+        most: The bytes of memory that the result may take.
 
     Raises:
-        Misfit: It is none.
+        Misfit: The text is not JSON, or exceeds a bound.
     """
     _check(text, most)
     try:
@@ -42,7 +42,7 @@ def read_json(text: str, most: int = MOST_JSON) -> Any:
 
 
 def _check(text: str, most: int) -> None:
-    """Raises for what is nested too deeply, or would take too much memory, piece by piece."""
+    """Checks depth and memory, piece by piece."""
     width = 1 if text.isascii() and "\\u" not in text else 4  # bytes of a character
     takes = len(text) * width
     depth, is_text, at = 0, 0, 0
@@ -65,14 +65,14 @@ def _check(text: str, most: int) -> None:
         if max(levels) > _DEEPEST:
             raise Misfit("is nested too deeply")
         if _LONG_NUMBER in bare.translate(_AS_ZEROS):  # a pattern takes longer
-            raise Misfit("has a number that is too long")
+            raise Misfit("has a number with too many digits")
 
 
 def read_json_file(path: Path, most: int = 100_000_000) -> Any:
-    """Parses a JSON file of at most so many bytes.
+    """Parses a JSON file of at most `most` bytes.
 
     Raises:
-        Misfit: It is not a regular file, too long, or not JSON.
+        Misfit: It is not a regular file, is too long, or is not JSON.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -83,5 +83,5 @@ def read_json_file(path: Path, most: int = 100_000_000) -> Any:
         text = data.decode()
     except UnicodeDecodeError:
         raise Misfit("is not text") from None
-    del data  # it may be as long again
+    del data  # frees as many bytes again
     return read_json(text)

@@ -1,10 +1,9 @@
-"""The bounds of what a file of anybody's may hold, all in one place.
+"""The bounds for the contents of untrusted files, all in one place.
 
-What is large in an honest checkpoint are its arrays, of which only headers are read. What can be
-made to take time and memory are many small things: names, numbers, texts, lists. They are counted
-before they are parsed. The bounds keep each file within a second and 200 MB, and are well above
-what is known of honest files: the largest models have some 200,000 arrays, in files of a few
-thousand each.
+Only the arrays of an honest checkpoint are large, and of these only the headers are read. Many
+small items (names, numbers, texts, lists) can take time and memory, so they are counted before they
+are parsed. The bounds keep each file within one second and 200 MB, and are far above the counts of
+known files: the largest models have some 200,000 arrays, in files of a few thousand each.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from fmapper.files.untrusted import Misfit
 from fmapper.switches import settings
 
 _MOST = {
-    "arrays": 150_000,  # of a file
+    "arrays": 150_000,  # in a file
     "arrays in all files": 500_000,
-    "arrays of Orbax": 20_000,  # which takes a quarter of a millisecond for each
-    "members": 160_000,  # of a zip file, in which each array is one
-    "values": 150_000,  # numbers and texts beside the arrays of a file
-    "parts": 400_000,  # arrays and values, and the dicts and lists in which they lie
-    "texts in lists": 2_000_000,  # that are skipped; vocabularies have less than half a million
-    "bytes of pickled values": 250_000_000,  # as Python has them, by an estimate
-    "unusual headers": 10_000,  # of `.npy`, of which each takes NumPy 50 microseconds
+    "arrays of Orbax": 20_000,  # Orbax takes a quarter of a millisecond for each
+    "members": 160_000,  # of a zip file, where each array is a member
+    "values": 150_000,  # numbers and texts besides the arrays of a file
+    "parts": 400_000,  # arrays, values, and the dicts and lists that contain them
+    "texts in lists": 2_000_000,  # skipped; vocabularies have less than half a million
+    "bytes of pickled values": 250_000_000,  # of Python objects, estimated
+    "unusual headers": 10_000,  # of `.npy`; NumPy takes 50 microseconds for each
 }
-_LONGEST_NAME = 4096  # characters, with the names of all that it lies in
+_LONGEST_NAME = 4096  # characters of a full dotted name
 _DEEPEST = 100
 WAY_OUT = (
     "For a file that you trust, fmapper.settings.bounds = False lifts this, as does "
@@ -32,12 +31,12 @@ WAY_OUT = (
 
 
 def check_count(count: int, what: str) -> None:
-    """Raises for more than a file may have.
+    """Checks a count against its bound.
 
     Args:
-        count: How many there are, or at least.
-        what: What they are: `arrays`, `values`, `parts` (arrays, values, and the dicts and lists
-            in which they lie), `members` (of a zip file), `texts in lists`, `unusual headers`,
+        count: The number of items, or a lower bound of it.
+        what: The kind of item: `arrays`, `values`, `parts` (arrays, values, and the dicts and lists
+            that contain them), `members` (of a zip file), `texts in lists`, `unusual headers`,
             `bytes of pickled values`, `arrays of Orbax`, `arrays in all files` (of a checkpoint).
 
     Raises:
@@ -49,20 +48,20 @@ def check_count(count: int, what: str) -> None:
 
 
 def check_depth(depth: int) -> None:
-    """Raises for dicts and lists within each other, as many as no checkpoint has.
+    """Checks the depth of nested dicts and lists.
 
     Raises:
-        Misfit: They are.
+        Misfit: It is greater than in any checkpoint.
     """
     if depth > _DEEPEST:
         raise Misfit("is nested too deeply")
 
 
 def check_name(name: str) -> None:
-    """Raises for a name that cannot be shown: too long, or with control characters.
+    """Checks that a name can be printed.
 
     Raises:
-        Misfit: It is one.
+        Misfit: It is too long, or contains control characters.
     """
     if len(name) > _LONGEST_NAME or not name.isprintable():
-        raise Misfit("has a name that is too long, or not for reading")
+        raise Misfit("has a name that is too long or not printable")

@@ -1,8 +1,8 @@
-"""The GGUF format: values by name, arrays by name, and then the arrays.
+"""The GGUF format: metadata values by name, array headers by name, then the data of the arrays.
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The reader of the `gguf` package is
-not used: it makes objects for every element of a list, seconds for a vocabulary, and what it
-accepts has no bounds. The sizes of the blocks are the package's.
+not used: it creates an object for every element of a list, which takes seconds for a vocabulary,
+and does not limit what it accepts. The block sizes are those of the package.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fmapper.files.untrusted import Misfit, show
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_LONGEST_TEXT = 1 << 20  # bytes of a text that is kept; templates of chats have some thousands
-_MOST_TEXT = 1 << 26  # bytes of all that are kept
+_LONGEST_TEXT = 1 << 20  # bytes of a text that is kept; chat templates have some thousands
+_MOST_TEXT = 1 << 26  # bytes of all texts that are kept
 _LONGEST_NAME = 1 << 14  # bytes
 _BLOCK = 1 << 20  # bytes that are read at a time
 _MOST_DIMENSIONS = 8
-_NUMBERS = {  # types of values, as `struct` has them
+_NUMBERS = {  # value types, as formats of `struct`
     0: "<B",
     1: "<b",
     2: "<H",
@@ -40,7 +40,7 @@ _ALIGNMENT = "general.alignment"
 
 
 class GgufEntry(NamedTuple):
-    """An array: where it begins in the file, the number of its type, and its shape, as NumPy's."""
+    """An array: its offset in the file, the number of its type, and its shape in NumPy's order."""
 
     start: int
     type: int
@@ -61,17 +61,17 @@ class GgufHeader:
 
 
 def read_gguf_header(file: BinaryIO, size: int) -> GgufHeader:
-    """Reads the header of an open file of so many bytes.
+    """Reads the header of an open file of `size` bytes.
 
     Raises:
-        Misfit: It is not GGUF, or damaged.
+        Misfit: The file is not GGUF, or is damaged.
     """
     head = _Head(file, size)
     if head.take(4) != MAGIC:
-        raise Misfit("does not begin as GGUF does")
+        raise Misfit("does not begin with the magic number of GGUF")
     version = head.number("<I")
     if version not in _VERSIONS:
-        raise Misfit(f"is GGUF of the version {version}, or of machines with the other byte order")
+        raise Misfit(f"has version {version} of GGUF, which is not supported, or is big-endian")
     arrays, values = head.number("<Q"), head.number("<Q")
     check_count(arrays, "arrays")
     check_count(values, "values")
@@ -79,15 +79,19 @@ def read_gguf_header(file: BinaryIO, size: int) -> GgufHeader:
     for _ in range(values):
         name = head.name()
         if name in header.values:
-            raise Misfit(f"has the value {show(name)} twice")
+            raise Misfit(f"contains the value {show(name)} twice")
         header.values[name] = head.value(head.number("<I"))
     header.values = {name: value for name, value in header.values.items() if value is not None}
     places: dict[str, GgufEntry] = {}
     for _ in range(arrays):
         name = head.name()
         count = head.number("<I")
-        if name in places or not name or count > _MOST_DIMENSIONS:
-            raise Misfit(f"has the array {show(name)} twice, or with {count} dimensions")
+        if not name:
+            raise Misfit("has an array without a name")
+        if name in places:
+            raise Misfit(f"contains the array {show(name)} twice")
+        if count > _MOST_DIMENSIONS:
+            raise Misfit(f"the array {show(name)} has {count} dimensions")
         shape = head.numbers(f"<{count}Q")[::-1]
         if any(length > 1 << 40 for length in shape) or math.prod(shape) > 1 << 48:
             raise Misfit(f"the array {show(name)} is too large")
@@ -95,11 +99,11 @@ def read_gguf_header(file: BinaryIO, size: int) -> GgufHeader:
         places[name] = GgufEntry(start, kind, shape)
     alignment = header.values.get(_ALIGNMENT, 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise Misfit(f"has an alignment of {show(alignment)}")
+        raise Misfit(f"has the invalid alignment {show(alignment)}")
     begin = -(-head.at // alignment) * alignment
     for name, entry in places.items():
         if entry.start % alignment or begin + entry.start > size:
-            raise Misfit(f"the array {show(name)} begins where it cannot")
+            raise Misfit(f"the array {show(name)} begins at an invalid offset")
         header.arrays[name] = entry._replace(start=begin + entry.start)
     return header
 
@@ -130,23 +134,23 @@ class _Head:
         return self._block[start : start + count]
 
     def _load(self, count: int) -> None:
-        """Reads a block that begins here, of so many bytes at least."""
+        """Reads a block of at least `count` bytes from the current position."""
         if count > self._size - self.at:
-            raise Misfit("has a header that is cut off, or too long")
+            raise Misfit("the header is truncated or too long")
         self._file.seek(self.at)
         self._begin, self._block = self.at, self._file.read(max(count, _BLOCK))
         if len(self._block) < count:
-            raise Misfit("has a header that is cut off")
+            raise Misfit("the header is truncated")
 
     def _skip(self, count: int) -> None:
         if count > self._size - self.at:
-            raise Misfit("has a header that is cut off, or too long")
+            raise Misfit("the header is truncated or too long")
         self.at += count
 
     def name(self) -> str:
         count = self.number("<Q")
         if count > _LONGEST_NAME:
-            raise Misfit(f"has a name of {count} bytes")
+            raise Misfit(f"has a name of {count} bytes, which is too long")
         found = _decode(self.take(count))
         check_name(found)
         return found
@@ -161,15 +165,15 @@ class _Head:
                 return self._skip(count)
             self._kept += count
             if self._kept > _MOST_TEXT:
-                raise Misfit(f"has more than {_MOST_TEXT} bytes of texts")
+                raise Misfit(f"has more than {_MOST_TEXT} bytes of text")
             return _decode(self.take(count))
         if kind != _LIST:
-            raise Misfit(f"has a value of the type {kind}")
+            raise Misfit(f"has a value of unknown type {kind}")
         inner, count = self.numbers("<IQ")
         if inner in _NUMBERS:
             return self._skip(count * struct.calcsize(_NUMBERS[inner]))
         if inner != _STRING:
-            raise Misfit(f"has a list of {count} values of the type {inner}")
+            raise Misfit(f"has a list of {count} values of unknown type {inner}")
         self._texts += count
         check_count(self._texts, "texts in lists")
         return self._skip_texts(count)
@@ -191,4 +195,4 @@ def _decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Misfit("has a text that is not UTF-8") from None
+        raise Misfit("has text that is not UTF-8") from None

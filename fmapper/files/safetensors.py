@@ -260,7 +260,7 @@ class _Parser:
         piece = self._data[self._at : self._at + longest]
         text = codecs.getincrementaldecoder("utf-8")().decode(piece)  # it may end in a character
         for number in _LONG_NUMBER.finditer(text):
-            raise Misfit(f"has a number that is too long, of {len(number[0])} digits")
+            raise Misfit(f"has a number with too many digits: {len(number[0])}")
         try:
             value, end = _DECODER.raw_decode(text)
         except RecursionError:

@@ -1,4 +1,4 @@
-"""Reading what anybody may have written: regular files only, links within the folder, one error."""
+"""Reading of untrusted files: regular files only, links within the folder, one error."""
 
 from __future__ import annotations
 
@@ -31,20 +31,26 @@ class Misfit(Exception):
         return f"{found.removeprefix('.')}: {self.message}" if found else self.message
 
 
-@contextlib.contextmanager
-def within(key: str) -> Iterator[None]:
-    """Adds a key to the place that an error names."""
-    try:
-        yield
-    except Misfit as error:
-        error.place.append(key)
-        raise
+class within:
+    """Adds keys to the place of a `Misfit` that is raised inside."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, *keys: int | str) -> None:
+        self.keys = keys
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, Misfit):
+            error.place.extend(reversed(self.keys))
 
 
 def path_problem(path: str | os.PathLike[str]) -> str:
-    """Says why no file can have a name; empty if one can.
+    """Explains why no file can have this name; empty if one can.
 
-    Python raises a `ValueError` without the name for these, and where it happens to open it.
+    Python raises a `ValueError` that does not contain the name, wherever it happens to open it.
     """
     text = os.fspath(path)
     if not text:
@@ -59,16 +65,16 @@ def path_problem(path: str | os.PathLike[str]) -> str:
 
 
 def show(value: Any) -> str:
-    """Shortens a value from a file for an error, without control characters."""
+    """Formats a value from a file for an error: short, and without control characters."""
     text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON as a dict.
+    """Returns a JSON object as a dict.
 
     Raises:
-        Misfit: It has a key twice.
+        Misfit: A key occurs twice.
     """
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -88,7 +94,7 @@ def member(folder: Path, name: str) -> Path:
     blobs of the same repository, and nowhere else.
 
     Raises:
-        Misfit: It leads elsewhere, or to nothing.
+        Misfit: The file is missing, or a link that leads elsewhere.
     """
     path = folder / name
     try:
@@ -97,18 +103,18 @@ def member(folder: Path, name: str) -> Path:
         raise Misfit(f"{show(name)} is missing: {error}") from None
     in_cache = home.parent.name == "snapshots" and real.parent == home.parents[1] / "blobs"
     if real.parent != home and not in_cache:
-        raise Misfit(f"{show(name)} is a link to outside the folder")
+        raise Misfit(f"{show(name)} is a link that leads out of the folder")
     return path
 
 
 def check_folder(folder: Path) -> None:
-    """Raises for a folder that another library reads, and that leads out of itself.
+    """Checks a folder that another library is going to read for links out of it.
 
     A link may lead to a file or folder within it, or from a snapshot in the cache of the Hub to the
-    blobs of the same repository. All files are regular ones: a pipe would block.
+    blobs of the same repository. All files must be regular ones: a pipe would block.
 
     Raises:
-        Misfit: Something in it does.
+        Misfit: A link leads elsewhere, or a file is not a regular one.
     """
     home = folder.resolve()
     snapshots = next((place for place in home.parents if place.name == "snapshots"), None)
@@ -124,7 +130,7 @@ def check_folder(folder: Path) -> None:
                     except (OSError, RuntimeError):
                         raise Misfit(f"{name} is a link that leads nowhere") from None
                     if home not in real.parents and (blobs is None or real.parent != blobs):
-                        raise Misfit(f"{name} is a link to outside the folder")
+                        raise Misfit(f"{name} is a link that leads out of the folder")
                 elif entry.is_dir():
                     todo.append(Path(entry.path))
                 if not entry.is_file() and not entry.is_dir():
@@ -137,7 +143,7 @@ def open_regular(source: Path) -> Iterator[BinaryIO]:
 
     Raises:
         Misfit: It is not a regular file.
-        OSError: There is none of this name, or it may not be read.
+        OSError: The file does not exist, or cannot be read.
     """
     if not stat.S_ISREG(source.stat().st_mode):
         raise Misfit("is not a regular file")

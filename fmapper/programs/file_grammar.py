@@ -1,8 +1,8 @@
-"""The grammar of programs: what each field of one may say, asked when a file is read.
+"""The grammar of programs: the values that each field allows, checked when a file is read.
 
-A program becomes code, names of attributes, shapes of arrays. So a name is an identifier, a line of
-a source is text on one line, a size is an expression of sizes, a dtype is one that exists, and what
-is referred to is there. Who writes code from a program quotes what it says all the same.
+A program is turned into code, attribute names and array shapes. Therefore a name must be an
+identifier, a source line must be text on one line, a size must be an expression of sizes, a dtype
+must exist, and every reference must resolve. Code generated from a program still quotes its text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from fmapper.files.untrusted import Misfit, show
+from fmapper.files.untrusted import Misfit, show, within
 from fmapper.programs.program import (
     FEW_BITS,
     RELATIONS,
@@ -27,10 +27,10 @@ from fmapper.programs.program import (
 )
 from fmapper.programs.treespec import DType, Ref, Scalar, Size, TreeSpec
 
-MOST_ELEMENTS = 1 << 40  # of any array that a program speaks of
+MOST_ELEMENTS = 1 << 40  # of any array in a program
 _MOST_DIMENSIONS = 64
 _MOST_SYMBOLS = 512
-_MOST_PARTS = 100  # of the name of an array: as deep are modules
+_MOST_PARTS = 100  # of an array name, which is as deep as the modules are nested
 
 _CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
 _LINE = re.compile(rf"[^{_CONTROL}]{{0,4096}}")
@@ -51,11 +51,11 @@ def check_program(program: Program) -> None:
     """Checks every field of a program, and of the one for evaluation.
 
     Raises:
-        Misfit: One does not; says which.
+        Misfit: A field is invalid; the message names it.
     """
     _check_one(program, program)
     if program.evaluation is not None:
-        with _within("evaluation"):
+        with within("evaluation"):
             _check_one(program.evaluation, program)
 
 
@@ -63,18 +63,18 @@ def check_array_name(name: Any) -> None:
     """Checks the name of an array.
 
     Raises:
-        Misfit: It may not.
+        Misfit: It is not a valid name.
     """
     _check_class(str, name)
     if not _ARRAY.fullmatch(name) or name.count(".") >= _MOST_PARTS:
-        raise Misfit(f"{show(name)} is not a name of an array")
+        raise Misfit(f"{show(name)} is not an array name")
 
 
 def check_shape(shape: Any, *, fixed: bool = False) -> None:
     """Checks the shape of an array.
 
     Raises:
-        Misfit: It may not.
+        Misfit: It is not a valid shape.
     """
     if type(shape) is not tuple or len(shape) > _MOST_DIMENSIONS:
         raise Misfit(f"{show(shape)} is not a shape")
@@ -82,28 +82,12 @@ def check_shape(shape: Any, *, fixed: bool = False) -> None:
     for i, size in enumerate(shape):
         if type(size) is int and size >= 0:
             if size > MOST_ELEMENTS:
-                raise Misfit(f"{size} is larger than any array", i)
+                raise Misfit(f"{size} is too large for an array", i)
             count *= max(size, 1)
         elif fixed or type(size) is not str or not _SIZE.fullmatch(size):
             raise Misfit(f"{show(size)} is not a size", i)
     if count > MOST_ELEMENTS:
-        raise Misfit(f"an array of {count} elements is larger than any")
-
-
-class _within:
-    """Adds keys to the place of what is raised inside."""
-
-    __slots__ = ("keys",)
-
-    def __init__(self, *keys: int | str) -> None:
-        self.keys = keys
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if isinstance(error, Misfit):
-            error.place.extend(reversed(self.keys))
+        raise Misfit(f"an array of {count} elements is too large")
 
 
 def _check_class(kind: type | tuple[type, ...], value: Any, name: str | None = None) -> None:
@@ -121,12 +105,12 @@ def _with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def _check_text(pattern: re.Pattern[str], value: Any, name: str, what: str) -> None:
+def _check_text(pattern: re.Pattern[str], value: Any, name: str, noun: str) -> None:
     if type(value) is not str or not pattern.fullmatch(value):
-        raise Misfit(f"{show(value)} is not {_with_article(what)}", name)
+        raise Misfit(f"{show(value)} is not {_with_article(noun)}", name)
 
 
-def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
+def _check_identifier(value: Any, name: str | int, *, word: bool = False) -> None:
     """Checks an identifier; a `word` may be a keyword of Python, such as `while`."""
     if (
         type(value) is not str
@@ -142,7 +126,7 @@ def _check_choice(allowed: Collection[str], value: Any, name: str) -> None:
         raise Misfit(f"{show(value)} is none of {', '.join(allowed)}", name)
 
 
-def _distinct(values: Iterable[Any], name: str) -> None:
+def _check_distinct(values: Iterable[Any], name: str) -> None:
     seen = set()
     for value in values:
         if value in seen:
@@ -150,7 +134,7 @@ def _distinct(values: Iterable[Any], name: str) -> None:
         seen.add(value)
 
 
-def _each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> None:
+def _check_each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> None:
     """Checks a tuple of values of one class."""
     _check_class(tuple, values, name)
     i = 0
@@ -167,48 +151,48 @@ def _each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> N
 
 
 def _check_one(program: Program, whole: Program) -> None:
-    """Checks a program that shares the parameters and buffers of the outer one."""
+    """Checks a program that shares the parameters and buffers of the whole one."""
     _check_text(_LINE, program.name, "name", "name of a model")
     _check_class(str, program.lacks_training, "lacks_training")
     _check_class(bool, program.train, "train")
     _check_class(bool, program.starts_in_training, "starts_in_training")
     _check_text(_DTYPE, program.default_dtype, "default_dtype", "dtype")
     _check_symbols(program.symbols)
-    _each(program.guards, Guard, _check_guard, "guards")
-    _each(program.fixed, str, _check_line, "fixed")
+    _check_each(program.guards, Guard, _check_guard, "guards")
+    _check_each(program.fixed, str, _check_line, "fixed")
     _check_class(Graph, program.graph, "graph")
-    with _within("graph"):
+    with within("graph"):
         _check_graph(program.graph)
     named = {
         "parameter": whole.parameters,
         "buffer": whole.buffers,
         "constant": program.constants,
     }
-    _each(program.inputs, Input, lambda one: _check_input(one, named), "inputs")
+    _check_each(program.inputs, Input, lambda one: _check_input(one, named), "inputs")
     if len(program.inputs) != len(program.graph.inputs):
-        raise Misfit("the graph has more inputs, or fewer", "inputs")
+        raise Misfit("the graph has another number of inputs", "inputs")
     users = sum(given.kind in ("user", "static") for given in program.inputs)
-    _each(program.outputs, Output, lambda one: _check_output(one, named, users), "outputs")
+    _check_each(program.outputs, Output, lambda one: _check_output(one, named, users), "outputs")
     if type(program.graph.outputs) is not tuple or (
         len(program.outputs) != len(program.graph.outputs)
     ):
-        raise Misfit("the graph has more outputs, or fewer", "outputs")
+        raise Misfit("the graph has another number of outputs", "outputs")
     if any(given.kind in ("user", "static") and given.target >= users  # type: ignore[operator]
            for given in program.inputs):  # fmt: skip
-        raise Misfit("an input has a position that is not there", "inputs")
+        raise Misfit("the position of an input is out of range", "inputs")
     _check_specs(program, users)
-    _each(program.signature, Parameter, _check_parameter, "signature")
-    _distinct((p.name for p in program.signature), "signature")
+    _check_each(program.signature, Parameter, _check_parameter, "signature")
+    _check_distinct((p.name for p in program.signature), "signature")
     _check_names(program, whole)
 
 
 def _check_symbols(symbols: Any) -> None:
     _check_class(dict, symbols, "symbols")
     if len(symbols) > _MOST_SYMBOLS:
-        raise Misfit("there are too many", "symbols")
+        raise Misfit("there are too many symbols", "symbols")
     for symbol, bounds in symbols.items():
         _check_text(_SIZE, symbol, "symbols", "size")  # such as 2*s0
-        with _within("symbols", symbol):
+        with within("symbols", symbol):
             _check_class(tuple, bounds)
             if len(bounds) != 2:
                 raise Misfit("is not a pair")
@@ -230,12 +214,12 @@ def _check_line(text: str) -> None:
 
 def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
     _check_choice((*_ARRAYS, "user", "static"), given.kind, "kind")
-    with _within("shape"):
+    with within("shape"):
         check_shape(given.shape)
     if given.kind in _ARRAYS:
-        _one_of_arrays(given.target, named[given.kind], given.kind)
+        _check_target(given.target, named[given.kind], given.kind)
     else:
-        _position(given.target)
+        _check_position(given.target)
     is_number = given.kind == "user" and given.dtype in _NUMBERS
     if given.kind != "static" and not is_number:
         _check_text(_DTYPE, given.dtype, "dtype", "dtype")
@@ -244,26 +228,26 @@ def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
     if is_number:
         _check_text(_SIZE, given.value, "value", "size")
     else:
-        with _within("value"):
+        with within("value"):
             _check_constant(given.value)
 
 
 def _check_output(out: Output, named: Mapping[str, Mapping[str, Any]], users: int) -> None:
     _check_choice(("user", "parameter", "buffer", "input"), out.kind, "kind")
     if out.kind in named:
-        _one_of_arrays(out.target, named[out.kind], out.kind)
+        _check_target(out.target, named[out.kind], out.kind)
         return
-    _position(out.target)
+    _check_position(out.target)
     if out.kind == "input" and out.target >= users:  # type: ignore[operator]
         raise Misfit(f"there is no input {out.target}", "target")
 
 
-def _one_of_arrays(target: Any, arrays: Mapping[str, Any], kind: str) -> None:
+def _check_target(target: Any, arrays: Mapping[str, Any], kind: str) -> None:
     if type(target) is not str or target not in arrays:
         raise Misfit(f"there is no {kind} {show(target)}", "target")
 
 
-def _position(target: Any) -> None:
+def _check_position(target: Any) -> None:
     if type(target) is not int or target < 0:
         raise Misfit(f"{show(target)} is not a position", "target")
 
@@ -272,47 +256,47 @@ def _check_specs(program: Program, users: int) -> None:
     results = sum(out.kind == "user" for out in program.outputs)
     for name, count in (("in_spec", users), ("out_spec", results)):
         spec = getattr(program, name)
-        with _within(name):
+        with within(name):
             leaves = _check_spec(spec)
         if leaves != count:
-            raise Misfit(f"{leaves} leaves, but there are {count}", name)
+            raise Misfit(f"has {leaves} leaves for {count} values", name)
     spec = program.in_spec
     if (
         spec.kind != "tuple"
         or [child.kind for child in spec.children] != ["tuple", "dict"]
         or not all(type(key) is str for key in spec.children[1].keys)
     ):
-        raise Misfit("is not a tuple of a tuple and a dict of keywords", "in_spec")
+        raise Misfit("is not a tuple of positional and a dict of keyword arguments", "in_spec")
 
 
 def _check_spec(spec: Any) -> int:
     """Checks a structure.
 
     Returns:
-        How many leaves it has.
+        The number of its leaves.
     """
     _check_class(TreeSpec, spec)
     _check_choice(("leaf", "tuple", "list", "dict", "record"), spec.kind, "kind")
     _check_text(_LINE, spec.name, "name", "name of a class")
     _check_class(tuple, spec.keys, "keys")
     _check_class(tuple, spec.children, "children")
-    _each(spec.absent, str, _check_field, "absent")
+    _check_each(spec.absent, str, _check_field, "absent")
     if spec.kind == "leaf":
         if spec.children:
             raise Misfit("a leaf has no children", "children")
         return 1
     if spec.kind == "record":
-        _each(spec.keys, str, _check_field, "keys")
+        _check_each(spec.keys, str, _check_field, "keys")
     if spec.kind in ("dict", "record"):
         if len(spec.keys) != len(spec.children):
-            raise Misfit("there are more children, or fewer", "keys")
+            raise Misfit("the numbers of keys and children differ", "keys")
         for i, key in enumerate(spec.keys):
-            with _within("keys", i):
+            with within("keys", i):
                 _check_key(key)
-        _distinct(spec.keys, "keys")
+        _check_distinct(spec.keys, "keys")
     count = 0
     for i, child in enumerate(spec.children):
-        with _within("children", i):
+        with within("children", i):
             count += _check_spec(child)
     return count
 
@@ -331,10 +315,10 @@ def _check_field(name: str) -> None:
 
 
 def _check_parameter(parameter: Parameter) -> None:
-    _identifier(parameter.name, "name")
+    _check_identifier(parameter.name, "name")
     _check_choice(("positional", "keyword", "args", "kwargs"), parameter.kind, "kind")
     _check_class(bool, parameter.required, "required")
-    with _within("default"):
+    with within("default"):
         _check_constant(parameter.default)
 
 
@@ -342,12 +326,12 @@ def _check_names(program: Program, whole: Program) -> None:
     arrays = {**whole.parameters, **whole.buffers}
     _check_class(dict, program.aliases, "aliases")
     for alias, name in program.aliases.items():
-        with _within("aliases"):
+        with within("aliases"):
             check_array_name(alias)
             if alias in arrays or type(name) is not str or name not in arrays:
-                raise Misfit(f"{show(alias)} is not another name of {show(name)}")
+                raise Misfit(f"{show(alias)} is not an alias of {show(name)}")
     for field, held in (("frozen", whole.parameters), ("transient", whole.buffers)):
-        _each(getattr(program, field), str, check_array_name, field)
+        _check_each(getattr(program, field), str, check_array_name, field)
         for name in getattr(program, field):
             if name not in held:
                 raise Misfit(f"there is no {show(name)}", field)
@@ -362,7 +346,7 @@ def _check_names(program: Program, whole: Program) -> None:
             raise Misfit(f"there is no {show(name)}", "few_bits")
         _check_choice(FEW_BITS, dtype, "few_bits")
         if arrays[name].dtype.name != FEW_BITS[dtype]:
-            raise Misfit(f"{show(name)} holds no {dtype}", "few_bits")
+            raise Misfit(f"{show(name)} does not hold {dtype}", "few_bits")
     _check_class(dict, program.axes, "axes")
     for name, axes in program.axes.items():
         if type(name) is not str or name not in arrays:
@@ -382,15 +366,15 @@ def _check_graph(graph: Graph) -> None:
     _check_class(tuple, graph.inputs, "inputs")
     known: set[str] = set()
     for i, name in enumerate(graph.inputs):
-        with _within("inputs"):
-            _identifier(name, i)
+        with within("inputs"):
+            _check_identifier(name, i)
             if name in known:
                 raise Misfit(f"{show(name)} occurs twice", i)
         known.add(name)
     if graph.kinds != ():
         _check_kinds(graph.kinds, "kinds")
         if len(graph.kinds) != len(graph.inputs):
-            raise Misfit("there are more inputs, or fewer", "kinds")
+            raise Misfit("the numbers of kinds and inputs differ", "kinds")
     i = 0
     try:
         for i, call in enumerate(graph.calls):  # noqa: B007 - `except` names it
@@ -402,22 +386,22 @@ def _check_graph(graph: Graph) -> None:
     except Misfit as error:
         error.place += [i, "calls"]
         raise
-    with _within("outputs"):
+    with within("outputs"):
         _check_argument(graph.outputs, known)
 
 
 def _check_call(call: Call, known: set[str]) -> None:
-    _identifier(call.name, "name", word=True)
+    _check_identifier(call.name, "name", word=True)
     _check_text(_OP, call.op, "op", "operation")
     _check_text(_LINE, call.module, "module", "path of a module")
     _check_text(_SOURCE, call.source, "source", "file and line")
     _check_class(tuple, call.args, "args")
     _check_class(dict, call.kwargs, "kwargs")
-    with _within("args"):
+    with within("args"):
         _check_argument(call.args, known)
     for key, value in call.kwargs.items():
-        _identifier(key, "kwargs", word=True)
-        with _within("kwargs", key):
+        _check_identifier(key, "kwargs", word=True)
+        with within("kwargs", key):
             _check_argument(value, known)
     if call.result != ():
         _check_kinds(call.result, "result")
@@ -426,7 +410,7 @@ def _check_call(call: Call, known: set[str]) -> None:
 def _check_kinds(kinds: Any, name: str) -> None:
     _check_class(tuple, kinds, name)
     for i, kind in enumerate(kinds):
-        with _within(name, i):
+        with within(name, i):
             _check_class(tuple, kind)
             if len(kind) != 2:
                 raise Misfit("is not a pair of a dtype and a shape")
@@ -438,7 +422,7 @@ def _check_argument(value: Any, known: set[str]) -> None:
     kind = type(value)
     if kind is Ref:
         if value.name not in known:
-            raise Misfit(f"there is no {show(value.name)} yet")
+            raise Misfit(f"{show(value.name)} is used before it is defined")
     elif kind is tuple:
         i = 0
         try:
@@ -450,7 +434,7 @@ def _check_argument(value: Any, known: set[str]) -> None:
     elif kind is dict:
         for key, inner in value.items():
             _check_class((str, int, bool), key)
-            with _within(key):
+            with within(key):
                 _check_argument(inner, known)
     elif kind is Graph:
         _check_graph(value)
@@ -464,7 +448,7 @@ def _check_argument(value: Any, known: set[str]) -> None:
         _check_class((bool, int, float, complex), value.value, "value")
         _check_text(_DTYPE, value.dtype, "dtype", "dtype")
     elif kind not in _SIMPLE:
-        raise Misfit(f"a {kind.__name__} is not an argument")
+        raise Misfit(f"an object of type {kind.__name__} cannot be an argument")
 
 
 _SIMPLE = {type(None), bool, int, float, complex, str}
@@ -474,7 +458,7 @@ def _check_constant(value: Any) -> None:
     """Checks a constant: numbers, strings, and tuples and dicts of them."""
     if type(value) is tuple:
         for i, inner in enumerate(value):
-            with _within(i):
+            with within(i):
                 _check_constant(inner)
     elif type(value) is dict:
         for key, inner in value.items():

@@ -1,4 +1,4 @@
-"""Programs as JSON. What is read may come from anybody: its size, depth and form are bounded."""
+"""Programs as JSON. Files are not trusted: size, depth and form are bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from fmapper.errors import ConversionError
-from fmapper.files.untrusted import Misfit, show
+from fmapper.files.untrusted import Misfit, show, within
 from fmapper.programs.program import (
     VARIABLE_TYPES,
     Call,
@@ -33,7 +33,7 @@ _APART = {
 }  # fmt: skip
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
-# Not in files that were written before, nor where they are empty.
+# Fields that older files lack; they are written only if they are not empty.
 _LATER = {"guards", "fixed", "variable_types", "few_bits", "axes"}
 _LARGEST = 1 << 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -75,7 +75,7 @@ def _encode(value: Any) -> Any:
     name = type(value).__name__
     if type(value) is _PLAIN.get(name):
         return {name: [_encode(getattr(value, field)) for field in _FIELDS[name]]}
-    raise ConversionError(f"{name} cannot be written to a file")
+    raise ConversionError(f"an object of type {name} cannot be written to a file")
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def decode_program(data: Any) -> Program:
     """Decodes a program without its arrays; `check_program` checks its fields.
 
     Raises:
-        Misfit: It says none.
+        Misfit: The JSON is not a program.
     """
     if not isinstance(data, dict):
         raise Misfit("is not an object")
@@ -93,7 +93,7 @@ def decode_program(data: Any) -> Program:
     for name, value in data.items():
         if name not in _PROGRAM:
             raise Misfit(f"a program has no {show(name)}")
-        with _Place(name):
+        with within(name):
             given[name] = _decode(value)
     for name, field in _PROGRAM.items():
         is_needed = field.default is MISSING and field.default_factory is MISSING
@@ -102,41 +102,25 @@ def decode_program(data: Any) -> Program:
     return Program(**given)
 
 
-class _Place:
-    """Adds a key to the place of a `Misfit` that passes."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: int | str) -> None:
-        self.key = key
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if isinstance(error, Misfit):
-            error.place.append(self.key)
-
-
 def _decode(data: Any) -> Any:
     kind = type(data)
     if kind is str:
         if not data.isascii() and _SURROGATE.search(data):
-            raise Misfit("is half a character")
+            raise Misfit("contains half of a surrogate pair")
         return data
     if kind is int:
         if not -_LARGEST <= data <= _LARGEST:
-            raise Misfit("is a number that is too large")
+            raise Misfit("is too large a number")
         return data
     if kind is list:
         return _decode_each(data)
     if kind is not dict:
         return data
     if len(data) != 1:
-        raise Misfit("is an object of several keys, or of none")
+        raise Misfit("must be an object with exactly one key")
     ((what, value),) = data.items()
     if what not in _SPECIAL and what not in _PLAIN:
-        raise Misfit(f"{show(what)} is not part of a program")
+        raise Misfit(f"{show(what)} is not a type of value in a program")
     if what in _SPECIAL:
         return _SPECIAL[what](value)
     names = _FIELDS[what]
@@ -144,7 +128,7 @@ def _decode(data: Any) -> Any:
     try:
         return _PLAIN[what](*parts)
     except TypeError:
-        raise Misfit(f"a {what} lacks something") from None
+        raise Misfit(f"a field of {what} is missing") from None
 
 
 def _decode_each(values: list[Any], names: tuple[str, ...] = ()) -> tuple[Any, ...]:
@@ -160,7 +144,7 @@ def _decode_each(values: list[Any], names: tuple[str, ...] = ()) -> tuple[Any, .
 
 def _list_of(value: Any, counts: range, what: str) -> list[Any]:
     if type(value) is not list or len(value) not in counts:
-        raise Misfit(f"a {what} has a list of its parts")
+        raise Misfit(f"{what} must be a list of its fields")
     return value
 
 
@@ -173,7 +157,7 @@ def _text(value: Any) -> str:
 
 def _number(value: Any) -> float:
     if type(value) is not str or value not in _NOT_FINITE:
-        raise Misfit(f"{show(value)} is neither infinite nor NaN")
+        raise Misfit(f"{show(value)} is not inf, -inf or nan")
     return float(value)
 
 
@@ -186,16 +170,16 @@ def _complex(value: Any) -> complex:
 
 def _map(value: Any) -> dict[Any, Any]:
     if type(value) is not list:
-        raise Misfit("a map has a list of pairs")
+        raise Misfit("a map must be a list of pairs")
     found: dict[Any, Any] = {}
     for i, (first, inner) in enumerate(_pairs(value)):
-        with _Place(i):
+        with within(i):
             key = _decode(first)
             if type(key) not in (str, int, bool, float, tuple, type(None)) or not _hashable(key):
                 raise Misfit(f"{show(key)} is not a key")
             if key in found:
-                raise Misfit(f"has the key {show(key)} twice")
-        with _Place(key if isinstance(key, str) and key.isidentifier() else i):
+                raise Misfit(f"the key {show(key)} occurs twice")
+        with within(key if isinstance(key, str) and key.isidentifier() else i):
             found[key] = _decode(inner)
     return found
 

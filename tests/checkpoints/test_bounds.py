@@ -180,7 +180,7 @@ def test_messages_of_msgpack_name_the_file(tmp_path):
         (chunks(array(2), array(1)), "pieces that do not fit"),
         (b"\x81\xa1w" + array(1, b"float33"), "of the dtype 'float33', which is unknown"),
         (b"\x81\xa1w\xc7\x04\x01\x93\x90\x90\xc4\x00", "where a text or a number belongs"),
-        (b"\x81\xa3a\x1bb\x01", "not for reading"),
+        (b"\x81\xa3a\x1bb\x01", "not printable"),
     ):
         path.write_bytes(data)
         with pytest.raises(fmapper.CheckpointError, match=rf"x\.msgpack: at byte \d+: .*{said}"):
@@ -192,7 +192,7 @@ def test_names_with_control_characters_are_refused_and_quoted(tmp_path):
         file.writestr("a\x1b[2J.npy", b"")
     torch.save({"a\x1b[2J": torch.ones(1)}, tmp_path / "x.pt")
     for name in ("x.npz", "x.pt"):
-        with pytest.raises(fmapper.CheckpointError, match="not for reading") as caught:
+        with pytest.raises(fmapper.CheckpointError, match="not printable") as caught:
             fmapper.load(tmp_path / name)
         assert "\x1b" not in str(caught.value)
 

@@ -82,14 +82,14 @@ def test_more_arrays_than_orbax_reads_in_time_are_refused(folder, monkeypatch):
 @pytest.mark.parametrize("name", ["../secret", "/etc", "a/../../b"])
 def test_names_lead_to_the_folder(folder, name):
     rows(folder, name)
-    refused(folder, "outside the folder")
+    refused(folder, "out of the folder")
 
 
 def test_links_lead_to_the_folder(folder, tmp_path):
     for file in files(folder):
         shutil.move(file, tmp_path / file.name)
         file.symlink_to(tmp_path / file.name)
-    refused(folder, "a link to outside the folder")
+    refused(folder, "a link that leads out of the folder")
 
 
 def test_links_lead_to_the_blobs_of_the_same_repository(folder, tmp_path):
@@ -105,7 +105,7 @@ def test_links_lead_to_the_blobs_of_the_same_repository(folder, tmp_path):
 def test_a_folder_elsewhere_is_not_the_item(folder, tmp_path):
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "default").symlink_to(folder)
-    refused(tmp_path / "y", "a link to outside the folder")
+    refused(tmp_path / "y", "a link that leads out of the folder")
 
 
 def test_pipes_are_not_opened(folder):

@@ -389,11 +389,15 @@ def test_calls_are_checked_with_their_place(tmp_path):
     for at, value, match in (
         (0, "a b", "name: 'a b' is not a name"),
         (1, "os.system", "op: 'os.system' is not an operation"),
-        (2, [{"ref": "nobody"}], r"args\[0\]: there is no 'nobody' yet"),
+        (2, [{"ref": "nobody"}], r"args\[0\]: 'nobody' is used before it is defined"),
         (4, "a\nb", "module"),
         (5, "a", "source"),
         (6, [["object", []]], r"result\[0\].dtype: 'object' is not a dtype"),
-        (6, [["float32", [2**50]]], r"result\[0\]\[0\]: 1125899906842624 is larger than any array"),
+        (
+            6,
+            [["float32", [2**50]]],
+            r"result\[0\]\[0\]: 1125899906842624 is too large for an array",
+        ),
     ):
         header, about, arrays = taken_apart("tiny_jax")
         about["program"]["graph"]["graph"][1][1]["Call"][at] = value
@@ -407,10 +411,10 @@ def test_json_is_bounded(tmp_path):
     for inner, match in (
         ("[" * 10**6, "nested too deeply"),
         ('"' + "\\" * 10**6, "is not JSON"),
-        ("9" * 10**6, "too long"),
+        ("9" * 10**6, "too many digits"),
         (text.replace('"train"', '"train": false, "train"'), "has a key twice"),
         (text.replace('"train": false', '"train": NaN'), "NaN is not a number"),
-        (text.replace('"train": false', '"train": "\\ud800"'), "half a character"),
+        (text.replace('"train": false', '"train": "\\ud800"'), "half of a surrogate pair"),
     ):
         head = json.dumps({"__metadata__": {KEY: inner}, **header}).encode()
         with no_hang():

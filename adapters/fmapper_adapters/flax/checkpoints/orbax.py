@@ -140,7 +140,7 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
         with within(ascii(name)[1:-1][:60]):
             check_name(name)
             if name.startswith("/") or ".." in name.split("/"):
-                raise Misfit("would lie outside the folder")
+                raise Misfit("leads out of the folder")
             for file in (folder / name / ".zarray", folder / name / "zarr.json"):
                 if file.exists() and file.stat().st_size > _MOST_ABOUT:
                     raise Misfit(f"has a {file.name} that is too long")
