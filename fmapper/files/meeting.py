@@ -1,4 +1,4 @@
-"""Several processes that write one result: they meet in a folder beside it, and it appears whole.
+"""Several processes write one result atomically, coordinated by files in a folder beside it.
 
 They need no connection but the file system. Each says again and again that it is alive, so that the
 others end soon, with an error that names it, where one has died. What a meeting that did not end
@@ -23,7 +23,7 @@ _LOOK = 0.02
 
 
 class Restart(Exception):
-    """The process with number 0 has begun a new meeting."""
+    """Raised where process 0 has begun a new meeting."""
 
 
 class Meeting:
@@ -45,7 +45,7 @@ class Meeting:
         self._stop = threading.Event()
 
     def run(self, prepare: Callable[[], None], write: Callable[[], None]) -> None:
-        """Has process 0 prepare files in `data`, all processes write, and process 0 move them.
+        """Lets process 0 prepare files in `data`, all processes write, and process 0 move them.
 
         Raises:
             CheckpointError: Another process has failed, or is silent for too long; says which.
@@ -78,7 +78,7 @@ class Meeting:
         except FileNotFoundError:
             if self.rank == 0:
                 raise
-            until = time.monotonic() + PATIENCE  # has process 0 failed, or begun anew?
+            until = time.monotonic() + PATIENCE  # process 0 may have failed, or begun again
             self._wait([0], lambda: time.monotonic() > until)
             raise
         self._put(f"done-{self.rank}", self.token)
@@ -95,7 +95,7 @@ class Meeting:
         else:
             next(self.data.iterdir()).replace(self.target)
         self._put("end", self.token)
-        with contextlib.suppress(CheckpointError):  # what is saved is saved
+        with contextlib.suppress(CheckpointError):  # the result is complete
             self._wait(others, lambda: all(self._says(f"left-{rank}") for rank in others))
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -106,7 +106,7 @@ class Meeting:
         def is_there() -> bool:
             if self._read("at-0") == first:
                 return False
-            found[0] = self._read("begin")  # after the sign of life: an old one is gone by then
+            found[0] = self._read("begin")  # after the sign of life, when an old one is gone
             return found[0] not in ("", self._read("end"))
 
         self._wait([0], is_there)
@@ -131,7 +131,7 @@ class Meeting:
             thread.join()
 
     def _beat(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # the folder is not there yet
+        with contextlib.suppress(OSError):  # the folder does not exist yet
             (self.folder / f"at-{self.rank}").write_text(f"{uuid.uuid4().hex} {number}")
 
     def _wait(self, others: Iterable[int], is_met: Callable[[], bool]) -> None:

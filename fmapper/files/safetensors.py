@@ -21,13 +21,13 @@ from fmapper.files.untrusted import Misfit, no_constant, object_of, show, within
 from fmapper.switches import settings
 
 MOST_HEADER = 100_000_000  # bytes, the limit of the format
-_MOST_READ = 64_000_000  # bytes, where anybody may have written it
-_MOST_WIDE = 16_000_000  # bytes of texts with other characters than ASCII
-_LONGEST_ENTRY = 1 << 12  # bytes of what is said of an array, where it is said in an unusual way
+_MOST_READ = 64_000_000  # bytes, of an untrusted file
+_MOST_WIDE = 16_000_000  # bytes of texts that are not ASCII
+_LONGEST_ENTRY = 1 << 12  # bytes of the entry of an array in an unusual form
 _LONGEST_VALUE = 1 << 16
 _MOST_DIMENSIONS = 64
-MOST_BYTES = 2**63 - 1  # of an array, sizes that are zero left out: NumPy makes no larger ones
-_ALIGNMENT = 64  # arrays begin at multiples of it, as JAX likes it
+MOST_BYTES = 2**63 - 1  # of an array, not counting sizes of zero: NumPy's limit
+_ALIGNMENT = 64  # arrays begin at multiples of it, so that JAX need not copy them
 DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -49,7 +49,7 @@ DTYPES = {
     "float8_e8m0fnu": "F8_E8M0",
     "complex64": "C64",
 }
-"""Dtypes that checkpoints hold, by fmapper's name and that of safetensors."""
+"""The dtypes of checkpoints: fmapper's name -> the name in safetensors."""
 _NAMES = {code: name for name, code in DTYPES.items()}
 _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 for code in _NAMES}
 
@@ -100,12 +100,12 @@ class Header:
 
 
 def read_header(file: BinaryIO, size: int) -> Header:
-    """Reads the header of a file of so many bytes, open at its beginning.
+    """Reads the header of a file of `size` bytes, open at its beginning.
 
     Every array lies behind the one before it, without holes, and the last one ends with the file.
 
     Raises:
-        Misfit: The file is not one, or is damaged.
+        Misfit: The file is not a safetensors file, or is damaged.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8:
@@ -141,7 +141,7 @@ def _neighbours(entries: Mapping[str, Entry]) -> tuple[list[int], list[int]]:
 
 
 class _Parser:
-    """Parses a header an array at a time.
+    """Parses a header one array at a time.
 
     A parser of JSON would first make of it dicts and lists that take ten times its length.
     """
@@ -158,9 +158,9 @@ class _Parser:
         """Parses all of it.
 
         Raises:
-            Misfit: It is not a header; names the array where there is one.
+            Misfit: It is not a header; the message names the array, if there is one.
         """
-        count = self._data.count(b"data_offsets")  # and perhaps of texts with these words
+        count = self._data.count(b"data_offsets")  # may include texts with this word
         check_count(count, "arrays")
         is_open = self._open()
         while is_open:
@@ -186,7 +186,7 @@ class _Parser:
         return Misfit(f"is not a safetensors file: its header {message}")
 
     def _open(self) -> bool:
-        """Enters the object that begins here; returns whether there is anything in it."""
+        """Enters the object that begins here; returns whether it has entries."""
         found = _OPEN.match(self._data, self._at)
         if found is None:
             raise self._misfit("is not an object")
@@ -201,7 +201,7 @@ class _Parser:
         return _unescape(found[1])
 
     def _is_more(self) -> bool:
-        """Returns whether the object goes on behind a value."""
+        """Returns whether the object continues after a value."""
         found = _NEXT.match(self._data, self._at)
         if found is None:
             raise self._misfit(f"is not JSON at byte {self._at}")
@@ -209,7 +209,7 @@ class _Parser:
         return found[1] == b","
 
     def _is_added(self, found: re.Match[bytes]) -> bool:
-        """Adds an array in the usual form; returns whether it is in that."""
+        """Adds an array if its entry has the usual form; returns whether it has."""
         key, a, b, c, d, e, f, g, h, i, j, k, m, _ = found.groups()
         dtype = a or e or i
         shape = b if b is not None else f if f is not None else j
@@ -226,7 +226,7 @@ class _Parser:
             first, last = int(start), int(stop)
             check_name(name)
             if last - first != nbytes:
-                return False  # which is looked into once more, and said
+                return False  # the slow parser raises with the reason
         except (Misfit, ValueError):
             return False
         begin = self._begin
@@ -234,31 +234,31 @@ class _Parser:
         return True
 
     def _form(self, dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int]:
-        """Returns name, shape and bytes; many arrays are of one form."""
+        """Returns dtype, shape and bytes, cached because many arrays have the same."""
         sizes = json.loads(b"[%b]" % shape)
         form = _check_form(dtype.decode(), sizes)
         self._forms[dtype, shape] = form
         return form
 
     def _unusual(self) -> Entry:
-        """Reads an array in an unusual form, or says what is wrong with it."""
+        """Reads an array in an unusual form, or raises with the reason."""
         entry = self._value(_LONGEST_ENTRY)
         if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise Misfit("is not an array")
         dtype, shape, nbytes = _check_form(entry["dtype"], entry["shape"])
         offsets = entry["data_offsets"]
         if type(offsets) is not list:
-            raise Misfit("has no shape, or no place")
+            raise Misfit("lacks a shape or data_offsets")
         if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
-            raise Misfit("has no place")
+            raise Misfit("lacks data_offsets")
         if offsets[1] - offsets[0] != nbytes:
             raise Misfit("is damaged: its offsets do not fit its size")
         return Entry(self._begin + offsets[0], self._begin + offsets[1], dtype, shape)
 
     def _value(self, longest: int) -> Any:
-        """Parses a value of at most so many bytes."""
+        """Parses a value of at most `longest` bytes."""
         piece = self._data[self._at : self._at + longest]
-        text = codecs.getincrementaldecoder("utf-8")().decode(piece)  # it may end in a character
+        text = codecs.getincrementaldecoder("utf-8")().decode(piece)  # may end inside a character
         for number in _LONG_NUMBER.finditer(text):
             raise Misfit(f"has a number with too many digits: {len(number[0])}")
         try:
@@ -273,7 +273,7 @@ class _Parser:
         return value
 
     def _texts(self) -> dict[str, Any]:
-        """Reads the metadata; a value that is not a text, which the format lacks, is bounded."""
+        """Reads the metadata; bounds values other than texts, which the format does not allow."""
         if self._data[self._at : self._at + 1] != b"{":
             raise self._misfit("has metadata that are not an object")
         texts: dict[str, Any] = {}
@@ -312,27 +312,27 @@ def _unescape(text: bytes) -> str:
 def _check_form(code: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
     """Returns the name of a dtype, a shape, and the bytes of an array of these."""
     if type(code) is not str or code not in _NAMES:
-        raise Misfit(f"is of an unknown dtype {show(code)}")
+        raise Misfit(f"has the unknown dtype {show(code)}")
     if type(shape) is not list:
-        raise Misfit("has no shape, or no place")
+        raise Misfit("lacks a shape or data_offsets")
     if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
         raise Misfit("has an invalid size")
     nbytes = math.prod(shape) * _SIZES[code]
     if not nbytes and math.prod(filter(None, shape)) * _SIZES[code] > MOST_BYTES:
-        raise Misfit("is larger than any memory")
+        raise Misfit("is too large for any memory")
     return _NAMES[code], tuple(shape), nbytes
 
 
 def lay_out(
     arrays: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, Header]:
-    """Returns the header of a file for arrays of these names, dtypes and shapes, in order.
+    """Returns the header for arrays of the given names, dtypes and shapes, in order.
 
     The arrays begin at a multiple of 64. They follow in the order given, each at the place that
     the header has for it.
 
     Raises:
-        Misfit: The format lacks a dtype, or the header would be too long.
+        Misfit: The format does not support a dtype, or the header would be too long.
     """
     fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     places: dict[str, Entry] = {}

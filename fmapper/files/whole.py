@@ -1,4 +1,4 @@
-"""Files and folders that appear as a whole: what is written lies beside its target until then."""
+"""Atomic writes: a temporary file or folder beside the target replaces it when it is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def new_path(target: Path) -> Iterator[Path]:
-    """Gives a temporary path, whose file replaces `target` if the block raises nothing.
+    """Yields a temporary path; its file replaces `target` unless the block raises.
 
     Until then it lies beside it as `NAME.PID-THREAD.tmp`. What a process that was killed has left
     there goes now.
@@ -29,14 +29,14 @@ def new_path(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[BinaryIO]:
-    """Gives a temporary file, which replaces `target` if the block raises nothing."""
+    """Yields a temporary file that replaces `target` unless the block raises."""
     with new_path(target) as beside, beside.open("xb") as file:
         yield file
 
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Gives a temporary folder, which replaces `target` if the block raises nothing.
+    """Yields a temporary folder that replaces `target` unless the block raises.
 
     Raises:
         FileExistsError: There is a folder of this name that holds something, or a file.
@@ -57,7 +57,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 def _beside(target: Path, *, folder: bool) -> Path:
     _clean_up(target, folder)
     beside = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    _remove(beside)  # of an earlier process of this number
+    _remove(beside)  # of an earlier process with this id
     return beside
 
 
@@ -69,8 +69,8 @@ def _remove(path: Path) -> None:
 
 
 def _clean_up(target: Path, folders: bool) -> None:
-    """Removes the temporary files that dead processes have left."""
-    if os.name != "posix":  # elsewhere there is no asking whether a process lives
+    """Removes the temporary files of processes that have died."""
+    if os.name != "posix":  # elsewhere one cannot ask whether a process is alive
         return
     left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:-\d+)?\.tmp")
     with os.scandir(target.parent) as entries:
@@ -78,7 +78,7 @@ def _clean_up(target: Path, folders: bool) -> None:
     for entry, match in found:
         kind = entry.is_dir if folders else entry.is_file
         if match and kind(follow_symlinks=False) and not _is_alive(int(match[1])):
-            with contextlib.suppress(OSError):  # of others, or gone already
+            with contextlib.suppress(OSError):  # owned by others, or gone already
                 _remove(Path(entry.path))
 
 
@@ -87,6 +87,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # alive, owned by another user
         return True
     return True

@@ -1,4 +1,4 @@
-"""The members of a zip file, of which a checkpoint may have 100,000."""
+"""The members of a zip file; a checkpoint may have 100,000 of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _File(Protocol):
 
 
 class ZipMember(NamedTuple):
-    """A member: its name, its place, its compression, its sizes and its checksum.
+    """A member of a zip file: name, offset, compression, sizes and checksum.
 
     Attributes:
         name: Its name.
@@ -52,7 +52,7 @@ class ZipMember(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Returns whether it lies in the file as it is."""
+        """Returns whether it is stored without compression."""
         return self.method == STORED
 
 
@@ -67,7 +67,7 @@ class ZipMembers(dict[str, ZipMember]):
         handle: The file, open.
 
     Raises:
-        Misfit: It is not a zip file, or damaged, or has too many.
+        Misfit: The file is not a zip file, is damaged, or has too many members.
     """
 
     def __init__(self, file: _File, handle: int) -> None:
@@ -80,14 +80,14 @@ class ZipMembers(dict[str, ZipMember]):
 
     @classmethod
     def only(cls, file: _File, handle: int, member: ZipMember) -> ZipMembers:
-        """Returns those of a file of which no more than one member is of interest."""
+        """Returns the members of a file of which only one is going to be read."""
         made = cls.__new__(cls)
         made._file, made._handle = file, handle
         made[member.name] = member
         return made
 
     def _list(self) -> tuple[bytes, int, int]:
-        """Returns the list of members, how many there are, and where their bytes end."""
+        """Returns the list of members, their number, and the end of their bytes."""
         size = self._file.size
         for length in (_USUAL_END, _COMMENT + _END.size):
             tail = self.bytes_at(max(0, size - length), length)
@@ -95,7 +95,7 @@ class ZipMembers(dict[str, ZipMember]):
             if at >= 0:
                 break
         if at < 0 or at + _END.size > len(tail):
-            raise Misfit("is not a zip file, or cut off: it has no list of members")
+            raise Misfit("is not a zip file, or is truncated: it has no list of members")
         _, _, _, _, count, length, offset, _ = _END.unpack_from(tail, at)
         stop = size - len(tail) + at
         lost = "is a damaged zip file: its list of members is not where it says"
@@ -110,16 +110,16 @@ class ZipMembers(dict[str, ZipMember]):
             raise Misfit(lost)
         check_count(count, "members")
         if not _ENTRY.size * count <= length <= (_ENTRY.size + 3 * 65535) * count:
-            raise Misfit("is a damaged zip file: its list of members has another length")
+            raise Misfit("is a damaged zip file: the length of its list of members is wrong")
         if length > _MOST_LIST and settings.bounds:
             raise Misfit(f"has a list of members of {length:,} bytes. {WAY_OUT}")
         return self.bytes_at(offset, length), count, offset
 
     def begin(self, member: ZipMember) -> int:
-        """Returns where the bytes of a member begin in the file.
+        """Returns the offset of the bytes of a member in the file.
 
         Raises:
-            Misfit: There is no such member there.
+            Misfit: The member is not there.
         """
         head = self.bytes_at(member.offset, _LOCAL.size)
         if len(head) < _LOCAL.size or not head.startswith(b"PK\3\4"):
@@ -131,23 +131,23 @@ class ZipMembers(dict[str, ZipMember]):
         return begin
 
     def bytes_at(self, start: int, count: int) -> bytes:
-        """Returns some bytes of the file, fewer where it ends."""
+        """Returns bytes of the file, fewer at its end."""
         out = bytearray(max(0, min(count, self._file.size - start)))
         self._file.read_into(self._handle, memoryview(out), start)
         return bytes(out)
 
     def parts(self, member: ZipMember, most: int | None = None) -> Iterator[bytes]:
-        """Yields the bytes of a member, unpacked, and checks their sum at the end.
+        """Yields the decompressed bytes of a member, and verifies the checksum at the end.
 
         Args:
             member: The member.
             most: How many bytes are wanted; None for all.
 
         Raises:
-            Misfit: It is packed in another way than by deflate, or damaged.
+            Misfit: The member is not compressed by deflate, or is damaged.
         """
         if member.method not in (STORED, DEFLATED):
-            raise Misfit(f"{show(member.name)} is compressed in a way that NumPy does not write")
+            raise Misfit(f"{show(member.name)} uses a compression that NumPy does not write")
         left = member.size if most is None else min(most, member.size)
         is_whole, checksum = left == member.size, 0
         try:
@@ -161,9 +161,9 @@ class ZipMembers(dict[str, ZipMember]):
         except zlib.error as error:
             raise Misfit(f"{show(member.name)} is damaged: {error}") from None
         if left:
-            raise Misfit(f"{show(member.name)} is shorter than it says")
+            raise Misfit(f"{show(member.name)} is shorter than its declared size")
         if is_whole and checksum != member.checksum:
-            raise Misfit(f"{show(member.name)} is damaged: its checksum is another")
+            raise Misfit(f"{show(member.name)} is damaged: the checksum differs")
 
     def _pieces(self, member: ZipMember) -> Iterator[bytes]:
         begin = self.begin(member)
@@ -177,7 +177,7 @@ class ZipMembers(dict[str, ZipMember]):
             while data and not unpack.eof:
                 yield unpack.decompress(data, _PIECE)
                 data = unpack.unconsumed_tail
-        while not unpack.eof:  # what it holds back
+        while not unpack.eof:  # output that is still buffered
             found = unpack.decompress(b"", _PIECE)
             if not found:
                 return
@@ -192,11 +192,11 @@ def _members(data: bytes, count: int, limit: int) -> Iterator[ZipMember]:
         length, extra, comment, offset = *fields[12:15], fields[18]
         at += _ENTRY.size
         if fields[0] != b"PK\1\2" or at + length + extra + comment > len(data):
-            raise Misfit("is a damaged zip file: its list of members is cut off")
+            raise Misfit("is a damaged zip file: its list of members is truncated")
         try:
             name = data[at : at + length].decode("utf-8" if flags & _UTF_8 else "cp437")
         except UnicodeDecodeError:
-            raise Misfit("has a member whose name is not text") from None
+            raise Misfit("has a member with a name that is not text") from None
         if _FULL in (packed, size, offset):
             more = data[at + length : at + length + extra]
             size, packed, offset = _large(more, size, packed, offset)
@@ -211,7 +211,7 @@ def _members(data: bytes, count: int, limit: int) -> Iterator[ZipMember]:
 
 
 def _large(extra: bytes, *numbers: int) -> list[int]:
-    """Returns the sizes and the offset of a member, of which some do not fit into four bytes."""
+    """Returns the sizes and the offset of a member, from the 64-bit fields where there are any."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

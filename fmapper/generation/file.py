@@ -95,7 +95,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         name=program.name,
     )
     if found.max_length * found.batch > _MOST or found.columns * found.batch > _MOST:
-        raise Misfit("the cache is larger than any memory", _KEY)
+        raise Misfit("the cache is too large for any memory", _KEY)
     if found.lengths != tuple(sorted({*found.lengths} - {0})):
         raise Misfit("the lengths are not in order", _KEY)
     if len(found.start) >= found.max_length:

@@ -9,7 +9,7 @@ For users beside `fmapper.shard`.
     dimensions  which dimensions of the arrays of a program are one
     plan        what sharding would do, and what it takes
     device_maps whole parts on one device each, planned by bytes
-    streaming   what runs so, with layers that are brought ahead of their use
+    streaming   runs a model so, with layers that are fetched ahead of use
 """
 
 from typing import TYPE_CHECKING

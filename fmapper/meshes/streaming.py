@@ -1,4 +1,4 @@
-"""`offload`: a converted model whose layers lie elsewhere, and are brought ahead of their use."""
+"""`offload`: a converted model whose weights are stored elsewhere and fetched ahead of use."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def offload(
     folder: str | Path | None = None,
     room: int | None = None,
 ) -> OffloadedModel:
-    """Returns a converted model that runs with its arrays where a plan has them.
+    """Returns a converted model that runs with its arrays distributed as planned.
 
-    What lies on devices stays there. What lies on "cpu" or "disk" is brought to the first device
-    while what comes before it is computed, and let go of after its use. All that is brought takes
-    no more than the plan's room at any time: two pieces of half the room, one that is used and one
-    that is on its way, where layers are small enough for that. Where JAX has memory for it, what
-    lies on "cpu" is in `pinned_host`, from which devices copy by themselves.
+    Arrays on devices stay there. Arrays on "cpu" or "disk" are fetched to the first device while
+    the preceding layers are computed, and released after use. Fetched arrays never take more than
+    the plan's room: two pieces of half the room, one in use and one on its way, if the layers are
+    small enough. If JAX supports it, arrays on "cpu" are in `pinned_host` memory, which devices can
+    read by themselves.
 
     Args:
-        model: A converted model, of JAX, Flax or torch, for evaluation. Its arrays may have shapes
-            and no values, if `state` has those.
-        plan: Where its parts lie; see `device_map`. Devices are named as frameworks name them, as
-            "gpu:1", or by the number of a GPU.
-        state: Arrays by name where the model has none: of any backend, or of a checkpoint, of which
-            those for "disk" are left where they are. What a checkpoint lacks, as buffers that are
-            computed, then stays in memory.
-        folder: A folder for what is to lie on "disk" and lies in memory now.
-        room: Bytes of the first device for what is brought; None for the plan's.
+        model: A converted model of JAX, Flax or torch, for evaluation. Its arrays may be abstract
+            if `state` has their values.
+        plan: The devices of its parts; see `device_map`. Devices are named as in the framework,
+            such as "gpu:1", or by the number of a GPU.
+        state: Arrays by name for those that the model lacks: of any backend, or of a checkpoint,
+            where those planned for "disk" stay in its files. Arrays that the checkpoint lacks, such
+            as computed buffers, stay in memory.
+        folder: A folder for arrays that are planned for "disk" but are in memory now.
+        room: Bytes of the first device for fetched arrays; None for the plan's value.
 
     Returns:
-        A model that is called as the given one, for its outputs alone: it is not differentiated,
-        and not compiled as a whole. It does not follow later changes of the given one.
+        A model with the same call signature, for outputs only: it cannot be differentiated or
+        compiled as a whole. It does not follow later changes of the original model.
 
     Raises:
-        PlacementError: The model has no program, or arrays have no values and `state` lacks them; a
-            device is not one; there is no folder; or an operation takes more than the room.
-        ConversionError: The program changes arrays, as in training, or draws random numbers.
+        PlacementError: The model has no program; arrays have no values and `state` lacks them; a
+            device does not exist; the folder is missing; or an operation needs more than the room.
+        ConversionError: The program modifies arrays, as in training, or draws random numbers.
 
     Examples:
         >>> import fmapper, torch
@@ -86,11 +86,11 @@ def offload(
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Where the weights of a model that is loaded lie, for `offload=` of `fmapper.from_pretrained`.
+    """Limits for the weights of a loaded model, for `offload=` of `fmapper.from_pretrained`.
 
     Attributes:
         max_memory: The bytes that weights may take on each device, as for `device_map`.
-        ahead: How many layers are brought while the one before is computed.
+        ahead: The number of layers to fetch ahead of use.
 
     Examples:
         >>> from fmapper.meshes import Offload
@@ -102,14 +102,14 @@ class Offload:
     ahead: int = 0
 
     def __call__(self, model: Any, state: Mapping[str, Any]) -> OffloadedModel:
-        """Plans for a converted model without values, and gives it those of a state.
+        """Plans for a converted model without values, and takes the values from a state.
 
-        Arrays of a checkpoint that are to lie on "disk" stay in its files.
+        Arrays of a checkpoint that are planned for "disk" stay in its files.
 
         Raises:
-            PlacementError: The model is not a converted one, or does not fit.
+            PlacementError: The model is not converted, or does not fit.
         """
-        from fmapper.meshes.device_maps import device_map  # who has a plan needs no planner
+        from fmapper.meshes.device_maps import device_map  # not needed by those who have a plan
 
         _program(model)
         return offload(model, device_map(model, self.max_memory, ahead=self.ahead), state=state)
@@ -117,7 +117,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A stage with its model and the device that it runs on; `resident` by name, the rest comes."""
+    """A stage with its model, its device, and its arrays: resident ones and those to fetch."""
 
     stage: Stage
     model: Any
@@ -129,12 +129,12 @@ class _Placed:
 
 
 class OffloadedModel:
-    """A converted model whose arrays lie where a plan has them; made by `offload`.
+    """A converted model with its arrays distributed as planned; created by `offload`.
 
     Attributes:
-        program: What it computes.
-        plan: Where its parts lie.
-        room: Bytes that arrays which are brought take on their device, at most.
+        program: The program of the model.
+        plan: The devices of its parts.
+        room: The largest number of bytes of fetched arrays on their device.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class OffloadedModel:
             f"{len(self._stages)} stages, at most {readable_bytes(self.room)} at a time)"
         )
 
-    # --- where everything lies ------------------------------------------------------------------
+    # --- placement ------------------------------------------------------------------------------
 
     def _place(self, arrays: Mapping[str, Any], options: dict[str, Any]) -> list[_Placed]:
-        """Divides the program, and brings what stays on devices to them."""
+        """Divides the program into stages, and moves resident arrays to their devices."""
         sizes = {name: _nbytes(array) for name, array in arrays.items()}
 
         def ends(so_far: Sequence[str], more: Sequence[str]) -> bool:
@@ -199,9 +199,9 @@ class OffloadedModel:
             nbytes = sum(map(sizes.__getitem__, brought))
             if nbytes > self.room:
                 raise PlacementError(
-                    f"{next(iter(brought))} and what is used with it take {readable_bytes(nbytes)}"
-                    f", but the room is {readable_bytes(self.room)}. Pass a larger room=, or "
-                    "plan with more memory for the first device."
+                    f"{next(iter(brought))} and the arrays used with it need "
+                    f"{readable_bytes(nbytes)}, but the room is {readable_bytes(self.room)}. Pass "
+                    "a larger room=, or plan with more memory for the first device."
                 )
             placed = _Placed(stage, models[stage.form], mover, device, resident, brought, nbytes)
             found.append(placed)
@@ -211,14 +211,14 @@ class OffloadedModel:
         return not self.plan.computes(self.plan.device_of(name))
 
     def _device(self, names: Sequence[str]) -> Any:
-        """Returns where a stage with these arrays runs."""
+        """Returns the device for a stage with these arrays."""
         first = next(iter(names), None)
         if first is None or self._is_away(first):
             return self._devices.first
         return self.plan.device_of(first)
 
     def _prepare(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
-        """Returns an array as it waits for its use; what is in a file is read for each."""
+        """Returns an array in the form in which it waits; a stored one is read at each use."""
         if self.plan.device_of(name) == "disk" and _is_stored(array):
             return array
         if (name, "cpu") not in there:
@@ -231,8 +231,8 @@ class OffloadedModel:
         """Returns the output for the arguments of the model's forward.
 
         Raises:
-            ProgramInputError: The program was recorded for other inputs, or an argument only stands
-                for an array, as inside of `jax.jit`.
+            ProgramInputError: The program was recorded for other inputs, or an argument is a
+                tracer, as inside `jax.jit`.
         """
         values = self._bind(args, kwargs)
         gate = _Gate(self.room)
@@ -275,7 +275,7 @@ class OffloadedModel:
     def _run(
         self, at: int, placed: _Placed, values: dict[str, Any], coming: Iterator[Any], gate: _Gate
     ) -> None:
-        """Runs a stage: its outputs join the values, and what nobody needs any more leaves."""
+        """Runs a stage: adds its outputs to the values, and drops those no longer needed."""
         brought = next(coming) if placed.brought else {}
         arrays = [placed.resident.get(n, brought.get(n)) for n in placed.stage.arrays]
         given = [
@@ -300,7 +300,7 @@ class OffloadedModel:
 
 
 class _Gate:
-    """Lets as many bytes on the way as there is room for."""
+    """Limits the bytes in flight to the room."""
 
     def __init__(self, room: int) -> None:
         self._free = room
@@ -308,7 +308,7 @@ class _Gate:
         self._changed = threading.Condition()
 
     def take(self, nbytes: int) -> bool:
-        """Waits until there is room; returns False when nobody wants anything any more."""
+        """Waits until there is room; returns False once the gate is closed."""
         with self._changed:
             self._changed.wait_for(lambda: nbytes <= self._free or not self._is_open)
             self._free -= nbytes
@@ -326,7 +326,7 @@ class _Gate:
 
 
 class _Devices:
-    """The devices of a plan, as those of a framework."""
+    """The devices of a plan in a framework."""
 
     def __init__(self, adapter: Arrays, plan: DeviceMap) -> None:
         self._adapter = adapter
@@ -337,13 +337,13 @@ class _Devices:
         self.waiting = host if pinned is None else self._mover(str(pinned))
 
     def of(self, key: Any) -> tuple[Mover, Device]:
-        """Returns what brings arrays to a device of the plan, and the device."""
+        """Returns the mover to a device of the plan, and the device."""
         return self._known[key]
 
     def _find(self, key: Any) -> tuple[Mover, Device]:
         if key == "disk":
             raise PlacementError(
-                "the first device of the plan is the disk, which cannot compute. Plan with a "
+                "the first device of the plan is the disk, which cannot compute. Put a "
                 'device or "cpu" first.'
             )
         text = f"gpu:{key}" if isinstance(key, int) else str(key)
@@ -380,7 +380,7 @@ def _program(model: Any) -> Program:
 
 
 def _own_arrays(model: Any) -> Mapping[str, Any]:
-    """Returns parameters and buffers of a converted model by the names in its program."""
+    """Returns the parameters and buffers of a converted model by their names in its program."""
     from fmapper.meshes.rules import arrays_of
 
     if not hasattr(model, "as_program"):
@@ -390,10 +390,10 @@ def _own_arrays(model: Any) -> Mapping[str, Any]:
 
 
 def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arrays that a program takes, with values.
+    """Returns the arrays that a program takes.
 
     Raises:
-        PlacementError: Some have none.
+        PlacementError: Some have no values.
     """
     if program.few_bits:
         raise PlacementError(
@@ -429,7 +429,7 @@ def _options(model: Any) -> Mapping[str, Any]:
 
 
 def _adapter(arrays: Mapping[str, Any]) -> Arrays:
-    """Returns the framework that computes."""
+    """Returns the adapter of the framework that computes."""
     for array in arrays.values():
         adapter = adapter_of(array)
         if isinstance(adapter, Models):
@@ -444,7 +444,7 @@ def _nbytes(array: Any) -> int:
 
 
 def _write(arrays: dict[str, Any], plan: DeviceMap, folder: str | Path | None) -> dict[str, Any]:
-    """Returns the arrays, with those for the disk in a file."""
+    """Returns the arrays, after those for the disk are written to a file."""
     from fmapper.checkpoints.load import load
     from fmapper.checkpoints.save import save
 
@@ -453,8 +453,8 @@ def _write(arrays: dict[str, Any], plan: DeviceMap, folder: str | Path | None) -
         return arrays
     if folder is None:
         raise PlacementError(
-            f"the plan puts {next(iter(away))} on the disk, but it is in memory. Pass folder= to "
-            "write it there, or the arrays of a checkpoint as state=fmapper.load(path)."
+            f"{next(iter(away))} is planned for the disk, but is in memory. Pass folder= to write "
+            "it to, or the arrays of a checkpoint as state=fmapper.load(path)."
         )
     path = Path(folder) / _FILE
     save(away, path)
@@ -469,7 +469,7 @@ def _is_stored(array: Any) -> bool:
 
 
 def _last_uses(stages: Sequence[_Placed], program: Program) -> dict[int, tuple[str, ...]]:
-    """Returns for each stage the values that nobody needs after it."""
+    """Returns the values that are no longer needed after each stage."""
     seen = {value.name for value in program.graph.outputs if isinstance(value, Ref)}
     found = {}
     for at in reversed(range(len(stages))):

@@ -1,4 +1,4 @@
-"""Compares a converted model with what it was made of, on the examples and on other sizes."""
+"""Compares a converted model with its source, on the examples and at other sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmapper.programs.sizes import size_of
 from fmapper.tree.fmap import fmap
 from fmapper.warn import warn
 
-# What may differ, relative to the largest element: the operations are the same, their kernels not.
+# Allowed differences, relative to the largest element: operations agree, kernels differ.
 _TOLERANCE = {
     "float64": 1e-6,
     "complex128": 1e-6,
@@ -24,12 +24,12 @@ _TOLERANCE = {
     "float16": 3e-2,
     "bfloat16": 1e-1,
 }
-# Of the inputs, to see whether a result hangs on their last bits.
+# Perturbations of the inputs, which show whether a result depends on their last bits.
 _ROUNDING = {"float64": 1e-13, "complex128": 1e-13, "float16": 2e-3, "bfloat16": 1e-2}
-# Operations with several right results: vectors are so up to their signs and phases.
+# Operations with several correct results: vectors are determined up to signs and phases.
 _AMBIGUOUS = frozenset(("eig", "eigh", "svd", "qr"))
 _MOST_TRIES = 500
-_MOST_SIZES = 3  # that are tried on the model itself
+_MOST_SIZES = 3  # tried on the source model
 
 Outcome = tuple[list[Any], dict[str, Any]]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -47,12 +47,12 @@ def check(
     """Compares both models in each recorded mode, and at other sizes where sizes vary.
 
     Raises:
-        ConversionError: They differ, or the converted one does not run; says where.
+        ConversionError: They differ, or the converted model does not run; the message says where.
     """
     options = source.options(model)
     own = {name: value for name, value in kwargs.items() if name in options}
     rest = {name: value for name, value in kwargs.items() if name not in options}
-    with warnings.catch_warnings(action="ignore"):  # recording has said so
+    with warnings.catch_warnings(action="ignore"):  # recording has warned already
         examples: Call = mover_to(source)((args, rest), strict=False)
     modes = [program] if program.evaluation is None else [program.evaluation, program]
     for recorded in modes:
@@ -90,7 +90,7 @@ def _compare_other_sizes(
     examples: Call,
     own: Mapping[str, Any],
 ) -> str:
-    """Compares both at other sizes; returns why that was not possible, if so."""
+    """Compares both at other sizes; returns the reason if that was not possible."""
     places = _Places(program, examples)
     failures = []
     for sizes in itertools.islice(places.others(), _MOST_SIZES):
@@ -99,7 +99,7 @@ def _compare_other_sizes(
         if run is None:
             return ""
         if isinstance(run, str):
-            failures.append(f"the model itself does not run on {_show(sizes)}: {run}")
+            failures.append(f"the original model does not run on {_show(sizes)}: {run}")
             continue
         about = _show(sizes)
         _compare(program, run, _outcome(converted, target, program, given, about), about)
@@ -112,7 +112,7 @@ def _compare_other_sizes(
 def _prepare(
     model: Any, source: Models, program: Program, given: Call
 ) -> Callable[..., Outcome] | str | None:
-    """Prepares the call of the source model, or its error; None where there is none."""
+    """Prepares a call of the source model; returns its error if it fails, None if it cannot run."""
     try:
         run = source.outcome(model, *given, train=program.train)
         if run is not None:
@@ -155,7 +155,7 @@ def _compare(
         if path not in found:
             if path.startswith("output"):
                 raise ConversionError(f"{program.name}: {path} is missing from the converted model")
-            continue  # it is given back as it was
+            continue  # the converted model returns it unchanged
         problem = _problem(expected, found[path])
         count += 1
         if not problem or _is_open(program, run, path, expected, found[path]):
@@ -166,10 +166,10 @@ def _compare(
                 chosen.append(path)
                 continue
             if not _problem(abs(expected), abs(found[path])):
-                continue  # what does not hang on the signs is the same
+                continue  # the values agree up to their signs
         raise ConversionError(
-            f"{program.name}: on {about} the converted model differs from the model: {path} "
-            f"{problem}. Please report this; check=False accepts the program"
+            f"{program.name}: on {about} the converted model differs from the original: {path} "
+            f"{problem}. Please report this as a bug; check=False accepts the program as it is"
         )
     if chosen:
         warn(
@@ -179,7 +179,7 @@ def _compare(
             ConversionWarning,
         )
     if wanted and not count:
-        raise ConversionError(f"{program.name}: on {about} nothing could be compared")
+        raise ConversionError(f"{program.name}: nothing could be compared on {about}")
 
 
 def _by_path(outputs: list[Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,13 +194,13 @@ def _array(x: Any) -> Any:
 
 
 def _problem(expected: Any, found: Any) -> str:
-    """Describes what is wrong with an array; empty if nothing is."""
+    """Describes how an array differs from the expected one; empty if it agrees."""
     import numpy as np
 
     if expected.shape != found.shape:
-        return f"is of shape {found.shape}, not {expected.shape}"
+        return f"has shape {found.shape}, not {expected.shape}"
     if expected.dtype != found.dtype:
-        return f"is {found.dtype}, not {expected.dtype}"
+        return f"has dtype {found.dtype}, not {expected.dtype}"
     tolerance = _TOLERANCE.get(expected.dtype.name)
     if tolerance is None and expected.dtype.kind != "V" and "float" not in expected.dtype.name:
         wrong = int((expected != found).sum())
@@ -209,7 +209,7 @@ def _problem(expected: Any, found: Any) -> str:
     x, y = expected.astype(wide), found.astype(wide)
     finite = np.isfinite(x)
     if (finite != np.isfinite(y)).any() or (np.isnan(x) != np.isnan(y)).any():
-        return "is infinite or NaN elsewhere"
+        return "is infinite or NaN at other places"
     if not finite.any():
         return ""
     largest = max(float(np.abs(x[finite]).max()), 1e-30)
@@ -221,10 +221,10 @@ def _problem(expected: Any, found: Any) -> str:
 def _is_open(
     program: Program, run: Callable[..., Outcome], path: str, expected: Any, found: Any
 ) -> bool:
-    """Returns whether several results are right, or the last bits decide.
+    """Returns whether several results are correct, or the last bits decide.
 
-    What a compiler fuses has other rounding than one operation after the other, which can make NaN
-    of `exp(x - max(x))` where x is large: either is the model's own answer.
+    A compiler that fuses operations rounds differently than single operations do, which can turn
+    `exp(x - max(x))` into NaN where x is large: both are valid outputs of the model.
     """
     import numpy as np
 
@@ -250,7 +250,7 @@ def _is_open(
 
 
 def _with_other_vectors(program: Program, run: Callable[..., Outcome], path: str) -> Any | None:
-    """Returns the result for other signs of computed eigenvectors, or None."""
+    """Returns the result with other signs of the computed vectors, or None."""
     if _AMBIGUOUS.isdisjoint(op.rpartition("::")[2] for op in program.ops()):
         return None
     return _by_path(*run(0.0, turned=True))[path]
@@ -261,7 +261,7 @@ def _show(sizes: Mapping[str, int]) -> str:
 
 
 class _Places:
-    """The sizes of a call that vary, and where they are.
+    """The variable sizes of a call, and where they occur.
 
     Args:
         program: The program.
@@ -285,7 +285,7 @@ class _Places:
         return bind.bind(self._program, *self._examples, sparing=True)
 
     def others(self) -> Iterator[dict[str, int]]:
-        """Yields other sizes for which the program is meant."""
+        """Yields other sizes that the program allows."""
         names = list(self._sizes)
         if not names:
             return
@@ -298,7 +298,7 @@ class _Places:
             }
             if self._fit(sizes):
                 yield sizes
-        for count in range(len(names), 0, -1):  # sizes in blocks, then some of them alone
+        for count in range(len(names), 0, -1):  # multiples of all sizes, then of some of them
             for some in itertools.islice(itertools.combinations(names, count), _MOST_TRIES):
                 for up, down, more in ((2, 1, 0), (3, 1, 0), (1, 2, 0), (1, 1, 1)):
                     sizes = {
@@ -319,7 +319,7 @@ class _Places:
         return not self._program.size_problem(dict(sizes))
 
     def resize(self, sizes: Mapping[str, int]) -> Call:
-        """Resizes the examples by repeating or dropping elements."""
+        """Returns the examples at other sizes, with elements repeated or dropped."""
         import numpy as np
 
         known: dict[int, Any] = {}

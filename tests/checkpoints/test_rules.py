@@ -144,11 +144,11 @@ def test_one_name_stands_for_a_list_of_one():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ('do = "rename"\nfrom = 3\nto = "b"', r"from is 3: write a name .*, or a list of names"),
-        ('do = "split"\nfrom = "a"\nto = ["b", 3]', r"to is a list: .* list of names"),
-        ('do = "transpose"\nnames = [["a"]]', r"names is a list: .* list of names"),
-        ('do = "transpose"\nnames = "a"\naxes = 1', r"axes is 1: write a list of numbers"),
-        ('do = "cast"\nnames = "a"\ndtype = ["b"]', r'dtype is a list: write a text as "\.\.\."'),
+        ('do = "rename"\nfrom = 3\nto = "b"', r"from is 3\. Write a name .*, or a list of names"),
+        ('do = "split"\nfrom = "a"\nto = ["b", 3]', r"to is a list\. .* list of names"),
+        ('do = "transpose"\nnames = [["a"]]', r"names is a list\. .* list of names"),
+        ('do = "transpose"\nnames = "a"\naxes = 1', r"axes is 1\. Write a list of numbers"),
+        ('do = "cast"\nnames = "a"\ndtype = ["b"]', r'dtype is a list\. Write a text as "\.\.\."'),
         ('do = "unstack"\nfrom = "a"\nto = "a.{i}"\nover = "i"\naxis = "0"', "a whole number"),
     ],
 )
@@ -172,7 +172,7 @@ def test_rules_are_read_from_a_file(tmp_path):
     path.write_text(RULES.to_toml())
     assert Rules.from_toml(path) == Rules.from_toml(str(path)) == RULES
     path.write_text("[[rules]]\ndo = 'fly'\n")
-    with pytest.raises(fmapper.CheckpointError, match=r"rules.toml: rule 1: has no do"):
+    with pytest.raises(fmapper.CheckpointError, match=r"rules.toml: rule 1: the key do is missing"):
         Rules.from_toml(path)
 
 

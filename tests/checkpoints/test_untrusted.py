@@ -45,8 +45,8 @@ def entry(start, end, shape=(2,), dtype="F32"):
         ({"a": entry(0, 8)}, 12, "longer or shorter"),
         ({"a": entry(0, 4)}, 4, "its offsets do not fit"),
         ({"a": entry(0, 8, (2**62, 2**62))}, 8, "its offsets do not fit"),
-        ({"a": entry(0, 0, (2**62, 2**62, 0))}, 0, "larger than any memory"),
-        ({"a": entry(0, 0, (2**70, 0))}, 0, "larger than any memory"),
+        ({"a": entry(0, 0, (2**62, 2**62, 0))}, 0, "too large for any memory"),
+        ({"a": entry(0, 0, (2**70, 0))}, 0, "too large for any memory"),
         ({"a": entry(0, 8, (-2,))}, 8, "an invalid size"),
         ({"a": entry(0, 8, (2.0,))}, 8, "an invalid size"),
         ({"a": entry(0, 8, (1,) * 65 + (2,))}, 8, "an invalid size"),
@@ -71,7 +71,7 @@ def test_an_empty_array_of_another_format_is_no_larger_than_memory_either(tmp_pa
     shape = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 9, 0), }\n"
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
         file.writestr("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape)) + shape)
-    with pytest.raises(fmapper.CheckpointError, match="'a' has sizes larger than any memory"):
+    with pytest.raises(fmapper.CheckpointError, match="'a' is too large for any memory"):
         fmapper.load(tmp_path / "x.npz")
 
 
@@ -204,7 +204,9 @@ def test_a_compression_without_bounds_is_refused(tmp_path, kind):
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w", kind) as archive:
         archive.writestr("__fmapper__.json", b" " * 10**6)
-    with pytest.raises(fmapper.CheckpointError, match="in a way that NumPy does not write"):
+    with pytest.raises(
+        fmapper.CheckpointError, match="uses a compression that NumPy does not write"
+    ):
         fmapper.load(path)
 
 

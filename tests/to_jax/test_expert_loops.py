@@ -494,10 +494,10 @@ def test_an_expert_that_is_not_there_is_refused_where_it_is_hit() -> None:
     others = torch.tensor([3, 1, 2, 0])
     converting.compare(model(x.numpy(), others.numpy()), module(x, others).detach())
     beyond = np.array([0, E, 1, 1])
-    with pytest.raises(fmapper.ProgramInputError, match=f"there is no expert {E}, and it is hit"):
+    with pytest.raises(fmapper.ProgramInputError, match=f"expert {E} is hit but does not exist"):
         model(x.numpy(), beyond)
     with pytest.raises(IndexError):
         module(x, torch.from_numpy(beyond))
     compiled = jax.jit(lambda params, x, chosen: model.replace(params=params)(x, chosen))
-    with pytest.raises(Exception, match="there is no expert"):
+    with pytest.raises(Exception, match="is hit but does not exist"):
         jax.block_until_ready(compiled(model.params, x.numpy(), beyond))

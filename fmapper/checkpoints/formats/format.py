@@ -112,7 +112,7 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
         contents = form.read(path)
     for key, array in contents.arrays.items():  # one of no elements takes no bytes of the file
         if 0 in array.shape and math.prod(filter(None, array.shape)) > MOST_BYTES // 16:
-            raise CheckpointError(f"{place}: {show(key)} has sizes larger than any memory")
+            raise CheckpointError(f"{place}: {show(key)} is too large for any memory")
     return form, contents
 
 

@@ -1,6 +1,6 @@
 """Rules as TOML.
 
-A table for each rule, in order: `do` says which, the other keys are its fields.
+There is one table per rule, in order: `do` names the rule, the other keys are its fields.
 
     [[rules]]
     do = "stack"
@@ -47,7 +47,7 @@ _NAMES = {"ClassVar": ClassVar, "Sequence": Sequence, "Names": Names, "Rule": Ru
 _MOST_BYTES = 1 << 19
 _MOST_RULES = 10_000
 _MOST_NUMBER = 1 << 40
-_MOST_PUNCTUATION = 16  # tomllib's time is in proportion to the square of the parts of a key
+_MOST_PUNCTUATION = 16  # tomllib takes time quadratic in the parts of a key
 _STRING = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*(?:"|\\?$)' + r"|'[^'\n]*(?:'|$)", re.MULTILINE)
 _PUNCTUATION = re.compile(r"[^.\[\n]+")
 
@@ -64,7 +64,7 @@ def write_toml(rules: Iterable[Rule]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")  # as strings of TOML have it
+        return json.dumps(value).replace("\x7f", "\\u007f")  # TOML does not allow it as it is
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):
@@ -80,13 +80,13 @@ def read_file(path: Path) -> list[Rule]:
     """Reads rules from a file.
 
     Raises:
-        CheckpointError: It holds none.
-        OSError: There is no such file.
+        CheckpointError: The file does not contain valid rules.
+        OSError: The file cannot be read.
     """
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _MOST_BYTES:
-                raise Misfit("is too long for rules")
+                raise Misfit(f"exceeds the limit of {_MOST_BYTES} bytes for rules")
             text = file.read(_MOST_BYTES + 1).decode()
     except (Misfit, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -100,24 +100,24 @@ def read_toml(text: str) -> list[Rule]:
     """Reads rules from TOML.
 
     Raises:
-        CheckpointError: It holds none.
+        CheckpointError: The text does not contain valid rules.
     """
     if len(text) > _MOST_BYTES:
         raise CheckpointError(f"rules of {len(text)} characters exceed the limit of {_MOST_BYTES}")
     bare = _STRING.sub("", text)
     if '"""' in text or "'''" in text or "{" in bare:
-        raise CheckpointError("the rules have strings of several lines, or tables in a line")
+        raise CheckpointError("rules must not use multi-line strings or inline tables")
     if max(map(len, _PUNCTUATION.sub("", bare).splitlines()), default=0) > _MOST_PUNCTUATION:
         raise CheckpointError("the rules have a line with too many dots or brackets")
     try:
         found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or a number without end
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or too long a number
         raise CheckpointError(f"the rules are not TOML: {show(str(error))}") from None
     tables = found.get("rules")
     if set(found) - {"rules"} or type(tables) is not list:
-        raise CheckpointError("the rules are not tables under [[rules]]")
+        raise CheckpointError("the rules must be tables under [[rules]]")
     if len(tables) > _MOST_RULES:
-        raise CheckpointError(f"{len(tables)} rules; {_MOST_RULES} are allowed")
+        raise CheckpointError(f"there are {len(tables)} rules; {_MOST_RULES} are allowed")
     return [_rule(table, number) for number, table in enumerate(tables, 1)]
 
 
@@ -125,7 +125,8 @@ def _rule(table: Any, number: int) -> Rule:
     by_name = {kind.do: kind for kind in KINDS}
     if type(table) is not dict or type(table.get("do")) is not str or table["do"] not in by_name:
         raise CheckpointError(
-            f'rule {number}: has no do = "...": write one of {", ".join(by_name)}'
+            f'rule {number}: the key do is missing or unknown. Write do = "..." with one of '
+            f"{', '.join(by_name)}"
         )
     kind = by_name[table["do"]]
     types_of = _fields(kind)
@@ -135,10 +136,12 @@ def _rule(table: Any, number: int) -> Rule:
             continue
         if name not in types_of:
             allowed = ", ".join(types_of)
-            raise CheckpointError(f"rule {number}, {kind.do}: has {show(name)}; it takes {allowed}")
+            raise CheckpointError(
+                f"rule {number}, {kind.do}: has no field {show(name)}; it takes {allowed}"
+            )
         if not _is_of(value, types_of[name]):
             raise CheckpointError(
-                f"rule {number}, {kind.do}: {name} is {_show(value)}: write "
+                f"rule {number}, {kind.do}: {name} is {_show(value)}. Write "
                 f"{_describe_type(types_of[name])}"
             )
         values["from_" if name == "from" else name] = value
@@ -147,7 +150,7 @@ def _rule(table: Any, number: int) -> Rule:
     except TypeError:
         missing = [name for name in types_of if name not in table]
         raise CheckpointError(
-            f"rule {number}, {kind.do}: one of these is missing: {', '.join(missing)}"
+            f"rule {number}, {kind.do}: a required field is missing, one of {', '.join(missing)}"
         ) from None
     except CheckpointError as error:
         raise CheckpointError(f"rule {number}: {error}") from None
@@ -155,7 +158,7 @@ def _rule(table: Any, number: int) -> Rule:
 
 def _fields(kind: type[Rule]) -> dict[str, Any]:
     """Returns the types of a rule's fields by their TOML names."""
-    hints = typing.get_type_hints(kind, _NAMES)  # the classes say that they are of the face
+    hints = typing.get_type_hints(kind, _NAMES)  # the classes claim to be defined in the face
     return {
         name.rstrip("_"): hint
         for name, hint in hints.items()
@@ -164,13 +167,13 @@ def _fields(kind: type[Rule]) -> dict[str, Any]:
 
 
 def _describe_type(hint: Any) -> str:
-    """Describes the values that a field of a type takes, for an error."""
+    """Describes the values that a field accepts, for an error message."""
     if typing.get_origin(hint) in (Sequence, tuple):
         of = typing.get_args(hint)[0]
         return 'a name as "...", or a list of names' if of is str else "a list of numbers"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         wanted = (_describe_type(one) for one in typing.get_args(hint) if one is not type(None))
-        return max(wanted, key=len)  # what takes a list says what else it takes
+        return max(wanted, key=len)  # the description of a list includes the single value
     known = {
         str: 'a text as "..."',
         bool: "true or false",

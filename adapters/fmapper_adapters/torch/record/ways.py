@@ -103,15 +103,17 @@ def _over_experts(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     """Records loops over the experts that are hit as loops over all of them."""
-    if not expert_loops.are_in(module):
-        raise loop_proof.NotProved("there is no loop over the places of true elements")
+    if not expert_loops.has_expert_loops(module):
+        raise loop_proof.NotProved("there is no loop over the indices of true elements")
     missing: set[Any] = set()
     while True:
         known = len(missing)
         try:
-            with examples.replace_forward(module, expert_loops.over_all(module.forward, missing)):
+            with examples.replace_forward(
+                module, expert_loops.visit_all_experts(module.forward, missing)
+            ):
                 return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
-        except Exception:  # torch may have another one for what it was raised as
+        except Exception:  # torch may have replaced it by one of its own
             if len(missing) == known:
                 raise
 

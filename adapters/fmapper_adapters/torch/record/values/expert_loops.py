@@ -1,15 +1,15 @@
-"""Records what is done for experts that were hit for all experts, so that inputs may hit others.
+"""Records loops over the experts that are hit as loops over all experts, so that inputs may differ.
 
     hit = torch.greater(mask.sum((-1, -2)), 0).nonzero()
     for expert in hit:
         choice, token = torch.where(mask[expert[0]])
         out.index_add_(0, token, experts(x[token], expert) * weights[token, choice, None])
 
-The body runs for each expert; for one that is not hit `torch.where` finds no place. That is the
-same program only if a body does nothing else than to add rows of those places. It is proved for
-each loop, or the recording is given up: by the code, that no name is handed from one turn to
-another; by what is computed, that no tensor is, and that only such rows are written to others.
-What a condition guards that asks whether there is such a row (`row_questions`) is one turn.
+The body runs for each expert; `torch.where` finds no row for an expert that is not hit. The result
+is the same program only if the body does nothing but add such rows. This is proved for each loop,
+or the recording is abandoned: the code must not carry a name from one iteration to another, and
+the computation must not carry a tensor, nor write anything but such rows to outer tensors. A block
+under a condition that asks whether there is such a row (`row_questions`) counts as one iteration.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ _ASKS: set[Any] = {*_SIZES, _Tensor.any, _Tensor.sum, torch.any, torch.sum}
 _ADDS: set[Any] = {_Tensor.index_add_, _Tensor.index_put_, _Tensor.__setitem__}
 
 
-class Beyond(Exception):
-    """A turn asks for an expert that is not there: masks often have a row for dropped tokens."""
+class MissingExpert(Exception):
+    """Raised where an iteration uses an expert that does not exist.
+
+    Masks often have a row for dropped tokens.
+    """
 
 
-def are_in(module: torch.nn.Module) -> bool:
-    """Returns whether the code of a module may have such loops."""
+def has_expert_loops(module: torch.nn.Module) -> bool:
+    """Returns whether the code of a module may contain loops over experts."""
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     return any(map(_has_loop, classes))
 
@@ -61,20 +64,20 @@ def _has_loop(cls: type) -> bool:
         source = inspect.getsource(cls)
     except (OSError, TypeError):
         return False
-    return "nonzero" in source or row_questions.are_asked(source)
+    return "nonzero" in source or row_questions.has_questions(source)
 
 
-def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
-    """Returns a forward whose loops over experts visit all of them.
+def visit_all_experts(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
+    """Makes a forward function that visits all experts in its loops.
 
     Args:
-        forward: The forward.
-        missing: The turns that are left out, for experts that are not there; that they are not hit
-            is asserted. It gets those that are met.
+        forward: The original function.
+        missing: The iterations to leave out, for experts that do not exist; the program asserts
+            that they are not hit. A call adds those that it encounters.
 
     Raises:
-        NotProved: From the call, where one does more than to add rows.
-        Beyond: From the call, where `missing` has got another turn: call it again.
+        NotProved: During a call: a loop does more than add rows.
+        MissingExpert: During a call: `missing` has grown, so call again.
     """
 
     @functools.wraps(forward)
@@ -83,15 +86,15 @@ def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[...,
         try:
             with loops:
                 result = forward(*args, **kwargs)
-            loops.end_turn()
+            loops.end_iteration()
         except IndexError as error:
-            place = None if loops.turn is None else loops.turn.place
+            place = None if loops.iteration is None else loops.iteration.place
             if place is None or place in missing:
                 raise
             missing.add(place)
-            raise Beyond(str(error)) from error
+            raise MissingExpert(str(error)) from error
         if not loops.met:
-            raise NotProved("there is no loop over the places of true elements")
+            raise NotProved("there is no loop over the indices of true elements")
         loops.refuse_own(result)
         return result
 
@@ -99,14 +102,14 @@ def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[...,
 
 
 class _Loops(TorchFunctionMode):
-    """Watches a call.
+    """Observes the operations of a call.
 
     Attributes:
         met: Whether there was a loop.
-        hits: What nonzero gave for a row of bools, by identity, and that row.
-        past: The memory of what was computed in turns that are over.
-        turn: The one that is running.
-        missing: Turns that are left out.
+        hits: By identity: the result of nonzero for a row of bools, and that row.
+        past: The memory of tensors that were computed in finished iterations.
+        iteration: The current iteration.
+        missing: Iterations that are left out.
     """
 
     def __init__(self, missing: set[_Place]) -> None:
@@ -115,8 +118,8 @@ class _Loops(TorchFunctionMode):
         self.missing = missing
         self.hits: dict[int, tuple[_Tensor, _Tensor]] = {}
         self.past: set[int] = set()
-        self.kept: list[_Tensor] = []  # so that no memory is used twice
-        self.turn: _Turn | None = None
+        self.kept: list[_Tensor] = []  # keeps memory from being reused
+        self.iteration: _Iteration | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -124,15 +127,15 @@ class _Loops(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _ASKS and (known := self._answer(func, args)) is not None:
             return known
-        if self.turn is not None and self.turn.is_over():
-            self.end_turn()
-        if self.turn is not None:
-            return self.turn.call(func, args, kwargs)
+        if self.iteration is not None and self.iteration.is_over():
+            self.end_iteration()
+        if self.iteration is not None:
+            return self.iteration.call(func, args, kwargs)
         self.refuse_own((args, kwargs))
         if func is _Tensor.unbind and args and id(args[0]) in self.hits:
             frame = _caller()
             if args[1:] in ((), (0,)) and not kwargs:
-                return _Turns(self, self.hits[id(args[0])][1], frame)
+                return _Iterations(self, self.hits[id(args[0])][1], frame)
         result = func(*args, **kwargs)
         is_row = func in _NONZERO and isinstance(result, _Tensor) and args and args[0].ndim == 1
         if is_row and isinstance(args[0].shape[0], int):
@@ -140,8 +143,8 @@ class _Loops(TorchFunctionMode):
         return result
 
     def _answer(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Answers whether there is a row where not asking is the same; then a turn begins."""
-        if self.turn is not None and self.turn.lines is None:
+        """Answers that there is a row, where the answer does not matter; begins an iteration."""
+        if self.iteration is not None and self.iteration.lines is None:
             return None
         frame = _caller()
         question = row_questions.question_at(frame)
@@ -155,36 +158,36 @@ class _Loops(TorchFunctionMode):
                 return None
         elif not rows.ndim or not _is_unbacked(_size(rows)):
             return None
-        if self.turn is not None:
-            if not self.turn.is_over(asking=True):
+        if self.iteration is not None:
+            if not self.iteration.is_over(asking=True):
                 return None
-            self.end_turn()
+            self.end_iteration()
         self.refuse_own(rows)
         self.met = True
-        self.turn = _Turn(self, None, frame, set(), None, question)
+        self.iteration = _Iteration(self, None, frame, set(), None, question)
         if question.is_mask:
-            self.turn.masks.append(rows)
+            self.iteration.masks.append(rows)
         else:
-            self.turn.rows.add(_size(rows))
+            self.iteration.rows.add(_size(rows))
         if func == _SHAPE:
             return (_Some(1), *rows.shape[1:])
         return _Some(1)
 
-    def end_turn(self) -> None:
-        """Ends the turn that is running: no tensor of it may be used from now on."""
-        if self.turn is not None:
-            self.past |= self.turn.own
-            self.kept += self.turn.kept
-        self.turn = None
+    def end_iteration(self) -> None:
+        """Ends the current iteration; its tensors must not be used afterwards."""
+        if self.iteration is not None:
+            self.past |= self.iteration.own
+            self.kept += self.iteration.kept
+        self.iteration = None
 
     def refuse_own(self, tree: Any) -> None:
         """Raises where a tensor of one iteration is used in another."""
         if self.past and any(_memory(x) in self.past for x in _tensors(tree)):
-            raise NotProved("a tensor of one turn is used outside of it")
+            raise NotProved("a tensor of one iteration is used outside of it")
 
 
-class _Turns:
-    """The iterable that replaces the places in a loop."""
+class _Iterations:
+    """The iterable that replaces the indices in a loop."""
 
     def __init__(self, loops: _Loops, hit: _Tensor, frame: types.FrameType) -> None:
         self.loops, self.hit, self.frame = loops, hit, frame
@@ -198,35 +201,35 @@ class _Turns:
         for expert in range(self.hit.shape[0]):
             place = self.frame.f_code, line, expert
             if place in loops.missing:
-                _private.assert_async(~hit[expert], f"there is no expert {expert}, and it is hit")
+                _private.assert_async(~hit[expert], f"expert {expert} is hit but does not exist")
                 continue
             index = torch.tensor([expert])
-            turn = _Turn(loops, hit[expert], self.frame, self.asked, place)
-            loops.turn = turn
+            iteration = _Iteration(loops, hit[expert], self.frame, self.asked, place)
+            loops.iteration = iteration
             yield index
-            loops.end_turn()
+            loops.end_iteration()
 
 
 class _Some(int):
-    """A number that is not zero, as what a tensor counts: that there is something."""
+    """A nonzero count, which says only that there are rows."""
 
     def item(self) -> int:
         return int(self)
 
 
-class _Turn:
-    """One expert's turn, or what is done if there is a row.
+class _Iteration:
+    """The iteration for one expert, or a block under a condition that asks for rows.
 
     Attributes:
-        is_hit: Whether the expert is hit; None in what a condition guards.
-        asked: The lines that go on with the next expert where there is no row.
-        place: The code and the line of the loop, and which expert it is.
-        lines: Those that a condition guards.
+        is_hit: Whether the expert is hit; None for a block under a condition.
+        asked: The lines that continue with the next expert where there is no row.
+        place: The code and the line of the loop, and the number of the expert.
+        lines: The lines under the condition.
         masks: Masks with a true element for each row.
-        own: The memory of what was computed in it.
-        others: The memory of what it was given.
-        rows: The sizes of the places that it looks at.
-        left_out: Those on which it ends early.
+        own: The memory of tensors that were computed in it.
+        others: The memory of its other operands.
+        rows: The sizes of the indices that it uses.
+        left_out: The sizes for which it ends early.
     """
 
     def __init__(
@@ -249,10 +252,10 @@ class _Turn:
         self.left_out: set[Any] = set()
 
     def is_over(self, *, asking: bool = False) -> bool:
-        """Tells whether what a condition guards is done.
+        """Returns whether the block under a condition is finished.
 
         Args:
-            asking: The frame asks anew, which it may do in a line that is guarded.
+            asking: The frame asks again, which it may do inside the block.
         """
         if self.lines is None:
             return False
@@ -270,10 +273,10 @@ class _Turn:
         self.others |= {_memory(x) for x in given} - self.own
         if func is _Tensor.numel and (found := self._row_count(args[0])) is not None:
             return found
-        if asserts.is_written(func, args):  # as a part of the name of a module
+        if asserts.is_written(func, args):  # as part of a module name
             number = args[0].item()
             if not isinstance(number, int):
-                raise NotProved("a number that is not the expert's is written")
+                raise NotProved("a number other than that of the expert is formatted")
             return format(number, *args[1:])
         before = [_private.version_of(x) for x in given]
         looks = func in _PLACES and len(args) == 1 and not kwargs.keys() - {"as_tuple"}
@@ -300,7 +303,7 @@ class _Turn:
         return result
 
     def _adds(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a call only writes rows of the current expert: none if it is not hit."""
+        """Returns whether a call writes only rows of the current expert: none if it is not hit."""
         if func not in _ADDS or kwargs.keys() - {"alpha"}:
             return False
         if func is _Tensor.index_add_:
@@ -323,7 +326,7 @@ class _Turn:
         if frame.f_code is not self.frame.f_code or frame.f_lineno not in self.asked:
             return None
         if x.ndim != 1 or _size(x) not in self.rows:
-            raise NotProved("a turn ends early for something else than that it has no row")
+            raise NotProved("an iteration ends early for a reason other than having no rows")
         self.left_out.add(_size(x))
         return 1
 
@@ -336,7 +339,7 @@ def _size(x: _Tensor) -> Any:
 
 
 def _is_unbacked(size: Any) -> bool:
-    """Tells whether a size depends on values."""
+    """Returns whether a size depends on values."""
     return isinstance(size, sympy.Symbol) and str(size)[:1] == "u"
 
 

@@ -1,4 +1,4 @@
-"""Proves by its code that a loop hands nothing from one turn to the next."""
+"""Proves from its source code that a loop carries nothing from one iteration to the next."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _CHANGES |= {"update", "setdefault", "discard", "clear", "send", "register_buffe
 
 
 class NotProved(Exception):
-    """A loop that may do more than to add rows; says what."""
+    """Raised for a loop that may do more than add rows; the message says what."""
 
 
 def prove(frame: types.FrameType) -> set[int]:
-    """Proves that iterations are independent; returns the lines that end one early.
+    """Proves that the iterations are independent; returns the lines that end one early.
 
     Raises:
-        NotProved: It may.
+        NotProved: They may depend on each other.
     """
     try:
         lines, first = inspect.getsourcelines(frame.f_code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError) as error:
-        raise NotProved("there is no source") from error
+        raise NotProved("the source code is not available") from error
     ast.increment_lineno(tree, first - 1)
     loops = [one for one in ast.walk(tree) if isinstance(one, ast.For)]
     found = [one for one in loops if one.iter.lineno == frame.f_lineno]
     if len(found) != 1 or (isinstance(found[0].iter, ast.Call) and not _is_nonzero(found[0].iter)):
-        raise NotProved("it is not the tensor itself that is iterated over")
+        raise NotProved("the loop does not iterate over the tensor itself")
     (loop,) = found
     if not isinstance(loop.target, ast.Name) or loop.orelse:
-        raise NotProved("the loop has several names, or an else")
+        raise NotProved("the loop has several targets or an else block")
     stored = {loop.target.id, *names(loop.body, ast.Store)}
     body = Body(frame, stored)
     body.block(loop.body, {loop.target.id})
@@ -49,13 +49,13 @@ def prove(frame: types.FrameType) -> set[int]:
     is_nested = any(one is not loop and loop in ast.walk(one) for one in outer)
     for node in ast.walk(tree):
         if isinstance(node, ast.Global | ast.Nonlocal):
-            raise NotProved("names of other scopes are written")
+            raise NotProved("the function assigns to names of other scopes")
         if not isinstance(node, ast.Name) or id(node) in inside or node.id not in stored:
             continue
         if isinstance(node.ctx, ast.Load) and (is_nested or node.lineno > loop.lineno):
             raise NotProved(f"{node.id} is read after the loop")
     if stored & {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}:
-        raise NotProved("names of the loop are read by other functions")
+        raise NotProved("other functions read names of the loop")
     return body.asked
 
 
@@ -64,23 +64,23 @@ def _is_nonzero(node: ast.Call) -> bool:
 
 
 def names(parts: Iterable[ast.AST], context: type) -> list[str]:
-    """Returns the names in some code that are stored, or loaded."""
+    """Returns the names that are stored or loaded in some code."""
     nodes = [node for part in parts for node in ast.walk(part)]
     return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)]
 
 
 class Body:
-    """Goes through statements that do nothing but to set their own names and to add rows."""
+    """Checks that statements do nothing but set their own names and add rows."""
 
     def __init__(self, frame: types.FrameType, stored: set[str]) -> None:
         self.frame = frame
         self.stored = stored
         self.asked: set[int] = set()
-        self.modules: set[str] = set()  # names that are modules called alike, and all others
-        self.others: set[str] = set()
+        self.modules: set[str] = set()  # names of stateless modules
+        self.others: set[str] = set()  # all other names
 
     def block(self, body: list[ast.stmt], known: set[str]) -> set[str] | None:
-        """Returns the names set after some statements; None where they end the iteration."""
+        """Returns the names that are set after a block; None where it ends the iteration."""
         for one in body:
             found = self.statement(one, known)
             if found is None:
@@ -89,10 +89,10 @@ class Body:
         return known
 
     def statement(self, one: ast.stmt, known: set[str]) -> set[str] | None:
-        """Returns the names that are set after a statement; None where it ends the turn."""
+        """Returns the names that are set after a statement; None where it ends the iteration."""
         if isinstance(one, ast.Pass):
             return known
-        if isinstance(one, ast.Continue):  # as its condition, which is known, says of this expert
+        if isinstance(one, ast.Continue):  # its condition is known for this expert
             return None
         if isinstance(one, ast.Assign):
             self.expression(one.value, known)
@@ -111,7 +111,7 @@ class Body:
             if not isinstance(call, ast.Constant):
                 owner = getattr(getattr(call, "func", None), "value", None)
                 if not isinstance(owner, ast.Name) or not self.is_tensor(owner.id):
-                    raise NotProved(f"line {one.lineno} does something else than to add rows")
+                    raise NotProved(f"line {one.lineno} does something other than add rows")
                 self.expression(call, known)
             return known
         if isinstance(one, ast.With) and all(i.optional_vars is None for i in one.items):
@@ -127,10 +127,10 @@ class Body:
             ways = [self.block(way, known) for way in (one.body, one.orelse)]
             left = [way for way in ways if way is not None]
             return set.intersection(*left) if left else None
-        raise NotProved(f"line {one.lineno} is a statement that may do something else")
+        raise NotProved(f"line {one.lineno} is a statement that may have other effects")
 
     def target(self, target: ast.expr, known: set[str]) -> set[str]:
-        """Returns the names that are set by what is assigned to."""
+        """Returns the names that an assignment to a target sets."""
         if isinstance(target, ast.Name):
             return {target.id}
         if isinstance(target, ast.Tuple):
@@ -143,19 +143,19 @@ class Body:
         ):
             self.expression(target.slice, known)
             return set()
-        raise NotProved(f"line {target.lineno} keeps something beyond the turn")
+        raise NotProved(f"line {target.lineno} keeps a value beyond the iteration")
 
     def is_tensor(self, name: str) -> bool:
         """Returns whether a name from outside of the loop is a tensor."""
         return name not in self.stored and isinstance(self.frame.f_locals.get(name), _Tensor)
 
     def read(self, name: str, known: set[str]) -> None:
-        """Raises NotProved where a name may be what another turn has set."""
+        """Raises NotProved for a name that another iteration may have set."""
         if name in self.stored and name not in known:
-            raise NotProved(f"{name} goes from one turn to the next")
+            raise NotProved(f"{name} is carried from one iteration to the next")
 
     def expression(self, value: ast.expr, known: set[str]) -> None:
-        """Raises NotProved where an expression may do more than to compute."""
+        """Raises NotProved for an expression that may have side effects."""
         for node in ast.walk(value):
             if isinstance(node, ast.Name):
                 self.read(node.id, known)
@@ -165,10 +165,10 @@ class Body:
                 node, ast.NamedExpr | ast.Lambda | ast.Yield | ast.YieldFrom | ast.Await
                 | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp,
             ):  # fmt: skip
-                raise NotProved(f"line {node.lineno} is an expression that may do something else")
+                raise NotProved(f"line {node.lineno} is an expression that may have other effects")
 
     def callee(self, func: ast.expr) -> None:
-        """Accepts only a module, a function of torch, or a method of a tensor as what is called."""
+        """Raises NotProved for a call of anything but a module, torch function or tensor method."""
         if isinstance(func, ast.Name) and func.id in _BUILTINS | self.modules - self.others:
             return
         if isinstance(func, ast.Subscript):
@@ -187,14 +187,14 @@ class Body:
         raise NotProved(f"line {func.lineno} calls {ast.unparse(func)}")
 
     def is_one_of_several(self, node: ast.expr) -> bool:
-        """Tells whether it is a module out of a list or dict, each of which is called alike."""
+        """Returns whether it is an item of a ModuleList or ModuleDict of stateless modules."""
         owner = self.value(node.value) if isinstance(node, ast.Subscript) else None
         if not isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict):
             return False
         return all(_is_called_alike(inner) for inner in owner.children())
 
     def value(self, node: ast.expr) -> Any:
-        """Returns the value of a name or attribute outside of the loop; None if unknown."""
+        """Returns the value of a name or attribute from outside the loop; None if unknown."""
         if isinstance(node, ast.Attribute):
             owner = self.value(node.value)
             return None if owner is None else getattr(owner, node.attr, None)
@@ -205,7 +205,7 @@ class Body:
 
 
 def _is_torch(value: Any) -> bool:
-    """Returns whether an object is torch's own: a function, a tensor method, a context."""
+    """Returns whether an object belongs to torch: a function, a tensor method, a context."""
     if isinstance(getattr(value, "__self__", None), _Tensor):
         return True
     name = getattr(value, "__module__", None) or ""
@@ -213,13 +213,13 @@ def _is_torch(value: Any) -> bool:
 
 
 def _is_called_alike(value: Any) -> bool:
-    """Returns whether calls of a module or function do not depend on earlier ones."""
+    """Returns whether calls of a module or function are independent of earlier calls."""
     called = value.forward if isinstance(value, torch.nn.Module) else value
     return _is_torch(called) or _keeps_nothing(called)
 
 
 def _keeps_nothing(value: Any) -> bool:
-    """Returns whether a third-party function keeps no state between calls, by its code."""
+    """Returns whether the code of a third-party function shows that it keeps no state."""
     function = getattr(value, "__func__", value)
     return isinstance(function, types.FunctionType) and _is_without_state(function)
 

@@ -1,12 +1,12 @@
-"""Reads conditions that ask whether there is a row: `if rows.numel() > 0`, `if mask.any()`.
+"""Recognises conditions that ask whether there is a row: `if rows.numel() > 0`, `if mask.any()`.
 
     chosen = (index == expert).any(-1)
     if not chosen.any():
         continue
     out[chosen] += expert(x[chosen])
 
-What such a condition decides may be computed without asking where it does nothing if there is no
-row: that is proved as for a loop over experts (`expert_loops`).
+The block under such a condition may run unconditionally if it has no effect without rows. This is
+proved as for a loop over experts (`expert_loops`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from fmapper_adapters.torch.record.values.loop_proof import Body, NotProved, names
 
-_COUNTS = {"numel": False, "any": True, "sum": True}  # methods -> whether a mask is asked
-# A comparison of a count with a number -> what it is wherever there is something.
+_COUNTS = {"numel": False, "any": True, "sum": True}  # method -> whether it is called on a mask
+# A comparison of a count with a number -> its result if there are rows.
 _COMPARED = {
     (ast.Eq, 0): False, (ast.LtE, 0): False, (ast.Lt, 1): False,
     (ast.NotEq, 0): True, (ast.Gt, 0): True, (ast.GtE, 1): True,
@@ -33,9 +33,9 @@ class Question:
     """A condition that asks whether there is a row.
 
     Attributes:
-        name: The local that is asked about.
-        is_mask: Whether it is a mask with a true element for each row, and not the rows' places.
-        lines: The first line and the last of what is done only if there is a row.
+        name: The local variable in the condition.
+        is_mask: Whether it is a mask with a true element for each row, not the indices of rows.
+        lines: The first and the last line that run only if there is a row.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Question:
 
 
 def question_at(frame: types.FrameType) -> Question | None:
-    """Returns the question that a frame asks in its line, if not asking it is the same."""
+    """Returns the question at the current line of a frame, if it can be left out."""
     tree = _tree(frame.f_code)
     if tree is None:
         return None
@@ -54,7 +54,7 @@ def question_at(frame: types.FrameType) -> Question | None:
         if (asked := _question(node.test)) is None or node.orelse:
             return None
         name, is_mask, answer = asked
-        statements = node.body if answer else _rest_of_turn(tree, node)
+        statements = node.body if answer else _rest_of_iteration(tree, node)
         if not statements:
             return None
         try:
@@ -67,8 +67,8 @@ def question_at(frame: types.FrameType) -> Question | None:
 
 
 @functools.cache
-def are_asked(source: str) -> bool:
-    """Tells whether code looks as if it had such questions."""
+def has_questions(source: str) -> bool:
+    """Returns whether source code may contain such questions."""
     try:
         tree = ast.parse(textwrap.dedent(source))
     except SyntaxError:
@@ -92,7 +92,7 @@ def _has_line(node: ast.expr, line: int) -> bool:
 
 
 def _question(test: ast.expr) -> tuple[str, bool, bool] | None:
-    """Returns the name that is asked about, whether it is a mask, and the answer for some rows."""
+    """Returns the name in a condition, whether it is a mask, and the answer if there are rows."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = _question(test.operand)
         return None if inner is None else (*inner[:2], not inner[2])
@@ -107,7 +107,7 @@ def _question(test: ast.expr) -> tuple[str, bool, bool] | None:
 
 
 def _count_of(node: ast.expr) -> tuple[str, bool] | None:
-    """Returns what `x.numel()`, `x.size(0)`, `x.shape[0]`, `len(x)`, `x.any()`, `x.sum()` count."""
+    """Returns the name in `x.numel()`, `x.size(0)`, `x.shape[0]`, `len(x)`, `x.any()`, ..."""
     if isinstance(node, ast.Subscript):
         shape = node.value
         is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
@@ -137,8 +137,8 @@ def _name_in(node: ast.expr, is_mask: bool) -> tuple[str, bool] | None:
     return (node.id, is_mask) if isinstance(node, ast.Name) else None
 
 
-def _rest_of_turn(tree: ast.Module, condition: ast.If) -> list[ast.stmt]:
-    """Returns what a loop does after `if …: continue`; nothing if the condition is not that."""
+def _rest_of_iteration(tree: ast.Module, condition: ast.If) -> list[ast.stmt]:
+    """Returns the statements of a loop after `if …: continue`; none for another condition."""
     if len(condition.body) != 1 or not isinstance(condition.body[0], ast.Continue):
         return []
     for loop in ast.walk(tree):
@@ -148,14 +148,14 @@ def _rest_of_turn(tree: ast.Module, condition: ast.If) -> list[ast.stmt]:
 
 
 def _prove(frame: types.FrameType, tree: ast.Module, statements: list[ast.stmt]) -> None:
-    """Raises NotProved where statements may hand something on but what they write to tensors."""
+    """Raises NotProved for statements that may have effects other than writes to tensors."""
     stored = set(names(statements, ast.Store))
     Body(frame, stored).block(statements, set())
     if stored & {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}:
-        raise NotProved("names are read by other functions")
+        raise NotProved("other functions read these names")
     inside = {id(one) for part in statements for one in ast.walk(part)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Global | ast.Nonlocal):
-            raise NotProved("names of other scopes are written")
+            raise NotProved("the function assigns to names of other scopes")
         if isinstance(node, ast.Name) and id(node) not in inside and node.id in stored:
             raise NotProved(f"{node.id} is used elsewhere")
