@@ -269,3 +269,53 @@ def test_sums_of_exponentials_of_integers_are_refused_as_by_jax():
     none = jnp.zeros((0,), jnp.int16)
     found = fmapper.convert(jax.lax.cumlogsumexp, "torch", (none,))(fmapper.to_torch(none))
     assert str(found.dtype) == "torch.int16"
+
+
+def slopes(function, x, weights):
+    """The derivatives of the weighted sum of what a function gives, by JAX and by autograd."""
+    model = fmapper.convert(function, "torch", (x,))
+    leaf = fmapper.to_torch(x).requires_grad_()
+    (model(leaf) * fmapper.to_torch(weights)).sum().backward()
+    return jax.grad(lambda x: (function(x) * weights).sum())(x), leaf.grad.numpy()
+
+
+SLOPES = {
+    "abs": jnp.abs, "copysign": lambda x: jnp.copysign(x, 2.0), "sinh": jnp.sinh, "cosh": jnp.cosh,
+    "cubed below": lambda x: x**-3, "squared below": lambda x: x**-2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_slopes_at_zeros_of_both_signs_and_where_numbers_overflow(name):
+    x = jnp.asarray([np.inf, -np.inf, -0.0, 0.0, 1e20, -1e20, 3e38, 127.5, 1.0, -2.5], "float32")
+    want, got = slopes(SLOPES[name], x, jnp.arange(1.0, 11.0))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 13])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cummax", "cummin", "cumlogsumexp"])
+def test_equal_elements_so_far_share_a_slope_as_in_jax(name, reverse, size):
+    draw = np.random.default_rng(size)
+    x = jnp.asarray(draw.integers(-2, 3, (3, size, 2)), "float32")
+    weights = jnp.asarray(draw.standard_normal(x.shape), "float32")
+
+    def function(x):
+        return getattr(jax.lax, name)(x, axis=1, reverse=reverse)
+
+    want, got = slopes(function, x, weights)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_slopes_of_logarithms_of_sums_of_large_exponentials():
+    x = jnp.asarray([-20.0, 1e20, 2e20, -3e38, 3e38], "float32")  # by torch's own all are one
+    want, got = slopes(lambda x: jax.lax.cumlogsumexp(x, axis=0), x, jnp.arange(1.0, 6.0))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_product_that_is_asked_to_be_real_never_sees_imaginary_parts():
+    def function(x, y):
+        return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+
+    x = jnp.ones((3, 3), "bfloat16").at[1, 1].set(jnp.inf)
+    check(function, x, jnp.full((3, 3), 1 + 2j, "complex64"))

@@ -97,6 +97,8 @@ def cast_result(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, log
         return multiply(x.to(torch.float32), y.to(torch.float32)) != 0
     if not (dtype.is_floating_point or dtype.is_complex):
         return _integers(multiply, x, y, depth, dtype, avals)
+    if dtype.is_floating_point and x.dtype.is_complex is not y.dtype.is_complex:
+        x, y = (torch.real(z) if z.dtype.is_complex else z for z in (x, y))
     common = dtype
     for operand in (x, y):
         own = operand.dtype

@@ -69,7 +69,8 @@ def neg(x: Any) -> Any:
 def absolute(x: Any) -> Any:
     if not x.is_floating_point():
         return torch.abs(x)
-    return torch.where(torch.signbit(x), -x, x)  # the slope at zero is one
+    x = x + 0.0  # JAX's slope at zero is one, at -0.0 too, which this makes zero
+    return torch.where(torch.signbit(x), -x, x)
 
 
 @lax("sign", takes_avals=True)
@@ -190,8 +191,8 @@ def square(x: Any) -> Any:
 def integer_pow(x: Any, *, y: int) -> Any:
     if y == 0:
         return torch.ones_like(x)
-    if y == 3 and x.dtype is not torch.float16 and not x.is_complex():
-        return torch.pow(x, y)
+    if (y == 3 or y < -1) and x.dtype is not torch.float16 and not x.is_complex():
+        return torch.pow(x, y)  # whose slope is `y * x**(y - 1)`, where `x**y` overflows, too
     found: Any = None
     power, left = x, abs(y)
     while left:

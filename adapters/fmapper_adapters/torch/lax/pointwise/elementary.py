@@ -52,7 +52,7 @@ def _hyperbolic(name: str, function: Any) -> None:
         large = size > (700.0 if x.dtype is torch.float64 else 85.0)
         half = torch.exp(torch.where(large, size, 0.0) - math.log(2))
         if name == "sinh":
-            half = torch.copysign(half, x)
+            half = torch.where(x < 0, -half, half)  # `copysign` has no slope at infinity
         return torch.where(large, half, function(torch.where(large, 0.0, x)))
 
     lax(name)(lower)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,8 +31,40 @@ def _add(function: Any) -> Any:
     return add
 
 
+def _scan(combine: Any, x: Any, axis: int) -> Any:
+    """Combines all elements so far, as `jax.lax.associative_scan` does.
+
+    JAX differentiates cumulative functions through it: equal elements share a derivative as the
+    combinations hand it on, where torch gives all of it to the last of them.
+    """
+    size = x.shape[axis]
+    if size < 2:
+        return x
+
+    def every_other(x: Any, first: int) -> Any:
+        return x[(slice(None),) * axis + (slice(first, None, 2),)]
+
+    odd = every_other(x, 1)
+    later = every_other(x, 2)
+    odd = _scan(combine, combine(every_other(x, 0).narrow(axis, 0, size // 2), odd), axis)
+    later = combine(odd.narrow(axis, 0, (size - 1) // 2), later)
+    even = torch.cat((x.narrow(axis, 0, 1), later), axis)
+    pairs = torch.stack((even.narrow(axis, 0, size // 2), odd), axis + 1)
+    both = pairs.flatten(axis, axis + 1)
+    return torch.cat((both, even.narrow(axis, size // 2, 1)), axis) if size % 2 else both
+
+
+def _is_scanned(x: Any, axis: int) -> bool:
+    """Whether derivatives are asked for, perhaps, and the number of combinations is known."""
+    return x.is_floating_point() and isinstance(x.shape[axis], int)
+
+
 def _extreme(function: Any) -> Any:
+    combine = torch.maximum if function is torch.cummax else torch.minimum
+
     def extreme(x: Any, axis: int, avals: Avals) -> Any:
+        if _is_scanned(x, axis):
+            return _scan(combine, x, axis)
         if x.is_complex():
             return _complex_extreme(x, axis, greatest=function is torch.cummax)
         if avals.is_unsigned:
@@ -53,7 +86,15 @@ def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
     return x
 
 
+def _log_add(x: Any, y: Any) -> Any:
+    """Adds exponentials; of two that are infinite, the slope is one, as in JAX."""
+    same = (x == math.inf) & (y == math.inf)
+    return torch.where(same, x + y, torch.logaddexp(x.masked_fill(same, 0), y.masked_fill(same, 0)))
+
+
 def _log_sums(x: Any, axis: int, avals: Avals) -> Any:
+    if _is_scanned(x, axis):
+        return _scan(_log_add, x, axis)
     if x.is_floating_point() or x.is_complex():
         return torch.logcumsumexp(x, axis)
     if not x.shape[axis]:
