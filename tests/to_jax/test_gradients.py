@@ -526,3 +526,43 @@ def test_a_program_with_silent_writes_is_saved_and_runs_in_both(tmp_path: Path) 
     back = fmapper.convert(fmapper.load_program(path), "torch")
     converting.compare(fmapper.to_jax(back(x)), module(x))
     converting.compare(torch.autograd.grad(back(x).sum(), back.weight)[0].numpy(), want)
+
+
+def _entropy(x: Any) -> Any:
+    return torch.nn.functional.binary_cross_entropy(
+        x.clamp(0, 1), torch.full_like(x, 0.3), reduction="none"
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.special.i0,
+        torch.logit,
+        lambda x: torch.copysign(x, torch.tensor(2.0)),
+        lambda x: torch.logaddexp(x, x),
+        lambda x: torch.logaddexp2(x, x),
+        lambda x: torch.hypot(x, x),
+        lambda x: torch.angle(torch.complex(x, x)),
+        lambda x: x**-2,
+        _entropy,
+    ],
+    ids=["i0", "logit", "copysign", "logaddexp", "logaddexp2", "hypot", "angle", "squared", "bce"],
+)
+def test_slopes_at_zero_and_of_large_numbers(function: Any) -> None:
+    x = torch.tensor([0.0, 1.0, 2.0, 0.5, 1e20, 1e10], requires_grad=True)
+    function(x).sum().backward()
+    model = fmapper.convert(converting.Function(function), "jax", (x.detach(),))
+    got = jax.grad(lambda x: model(x).sum())(jax.numpy.asarray(x.detach().numpy()))
+    np.testing.assert_allclose(got, x.grad, rtol=1e-5)
+
+
+def test_attention_with_scores_beyond_the_last_digit_of_an_exponent() -> None:
+    x = torch.tensor([[1.0, 300.0, 1.0], [300.0, 90000.0, 300.0]], requires_grad=True)
+    attend = converting.Function(
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    )
+    attend(x).sum().backward()
+    model = fmapper.convert(attend, "jax", (x.detach(),))
+    got = jax.grad(lambda x: model(x).sum())(jax.numpy.asarray(x.detach().numpy()))
+    np.testing.assert_allclose(got, x.grad, rtol=1e-5)

@@ -194,7 +194,12 @@ def _weights(
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
     turned = jnp.swapaxes(key, -1, -2).astype(query.dtype)
-    scores = jnp.matmul(query, turned, preferred_element_type=dtype) * jnp.asarray(scale, dtype)
+    # XLA fuses a product with the difference in softmax, which then is off by the rounding of large
+    # scores, and their exponential overflows: the query is scaled where its dtype holds that.
+    exact = query.dtype == dtype
+    query, scale = (query * jnp.asarray(scale, dtype), None) if exact else (query, scale)
+    scores = jnp.matmul(query, turned, preferred_element_type=dtype)
+    scores = scores if scale is None else scores * jnp.asarray(scale, dtype)
     if is_causal:
         rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
         columns = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 1)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten.pointwise.elementwise import absolute
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import promote, wide
 
@@ -39,7 +40,7 @@ def mse_loss(x: Any, target: Any, reduction: int = 1) -> jax.Array:
 def smooth_l1_loss(x: Any, target: Any, reduction: int = 1, beta: float = 1.0) -> jax.Array:
     """Returns half the square over beta for small differences, else the size less half of beta."""
     x, target, dtype = _wide(x, target)
-    size = jnp.abs(x - target)
+    size = absolute(x - target)
     if beta == 0:
         return _reduce(size, reduction, dtype)
     near = size < beta
@@ -66,11 +67,21 @@ def _square(near: Any, size: Any) -> Any:
 def binary_cross_entropy(x: Any, target: Any, weight: Any = None, reduction: int = 1) -> jax.Array:
     """Computes the loss of probabilities; their logarithms are at least -100, as in torch."""
     x, target, weight, dtype = _wide(x, target, weight)
-    # Where the logarithm is cut off torch still has a gradient: that of 1 / (x * (1 - x)).
-    loss = (target - 1) * _log_at_least(1 - x, -100.0) - target * _log_at_least(x, -100.0)
+    loss = _entropy(x, target)
     if weight is not None:
         loss = loss * weight
     return _reduce(loss, reduction, dtype)
+
+
+@jax.custom_jvp
+def _entropy(x: Any, target: Any) -> jax.Array:
+    return (target - 1) * _log_at_least(1 - x, -100.0) - target * _log_at_least(x, -100.0)
+
+
+_entropy.defjvps(  # in torch the cut ends no slope
+    lambda slope, value, x, target: slope * (x - target) / jnp.maximum((1 - x) * x, 1e-12),
+    lambda slope, value, x, target: slope * (jnp.log1p(-x) - jnp.log(x)),
+)
 
 
 def _log_at_least(x: Any, least: float) -> jax.Array:

@@ -167,8 +167,10 @@ def _known_power(x: Any, y: float) -> jax.Array:
         return jnp.ones_like(x)
     if y in (1, 2, 3):
         return jax.lax.integer_pow(x, int(y))
-    if y in (-1, -2):
-        return 1 / jax.lax.integer_pow(x, -int(y))
+    if y == -1:
+        return 1 / x
+    if y == -2:
+        return jax.lax.integer_pow(x, -2)
     if y == 0.5:
         return jnp.sqrt(x)
     if y == -0.5:

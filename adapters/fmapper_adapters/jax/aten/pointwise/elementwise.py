@@ -172,7 +172,7 @@ def copysign(x: Any, y: Any) -> jax.Array:
     """Returns the size of x with the sign of y; where x is zero the gradient is."""
     x, y = promote(x, y, to_float=True)
     x, y = jnp.broadcast_arrays(x, y)
-    size = jnp.abs(x)
+    size = absolute(x)
     return jnp.where(jnp.signbit(jax.lax.stop_gradient(y)), -size, size)
 
 
@@ -180,9 +180,17 @@ def copysign(x: Any, y: Any) -> jax.Array:
 def hypot(x: Any, y: Any) -> jax.Array:
     """Returns the root of the sum of squares, without overflow."""
     dtype, (x, y) = in_opmath(x, y)
-    x = jnp.where(jnp.isinf(y), 0, x)  # whose derivative is then 0, as in torch, and not NaN
-    y = jnp.where(jnp.isinf(x), 0, y)
-    return jnp.hypot(x, y).astype(dtype)
+    return _hypot(*jnp.broadcast_arrays(x, y)).astype(dtype)
+
+
+@jax.custom_jvp
+def _hypot(x: Any, y: Any) -> jax.Array:
+    return jnp.hypot(x, y)
+
+
+_hypot.defjvps(
+    lambda slope, value, x, y: slope * (x / value), lambda slope, value, x, y: slope * (y / value)
+)
 
 
 @lowering("aten::atan2")
@@ -286,7 +294,7 @@ def angle(x: Any) -> jax.Array:
     """Returns the angle of complex numbers; of others 0 or, where they are negative, pi."""
     (x,) = promote(x, to_float=True)
     if is_complex(x):
-        return jnp.arctan2(x.imag, x.real)
+        return atan2(x.imag, x.real)
     return jnp.where(x < 0, cast(np.pi, x.dtype), jnp.where(is_nan(x), x, 0))
 
 

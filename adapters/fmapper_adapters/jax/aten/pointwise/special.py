@@ -49,14 +49,12 @@ def binary(*ops: str) -> Callable[[Function], Function]:
 unary("aten::erf")(jax.lax.erf)
 unary("aten::erfc")(jax.lax.erfc)
 unary("aten::erfinv")(jax.lax.erf_inv)
-unary("aten::i0", "aten::special_modified_bessel_i0")(jsp.i0)
 unary("aten::special_i0e")(jsp.i0e)
 unary("aten::special_i1", "aten::special_modified_bessel_i1")(jsp.i1)
 unary("aten::special_i1e")(jsp.i1e)
 unary("aten::special_ndtri")(jsp.ndtri)
 unary("aten::special_log_ndtr")(jsp.log_ndtr)
 unary("aten::special_entr")(jsp.entr)
-binary("aten::logaddexp2")(jnp.logaddexp2)
 
 
 @unary("aten::lgamma")
@@ -66,11 +64,46 @@ def lgamma(x: Any) -> jax.Array:
     return y - jax.lax.stop_gradient(jnp.where((x == 1) | (x == 2), y, 0))
 
 
+@unary("aten::i0", "aten::special_modified_bessel_i0")
+@jax.custom_jvp
+def i0(x: Any) -> jax.Array:
+    """Computes the modified Bessel function of order 0, whose slope at zero is zero."""
+    return jsp.i0(x)
+
+
+i0.defjvps(lambda slope, value, x: slope * jsp.i1(x))
+
+
+@jax.custom_jvp
+def _add_exponentials(x: Any, y: Any) -> jax.Array:
+    """Computes `jnp.logaddexp`; two slopes add up to one where rounding hides the sum, too."""
+    return jnp.logaddexp(x, y)
+
+
+_add_exponentials.defjvps(
+    lambda slope, value, x, y: slope / (1 + jnp.exp(y - x)),
+    lambda slope, value, x, y: slope / (1 + jnp.exp(x - y)),
+)
+
+
+@binary("aten::logaddexp2")
+@jax.custom_jvp
+def logaddexp2(x: Any, y: Any) -> jax.Array:
+    """Computes logarithms of sums of powers of two, with such slopes."""
+    return jnp.logaddexp2(x, y)
+
+
+logaddexp2.defjvps(
+    lambda slope, value, x, y: slope / (1 + jnp.exp2(y - x)),
+    lambda slope, value, x, y: slope / (1 + jnp.exp2(x - y)),
+)
+
+
 @binary("aten::logaddexp")
 def logaddexp(x: Any, y: Any) -> jax.Array:
     """Computes logaddexp; complex results keep the larger one's imaginary part, beyond pi too."""
     if not jnp.iscomplexobj(x):
-        return jnp.logaddexp(x, y)
+        return _add_exponentials(x, y)
     first = x.real >= y.real
     large, small = jnp.where(first, x, y), jnp.where(first, y, x)
     infinite = ~jnp.isfinite(large.real) & (large.real == small.real)
@@ -162,7 +195,19 @@ def logit(x: Any, eps: float | None = None) -> jax.Array:
     y = x.astype(wide(x.dtype))
     if eps is not None:
         y = jnp.where(y < eps, eps, jnp.where(y > 1 - eps, 1 - eps, y))
-    return jnp.log(y / (1 - y)).astype(x.dtype)
+    return _logit(y).astype(x.dtype)
+
+
+@jax.custom_jvp
+def _logit(x: Any) -> jax.Array:
+    return jnp.log(x / (1 - x))
+
+
+@_logit.defjvp
+def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    """Returns the slope, infinite at 0 and 1 and NaN outside, as in torch."""
+    (x,), (slope,) = primals, tangents
+    return _logit(x), slope * jnp.where((x < 0) | (x > 1), jnp.nan, 1 / (x * (1 - x)))
 
 
 @binary("aten::xlogy")
