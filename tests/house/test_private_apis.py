@@ -312,6 +312,23 @@ def test_sizes_that_vary():
     assert ShapeEnv._set_replacement is before
 
 
+def test_recordings_follow_constants_and_what_is_written_to_them():
+    class Table(torch.nn.Module):
+        def forward(self, x):
+            table = torch.tensor([[2, 3]])
+            first = table[0, :1]
+            (count,) = table[:, 1].tolist()
+            table[0, 0] = x.sum().long()
+            return x * count + first.item()
+
+    x = torch.ones(4)
+    with _private.follow_constants(8):
+        module = torch.export.export(Table(), (x,), strict=False).module()
+    assert torch.equal(module(2 * x), 2 * x * 3 + 8)
+    with pytest.raises(Exception, match="local_scalar_dense"), torch._subclasses.FakeTensorMode():
+        torch.tensor([[2, 3]]).tolist()  # as before
+
+
 def test_symbols_have_expressions():
     n = torch.export.Dim("n", min=2)
     exported = torch.export.export(torch.nn.ReLU(), (torch.ones(3),), dynamic_shapes=({0: n},))

@@ -303,3 +303,35 @@ def test_branches_on_floats_go_no_way_that_is_not_checked(start: float) -> None:
     with pytest.raises(fmapper.ConversionError, match="compare the tensor"):
         fmapper.convert(converting.Function(read), "jax", (x,))
     check_for_values(compared, (x,), (-x,))
+
+
+def test_tables_that_forward_makes_of_sizes_are_no_questions_about_values() -> None:
+    def grid(x: Any) -> Any:
+        sizes = torch.tensor([[1, x.shape[0], x.shape[1]]])
+        places = [torch.arange(h * w) for _, h, w in sizes.tolist()]
+        return x.flatten() * torch.cat(places)
+
+    model = fmapper.convert(converting.Function(grid), "jax", (torch.ones(3, 2),))
+    got = jax.jit(model)(2 * np.ones((3, 2), "float32"))
+    np.testing.assert_array_equal(got, 2.0 * np.arange(6))
+
+
+@pytest.mark.parametrize("way", ["index", "view", "alias"])
+def test_numbers_read_from_a_table_that_was_written_are_those_written(way: str) -> None:
+    def table(x: Any) -> Any:
+        known = torch.tensor([1, 2])
+        part = known[:1]
+        if way == "index":
+            known[0] = x.sum().long()
+            return x * known.tolist()[0]
+        if way == "view":
+            known += x.long()[:2]
+            return x * part.item()
+        part.copy_(x.long()[:1])
+        return x * known[0].item()
+
+    module, x = converting.Function(table), torch.tensor([3.0, 4.0, 5.0])
+    model = fmapper.convert(module, "jax", (x,))
+    np.testing.assert_array_equal(
+        model(np.asarray([6, 7, 9], "float32")), module(x.new_tensor([6, 7, 9]))
+    )

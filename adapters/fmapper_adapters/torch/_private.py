@@ -6,9 +6,10 @@ each promises, so that a release which changes one fails there, under its name.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -323,6 +324,41 @@ def set_replace_symbol(method: Any) -> None:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     ShapeEnv._set_replacement = method  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def follow_constants(count: int) -> Iterator[None]:
+    """Lets recordings within the block know the values of tensors that are made of numbers.
+
+    torch knows those of one element. When a tensor is written, torch goes on to answer with the old
+    value of what shares its memory; here that is forgotten.
+
+    Args:
+        count: How many elements they have at most.
+    """
+    from torch._subclasses import fake_tensor
+    from torch.fx.experimental import proxy_tensor
+
+    track = proxy_tensor.track_tensor_tree
+    limits = fake_tensor.CONSTANT_NUMEL_LIMIT, proxy_tensor.CONSTANT_NUMEL_LIMIT
+
+    def forget_written(inner_res: Any, proxy_res: Any, *, constant: Any, tracer: Any) -> Any:
+        known = tracer.tensor_tracker
+        for x in pytree.tree_leaves(inner_res) if constant is None else ():
+            if isinstance(x, torch.Tensor) and x in known and known[x].constant is not None:
+                memory = x.untyped_storage()._cdata
+                for other, slot in list(known.items()):
+                    if slot.constant is not None and other.untyped_storage()._cdata == memory:
+                        known[other] = proxy_tensor._ProxyTensor(slot.proxy, None)
+        return track(inner_res, proxy_res, constant=constant, tracer=tracer)
+
+    try:
+        fake_tensor.CONSTANT_NUMEL_LIMIT = proxy_tensor.CONSTANT_NUMEL_LIMIT = count
+        proxy_tensor.track_tensor_tree = forget_written  # type: ignore[assignment]
+        yield
+    finally:
+        fake_tensor.CONSTANT_NUMEL_LIMIT, proxy_tensor.CONSTANT_NUMEL_LIMIT = limits
+        proxy_tensor.track_tensor_tree = track
 
 
 def expression_of(symbol: Any) -> Any:

@@ -297,6 +297,9 @@ class _StandIns(TorchFunctionMode):
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
 
 
+_CONSTANTS = 1024  # elements of a table that forward makes of numbers, as of the sizes of images
+
+
 @contextlib.contextmanager
 def stand_ins(*, unless: bool = False) -> Iterator[None]:
     """Replaces functions that cannot be recorded by operations that can.
@@ -311,7 +314,12 @@ def stand_ins(*, unless: bool = False) -> Iterator[None]:
     try:
         torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
         _Norm.forward = _batch_norm
-        with _StandIns(), autograd.record_functions(), encoders.stand_ins():
+        with (
+            _private.follow_constants(_CONSTANTS),
+            _StandIns(),
+            autograd.record_functions(),
+            encoders.stand_ins(),
+        ):
             yield
     finally:
         torch.nn.Module.to, _Norm.forward = before  # type: ignore[method-assign]
