@@ -1,10 +1,14 @@
-"""The operations of torch that a program may call.
+"""The torch operations that a program may call.
 
-A program may come from a file of anybody, so that an operation is called only if it is named here:
-those that compute tensors from tensors, as fmapper's recordings of torch have them. None of them
-writes to its arguments, opens files or takes addresses, and each checks its indices. Not among them
-are kernels that trust indices in their arguments: backward passes of pooling, `segment_reduce`,
-CTC losses, fractional pooling, solvers that take pivots.
+A program file is not trusted, so a program may call only the operations in this list: those that
+compute tensors from tensors, as they occur in recordings of torch models. None of them writes to
+its arguments, opens files or takes addresses, and each checks its indices. Kernels that trust the
+indices in their arguments are excluded: backward passes of pooling, `segment_reduce`, CTC losses,
+fractional pooling, solvers that take pivots.
+
+The list is written by hand because nothing says which kernels check their indices: schemas do not,
+and the lowerings to JAX include unsafe ones. Besides, those are in another adapter, which may not
+be installed. A test compares the two.
 """
 
 from __future__ import annotations
