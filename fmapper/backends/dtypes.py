@@ -7,8 +7,10 @@ import math
 import re
 from typing import Any
 
+from fmapper.files.dtypes import DTYPES
+
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+_FLOAT8 = tuple(name for name in DTYPES if name.startswith("float8_"))
 _COMPLEX_OF = {"float64": "complex128"}
 _FLOAT_OF = {"complex128": "float64", "complex64": "float32"}
 

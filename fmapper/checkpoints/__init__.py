@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
     from fmapper.files.bounds import check_count, check_depth, check_name
-    from fmapper.files.safetensors import DTYPES
+    from fmapper.files.dtypes import DTYPES
     from fmapper.files.untrusted import Misfit, check_folder, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
 
@@ -127,7 +127,7 @@ _PLACES = {
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
     "fmapper.checkpoints.formats.writer": "Writer",
     "fmapper.files.bounds": "check_count check_depth check_name",
-    "fmapper.files.safetensors": "DTYPES",
+    "fmapper.files.dtypes": "DTYPES",
     "fmapper.files.untrusted": "Misfit check_folder show within",
     "fmapper.files.zips": "ZipMember ZipMembers",
 }

@@ -1,9 +1,32 @@
-"""Dtypes by name, as NumPy and ml_dtypes have them."""
+"""Dtypes by name: those of arrays in files, which movers cast to as well, and NumPy's."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
+
+DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+}
+"""The dtypes of checkpoints: fmapper's name -> the name in safetensors."""
 
 
 @lru_cache(256)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
 from fmapper.files.bounds import WAY_OUT, check_count, check_name
+from fmapper.files.dtypes import DTYPES
 from fmapper.files.untrusted import Misfit, no_constant, object_of, show, within
 from fmapper.switches import settings
 
@@ -28,28 +29,6 @@ _LONGEST_VALUE = 1 << 16
 _MOST_DIMENSIONS = 64
 MOST_BYTES = 2**63 - 1  # of an array, not counting sizes of zero: NumPy's limit
 _ALIGNMENT = 64  # arrays begin at multiples of it, so that JAX need not copy them
-DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "complex64": "C64",
-}
-"""The dtypes of checkpoints: fmapper's name -> the name in safetensors."""
 _NAMES = {code: name for name, code in DTYPES.items()}
 _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 for code in _NAMES}
 

@@ -20,7 +20,7 @@ from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json
 from fmapper.files.bounds import check_count, check_name
-from fmapper.files.dtypes import name_of_dtype, numpy_dtype
+from fmapper.files.dtypes import DTYPES, name_of_dtype, numpy_dtype
 from fmapper.files.untrusted import Misfit, show, within
 from fmapper.files.zips import DEFLATED, STORED, ZipMember, ZipMembers
 
@@ -240,8 +240,6 @@ def _member(
 
 
 def _check_dtype(dtype: str) -> str:
-    from fmapper.files.safetensors import DTYPES
-
     if dtype not in DTYPES and dtype not in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn"):
         raise Misfit(f"{show(dtype)} is an unknown dtype")
     return dtype
