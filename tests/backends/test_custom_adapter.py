@@ -59,6 +59,37 @@ class TestToy(AdapterConformance):
             array.numbers[i] = 0
 
 
+def first_code(page: Path) -> dict[str, Any]:
+    """What the first code on a page defines, before it registers anything."""
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    scope: dict[str, Any] = {}
+    exec(code.partition("register_adapter(Grid")[0], scope)
+    return scope
+
+
+guide = first_code(ROOT / "docs" / "howto" / "add-a-framework.md")
+
+
+class TestGrid(AdapterConformance):
+    """The adapter on the page `howto/add-a-framework.md`."""
+
+    dtypes = ("float64",)
+
+    def make_adapter(self) -> Adapter:
+        made: Adapter = guide["GridAdapter"]()
+        return made
+
+    def make(self, array: Any) -> Any:
+        return guide["Grid"](array.ravel(), array.shape)
+
+    def values(self, array: Any) -> Any:
+        return np.array(array.numbers).reshape(array.shape)
+
+    def overwrite(self, array: Any) -> None:
+        for i in range(len(array.numbers)):
+            array.numbers[i] = 0
+
+
 @pytest.fixture
 def registered() -> Iterator[Adapter]:
     yield fmapper.backends.register_adapter(toy.ToyAdapter())

@@ -12,6 +12,9 @@
         def values(self, array):          # back, as a NumPy view of its memory if there is one
             return array.numpy()
 
+        def overwrite(self, array):       # all bits to zero, where `array[...] = 0` does not do it
+            array.fill(0)
+
 The file needs pytest, NumPy and fmapper only, so that it can be copied into another project.
 """
 
