@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from fmapper.backends.dtypes import itemsize
 from fmapper.backends.framework import Framework
 from fmapper.errors import DeviceUnavailableError
+from fmapper.files.dtypes import itemsize
 
 if TYPE_CHECKING:
     import numpy as np

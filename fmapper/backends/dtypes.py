@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from typing import Any
 
@@ -55,19 +54,6 @@ def bare_name(dtype: Any) -> str:
 def is_inexact(dtype: str) -> bool:
     """Returns whether a dtype is floating or complex."""
     return dtype.startswith(("float", "bfloat", "complex"))
-
-
-def itemsize(dtype: str) -> int:
-    """Returns the bytes of one element; 0 for a dtype without numbers, such as PRNG keys.
-
-    Examples:
-        >>> itemsize("bfloat16"), itemsize("float8_e4m3fn"), itemsize("bool"), itemsize("key<fry>")
-        (2, 1, 1, 0)
-    """
-    if dtype == "bool":
-        return 1
-    bits = re.match(r"[a-z]+(\d+)", dtype)
-    return math.ceil(int(bits[1]) / 8) if bits else 0
 
 
 def wanted_dtype(own: str, asked: str | None) -> str:

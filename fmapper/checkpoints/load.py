@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.dtypes import dtype_name, is_inexact, itemsize, wanted_dtype
+from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import PrecisionWarning, StructureMismatchError
+from fmapper.files.dtypes import itemsize
 from fmapper.files.urls import place_of
 from fmapper.progress import step
 from fmapper.states.materialize import Default, fill, is_abstract

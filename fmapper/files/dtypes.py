@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -46,3 +48,16 @@ def name_of_dtype(dtype: Any) -> str:
     """Returns the name of a NumPy dtype, which takes NumPy longer than all else about an array."""
     name: str = dtype.name
     return name
+
+
+def itemsize(dtype: str) -> int:
+    """Returns the bytes of one element; 0 for a dtype without numbers, such as PRNG keys.
+
+    Examples:
+        >>> itemsize("bfloat16"), itemsize("float8_e4m3fn"), itemsize("bool"), itemsize("key<fry>")
+        (2, 1, 1, 0)
+    """
+    if dtype == "bool":
+        return 1
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return math.ceil(int(bits[1]) / 8) if bits else 0

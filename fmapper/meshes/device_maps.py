@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.dtypes import itemsize
 from fmapper.errors import PlacementError
+from fmapper.files.dtypes import itemsize
 from fmapper.programs.program import Program
 from fmapper.render import as_html, as_text, readable_bytes
 from fmapper.states.inventory import Inventory

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fmapper.backends.dtypes import itemsize
 from fmapper.backends.meshes import Spec
+from fmapper.files.dtypes import itemsize
 from fmapper.meshes.layout import shard_shape, show_spec
 from fmapper.render import as_html, as_text, readable_bytes
 from fmapper.tree.keypath import KeyPath, format_keys

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fmapper.backends.arrays import Device
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.dtypes import itemsize
 from fmapper.backends.node_type import Aside
 from fmapper.errors import FmapperError
+from fmapper.files.dtypes import itemsize
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out
 from fmapper.moves.route import Generator
 from fmapper.moves.router import Move, Router

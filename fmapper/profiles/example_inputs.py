@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.dtypes import itemsize
 from fmapper.errors import ProfileError, TargetError
+from fmapper.files.dtypes import itemsize
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.walk import visit
