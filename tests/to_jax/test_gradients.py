@@ -566,3 +566,9 @@ def test_attention_with_scores_beyond_the_last_digit_of_an_exponent() -> None:
     model = fmapper.convert(attend, "jax", (x.detach(),))
     got = jax.grad(lambda x: model(x).sum())(jax.numpy.asarray(x.detach().numpy()))
     np.testing.assert_allclose(got, x.grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", [torch.var, torch.std], ids=["var", "std"])
+def test_spreads_whose_squares_overflow_when_they_are_added_up(function: Any) -> None:
+    x = torch.tensor([1.0, 2.5e19, 1.0, 2.0])
+    converting.check_gradients(converting.Function(function), x if function is torch.var else 4 * x)

@@ -81,61 +81,67 @@ def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
     return jnp.prod(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
 
 
-@lowering("aten::var_mean.correction")
-def var_mean(
-    x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the variance, divided by the count less `correction` (else 1), and the mean."""
+def _variance(
+    x: Any, dim: Any, correction: Any, keepdim: bool, most: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the variance, the factor that it is too small by, and the mean.
+
+    torch adds up in double precision; here, where squares overflow, differences are divided first.
+    """
     dims = axes(x, dim)
     y = x.astype(wide(x.dtype))
     centre = jnp.mean(y, dims, keepdims=True)
     apart = y - centre
-    squares = apart.real**2 + apart.imag**2 if is_complex(y) else apart * apart
+
+    def total(apart: Any, keepdims: bool) -> jax.Array:
+        squares = apart.real**2 + apart.imag**2 if is_complex(apart) else apart * apart
+        return jnp.sum(squares, dims, keepdims=keepdims)
+
+    overflows = jnp.isinf(jax.lax.stop_gradient(total(apart, True)))
+    factor = jnp.where(overflows, most, 1).astype(y.real.dtype)
     left = count_of(x, dims) - (1 if correction is None else correction)
-    divisor = jnp.maximum(jnp.asarray(left, squares.dtype), 0)
-    spread = jnp.sum(squares, dims, keepdims=keepdim) / divisor
-    half = spread.dtype if is_complex(x) else x.dtype
-    middle = centre if keepdim else jnp.squeeze(centre, dims)
-    return spread.astype(half), middle.astype(x.dtype)
+    spread = total(apart / factor, keepdim)
+    spread = spread / jnp.maximum(jnp.asarray(left, spread.dtype), 0)
+    if not keepdim:
+        factor, centre = jnp.squeeze(factor, dims), jnp.squeeze(centre, dims)
+    return spread, factor, centre.astype(x.dtype)
 
 
-@lowering("aten::var_mean.default")
-def var_mean_of_all(x: Any, unbiased: bool = True) -> tuple[jax.Array, jax.Array]:
-    """Returns the variance and the mean of all elements."""
-    return var_mean(x, correction=int(unbiased))
+def _each_of_both(target: str, most: float, part: Callable[..., Any]) -> None:
+    """Registers a function of variance and mean."""
+
+    def correction(
+        x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        spread, factor, mean = _variance(x, dim, correction, keepdim, most)
+        dtype = x.real.dtype if is_complex(x) else x.dtype
+        return part(spread, factor, mean, dtype)
+
+    def of_all(x: Any, unbiased: bool = True) -> Any:
+        return correction(x, correction=int(unbiased))
+
+    def of_dims(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+        return correction(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+    lowering(f"aten::{target}.correction")(correction)
+    lowering(f"aten::{target}.default")(of_all)
+    lowering(f"aten::{target}.dim")(of_dims)
 
 
-@lowering("aten::var_mean.dim")
-def var_mean_of_dims(
-    x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the variance and the mean over dimensions."""
-    return var_mean(x, dim, correction=int(unbiased), keepdim=keepdim)
+def _spread(spread: Any, factor: Any, dtype: Any) -> jax.Array:
+    return (spread * factor * factor).astype(dtype)
 
 
-def _each_of_both(source: str, target: str, part: Callable[..., Any]) -> None:
-    """Registers a function of variance and mean: `var`, `std` and `std_mean`."""
-    for overload, function in (
-        ("correction", var_mean),
-        ("default", var_mean_of_all),
-        ("dim", var_mean_of_dims),
-    ):
-
-        def lower(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
-            return part(*_function(*args, **kwargs))
-
-        lowering(f"aten::{target}.{overload}")(lower)
-
-
-def _root(spread: Any) -> jax.Array:
+def _root(spread: Any, factor: Any, dtype: Any) -> jax.Array:
     """Returns the square root, with gradient zero at zero as in torch: all elements are equal."""
     zero = spread == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, spread))).astype(spread.dtype)
+    return (jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, spread))) * factor).astype(dtype)
 
 
-_each_of_both("var_mean", "var", lambda spread, _: spread)
-_each_of_both("var_mean", "std", lambda spread, _: _root(spread))
-_each_of_both("var_mean", "std_mean", lambda spread, middle: (_root(spread), middle))
+_each_of_both("var", 2.0**35, lambda spread, factor, _, dtype: _spread(spread, factor, dtype))
+_each_of_both("std", 2.0**70, lambda spread, factor, _, dtype: _root(spread, factor, dtype))
+_each_of_both("var_mean", 2.0**35, lambda *found: (_spread(*found[:2], found[3]), found[2]))
+_each_of_both("std_mean", 2.0**70, lambda *found: (_root(*found[:2], found[3]), found[2]))
 
 
 @lowering("aten::renorm")
