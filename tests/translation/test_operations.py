@@ -85,3 +85,18 @@ def test_changes_of_slices():
 
     code = printed((torch.randn(4, 6),), assigned)
     assert ".at[:, -3:].set(1.0)" in code
+
+
+def test_derivatives_of_lowerings_are_written_with_them():
+    def cross(x):
+        x = x.clamp(0, 1)
+        return F.binary_cross_entropy(x, x.detach() / 2, reduction="sum") + torch.logit(x).sum()
+
+    module, x = Each(cross), torch.tensor([0.5, 0.0, 1.0], requires_grad=True)
+    code = fmapper.source(module, "flax", (x.detach(),), dynamic_shapes=None)
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    model = space["Each"](rngs=nnx.Rngs(0))
+    module(x)[0].backward()
+    got = jax.grad(lambda x: model(x)[0])(jax.numpy.asarray(x.detach().numpy()))
+    np.testing.assert_allclose(got, x.grad, rtol=1e-5)

@@ -140,9 +140,13 @@ class Embedded:
             raise ConversionError(f"{module}.{name} cannot be written to a file")
         node = ast.parse(ast.unparse(node)).body[0]
         rename = _Rename(self, module)
+        rules: list[ast.stmt] = []
         if isinstance(node, ast.FunctionDef):
+            rules = _rules_of(module, name)
+            kept = [one for one in node.decorator_list if rules and self._is_foreign(one, module)]
             _strip(node)
             node.name = own
+            node.decorator_list = [rename.visit(one) for one in kept]
         elif isinstance(node, ast.Assign):
             node.targets = [ast.Name(own, ast.Store())]
         elif isinstance(node, ast.ClassDef):
@@ -152,10 +156,22 @@ class Embedded:
             node = ast.Assign([ast.Name(own, ast.Store())], node.value)
         else:
             raise ConversionError(f"{module}.{name} cannot be written to a file")
-        written = rename.visit(node)
-        source = ast.unparse(ast.fix_missing_locations(written))
-        self.helpers[own] = Helper(source, frozenset(rename.needs))
+        written = [rename.visit(node)]
+        for rule in rules:
+            if isinstance(rule, ast.FunctionDef):
+                decorators = [rename.visit(one) for one in rule.decorator_list]
+                _strip(rule)
+                rule.name, rule.decorator_list = f"{own}_rule", decorators
+            written.append(rename.visit(rule))
+        sources = [ast.unparse(ast.fix_missing_locations(one)) for one in written]
+        self.helpers[own] = Helper("\n\n\n".join(sources), frozenset(rename.needs - {own}))
         return own
+
+    def _is_foreign(self, decorator: ast.expr, module: str) -> bool:
+        """Returns whether a decorator is of a framework, as that of a derivative of its own."""
+        root = next(one for one in ast.walk(decorator) if isinstance(one, ast.Name))
+        value = vars(sys.modules.get(module) or importlib.import_module(module)).get(root.id)
+        return not (getattr(value, "__module__", None) or "").startswith(_OWN)
 
     def resolve(self, module: str, name: str, rename: _Rename) -> str:
         """Resolves a global name of a module to one of the file."""
@@ -281,6 +297,26 @@ def _definition_of(function: Any) -> ast.FunctionDef:
                 text = f"def f({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}"
                 return ast.parse(text).body[0]  # type: ignore[return-value]
     raise ConversionError(f"{function.__qualname__} cannot be written to a file")
+
+
+def _rules_of(module: str, name: str) -> list[ast.stmt]:
+    """Returns copies of the statements of a module that give a function its derivatives."""
+
+    def completes(one: ast.expr) -> bool:
+        is_method = isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)
+        return is_method and one.value.id == name  # type: ignore[attr-defined, no-any-return]
+
+    found = []
+    for node in _tree(module).body:
+        called = node.value.func if _is_call(node) else None  # type: ignore[attr-defined]
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if any(completes(one) for one in (*decorators, *filter(None, [called]))):
+            found.append(ast.parse(ast.unparse(node)).body[0])
+    return found
+
+
+def _is_call(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
 
 
 def _is_docstring(node: ast.stmt) -> bool:
