@@ -33,7 +33,9 @@ def as_box(box: Ranges | None, shape: Sequence[int]) -> Box:
     if box is None:
         return full_box(shape)
     if len(box) != len(shape):
-        raise IndexError(f"a box of {len(box)} ranges for an array of shape {tuple(shape)}")
+        raise IndexError(
+            f"a box of {len(box)} ranges does not fit an array of shape {tuple(shape)}"
+        )
     bounds = []
     for place, size in zip(box, shape, strict=True):
         if isinstance(place, slice):

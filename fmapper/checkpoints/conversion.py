@@ -133,7 +133,7 @@ def _check_places(source: Place, target: Place) -> None:
         and source.is_dir()
         and target.resolve().is_relative_to(source.resolve())
     ):
-        raise CheckpointError(f"{target} would be inside {source}, which it is converted from")
+        raise CheckpointError(f"{target} would be inside its source, {source}")
 
 
 def _change(contents: Contents, dtype: str | None, rules: Rules | None) -> Contents:

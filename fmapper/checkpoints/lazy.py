@@ -26,7 +26,7 @@ from fmapper.errors import CheckpointError
 if TYPE_CHECKING:
     import numpy as np
 
-_DEEPEST = 100  # operations within each other; a rule adds a few
+_DEEPEST = 100  # nested operations; a rule adds a few
 
 
 class ByteRun(NamedTuple):
@@ -169,7 +169,9 @@ class LazyArray:
         wanted = tuple(range(self.ndim))[::-1] if axes is None else tuple(axes)
         order = tuple(self._axis(axis) for axis in wanted)
         if sorted(order) != list(range(self.ndim)):
-            raise CheckpointError(f"axes {list(wanted)} do not order {_say(self)}")
+            raise CheckpointError(
+                f"axes {list(wanted)} are not a permutation of the axes of {_say(self)}"
+            )
         if order == tuple(range(self.ndim)):
             return self
         if isinstance(self, Transpose):
@@ -184,11 +186,11 @@ class LazyArray:
         if sizes.count(-1) == 1:
             known = -math.prod(sizes)
             if not known or self.size % known:
-                raise CheckpointError(f"{_say(self)} cannot become {list(shape)}")
+                raise CheckpointError(f"{_say(self)} cannot be reshaped to {list(shape)}")
             sizes[sizes.index(-1)] = self.size // known
         wanted = _as_shape(sizes)
         if math.prod(wanted) != self.size:
-            raise CheckpointError(f"{_say(self)} cannot become {list(shape)}")
+            raise CheckpointError(f"{_say(self)} cannot be reshaped to {list(shape)}")
         if wanted == self.shape:
             return self
         if isinstance(self, Reshape):
@@ -218,10 +220,14 @@ class LazyArray:
         whole = self.shape[at]
         if isinstance(sizes, int):
             if sizes < 1 or whole % sizes:
-                raise CheckpointError(f"{_say(self)} is not split in {sizes} along axis {axis}")
+                raise CheckpointError(
+                    f"{_say(self)} cannot be split into {sizes} along axis {axis}"
+                )
             sizes = [whole // sizes] * sizes
         if sum(sizes) != whole or min(sizes, default=0) < 0:
-            raise CheckpointError(f"{_say(self)} has no parts of {list(sizes)} along axis {axis}")
+            raise CheckpointError(
+                f"{_say(self)} cannot be split into parts of {list(sizes)} along axis {axis}"
+            )
         stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return [self.slice(stop - size, stop, at) for stop, size in zip(stops, sizes, strict=True)]
 
@@ -244,7 +250,9 @@ class LazyArray:
         at = self._axis(axis)
         size = self.shape[at]
         if groups < 1 or size % groups:
-            raise CheckpointError(f"{_say(self)} has no {groups} equal parts along axis {axis}")
+            raise CheckpointError(
+                f"{_say(self)} cannot be split into {groups} equal parts along axis {axis}"
+            )
         split = self.reshape((*self.shape[:at], groups, size // groups, *self.shape[at + 1 :]))
         axes = [*range(split.ndim)]
         axes[at], axes[at + 1] = at + 1, at
@@ -288,7 +296,7 @@ class Operation(LazyArray):
         self.dtype = dtype
         self._depth = 1 + max(operand._depth for operand in self.operands)
         if self._depth > _DEEPEST:
-            raise CheckpointError(f"more than {_DEEPEST} operations within each other")
+            raise CheckpointError(f"more than {_DEEPEST} nested operations")
 
 
 class _InMemory(LazyArray):

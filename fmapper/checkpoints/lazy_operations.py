@@ -323,7 +323,7 @@ class View(Operation):
             last = shape[-1] * array.dtype.itemsize if shape else 0
             if not shape or last % wanted.itemsize:
                 raise CheckpointError(
-                    f"{array.dtype.name}{shape} has no whole elements of {wanted.name}"
+                    f"{array.dtype.name}{shape} does not consist of whole elements of {wanted.name}"
                 )
             shape[-1] = last // wanted.itemsize
         return View([array], shape, wanted)

@@ -137,9 +137,7 @@ def from_pretrained(
         TypeError: `offload` is given with `sharding` or `device`, which it decides itself.
     """
     if offload is not None and not (sharding is None and device is None):
-        raise TypeError(
-            "offload= decides where the weights lie: pass neither sharding= nor device="
-        )
+        raise TypeError("offload= determines where the weights are: omit sharding= and device=")
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
         found = _find(source, None if dtype is None else dtype_name(dtype))
@@ -160,7 +158,7 @@ def from_pretrained(
                 **options,
             )
         elif options:
-            raise TypeError(f"a model of {to} takes no {', '.join(options)}: it is not converted")
+            raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
         say(f"reading the weights of {source.name}")
         checkpoint = read_checkpoint(source)
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}

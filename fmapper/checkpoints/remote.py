@@ -78,7 +78,7 @@ class UrlWriter(Writer):
         """Writes arrays one after another at the current position."""
         at = file.tell()
         if offset not in (None, at):
-            raise CheckpointError(f"{self._at}: is written from beginning to end")
+            raise CheckpointError(f"{self._at}: can only be written sequentially")
         for name, array in arrays.items():
             for data in self.bytes_of(name, array):
                 file.write(data)

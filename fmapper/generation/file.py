@@ -72,10 +72,10 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         raise Misfit("contains a program, not a generator: read it with load_program")
     about = read_json(metadata[_KEY])
     if type(about) is not dict or _get(about, "version", int) != _VERSION:
-        raise Misfit("is of another version", _KEY)
+        raise Misfit("has an unsupported version", _KEY)
     has_prefill = _get(about, "has_prefill", bool)
     if has_prefill != (program.evaluation is not None):
-        raise Misfit("contains another number of programs than it states", _KEY)
+        raise Misfit("does not contain the number of programs that it declares", _KEY)
     padding = _get(about, "padding", str)
     if padding not in ("left", "right"):
         raise Misfit(f"{show(padding)} is neither left nor right", _KEY)
@@ -99,21 +99,21 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
     if found.lengths != tuple(sorted({*found.lengths} - {0})):
         raise Misfit("the lengths are not in order", _KEY)
     if len(found.start) >= found.max_length:
-        raise Misfit("the cache holds no token after those at the start", _KEY)
+        raise Misfit("the cache has no room after the first tokens", _KEY)
     _check_together(found)
     return found
 
 
 def _get(about: Mapping[str, Any], key: str, kind: type) -> Any:
     if type(about.get(key)) is not kind:
-        raise Misfit(f"{key} is {show(about.get(key))}", _KEY)
+        raise Misfit(f"{key} has the invalid value {show(about.get(key))}", _KEY)
     return about[key]
 
 
 def _size(about: Mapping[str, Any], key: str) -> int:
     value: int = _get(about, key, int)
     if not 0 < value < _MOST:
-        raise Misfit(f"{key} is {value}", _KEY)
+        raise Misfit(f"{key} has the invalid value {value}", _KEY)
     return value
 
 
@@ -153,7 +153,7 @@ def _check_together(generation: Generation) -> None:
     if any(i.kind == "static" for i in step.inputs) or not users or cache is None:
         raise Misfit("the program of a step has inputs other than a token and a cache")
     if users[0].shape != (generation.batch,) or len(users) != 1 + len(cache.leaf_paths()):
-        raise Misfit("the program of a step is not for this batch")
+        raise Misfit("the program of a step has another batch size")
     columns = (
         [i for i in generation.prefill.inputs if i.kind == "user"] if generation.prefill else []
     )
@@ -166,7 +166,9 @@ def _check_together(generation: Generation) -> None:
             _name_of_logits(program)
         )
         if not logits or logits[0][1] != (generation.batch, generation.vocabulary):
-            raise Misfit("a program returns logits of another shape than the generator states")
+            raise Misfit(
+                "a program returns logits of a different shape than the generator declares"
+            )
         if any(output.kind != "user" for output in program.outputs):
             raise Misfit("a program changes the model")
     if generation.prefill and (len(columns) != 2 or columns[0].shape != columns[1].shape):

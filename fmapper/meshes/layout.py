@@ -101,7 +101,7 @@ def read_spec(
         entries[at : at + 1] = [None] * max(0, len(shape) - len(entries) + 1)
     if len(entries) > len(shape) and any(_entry(e) for e in entries[len(shape) :]):
         raise PlacementError(
-            f"{axes!r} is for {len(entries)} dimensions, and its shape is {tuple(shape)}"
+            f"{axes!r} has {len(entries)} entries, but the shape is {tuple(shape)}"
         )
     entries = entries[: len(shape)] + [None] * (len(shape) - len(entries))
     spec = tuple(_axes(entry, mesh, names) for entry in entries)

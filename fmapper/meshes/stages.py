@@ -59,9 +59,9 @@ def split(program: Program, ends: Callable[[Sequence[str], Sequence[str]], bool]
     for output in program.outputs:
         if output.kind != "user":
             raise ConversionError(
-                f"{program.name} changes {output.kind} {output.target} while it runs: in stages "
-                "only programs run that change nothing, as those of evaluation. Convert the model "
-                "in eval(), with train=False."
+                f"{program.name} changes {output.kind} {output.target} while it runs. Only "
+                "programs that change nothing can run in stages. Convert the model in eval(), with "
+                "train=False."
             )
     cutter = _Cutter(program)
     bounds = [0, *cutter.cuts(ends), len(program.graph.calls)]

@@ -261,7 +261,9 @@ def _arrays(file: BinaryIO, header: Header, wanted: Collection[str]) -> dict[str
     try:
         return {name: _array(file, entry) for name, entry in entries.items()}
     except MemoryError:
-        raise Misfit(f"holds {size >> 20:,} MiB of arrays, for which memory is lacking") from None
+        raise Misfit(
+            f"has {size >> 20:,} MiB of arrays, more than the memory that is available"
+        ) from None
 
 
 def _array(file: BinaryIO, entry: Entry) -> Any:
@@ -270,7 +272,7 @@ def _array(file: BinaryIO, entry: Entry) -> Any:
     file.seek(entry.start)
     data = file.read(entry.end - entry.start)
     if len(data) != entry.end - entry.start:
-        raise Misfit("is damaged: it became shorter")
+        raise Misfit("is damaged: it became shorter while it was read")
     if entry.dtype == "bool" and data.translate(None, b"\0\1"):
         raise Misfit("is damaged: a bool is neither true nor false")
     return np.frombuffer(data, numpy_dtype(entry.dtype)).reshape(entry.shape)

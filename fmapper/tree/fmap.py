@@ -184,7 +184,7 @@ def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[
     """Returns the leaves of a tree, depth first, one per occurrence.
 
     Raises:
-        CycleError: The tree has a cycle, so the list would have no end.
+        CycleError: The tree has a cycle, so the list would be infinite.
 
     Examples:
         >>> import fmapper

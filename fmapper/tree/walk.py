@@ -127,8 +127,8 @@ def cycle_error(child: Any, first: Link, again: Link) -> CycleError:
     return CycleError(
         f"{format_link(again)}: this is the {type(child).__name__} at {format_link(first)} again. "
         "fmap follows a cycle only through nodes that exist before their children do (lists, "
-        "dicts, functors with the default rebuild), or with prune= a value to put there; a list "
-        "of all leaves or a state of a cyclic tree would have no end. Break the cycle."
+        "dicts, functors with the default rebuild), or where prune= gives a value to put there; a "
+        "list of all leaves or a state of a cyclic tree would be infinite. Break the cycle."
     )
 
 

@@ -178,8 +178,8 @@ def test_messages_of_msgpack_name_the_file(tmp_path):
     for data, said in (
         (chunks(array(2), array(2, b"int32")), "cannot be concatenated"),
         (chunks(array(2), array(1)), "pieces that do not fit"),
-        (b"\x81\xa1w" + array(1, b"float33"), "of the dtype 'float33', which is unknown"),
-        (b"\x81\xa1w\xc7\x04\x01\x93\x90\x90\xc4\x00", "where a text or a number belongs"),
+        (b"\x81\xa1w" + array(1, b"float33"), "of unknown dtype 'float33'"),
+        (b"\x81\xa1w\xc7\x04\x01\x93\x90\x90\xc4\x00", "in place of a text or number"),
         (b"\x81\xa3a\x1bb\x01", "not printable"),
     ):
         path.write_bytes(data)

@@ -41,14 +41,14 @@ def change(folder, **settings):
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("hidden_size", 10**9, "hidden_size is 1,000,000,000, and the weights"),
+        ("hidden_size", 10**9, "hidden_size is 1,000,000,000, but the weights"),
         ("num_hidden_layers", 10**7, "num_hidden_layers is 10,000,000.*settings.bounds"),
         ("num_hidden_layers", 500, "parameters with .* elements, which the weights"),
         ("vocab_size", 10**12, "vocab_size is"),
         ("head_dim", 10**9, "head_dim is"),
         ("hidden_size", -(10**9), "hidden_size is"),
         ("hidden_size", 1e30, "hidden_size is"),
-        ("hidden_size", "wide", "transformers makes no model of it"),
+        ("hidden_size", "wide", "transformers cannot create a model from it"),
         ("layer_types", ["full_attention"] * 200_000, "layer_types has 200,000 items"),
         ("architectures", ["Evil"], "not a class of the installed"),
         ("model_type", "evil", "Code that comes with a folder is not executed"),

@@ -256,8 +256,11 @@ def test_names_change_at_the_same_time():
             Transpose("*.norm.weight"),
             r"model.norm.weight: bfloat16\[8\] has no axis 1, in Transpos",
         ),
-        (Rename("model.norm.weight", "model.embed.weight"), "two arrays would be model.embed"),
-        (AddConstant("model.norm.weight", [1], 0), "there is a model.norm.weight already"),
+        (
+            Rename("model.norm.weight", "model.embed.weight"),
+            "two arrays would be named model.embed",
+        ),
+        (AddConstant("model.norm.weight", [1], 0), "model.norm.weight exists already"),
         (
             Concatenate(["model.layers.{i}.attn.q_proj.weight", "model.layers.{i}.attn.w"], "{i}"),
             r"there is model.layers.0.attn.q_proj.weight, but no model.layers.0.attn.w",
@@ -266,10 +269,10 @@ def test_names_change_at_the_same_time():
             Concatenate([f"model.layers.{{i}}.attn.{x}_proj.weight" for x in "qk"], "{i}"),
             r"0: the arrays have the sizes \[8, 4\]: write sizes=\[8, 4\], in Concatenate",
         ),
-        (Split("model.norm.weight", ["a", "b", "c"]), r"is not split in 3 .*in Split"),
+        (Split("model.norm.weight", ["a", "b", "c"]), r"cannot be split into 3 .*in Split"),
         (Stack("model.{i}.weight", "w", "i"), "'embed' is not a number"),
-        (Reshape("model.norm.weight", [4, 2], back=[9]), r"has the shape \[8\], and not \[9\]"),
-        (Interleave("model.norm.weight", 3), "has no 3 equal parts"),
+        (Reshape("model.norm.weight", [4, 2], back=[9]), r"has shape \[8\], not \[9\]"),
+        (Interleave("model.norm.weight", 3), "cannot be split into 3 equal parts"),
         (Drop("model.norm.weight", tied_to="model.w"), "but there is no model.w"),
     ],
 )
@@ -294,15 +297,15 @@ def test_a_missing_layer_is_named():
     [
         (lambda: Rename("a.{i}", "b"), "does not have the captures"),
         (lambda: Rename("a.*", "b.*"), "in place of the star"),
-        (lambda: Rename(["a", "b"], "c"), "2 old names and 1 new ones"),
-        (lambda: Stack("a.{i}", "a.{i}", "i"), "stands in"),
+        (lambda: Rename(["a", "b"], "c"), "2 old names, but 1 new ones"),
+        (lambda: Stack("a.{i}", "a.{i}", "i"), "must occur in"),
         (lambda: Stack("a.{i}", "a", "j"), "does not have"),
-        (lambda: Split("a", ["b", "b"]), "differ from each other"),
+        (lambda: Split("a", ["b", "b"]), "must be distinct"),
         (lambda: Split("a", ["b", "c"], sizes=[1]), "2 names, but sizes"),
-        (lambda: Transpose("a", [0, 0]), "not an order of axes"),
-        (lambda: AddConstant("a", [-1], 0), "not a shape"),
+        (lambda: Transpose("a", [0, 0]), "not a permutation of axes"),
+        (lambda: AddConstant("a", [-1], 0), "not a valid shape"),
         (lambda: AddConstant("a", [1 << 50], 0), "too large"),
-        (lambda: AddConstant("a.{i}", [1], 0), "no captures"),
+        (lambda: AddConstant("a.{i}", [1], 0), "must not contain captures"),
         (lambda: AddConstant("a", [1], 0, "object"), "is not a dtype"),
         (lambda: AddConstant("a", [1], 1000, "int8"), "1000 does not fit"),
         (lambda: Cast("a", "int8"), "not a floating or complex dtype"),
@@ -346,7 +349,7 @@ def test_a_rule_that_matches_nothing_may_be_allowed():
 
 
 def test_rules_are_made_of_rules():
-    with pytest.raises(TypeError, match="Rules are made of rules"):
+    with pytest.raises(TypeError, match="Rules takes rules"):
         Rules(["a"])
     assert len(RULES + Rules([Drop("x")])) == len(RULES) + 1
     assert hash(RULES) == hash(Rules(list(RULES)))

@@ -187,7 +187,7 @@ def test_a_damaged_file_is_an_error_of_its_own(made: Any, tmp_path: Path) -> Non
         for wrong in (None, "x", -1, [1.5], {"a": 1}, 1 << 40, True):
             if wrong != about[key] or type(wrong) is not type(about[key]):
                 refused(about | {key: wrong})
-    refused(about | {"batch": 4}, "not for this batch")
+    refused(about | {"batch": 4}, "another batch size")
     refused(about | {"vocabulary": 12}, "logits")
     refused(about | {"decoding": about["decoding"] | {"temperature": -1}}, "temperature")
     draw = random.Random(0)

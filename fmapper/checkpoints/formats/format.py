@@ -213,9 +213,9 @@ def nest(named: Mapping[str, Any]) -> Any:
         for key in keys:
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
-                raise CheckpointError(f"{name}: there is no place for it below an array")
+                raise CheckpointError(f"{name} would be nested inside another array")
         if last in node:
-            raise CheckpointError(f"{name}: there is no place for it beside what is below it")
+            raise CheckpointError(f"{name} is both an array and the parent of other arrays")
         node[last] = value
     return tree.get("", tree) if [*tree] == [""] else tree
 

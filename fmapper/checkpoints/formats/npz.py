@@ -139,7 +139,7 @@ def _about(data: bytes) -> dict[str, Any]:
     for key in ("dtypes", "metadata"):
         texts = about.get(key, {})
         if type(texts) is not dict or not all(type(text) is str for text in texts.values()):
-            raise Misfit(f"{_ABOUT}: {key} are not texts")
+            raise Misfit(f"{_ABOUT}: the {key} are not texts")
     return about
 
 
@@ -157,7 +157,7 @@ class _Headers:
         version = head[6:8]
         begin = {b"\1\0": 10, b"\2\0": 12}.get(version)
         if begin is None:
-            raise Misfit(f"{show(name)} is of an unknown version")
+            raise Misfit(f"{show(name)} has an unknown version")
         length = int.from_bytes(head[8:begin], "little")
         if length > _MOST_HEADER:
             raise Misfit(f"{show(name)} has a header that is too long")
@@ -215,9 +215,9 @@ def _member(
         try:
             shape, fortran, found, header_size = headers.read(name, head(error.args[0]))
         except _CutOff:
-            raise Misfit(f"{show(name)} is cut off") from None
+            raise Misfit(f"{show(name)} is truncated") from None
     if found.hasobject or found.kind not in "biufcV":
-        raise Misfit(f"{show(name)} holds objects or text, and pickles are not read")
+        raise Misfit(f"{show(name)} contains objects or text; pickles are not read")
     if dtype is not None:
         wanted = numpy_dtype(_check_dtype(dtype))
         if wanted.itemsize != found.itemsize:
@@ -229,7 +229,7 @@ def _member(
         raise Misfit(f"{show(name)}: its offsets do not fit its size")
     stored_shape = shape[::-1] if fortran else shape
     if found.byteorder == ">":
-        raise Misfit(f"{show(name)} has the most significant byte first")
+        raise Misfit(f"{show(name)} is big-endian, which is not supported")
     if member.method == STORED:
         array: LazyArray = StoredArray(
             file, begin + header_size, stored_shape, name_of_dtype(found)

@@ -207,7 +207,7 @@ def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str
         raise Misfit("was written by a newer fmapper")
     ties, values = about.get("ties", {}), about.get("values", {})
     if type(ties) is not dict or type(values) is not dict:
-        raise Misfit("has no ties, or no values")
+        raise Misfit("lacks ties or values")
     for name, first in ties.items():
         if type(first) is not str or first not in arrays or name in arrays:
             raise Misfit(f"{show(name)} is tied to {show(first)}, which is missing")
@@ -284,7 +284,7 @@ def _read_index(path: Path) -> dict[str, str]:
         for name, file_name in places.items():
             if type(file_name) is not str or not _SHARD.fullmatch(file_name):
                 raise Misfit(
-                    f"{show(name)} would be in {show(file_name)}, not a file of the folder"
+                    f"{show(name)} refers to {show(file_name)}, which is not a file of the folder"
                 )
     except Misfit as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -122,7 +122,7 @@ class QuantizedArray:
     ) -> LazyArray:
         layout = self.layout
         if values is None or (scales is None and layout.kind != "ggml"):
-            raise CheckpointError(f"an array of {layout.kind} has values and scales")
+            raise CheckpointError(f"an array of {layout.kind} needs values and scales")
         found: LazyArray
         if layout.kind == "ggml":
             found = Ggml(values, layout.type)
@@ -135,7 +135,7 @@ class QuantizedArray:
             elif layout.kind == "mxfp4":
                 found = Mxfp4(values, scales, layout.dtype)
             elif zeros is None:
-                raise CheckpointError(f"an array of {layout.kind} has zeros")
+                raise CheckpointError(f"an array of {layout.kind} needs zeros")
             elif layout.kind == "awq":
                 found = Awq(values, zeros, scales)
             else:

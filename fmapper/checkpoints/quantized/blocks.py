@@ -94,4 +94,4 @@ def expect_shape(array: LazyArray, what: str, shape: Sequence[int]) -> None:
         CheckpointError: It is another.
     """
     if array.shape != tuple(shape):
-        raise CheckpointError(f"{what} have the shape {list(array.shape)}, and not {list(shape)}")
+        raise CheckpointError(f"{what} have shape {list(array.shape)}, not {list(shape)}")

@@ -77,9 +77,7 @@ def find_quantized(
             continue
         new = found[name].name if name in found else name
         if new in result:
-            raise CheckpointError(
-                f"{new}: there are a quantised array and another array of this name"
-            )
+            raise CheckpointError(f"{new}: a quantised array and another array have this name")
         if name in found:
             result[new] = _make(found[name], arrays)
         elif isinstance(array, Ggml):
@@ -150,7 +148,7 @@ def _float8(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 def _sizes(block: Any) -> tuple[int, ...]:
     if not isinstance(block, list | tuple) or not all(type(size) is int for size in block):
-        raise CheckpointError(f"the sizes of a block are {show(block)}")
+        raise CheckpointError(f"{show(block)} is not a valid block size")
     return tuple(block)
 
 
@@ -188,11 +186,17 @@ def _as_torchao_says(layout: QuantizedLayout, name: str, text: str) -> Quantized
         block, dtype, kind = data["block_size"], data["dtype"]["_data"], about["_type"]
     except (Misfit, KeyError, TypeError):
         raise CheckpointError(f"{name}: its metadata is not torchao's") from None
-    if kind not in _OF_TORCHAO or _OF_TORCHAO[kind] != layout.kind:
-        known = ", ".join(_OF_TORCHAO)
-        raise CheckpointError(f"{name}: is {show(kind)} of torchao; those that are read: {known}")
+    if kind not in _OF_TORCHAO:
+        raise CheckpointError(
+            f"{name}: torchao's {show(kind)} is not supported. Supported: {', '.join(_OF_TORCHAO)}"
+        )
+    if _OF_TORCHAO[kind] != layout.kind:
+        raise CheckpointError(
+            f"{name}: its metadata describes torchao's {show(kind)}, but its parts are those of "
+            f"{layout.kind}"
+        )
     if dtype not in ("bfloat16", "float16", "float32"):
-        raise CheckpointError(f"{name}: stands for an array of {show(dtype)}")
+        raise CheckpointError(f"{name}: has the unsupported dtype {show(dtype)}")
     return dataclasses.replace(layout, block=_sizes(block), dtype=dtype)
 
 
@@ -204,7 +208,9 @@ def _find_packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
         method = "gptq" if weight.shape[1] == scales.shape[1] else "awq"
     if method == "awq":
         if config.get("version", "gemm").lower() != "gemm" or config.get("bits", 4) != 4:
-            raise CheckpointError(f"{name}: AWQ is read with 4 bits and in its version gemm")
+            raise CheckpointError(
+                f"{name}: AWQ is supported only with 4 bits and in its version gemm"
+            )
         return _Found(f"{name}.weight", QuantizedLayout("awq", transposed=True), parts[:3])
     version = 2 if config.get("checkpoint_format") == "gptq_v2" else 1
     bits = config.get("bits", 4)

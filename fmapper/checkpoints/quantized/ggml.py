@@ -24,7 +24,7 @@ class Ggml(Dequantize):
         kind: The type of the blocks, such as `"Q4_K"`.
 
     Raises:
-        CheckpointError: There is no such type, or the rows have no whole blocks.
+        CheckpointError: The type does not exist, or rows do not consist of whole blocks.
         BackendUnavailableError: The package is not installed.
     """
 
@@ -36,11 +36,11 @@ class Ggml(Dequantize):
         self.kind = kind
         number = getattr(gguf.GGMLQuantizationType, kind, None)
         if number is None or not data.ndim:
-            raise CheckpointError(f"GGUF has no blocks of the type {kind!r}")
+            raise CheckpointError(f"GGUF has no block type {kind!r}")
         elements, self._bytes = gguf.GGML_QUANT_SIZES[number]
         if data.shape[-1] % self._bytes:
             raise CheckpointError(
-                f"a row of {data.shape[-1]} bytes has no whole blocks of {kind}, "
+                f"a row of {data.shape[-1]} bytes does not consist of whole blocks of {kind}, "
                 f"which have {self._bytes}"
             )
         shape = (*data.shape[:-1], data.shape[-1] // self._bytes * elements)
@@ -68,17 +68,19 @@ def row_bytes(number: int, elements: int) -> tuple[str, int]:
     """Returns the name of a block type and the bytes of a row of so many elements.
 
     Raises:
-        CheckpointError: There is no such type, or the row has no whole blocks.
+        CheckpointError: The type does not exist, or the row does not consist of whole blocks.
         BackendUnavailableError: The gguf package is not installed.
     """
     gguf = _package()
     try:
         kind = gguf.GGMLQuantizationType(number)
     except ValueError:
-        raise CheckpointError(f"GGUF has no blocks of the type {number}") from None
+        raise CheckpointError(f"GGUF has no block type {number}") from None
     block, size = gguf.GGML_QUANT_SIZES[kind]
     if elements % block:
-        raise CheckpointError(f"a row of {elements} has no whole blocks of {kind.name}")
+        raise CheckpointError(
+            f"a row of {elements} does not consist of whole blocks of {kind.name}"
+        )
     return str(kind.name), elements // block * size
 
 
@@ -88,6 +90,6 @@ def _package() -> Any:
         import gguf.quants
     except ImportError:
         raise BackendUnavailableError(
-            "the blocks of GGUF need the package gguf, which is not installed: pip install gguf"
+            "blocks of GGUF need the package gguf, which is not installed: pip install gguf"
         ) from None
     return gguf

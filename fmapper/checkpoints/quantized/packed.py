@@ -47,7 +47,7 @@ def _scale(
 
 def _groups(rows: int, count: int, what: str) -> int:
     if not count or rows % count:
-        raise CheckpointError(f"{rows} rows have no {count} equal groups of {what}")
+        raise CheckpointError(f"{rows} rows cannot be divided into {count} equal groups of {what}")
     return rows // count
 
 
@@ -122,7 +122,7 @@ class Gptq(Dequantize):
         version: int = 1,
     ) -> None:
         if bits not in (2, 4, 8):
-            raise CheckpointError(f"GPTQ with {bits} bits: those with 2, 4 and 8 are read")
+            raise CheckpointError(f"GPTQ is supported with 2, 4 and 8 bits, not {bits}")
         expect(weight, "qweight", 2, ("int32", "uint32"))
         expect(zeros, "qzeros", 2, ("int32", "uint32"))
         expect(scales, "scales", 2, _FLOATS)

@@ -39,7 +39,7 @@ class _Scaled(Dequantize):
             scales = scales.reshape((1,) * len(shape))
         if scales.ndim != len(shape):
             raise CheckpointError(
-                f"scales of the shape {list(scales.shape)} for values of {list(shape)}"
+                f"scales of shape {list(scales.shape)} do not fit values of {list(shape)}"
             )
         self.block = _block(shape, scales.shape, block)
         self.operands = (values, scales, *more)
@@ -71,17 +71,16 @@ def _block(
         whole = [size * count for size, count in zip(found, grid, strict=True)]
         if whole != list(shape):
             raise CheckpointError(
-                f"values of {list(shape)} have no {list(grid)} equal blocks: say how large they are"
+                f"values of {list(shape)} have no {list(grid)} equal blocks: pass the block size"
             )
         return tuple(max(size, 1) for size in found)
     sizes = [1] * (len(shape) - len(block)) + [int(size) for size in block]
     if len(sizes) != len(shape) or min(sizes, default=1) < 1:
-        raise CheckpointError(f"blocks of {list(block)} for values of {list(shape)}")
+        raise CheckpointError(f"blocks of {list(block)} do not fit values of {list(shape)}")
     counts = [math.ceil(size / one) for size, one in zip(shape, sizes, strict=True)]
     if counts != list(grid):
         raise CheckpointError(
-            f"values of {list(shape)} in blocks of {sizes} have {counts} scales, "
-            f"and not {list(grid)}"
+            f"values of {list(shape)} in blocks of {sizes} need {counts} scales, not {list(grid)}"
         )
     return tuple(sizes)
 
@@ -203,7 +202,7 @@ class Mxfp4(Dequantize):
         expect(blocks, "blocks", None, ("uint8",))
         expect(scales, "scales", None, ("uint8",))
         if blocks.ndim < 2:
-            raise CheckpointError(f"blocks of the shape {list(blocks.shape)}")
+            raise CheckpointError(f"blocks have the unexpected shape {list(blocks.shape)}")
         expect_shape(scales, "scales", blocks.shape[:-1])
         *rows, groups, width = blocks.shape
         self.width = width * FP4_PER_BYTE

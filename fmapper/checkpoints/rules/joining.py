@@ -103,7 +103,7 @@ class Concatenate(Rule):
 
 def _check_sizes(rule: Rule, names: Sequence[str], sizes: Sequence[int] | None) -> None:
     if len({*names}) != len(names) or not names:
-        raise CheckpointError(f"{rule}: the names of the parts differ from each other")
+        raise CheckpointError(f"{rule}: the names of the parts must be distinct")
     if sizes is not None:
         object.__setattr__(rule, "sizes", tuple(sizes))
         if len(sizes) != len(names) or min(sizes) < 0:
@@ -193,7 +193,7 @@ class Unstack(Rule):
                     raise CheckpointError(f"it has no axis {self.axis}")
                 count = array.shape[self.axis]
                 if count > _MOST or (last is not None and count != last - first + 1):
-                    raise CheckpointError(f"there are {count} arrays in it")
+                    raise CheckpointError(f"it contains {count} arrays")
                 parts = array.unstack(self.axis)
             numbers = range(first, first + len(parts))
             names = [new.format({**captures, self.over: str(number)}) for number in numbers]
@@ -211,4 +211,4 @@ def _is_number(text: str) -> bool:
 def _check_over(rule: Rule, many: str, one: str, over: str) -> None:
     same_captures(rule, (many, one), over)
     if over not in pattern(many).captures or not over or over in pattern(one).captures:
-        raise CheckpointError(f"{rule}: {{{over}}} stands in {many!r}, and not in {one!r}")
+        raise CheckpointError(f"{rule}: {{{over}}} must occur in {many!r} and not in {one!r}")

@@ -58,7 +58,7 @@ class Transpose(OnEach):
         super().__post_init__()
         object.__setattr__(self, "axes", tuple(self.axes))
         if sorted(self.axes) != list(range(len(self.axes))):
-            raise CheckpointError(f"{self}: {list(self.axes)} is not an order of axes")
+            raise CheckpointError(f"{self}: {list(self.axes)} is not a permutation of axes")
 
     def change(self, array: LazyArray, name: str) -> LazyArray:
         """Returns the array transposed."""
@@ -94,9 +94,7 @@ class Reshape(OnEach):
     def change(self, array: LazyArray, name: str) -> LazyArray:
         """Returns the array in its new shape."""
         if self.back is not None and not _fits(array.shape, self.back):
-            raise CheckpointError(
-                f"it has the shape {list(array.shape)}, and not {list(self.back)}"
-            )
+            raise CheckpointError(f"it has shape {list(array.shape)}, not {list(self.back)}")
         return array.reshape(self.shape)
 
     def inverse(self) -> Rule:
@@ -114,7 +112,7 @@ def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Interleave(OnEach):
-    """Takes one row of each of so many equal parts of a dimension in turn.
+    """Interleaves the rows of equal parts of a dimension.
 
     `a0 a1 a2 b0 b1 b2` becomes `a0 b0 a1 b1 a2 b2` with 2 groups.
 
@@ -136,7 +134,7 @@ class Interleave(OnEach):
             raise CheckpointError(f"an array of shape {list(array.shape)} has no axis {self.axis}")
         size, groups = array.shape[self.axis], self.groups
         if groups < 1 or size % groups:
-            raise CheckpointError(f"an axis of {size} has no {groups} equal parts")
+            raise CheckpointError(f"an axis of {size} cannot be split into {groups} equal parts")
         return array.interleave(math.ceil(size / groups) if self.back else groups, self.axis)
 
     def inverse(self) -> Rule:

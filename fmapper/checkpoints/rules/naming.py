@@ -52,7 +52,7 @@ class Rename(Rule):
         object.__setattr__(self, "to", names_of(to))
         if len(self.from_) != len(self.to):
             raise CheckpointError(
-                f"{self}: {len(self.from_)} old names and {len(self.to)} new ones"
+                f"{self}: {len(self.from_)} old names, but {len(self.to)} new ones"
             )
         for pair in zip(self.from_, self.to, strict=True):
             same_captures(self, pair)
@@ -120,13 +120,15 @@ class Drop(Rule):
             same_captures(self, (*names_of(self.names), self.tied_to))
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
-        """Yields the names that go."""
+        """Yields the names that are dropped."""
         done = set()
         for one in names_of(self.names):
             for name, captures in matches(one, arrays):
                 other = pattern(self.tied_to).format(captures) if self.tied_to else name
                 if other not in arrays:
-                    raise CheckpointError(f"{self}: {name} goes, but there is no {other}")
+                    raise CheckpointError(
+                        f"{self}: {name} would be dropped, but there is no {other}"
+                    )
                 if name not in done:
                     done.add(name)
                     yield Change([name], [])
@@ -158,14 +160,16 @@ class AddConstant(Rule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         if pattern(self.name).captures:
-            raise CheckpointError(f"{self}: the name of a constant has no captures")
+            raise CheckpointError(f"{self}: the name of a constant must not contain captures")
         if not re.fullmatch(_DTYPES, self.dtype):
             raise CheckpointError(f"{self}: {self.dtype!r} is not a dtype")
-        if any(size < 0 for size in self.shape) or math.prod(self.shape) > _MOST_ELEMENTS:
-            raise CheckpointError(f"{self}: {list(self.shape)} is not a shape, or too large")
+        if any(size < 0 for size in self.shape):
+            raise CheckpointError(f"{self}: {list(self.shape)} is not a valid shape")
+        if math.prod(self.shape) > _MOST_ELEMENTS:
+            raise CheckpointError(f"{self}: an array of shape {list(self.shape)} is too large")
         one = LazyArray.full((), self.value, numpy_dtype(self.dtype)).read()
         if one.dtype.kind in "iub" and one != self.value:
-            raise CheckpointError(f"{self}: {self.value} does not fit")
+            raise CheckpointError(f"{self}: {self.value} does not fit {self.dtype}")
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
         """Yields the constant."""

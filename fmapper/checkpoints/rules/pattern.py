@@ -172,12 +172,12 @@ def _shortest(capture: Capture, name: str, at: int, stops: set[int]) -> int | No
 
 def _parse(text: str) -> list[Item]:
     if len(text) > _LONGEST:
-        raise CheckpointError(f"a pattern of {len(text)} characters; {_LONGEST} are allowed")
+        raise CheckpointError(f"the pattern has {len(text)} characters; {_LONGEST} are allowed")
     items: list[Item] = []
     for escaped, inner, star, wrong, plain in _TOKEN.findall(text):
         if wrong:
             raise CheckpointError(
-                f"the pattern {text!r} has a {wrong!r} alone; write {{name}} for a capture, "
+                f"the pattern {text!r} has an unmatched {wrong!r}. Write {{name}} for a capture, "
                 f"\\{wrong} for the character"
             )
         if star:
@@ -192,7 +192,7 @@ def _parse(text: str) -> list[Item]:
         if isinstance(item, str) and isinstance(last, str):
             joined[-1] = last + item
         elif isinstance(item, Capture) and isinstance(last, Capture):
-            raise CheckpointError(f"in {text!r} two captures stand with nothing between them")
+            raise CheckpointError(f"two captures in {text!r} have nothing between them")
         else:
             joined.append(item)
     if len(joined) > _MOST_ITEMS:

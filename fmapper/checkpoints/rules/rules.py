@@ -39,7 +39,7 @@ class Rules:
         self.rules = tuple(rules)
         for rule in self.rules:
             if not isinstance(rule, Rule):
-                raise TypeError(f"Rules are made of rules such as Rename, and not of {rule!r}")
+                raise TypeError(f"Rules takes rules such as Rename, not {rule!r}")
 
     def __iter__(self) -> Iterator[Rule]:
         """Returns the rules in order."""
@@ -160,11 +160,11 @@ def _one(
         change = at[name] if name in at else Change([], [] if name in gone else [(name, array)])
         for new, value in change.arrays:
             if new in found:
-                raise CheckpointError(f"rule {number}, {rule}: two arrays would be {new}")
+                raise CheckpointError(f"rule {number}, {rule}: two arrays would be named {new}")
             found[new] = value
     for change in added:
         for new, value in change.arrays:
             if new in found:
-                raise CheckpointError(f"rule {number}, {rule}: there is a {new} already")
+                raise CheckpointError(f"rule {number}, {rule}: {new} exists already")
             found[new] = value
     return found

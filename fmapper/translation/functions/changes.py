@@ -40,9 +40,11 @@ def refuse_lost(
         target = str(output.target)
         known = target in written or target in owners or target.startswith(layers)
         if output.kind == "parameter":
-            raise ConversionError(f"a call changes the parameter {target}; it has no source")
+            raise ConversionError(
+                f"a call changes the parameter {target}, which cannot be translated"
+            )
         if output.kind == "buffer" and not known and not {*refs_in((value,))} & drops:
             raise ConversionError(
-                f"a call changes {target}, which is not a part of what computes its new value: "
-                "that has no source yet"
+                f"a call changes {target} from outside the submodule that computes the new "
+                "value, which cannot be translated yet"
             )

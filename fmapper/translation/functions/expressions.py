@@ -99,7 +99,7 @@ class Expressions:
         found = self._array(value)
         if found is not None:
             return found
-        raise ConversionError(f"{self._unit.path or 'the model'}: {value} is not known there")
+        raise ConversionError(f"{self._unit.path or 'the model'}: {value} is not available there")
 
     def _array(self, value: str) -> Value | None:
         """Returns an array that the model holds."""

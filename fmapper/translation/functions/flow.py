@@ -259,7 +259,7 @@ class Flow:
         """Returns the calls that pick used results, by index."""
         picks = {int(pick.args[1]): pick for pick in self._picks(call) if self._left[pick.name] > 0}
         if not picks and self._left[call.name] > len(self._picks(call)):
-            raise ConversionError(f"{call.op} gives its results whole ({call.source})")
+            raise ConversionError(f"{call.op} returns its results as one value ({call.source})")
         return picks
 
     def _open(self) -> list[Statement]:

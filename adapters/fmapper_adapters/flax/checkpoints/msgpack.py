@@ -83,13 +83,13 @@ class _Reader:
     def take(self, size: int) -> bytes:
         """Returns the next bytes."""
         if size > _LONGEST or self.at + size > self.file.size:
-            raise Misfit("is damaged: a value is longer than the file, or too long")
+            raise Misfit("is damaged: a value is longer than the file or too long")
         begin = self.at - self._start
         if begin < 0 or begin + size > len(self._buffer):
             self._buffer = os.pread(self.handle, max(size, _BUFFER), self.at)
             self._start, begin = self.at, 0
             if len(self._buffer) < size:
-                raise Misfit("became shorter")
+                raise Misfit("became shorter while it was read")
         self.at += size
         return self._buffer[begin : begin + size]
 
@@ -129,7 +129,7 @@ class _Reader:
         if 0xA0 <= tag <= 0xBF or tag in _TEXTS:
             return self._text(tag & 31 if tag <= 0xBF else self.number(_TEXTS[tag]))
         if contents is None:
-            raise Misfit("a list, a map or an array where a text or a number belongs")
+            raise Misfit("contains a list, map or array in place of a text or number")
         if 0x90 <= tag <= 0x9F or tag in _LISTS:
             size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
             self._enter(size)
@@ -143,12 +143,12 @@ class _Reader:
             size = _EXTENSIONS[tag]
             length = size if isinstance(size, int) else self.number(size)
             return self._extension(self.number("b"), length)
-        raise Misfit(f"a value of kind {tag:#x}, which checkpoints do not contain")
+        raise Misfit(f"contains a value of kind {tag:#x}, which checkpoints do not have")
 
     def _enter(self, size: int) -> None:
         """Enters a list or map of so many values."""
         if size > self.file.size - self.at:  # each takes a byte at least
-            raise Misfit("is damaged: it has fewer values than it states")
+            raise Misfit("is damaged: it has fewer values than it declares")
         self.depth += 1
         self.count += size + 1
         check_depth(self.depth)
@@ -158,7 +158,7 @@ class _Reader:
         try:
             return self.take(size).decode()
         except UnicodeDecodeError:
-            raise Misfit("a text that is none") from None
+            raise Misfit("contains text that is not UTF-8") from None
 
     def _map(self, size: int, name: str, contents: Contents) -> Any:
         inner = Contents({})
@@ -169,7 +169,7 @@ class _Reader:
             if type(key) is int:
                 key = str(key)
             if not isinstance(key, str) or key in names:
-                raise Misfit("a key that is not text, or occurs twice")
+                raise Misfit("contains a key that is not text or occurs twice")
             names.add(key)
             if _CHUNKED in names:
                 self.value(key, inner)
@@ -185,11 +185,11 @@ class _Reader:
         shape = [inner.values.get(f"shape.{at}") for at in range(len(inner.values) - 1)]
         pieces = [inner.arrays.get(f"chunks.{at}") for at in range(len(inner.arrays))]
         if not pieces or not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise Misfit("an array in pieces that do not fit")
+            raise Misfit("contains an array in pieces that do not fit together")
         if any(piece is None or len(piece.shape) != 1 for piece in pieces):
-            raise Misfit("an array in pieces that do not fit")
+            raise Misfit("contains an array in pieces that do not fit together")
         if sum(piece.shape[0] for piece in pieces if piece) != math.prod(shape):  # type: ignore[arg-type]
-            raise Misfit("an array in pieces that do not fit")
+            raise Misfit("contains an array in pieces that do not fit together")
         return concatenate(pieces, 0).reshape(shape)  # type: ignore[arg-type]
 
     def _extension(self, kind: int, length: int) -> Any:
@@ -197,9 +197,9 @@ class _Reader:
         if end > self.file.size:
             raise Misfit("is damaged: an array is longer than the file")
         if kind == _COMPLEX:
-            raise Misfit("a complex number, which is not supported")
+            raise Misfit("contains a complex number, which is not supported")
         if kind not in (_ARRAY, _SCALAR):
-            raise Misfit(f"an extension of type {kind}, which Flax does not use")
+            raise Misfit(f"contains an extension of type {kind}, which Flax does not use")
         array = self._usual(end)
         if array is None:
             array = self._unusual(end)
@@ -234,17 +234,17 @@ class _Reader:
     def _unusual(self, end: int) -> LazyArray:
         """Reads the head of an array piece by piece, and says what is wrong with it."""
         if self.take(1)[0] != 0x93:
-            raise Misfit("an array without shape, dtype and values")
+            raise Misfit("contains an array without shape, dtype and values")
         shape = self._shape()
         dtype = self.item("", None)
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise Misfit(f"an array of the dtype {show(dtype)}, which is unknown")
+            raise Misfit(f"contains an array of unknown dtype {show(dtype)}")
         tag = self.take(1)[0]
         if tag not in (0xC4, 0xC5, 0xC6):
-            raise Misfit("an array without values")
+            raise Misfit("contains an array without values")
         size = self.number({0xC4: "B", 0xC5: "H", 0xC6: "I"}[tag])
         if self.at + size != end:
-            raise Misfit("is damaged: an array does not fit its place")
+            raise Misfit("is damaged: an array does not fit its offsets")
         array = StoredArray(self.file, self.at, shape, dtype)
         if array.nbytes != size:
             raise Misfit("is damaged: an array does not fit its size")
@@ -253,13 +253,13 @@ class _Reader:
     def _shape(self) -> list[int]:
         tag = self.take(1)[0]
         if not 0x90 <= tag <= 0x9F and tag not in _LISTS:
-            raise Misfit("an array without a shape")
+            raise Misfit("contains an array without a shape")
         size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
         if size > 64:
-            raise Misfit("an array of too many dimensions")
+            raise Misfit("contains an array of too many dimensions")
         shape = [self.item("", None) for _ in range(size)]
         if not all(type(n) is int and n >= 0 for n in shape):
-            raise Misfit("an array with an invalid size")
+            raise Misfit("contains an array with an invalid size")
         return shape
 
 

@@ -126,7 +126,7 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
     """Returns what Orbax says of the tree in a folder, which does not lead out of itself."""
     check_folder(path)
     if not (folder / _METADATA).exists():
-        raise Misfit(f"has no {_METADATA}, which Orbax writes beside the arrays of a tree")
+        raise Misfit(f"has no {_METADATA}, which Orbax writes next to the arrays")
     about = read_settings(folder / _METADATA)
     rows = about.get("tree_metadata")
     if not isinstance(rows, dict):
@@ -143,7 +143,7 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
                 raise Misfit("leads out of the folder")
             for file in (folder / name / ".zarray", folder / name / "zarr.json"):
                 if file.exists() and file.stat().st_size > _MOST_ABOUT:
-                    raise Misfit(f"has a {file.name} that is too long")
+                    raise Misfit(f"has a {file.name} that is too large")
     return about
 
 
@@ -217,7 +217,9 @@ class _Stores:
             try:
                 array = tensorstore.open(spec, open=True, read=True).result()
                 if array.shape != shape:
-                    raise CheckpointError(f"{self.folder}: {name}: has another shape")
+                    raise CheckpointError(
+                        f"{self.folder}: {name}: has a different shape than in the metadata"
+                    )
                 chunk: Any = array.chunk_layout.read_chunk.shape or shape
                 nbytes = math.prod(chunk) * np.dtype(array.dtype.numpy_dtype).itemsize
                 if nbytes > _LARGE:
@@ -236,7 +238,7 @@ class _Chunked(LazyArray):
     def __init__(self, stores: _Stores, name: str, about: Any) -> None:
         dtype = np.dtype(about.dtype).name
         if dtype not in DTYPES:
-            raise CheckpointError(f"{stores.folder}: {name}: is of an unknown dtype {dtype}")
+            raise CheckpointError(f"{stores.folder}: {name}: has the unknown dtype {dtype}")
         self.shape, self.dtype = tuple(map(int, about.shape)), np.dtype(about.dtype)
         self._stores, self._name = stores, name
 

@@ -267,7 +267,7 @@ class _Texts:
             raise ConversionError(f"dynamic_shapes: {given!r} is not a dict, a tuple or a string")
         if len(sizes) != array.ndim:
             raise ConversionError(
-                f"dynamic_shapes: {given!r} is for {len(sizes)} dimensions, an input of shape "
+                f"dynamic_shapes: {given!r} has {len(sizes)} dimensions, but an input of shape "
                 f"{tuple(array.shape)} has {array.ndim}"
             )
         return ", ".join(map(self._size, sizes)) + ("," if len(sizes) == 1 else "")

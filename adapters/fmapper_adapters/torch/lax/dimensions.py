@@ -57,7 +57,7 @@ def _convolution(own: Dimensions, call: Call, operands: list[Any], results: list
     out, each, *kernel = (operands[1][at] for at in numbers["rhs_spec"])
     first, features, *places = (results[0][at] for at in numbers["out_spec"])
     if call.kwargs["batch_group_count"] != 1:
-        raise ValueError("the batch has groups")
+        raise ValueError("the convolution groups the batch")
     own.join(batch, first)
     own.join(out, features)
     groups = call.kwargs["feature_group_count"]
@@ -77,7 +77,7 @@ def _gather(own: Dimensions, call: Call, operands: list[Any], results: list[Dims
     numbers, sizes = call.kwargs["dimension_numbers"], call.kwargs["slice_sizes"]
     offsets, gone = numbers["offset_dims"], numbers["collapsed_slice_dims"]
     if numbers["operand_batching_dims"] or indices is None:
-        raise ValueError("what is read depends on the row")
+        raise ValueError("the elements that are read depend on the row")
     kept = [(d, n) for at, (d, n) in enumerate(zip(x, sizes, strict=True)) if at not in gone]
     for (dim, count), at in zip(kept, offsets, strict=True):
         if count == own.size(dim):

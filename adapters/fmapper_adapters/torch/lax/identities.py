@@ -39,7 +39,7 @@ def platform_index(*, platforms: tuple[Any, ...]) -> Any:
     """Returns the index of the implementation that JAX chooses on a CPU."""
     index = next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), None)
     if index is None:
-        raise TypeError(f"none is for CPUs among {platforms}")
+        raise TypeError(f"none of {platforms} is for CPUs")
     return current().make(torch.full, (), index, dtype=torch.int32)
 
 

@@ -117,9 +117,9 @@ class TorchMeshes(Meshes):
             found = self.layout(tensor)
             if found is not None and any(found[1]):
                 raise PlacementError(
-                    f"{where}.{name}: torch's convolutions take DTensors that are divided by no "
-                    "channels, and give wrong shapes for others. Leave it whole, by a rule None "
-                    f"before the others, and divide the batch; in JAX it may be divided so."
+                    f"{where}.{name}: torch's convolutions give wrong shapes for DTensors that "
+                    "are sharded by channels. Leave this array unsharded, with a rule None before "
+                    "the others, and shard the batch; JAX supports this sharding."
                 )
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:

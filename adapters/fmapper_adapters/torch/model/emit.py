@@ -487,5 +487,5 @@ class _Current:
 def current() -> Emitter:
     """Returns the emitter whose lowerings run, for those that make tensors or call functions."""
     if _Current.emitter is None:
-        raise RuntimeError("a lowering is called outside of a conversion")
+        raise RuntimeError("a lowering was called outside of a conversion")
     return _Current.emitter

@@ -286,8 +286,8 @@ class TorchModel(Part):
             new = str(get(self, code.targets[name]).dtype).removeprefix("torch.")
             if renamed.setdefault(dtype, new) != new:
                 raise ProgramInputError(
-                    f"{code.program.name}: {name} is of {new}, other parameters that were of "
-                    f"{dtype} are of {renamed[dtype]}: cast either all of them or none"
+                    f"{code.program.name}: {name} is {new}, but other parameters that were "
+                    f"{dtype} are {renamed[dtype]}: cast either all of them or none"
                 )
         self._rename({old: new for old, new in renamed.items() if old != new})
 

@@ -432,10 +432,10 @@ def _is_fsdp(cls: type) -> bool:
 
 def _refuse_fsdp(module: Any) -> None:
     error = RebuildError(
-        f"{type(module).__name__} is a module after fully_shard, which keeps its parameters "
-        "itself: a new one would not be divided. Move, divide or fill the module first and call "
+        f"{type(module).__name__} is a module after fully_shard, which manages its parameters: "
+        "a new module would not be sharded. Move, shard or fill the module first and call "
         "fully_shard on the result; or fill this one, module.load_state_dict(fmapper.load(path, "
-        "like=module.state_dict()), assign=True), which reads the shards of this process alone."
+        "like=module.state_dict()), assign=True), which reads only the shards of this process."
     )
     error.placed = False
     raise error

@@ -74,7 +74,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
     except Exception as error:  # of the class: what it makes of odd settings is its own
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
         raise CheckpointError(
-            f"{folder / _CONFIG}: transformers makes no model of it: {reason}"
+            f"{folder / _CONFIG}: transformers cannot create a model from it: {reason}"
         ) from error
     _set_generation(model, folder)
     examples = inputs.example_kwargs(model)

@@ -109,7 +109,7 @@ def _exact(group: _Group, row: tuple[str, ...], live: Iterable[str]) -> Pair:
     one = group._replace(rows=[row])
     found = _patterns(one, live)
     if found is None:
-        raise CheckpointError(f"{row[0]!r} cannot be told from the names beside it")
+        raise CheckpointError(f"{row[0]!r} cannot be distinguished from similar names")
     return found
 
 

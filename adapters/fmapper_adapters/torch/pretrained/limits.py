@@ -53,7 +53,7 @@ def check_sizes(config: Path, found: Any) -> None:
             most = _MOST_LENGTH if _LENGTH.search(name) else max(_MOST_SIZE, nbytes)
             if abs(value) > most:
                 raise CheckpointError(
-                    f"{config}: {name[:60]} is {value:,}, and the weights beside it have "
+                    f"{config}: {name[:60]} is {value:,}, but the weights next to it have "
                     f"{nbytes:,} bytes. {_WAY_OUT}"
                 )
 
@@ -84,7 +84,7 @@ class Parameters:
         if is_much and settings.bounds:
             raise CheckpointError(
                 f"{self._config}: asks for more than {self._count - 1:,} parameters with "
-                f"{self._elements:,} elements, which the weights beside it cannot fill. {_WAY_OUT}"
+                f"{self._elements:,} elements, which the weights next to it cannot fill. {_WAY_OUT}"
             )
 
 

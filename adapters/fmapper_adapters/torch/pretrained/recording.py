@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten.unbind.int:
             axis = axis % len(parent.shape)
             return [_reshape(one, shape) for one in _parts(parent, axis, [1] * len(outs))]
-        raise CheckpointError(f"{func} is not an operation that moves elements alone")
+        raise CheckpointError(f"{func} is not an operation that only moves elements")
 
 
 def _reshape(parent: Node, shape: tuple[int, ...]) -> Node:

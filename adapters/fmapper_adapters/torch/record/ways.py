@@ -66,9 +66,9 @@ def _for_branches(
     decided = [failure.data.get("expr") for failure in failures]
     for expression in decided:
         if _FLOAT.search(str(expression)):  # torch guesses, and asserts nothing
-            raise RuntimeError(f"draft_export decides {expression} and does not check it")
+            raise RuntimeError(f"draft_export assumes {expression} without checking it")
     if not trusted_asserts.is_asserted(found.graph, decided):
-        raise RuntimeError("draft_export: a value that is taken for granted is not asserted")
+        raise RuntimeError("draft_export: an assumed value is not asserted")
     with quiet():
         check.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found

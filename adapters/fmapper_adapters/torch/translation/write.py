@@ -36,9 +36,9 @@ def _write_training(program: Program) -> Source:
     """Returns the file of a program for training, if all that differs there is in layers."""
     found = _write(dataclasses.replace(program, evaluation=None), random=False)
     if ".copy_(" in found.code.partition("def load_weights")[0]:
-        raise ConversionError("it changes buffers in other ways than layers of torch do")
+        raise ConversionError("it changes buffers in ways that torch layers do not")
     if "def _hash_words(" in found.code:  # what keys draw by is there
-        raise ConversionError("it draws random numbers in other ways than layers of torch do")
+        raise ConversionError("it draws random numbers in ways that torch layers do not")
     return found
 
 
