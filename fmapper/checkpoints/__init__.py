@@ -1,4 +1,4 @@
-"""Checkpoints: arrays in files, read when they are asked for, renamed and reshaped by rules.
+"""Checkpoints: arrays in files, read on demand, renamed and reshaped by rules.
 
 A stored array is an array of a backend of its own: it moves like any other, and reads only what
 is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors of formats.

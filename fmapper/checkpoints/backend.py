@@ -1,4 +1,4 @@
-"""The backend of arrays in files: they move like any others, and are read when they do."""
+"""The backend of arrays in files, which move like other arrays and are read when they do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DISK = Device("file", "cpu")
 
 
 class FileAdapter(Arrays):
-    """Arrays are `LazyArray`s. Nothing can be brought here: that is `fmapper.save`."""
+    """The adapter for `LazyArray`. Nothing can be moved to it: `fmapper.save` writes files."""
 
     name: ClassVar[str] = "file"
     host_only: ClassVar[bool] = True
@@ -26,7 +26,7 @@ class FileAdapter(Arrays):
     array_types: ClassVar[tuple[type, ...]] = (LazyArray,)
 
     def is_array_type(self, cls: type) -> bool:
-        """Returns whether a class is of lazy arrays, described but not read."""
+        """Returns whether a class is one of lazy arrays."""
         return issubclass(cls, LazyArray)
 
     def device(self, array: Any) -> Device:
@@ -67,12 +67,12 @@ class FileAdapter(Arrays):
         return Exchange(list(in_order(_read, work)), private=range(len(arrays)))
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
-        """Reads a box and nothing else of the file."""
+        """Reads only a box of the array."""
         values = array.read(box)
         return values if values.flags.owndata and values.flags.writeable else values.copy()
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Raises: arrays get into files by saving."""
+        """Raises, because arrays are written to files by saving."""
         raise TypeError("arrays cannot be moved to a file: use fmapper.save(tree, path)")
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:

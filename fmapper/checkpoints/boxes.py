@@ -75,7 +75,7 @@ def flat_range(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
 
 
 def panel_boxes(shape: Sequence[int], elements: int) -> Iterator[Box]:
-    """Yields consecutive boxes in C order, each of at most so many elements.
+    """Yields consecutive boxes in C order, with at most `elements` elements each.
 
     Examples:
         >>> list(panel_boxes((4, 3), 6))

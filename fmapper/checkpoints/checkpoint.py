@@ -1,4 +1,4 @@
-"""Checkpoints as mappings of names to arrays that are not read yet, as `load` returns them."""
+"""Checkpoints as mappings from names to lazy arrays, as `load` returns them."""
 
 from __future__ import annotations
 

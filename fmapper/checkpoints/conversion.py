@@ -1,4 +1,4 @@
-"""Checkpoints from one format to another, a panel at a time: resumable, and whole or not there."""
+"""Converts checkpoints between formats one panel at a time: resumable and atomic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def convert_checkpoint(
     rules: Rules | None = None,
     check: bool = True,
 ) -> Converted:
-    """Writes a checkpoint in another format, dtype or layout, without ever holding it.
+    """Writes a checkpoint in another format, dtype or layout, without loading it into memory.
 
     Memory is a few panels of some 8 MiB, or what is needed of one array where its layout changes.
     Bytes that do not change are copied by the system where source and target lie row by row.
@@ -155,7 +155,7 @@ def _cast(array: LazyArray, dtype: str) -> LazyArray:
 def _plan(
     source: Place, contents: Contents, form: Format, dtype: str | None, rules: Rules | None
 ) -> dict[str, Any]:
-    """Returns what two runs must share for one to continue the other."""
+    """Returns the settings that two runs must share for one to resume the other."""
     files: list[Any] = []
     for file in contents.files:
         if isinstance(file, Url):
@@ -175,7 +175,7 @@ def _plan(
 
 
 class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):
-    """The folder in which a checkpoint is made, and one process at a time."""
+    """The temporary folder of a conversion, used by one process at a time."""
 
     def __init__(self, folder: Path, plan: dict[str, Any], form: Format) -> None:
         self._folder, self._plan, self._form = folder, plan, form
@@ -205,7 +205,7 @@ _LOCK = "lock"
 
 
 def _lock(folder: Path) -> int:
-    """Keeps other processes out while this one lives."""
+    """Locks the folder for the lifetime of this process."""
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
     try:
         import fcntl
@@ -220,7 +220,7 @@ def _lock(folder: Path) -> int:
 
 
 class _Meter:
-    """Says how far a conversion is, how fast, and how long it will take."""
+    """Reports progress, speed and remaining time of a conversion."""
 
     def __init__(self, title: str, total: int, say: Callable[[str], None]) -> None:
         self._title, self._total, self._say = title, total, say

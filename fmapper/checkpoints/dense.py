@@ -1,4 +1,4 @@
-"""Copies between arrays of different order, at the speed of the cache and not of the stride."""
+"""Copies between arrays of different memory order in tiles that fit the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that are described and not read, and what can be done with them before they are.
+"""Lazy arrays: arrays in files, and the operations on them that need no reading.
 
 An operation on a `LazyArray` is another one. Reading a box of it reads the boxes of its operands
 that this needs, so a checkpoint of any size is renamed, stacked, split and transposed with the
@@ -30,7 +30,7 @@ _DEEPEST = 100  # nested operations; a rule adds a few
 
 
 class ByteRun(NamedTuple):
-    """Bytes of a stored array, from `start` to `stop`, in C order and least byte first."""
+    """Bytes of a stored array, from `start` to `stop`, in C order, little-endian."""
 
     array: LazyArray
     start: int
@@ -38,7 +38,7 @@ class ByteRun(NamedTuple):
 
 
 class LazyArray:
-    """An array that is described and not read.
+    """An array in a file that is read on demand.
 
     A subclass for arrays in a file sets `shape`, `dtype` and `stored`, and defines `_read`; where
     it can read straight into memory, `_fill` too.
@@ -86,7 +86,7 @@ class LazyArray:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes that it has in memory."""
+        """Returns the bytes that it takes in memory."""
         return self.size * self.dtype.itemsize
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class LazyArray:
         return dense(self._read(bounds))
 
     def panels(self, nbytes: int) -> Iterator[tuple[Box, np.ndarray[Any, Any]]]:
-        """Reads the array in boxes of at most so many bytes, in C order.
+        """Reads the array in boxes of at most `nbytes` bytes, in C order.
 
         The panels' bytes, one after the other, are those of the array.
         """
@@ -215,7 +215,7 @@ class LazyArray:
         return self if bounds == full_box(self.shape) else Part(self, bounds)
 
     def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[LazyArray]:
-        """Splits a dimension into parts of the given sizes, or into so many equal ones."""
+        """Splits a dimension into parts of the given sizes, or into a number of equal parts."""
         at = self._axis(axis)
         whole = self.shape[at]
         if isinstance(sizes, int):
@@ -238,7 +238,7 @@ class LazyArray:
         return [part.reshape(rest) for part in self.split([1] * self.shape[at], at)]
 
     def interleave(self, groups: int, axis: int = 0) -> LazyArray:
-        """Interleaves the elements of so many equal parts of a dimension.
+        """Interleaves the elements of equal parts of a dimension.
 
         `a0 a1 a2 b0 b1 b2` becomes `a0 b0 a1 b1 a2 b2` for 2 groups, and again what it was for 3.
 
@@ -288,7 +288,7 @@ class LazyArray:
 
 
 class Operation(LazyArray):
-    """Computes its elements from those of operands."""
+    """An array computed from the elements of its operands."""
 
     def __init__(self, operands: Iterable[LazyArray], shape: Sequence[int], dtype: Any) -> None:
         self.operands = tuple(operands)
@@ -313,7 +313,7 @@ class _InMemory(LazyArray):
 
 
 def concatenate(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
-    """Joins arrays along a dimension that they have.
+    """Joins arrays along an existing dimension.
 
     Raises:
         CheckpointError: There are none, or their dtypes or other dimensions differ.

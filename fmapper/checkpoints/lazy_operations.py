@@ -1,4 +1,4 @@
-"""The operations on lazy arrays: each turns a box of its own into boxes of its operands."""
+"""The operations on lazy arrays: each translates a box of its result into boxes of its operands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Transpose(Operation):
-    """Orders the dimensions anew."""
+    """Permutes the dimensions."""
 
     def __init__(self, array: LazyArray, axes: Sequence[int]) -> None:
         super().__init__([array], [array.shape[axis] for axis in axes], array.dtype)
@@ -191,7 +191,7 @@ class Reshape(Operation):
         copy_into(out, self._read(box))
 
     def _pieces(self, box: Box, rows: list[_Rows]) -> Iterator[tuple[Box, tuple[slice, ...]]]:
-        """Yields parts of a box and their places, where rows between them would be read."""
+        """Yields parts of a box and their offsets, where a single read would include other rows."""
         wanted = math.prod(box_shape(box))
         if math.prod(math.prod(box_shape(part.box)) for part in rows) <= 2 * wanted:
             return
@@ -304,7 +304,7 @@ class Cast(Operation):
 
 
 class View(Operation):
-    """Takes the operand's bytes for elements of another dtype."""
+    """Reinterprets the bytes of the operand as another dtype."""
 
     @staticmethod
     def make(array: LazyArray, dtype: Any) -> LazyArray:

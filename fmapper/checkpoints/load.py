@@ -1,4 +1,4 @@
-"""`load`: a checkpoint of any format, as arrays that are not yet read, or as a model."""
+"""`load`: reads a checkpoint of any format, as lazy arrays or into a model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load(
     strict: bool = True,
     sharding: Sharding | None = None,
 ) -> Any:
-    """Reads a checkpoint: into a model, or as arrays by name that are read when they are moved.
+    """Reads a checkpoint: into a model, or as lazy arrays by name.
 
     The file may be of anybody: nothing in it is run, not even of a pickle, and time and memory are
     in proportion to what is asked for. A file with more names and numbers than checkpoints have is
@@ -171,7 +171,7 @@ def _fill(
 
 
 def _place_as_before(old: Any, new: Any) -> Any:
-    """Divides new values as the array they replace is; None for one without a mesh."""
+    """Shards new values like the array they replace; None for one without a mesh."""
     adapter = adapter_of(old)
     if not isinstance(adapter, Meshes) or adapter.layout(old) is None:
         return None

@@ -19,7 +19,7 @@ _PIECE = 8 << 20  # bytes of a request
 
 
 class UrlFile(SourceFile):
-    """A file behind a URL. Whether it changes while it is read only its length tells."""
+    """A file behind a URL; changes while it is read are detected by its length only."""
 
     __slots__ = ("_url",)
 
@@ -46,7 +46,7 @@ class UrlFile(SourceFile):
 
 
 class UrlWriter(Writer):
-    """Writes files behind a URL from beginning to end; they appear when all are written.
+    """Writes files behind a URL sequentially; they appear when all are complete.
 
     Where the host has no transactions each appears when it is complete, an index after its shards.
     """
@@ -111,7 +111,7 @@ class UrlWriter(Writer):
 def url_writer(
     url: Url, *, check: bool = False, on_bytes: Callable[[int], object] = lambda nbytes: None
 ) -> Iterator[UrlWriter]:
-    """Gives a writer for a URL; the file appears when the block ends without an error."""
+    """Yields a writer for a URL; the file appears when the block ends without an error."""
     writer = UrlWriter(url, check=check, on_bytes=on_bytes)
     with url.system.transaction:
         yield writer

@@ -1,14 +1,14 @@
-"""Meshes: how the arrays of a model are divided among many devices, by one set of rules.
+"""Shards the arrays of a model over the devices of a mesh, by one set of rules.
 
-For users beside `fmapper.shard`.
+For users, besides `fmapper.shard`.
 
-    sharding    `shard`, and `Sharding`, which is what it does, with a name
-    rules       what patterns, classes, functions and models say of arrays
-    layout      the axes of a mesh that divide an array, read and checked
+    sharding    `shard`, and `Sharding`, the mover that it creates
+    rules       rules by pattern, class, function or model
+    layout      parses and checks the mesh axes of an array
     derivation  rules that follow from a program
-    dimensions  which dimensions of the arrays of a program are one
-    plan        what sharding would do, and what it takes
-    device_maps whole parts on one device each, planned by bytes
+    dimensions  finds equal dimensions among the arrays of a program
+    plan        the effect of a sharding, and its memory
+    device_maps plans whole parts for one device each, by bytes
     streaming   runs a model so, with layers that are fetched ahead of use
 """
 

@@ -1,4 +1,4 @@
-"""Rules that follow from a program: which dimensions to divide so that least is sent."""
+"""Derives rules from a program: the dimensions to shard with the least communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`device_map`: which part of a model lies on which of a few small devices, planned by bytes."""
+"""`device_map`: plans the device of each part of a model, for a few small devices, by bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FLOATS = ("float", "bfloat")
 
 @dataclass(frozen=True, slots=True)
 class PlacedPart:
-    """A part of a model, and where it is to lie.
+    """A part of a model, and its planned device.
 
     Attributes:
         path: Its name, the start of the names of its arrays; empty for the whole model.
@@ -74,7 +74,7 @@ class DeviceMap(Mapping[str, Any]):
         return (part.path for part in self.parts)
 
     def computes(self, device: Any) -> bool:
-        """Returns whether a device computes: the first one, and all but "cpu" and "disk"."""
+        """Returns whether a device runs layers: the first one, and all except "cpu" and "disk"."""
         return device == next(iter(self.nbytes)) or device not in OFFLOADED
 
     def __len__(self) -> int:
@@ -208,7 +208,7 @@ class _Part:
 
 
 class _Filling:
-    """Fills devices in order; `on` has the devices on which an array lies."""
+    """Fills devices in order; `on` has the devices of each array."""
 
     def __init__(self, budget: dict[Any, float], whole: set[str]) -> None:
         self.free, self.whole = dict(budget), whole

@@ -30,7 +30,7 @@ not know, the call counts as one that needs its operands whole.
 
 @dataclass(slots=True)
 class Group:
-    """Dimensions that are one.
+    """A group of dimensions that must be sharded alike.
 
     Attributes:
         sizes: The sizes that they have, as heads and as features.
@@ -52,7 +52,7 @@ class Group:
 
 
 class Dimensions:
-    """The dimensions of the arrays of a program, and which of them are one.
+    """The dimensions of the arrays of a program, grouped by equality.
 
     Args:
         program: The program.

@@ -1,4 +1,4 @@
-"""Plans of sharding: how each array is divided, by which rule, and the bytes it takes."""
+"""Sharding plans: how each array is sharded, by which rule, and its bytes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ShardPlan:
 
     @property
     def refused(self) -> tuple[PlannedShard, ...]:
-        """The arrays that cannot be divided so; if there are any, nothing would be."""
+        """The arrays that cannot be sharded as planned; if there are any, nothing is sharded."""
         return tuple(leaf for leaf in self.leaves if leaf.problem)
 
     @property
@@ -121,7 +121,7 @@ class ShardPlan:
         return as_html(self)
 
     def __rich__(self) -> RenderableType:
-        """Returns the table: those that are refused first, then as many of the others as fit."""
+        """Returns the table: refused arrays first, then as many others as fit."""
         from rich.table import Table
         from rich.text import Text
 

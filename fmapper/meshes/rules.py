@@ -1,4 +1,4 @@
-"""Rules that say how arrays are divided: by pattern or class, by a function, or by the model."""
+"""Sharding rules: by pattern or class, by a function, or by the model itself."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def arrays_of(model: Any) -> Mapping[str, Any]:
 
 
 def _layout(array: Any) -> Rule:
-    """Returns the axes that an array is divided by now; None for one without a mesh."""
+    """Returns the current axes of an array; None for one without a mesh."""
     adapter: Any = adapter_of(array)
     found = adapter.layout(array) if isinstance(adapter, Meshes) else None
     return None if found is None else found[1]

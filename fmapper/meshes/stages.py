@@ -1,4 +1,4 @@
-"""A program in stages that run one after the other, each a program with some of the arrays."""
+"""Splits a program into stages that run in sequence, each a program with some of the arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GETITEM = "sym::getitem"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Calls of a program that follow each other, as a program of their own.
+    """Consecutive calls of a program, as a program of their own.
 
     Attributes:
         program: Takes the values and then the arrays, all by position, and gives a tuple.
@@ -70,7 +70,7 @@ def split(program: Program, ends: Callable[[Sequence[str], Sequence[str]], bool]
 
 
 class _Cutter:
-    """Where a program may be cut, and what the pieces are."""
+    """Finds the places where a program may be cut, and builds the pieces."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.calls = program, program.graph.calls
@@ -94,7 +94,7 @@ class _Cutter:
         }
 
     def _is_number(self, call: Call) -> bool:
-        """Returns whether a call gives a number of the inputs, as a size is."""
+        """Returns whether a call returns a number, such as a size."""
         inputs = (self.inputs.get(name) for name in call.refs() if name not in self.repeated)
         return all(spec is not None and spec.kind == "user" for spec in inputs)
 
@@ -121,7 +121,7 @@ class _Cutter:
             after = at
 
     def _allowed_cuts(self) -> list[bool]:
-        """Tells before which calls only arrays are waiting to be used."""
+        """Returns for each call whether only arrays are live before it."""
         changes = [0] * (len(self.calls) + 1)
         for at, call in enumerate(self.calls):
             if call.name in self.plain or call.name in self.repeated:
@@ -176,7 +176,7 @@ class _Cutter:
         )
 
     def _sizes(self, calls: Sequence[Call]) -> list[Call]:
-        """Returns the calls that give the sizes which others take, and are not among those."""
+        """Returns the other calls that compute the sizes which the given ones take."""
         made = {call.name for call in calls}
         wanted = {name for call in calls for name in call.refs()} - made
         found: list[Call] = []

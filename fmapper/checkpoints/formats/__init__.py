@@ -1,1 +1,1 @@
-"""Formats of checkpoints: what one is, what it writes through, those without a framework."""
+"""Formats of checkpoints: the interface, the writers, and the formats without a framework."""

@@ -66,11 +66,11 @@ class Format(ABC):
 
     @abstractmethod
     def is_at(self, path: Path) -> bool:
-        """Tells whether a file or folder is in this format, by its beginning or what lies in it."""
+        """Returns whether a file or folder is in this format, by its first bytes or its files."""
 
     @abstractmethod
     def read(self, path: Path) -> Contents:
-        """Reads names and places, but no array.
+        """Reads names and offsets, but no arrays.
 
         Raises:
             CheckpointError: The file is damaged, or holds what this format has not.
@@ -78,7 +78,7 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, out: Writer, contents: Contents) -> None:
-        """Writes arrays one after the other.
+        """Writes arrays in sequence.
 
         Args:
             out: What to write through: the file, or a folder.
@@ -101,7 +101,7 @@ def formats() -> Iterator[Format]:
 
 
 def read_contents(place: Place, name: str | None = None) -> tuple[Format, Contents]:
-    """Returns the format of a checkpoint and what is in it; reads no array.
+    """Returns the format and the contents of a checkpoint, without reading arrays.
 
     Raises:
         CheckpointError: It is damaged, or in none that is known here.
@@ -118,7 +118,7 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Makes no search for cycles: headers have none, and it takes as long as reading them."""
+    """Suspends garbage collection: headers have no cycles, and it takes as long as reading them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -129,7 +129,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def format_of(place: Place, name: str | None = None) -> Format:
-    """Returns the format of a checkpoint: the one it is in, or the one it is declared to be in.
+    """Returns the format of a checkpoint: the declared one, or the one that is detected.
 
     Raises:
         CheckpointError: It is in none that is known here.
@@ -221,7 +221,7 @@ def nest(named: Mapping[str, Any]) -> Any:
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """Returns the path of a file in a folder of a checkpoint, where it lies there.
+    """Returns the path of a file in the folder of a checkpoint.
 
     Raises:
         CheckpointError: It is not there, or a link that leads out of the folder.

@@ -1,4 +1,4 @@
-"""Checkpoints in the GGUF format, of llama.cpp: quantised arrays are dequantised when read."""
+"""Checkpoints in the GGUF format of llama.cpp; quantised arrays are dequantised when read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = {  # types of arrays without blocks
 
 
 class Gguf(Format):
-    """One file, which is read and not written. Names and layouts are llama.cpp's.
+    """The format of a single file, which is read only. Names and layouts are llama.cpp's.
 
     Arrays of blocks such as Q4_K are float32; `find_quantized` gives them as they are. Numbers and
     texts of the file, such as `general.architecture`, are metadata; lists, such as a vocabulary,
@@ -67,7 +67,7 @@ class Gguf(Format):
         return Contents(arrays, metadata=metadata, files=(path,))
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Refuses."""
+        """Raises, because GGUF is not written."""
         raise CheckpointError(
             "GGUF can be read, but not written: save safetensors, and convert them with "
             "llama.cpp's convert_hf_to_gguf.py"
@@ -75,7 +75,7 @@ class Gguf(Format):
 
 
 def _array(file: SourceFile, entry: GgufEntry) -> tuple[StoredArray, LazyArray]:
-    """Returns the bytes of an array in the file, and the array that they are."""
+    """Returns the bytes of an array in the file, and the array itself."""
     if entry.type in _PLAIN:
         dtype = _PLAIN[entry.type]
         stored = StoredArray(file, entry.start, entry.shape, dtype)

@@ -51,7 +51,7 @@ _DAMAGED = (  # what NumPy's parser of headers raises
 
 
 class Npz(Format):
-    """One file, not compressed. Dtypes that NumPy lacks lie there as integers of their width."""
+    """The format of an uncompressed file. Dtypes that NumPy lacks are stored as integers."""
 
     name: ClassVar[str] = "npz"
     endings: ClassVar[tuple[str, ...]] = (".npz",)
@@ -78,7 +78,7 @@ class Npz(Format):
             raise CheckpointError(f"{path}: {str(error) or type(error).__name__}") from None
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Writes a member for each array, as it lies in memory."""
+        """Writes a member for each array, in its memory order."""
         import numpy as np
 
         strange = {}
@@ -144,14 +144,14 @@ def _about(data: bytes) -> dict[str, Any]:
 
 
 class _Headers:
-    """The headers of `.npy` that have been read; many arrays have the same."""
+    """A cache of `.npy` headers, because many arrays have the same."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[tuple[int, ...], bool, Any]] = {}
         self._unusual = 0
 
     def read(self, name: str, head: bytes) -> tuple[tuple[int, ...], bool, Any, int]:
-        """Returns shape, Fortran order, dtype and length of what a member begins with."""
+        """Returns shape, Fortran order, dtype and length of the header of a member."""
         if not head.startswith(b"\x93NUMPY"):
             raise Misfit(f"{show(name)} is not an array")
         version = head[6:8]
@@ -192,7 +192,7 @@ class _Headers:
 
 
 class _CutOff(Exception):
-    """Says how many bytes of a member its header has."""
+    """Raised for a truncated header, with the number of bytes that it needs."""
 
 
 def _member(
@@ -246,7 +246,7 @@ def _check_dtype(dtype: str) -> str:
 
 
 class _Packed(LazyArray):
-    """An array that is compressed: to read a part is to read all that stands before."""
+    """A compressed array: reading a part means reading all that precedes it."""
 
     def __init__(
         self,

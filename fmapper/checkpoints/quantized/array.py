@@ -1,4 +1,4 @@
-"""A quantised array as one node: values, scales, zeros, and how they lie."""
+"""A quantised array as one node: values, scales, zeros, and their layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class QuantizedLayout:
 
 @functor(children=("values", "scales", "zeros", "index"))
 class QuantizedArray:
-    """A quantised array: it moves, is saved and is placed as one, and is as large as its parts.
+    """A quantised array: moved, saved and placed as a unit; it takes the memory of its parts.
 
     The parts may be of any backend, or not yet read.
 
@@ -80,17 +80,17 @@ class QuantizedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Returns the shape of the array that it stands for."""
+        """Returns the shape of the dense array."""
         return self._as_lazy().shape
 
     @property
     def dtype(self) -> Any:
-        """Returns NumPy's dtype of the array that it stands for."""
+        """Returns NumPy's dtype of the dense array."""
         return self._as_lazy().dtype
 
     @property
     def ndim(self) -> int:
-        """Returns the number of dimensions of the array that it stands for."""
+        """Returns the number of dimensions of the dense array."""
         return len(self.shape)
 
     def __repr__(self) -> str:

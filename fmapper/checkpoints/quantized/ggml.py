@@ -1,4 +1,4 @@
-"""The blocks of GGUF: Q8_0, Q4_0, Q4_K, Q6_K and what else the `gguf` package knows."""
+"""The block types of GGUF: Q8_0, Q4_0, Q4_K, Q6_K and all others of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Ggml(Dequantize):
-    """Rows of blocks as GGUF has them, as float32.
+    """Dequantises rows of GGUF blocks to float32.
 
     `gguf.quants.dequantize` computes the values.
 
@@ -65,7 +65,7 @@ class Ggml(Dequantize):
 
 
 def row_bytes(number: int, elements: int) -> tuple[str, int]:
-    """Returns the name of a block type and the bytes of a row of so many elements.
+    """Returns the name of a block type and the bytes of a row.
 
     Raises:
         CheckpointError: The type does not exist, or the row does not consist of whole blocks.

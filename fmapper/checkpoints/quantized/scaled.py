@@ -1,4 +1,4 @@
-"""Values with a scale for each block: FP8, MXFP4, and torchao's integers."""
+"""Values with one scale per block: FP8, MXFP4, and torchao's integers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MOST = 1 << 20  # arrays that one is taken apart in
 
 @dataclass(frozen=True, repr=False)
 class Split(Rule):
-    """Takes an array apart along a dimension.
+    """Splits an array along a dimension.
 
     Attributes:
         from_: Its name, as a pattern.
@@ -60,7 +60,7 @@ class Split(Rule):
 
 @dataclass(frozen=True, repr=False)
 class Concatenate(Rule):
-    """Joins arrays along a dimension that they have.
+    """Joins arrays along an existing dimension.
 
     Attributes:
         from_: Their names, as patterns with the same captures, in order.
@@ -97,7 +97,7 @@ class Concatenate(Rule):
             yield Change(names, [(new, joined)])
 
     def inverse(self) -> Rule:
-        """Returns the rule that takes the result apart."""
+        """Returns the rule that splits the result."""
         return Split(self.to, self.from_, self.axis, self.sizes)
 
 
@@ -112,7 +112,7 @@ def _check_sizes(rule: Rule, names: Sequence[str], sizes: Sequence[int] | None) 
 
 @dataclass(frozen=True, repr=False)
 class Stack(Rule):
-    """Joins arrays that are numbered along a new dimension: layers to scan, experts.
+    """Joins numbered arrays along a new dimension: layers to scan, experts.
 
     Attributes:
         from_: Their names, as a pattern.
@@ -158,13 +158,13 @@ class Stack(Rule):
                 yield Change(names, [(new, stack([arrays[name] for name in names], self.axis))])
 
     def inverse(self) -> Rule:
-        """Returns the rule that takes the stack apart."""
+        """Returns the rule that splits the stack."""
         return Unstack(self.to, self.from_, self.over, self.axis)
 
 
 @dataclass(frozen=True, repr=False)
 class Unstack(Rule):
-    """Takes an array apart into numbered ones, without the dimension of the numbers.
+    """Splits an array into numbered ones along a dimension, which is dropped.
 
     Attributes:
         from_: Its name, as a pattern.

@@ -1,4 +1,4 @@
-"""Rules for one array each, which keeps its name: transpose, reshape, interleave, cast."""
+"""Rules for single arrays, which keep their names: transpose, reshape, interleave, cast."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OnEach(Rule):
 
 @dataclass(frozen=True, repr=False)
 class Transpose(OnEach):
-    """Orders the dimensions anew.
+    """Permutes the dimensions.
 
     Attributes:
         names: The names, as a pattern or several.
@@ -65,13 +65,13 @@ class Transpose(OnEach):
         return array.transpose(self.axes)
 
     def inverse(self) -> Rule:
-        """Returns the transpose that goes back."""
+        """Returns the inverse transpose."""
         return Transpose(self.names, tuple(map(self.axes.index, range(len(self.axes)))))
 
 
 @dataclass(frozen=True, repr=False)
 class Reshape(OnEach):
-    """Gives arrays another shape, with their elements in C order.
+    """Reshapes arrays, with their elements in C order.
 
     Attributes:
         names: The names, as a pattern or several.
@@ -98,7 +98,7 @@ class Reshape(OnEach):
         return array.reshape(self.shape)
 
     def inverse(self) -> Rule:
-        """Returns the reshape that goes back."""
+        """Returns the inverse reshape."""
         if self.back is None:
             return super().inverse()
         return Reshape(self.names, self.back, self.shape)
@@ -138,7 +138,7 @@ class Interleave(OnEach):
         return array.interleave(math.ceil(size / groups) if self.back else groups, self.axis)
 
     def inverse(self) -> Rule:
-        """Returns the rule that goes back."""
+        """Returns the inverse rule."""
         return Interleave(self.names, self.groups, self.axis, not self.back)
 
 

@@ -30,7 +30,7 @@ _DTYPES = (
 
 @dataclass(frozen=True, repr=False, init=False)
 class Rename(Rule):
-    """Gives arrays other names, all at the same time.
+    """Renames arrays, all at the same time.
 
     Args:
         from_: The old name, as a pattern, or several, of which the first that matches counts; or a

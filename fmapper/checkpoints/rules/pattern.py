@@ -30,7 +30,7 @@ _LONGEST = 4096  # characters of a pattern; a name may have 1024
 
 @dataclass(frozen=True)
 class Capture:
-    """A place in a pattern that stands for several texts.
+    """A variable part of a pattern.
 
     Attributes:
         name: Its name; empty for `*`.
@@ -45,7 +45,7 @@ class Capture:
     numbers: tuple[int, int] | None = None
 
     def starts(self, text: str, ends: set[int]) -> set[int]:
-        """Returns the starts from which this can end at one of the given places."""
+        """Returns the starts from which this can end at one of the given positions."""
         if not self.name:
             return set(range(max(ends) + 1))
         if self.many:
@@ -72,7 +72,7 @@ class Capture:
         return character != "." and (not self.numbers or character in "0123456789")
 
     def accepts(self, text: str) -> bool:
-        """Returns whether a text is one that this may match."""
+        """Returns whether this may match a text."""
         if not self.name:
             return True
         if self.words:
@@ -155,7 +155,7 @@ class Pattern:
         return found
 
     def format(self, captures: Mapping[str, str]) -> str:
-        """Returns the name with these texts for the captures."""
+        """Returns the name for the given texts of the captures."""
         return "".join(
             item if isinstance(item, str) else captures[item.name] for item in self.items
         )

@@ -1,4 +1,4 @@
-"""A rule, and what it makes of the arrays whose names it matches."""
+"""The interface of rules, and the matching of names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 class Rule:
-    """One step of `Rules`. Its fields are what TOML has of it."""
+    """One step of `Rules`. Its fields are its keys in TOML."""
 
     do: ClassVar[str]
 
@@ -110,7 +110,7 @@ def matches(one: str, arrays: Arrays) -> Iterator[tuple[str, dict[str, str]]]:
 def groups(
     rule: Rule, names: Sequence[str], arrays: Arrays
 ) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yields captures and the names that the patterns give for them, all of which exist.
+    """Yields captures and the names that the patterns yield for them, all of which exist.
 
     Raises:
         CheckpointError: One of them is not.
