@@ -430,9 +430,7 @@ class _Writer:
                 return self.dialect.frozen_array(array, kind="FrozenParam")
             return self.dialect.parameter(array)
         if target not in program.buffers:
-            raise ConversionError(
-                f"{target} is the state of a random generator, which cannot be translated"
-            )
+            raise ConversionError(f"{target} is the state of a generator: it cannot be translated")
         return self.dialect.frozen_array(program.buffers[target], kind="Buffer")
 
     def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, str]]:

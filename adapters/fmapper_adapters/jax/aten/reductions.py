@@ -84,10 +84,7 @@ def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
 def _variance(
     x: Any, dim: Any, correction: Any, keepdim: bool, most: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the variance, the factor that it is too small by, and the mean.
-
-    torch adds up in double precision; here, where squares overflow, differences are divided first.
-    """
+    """Returns the variance divided by the square of a factor, the factor, and the mean."""
     dims = axes(x, dim)
     y = x.astype(wide(x.dtype))
     centre = jnp.mean(y, dims, keepdims=True)
@@ -97,6 +94,7 @@ def _variance(
         squares = apart.real**2 + apart.imag**2 if is_complex(apart) else apart * apart
         return jnp.sum(squares, dims, keepdims=keepdims)
 
+    # torch adds up in double precision; here, differences are divided where squares overflow
     overflows = jnp.isinf(jax.lax.stop_gradient(total(apart, True)))
     factor = jnp.where(overflows, most, 1).astype(y.real.dtype)
     left = count_of(x, dims) - (1 if correction is None else correction)
@@ -110,20 +108,18 @@ def _variance(
 def _each_of_both(target: str, most: float, part: Callable[..., Any]) -> None:
     """Registers a function of variance and mean."""
 
-    def correction(
-        x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-    ) -> Any:
+    def of_axes(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         spread, factor, mean = _variance(x, dim, correction, keepdim, most)
         dtype = x.real.dtype if is_complex(x) else x.dtype
         return part(spread, factor, mean, dtype)
 
     def of_all(x: Any, unbiased: bool = True) -> Any:
-        return correction(x, correction=int(unbiased))
+        return of_axes(x, correction=int(unbiased))
 
     def of_dims(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
-        return correction(x, dim, correction=int(unbiased), keepdim=keepdim)
+        return of_axes(x, dim, correction=int(unbiased), keepdim=keepdim)
 
-    lowering(f"aten::{target}.correction")(correction)
+    lowering(f"aten::{target}.correction")(of_axes)
     lowering(f"aten::{target}.default")(of_all)
     lowering(f"aten::{target}.dim")(of_dims)
 

@@ -55,7 +55,7 @@ def _scan(combine: Any, x: Any, axis: int) -> Any:
 
 
 def _is_scanned(x: Any, axis: int) -> bool:
-    """Whether derivatives are asked for, perhaps, and the number of combinations is known."""
+    """Returns whether derivatives are possible and the number of combinations is known."""
     return x.is_floating_point() and isinstance(x.shape[axis], int)
 
 
