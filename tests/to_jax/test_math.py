@@ -283,12 +283,11 @@ def test_new_arrays():
 
 # --- gradients ------------------------------------------------------------------------------
 
-# At its ends clamp has a gradient up to torch 2.14, as here; none, or a half of it, since then.
-LOW, HIGH = (-1.0, 1.0) if torch.__version__ < "2.15" else (-0.9, 0.9)
-
 GRADIENTS = {
     "relu": (torch.relu, [-1.0, 0.0, 2.0]),
-    "clamp": (lambda x: x.clamp(-1, 1), [-2.0, LOW, 0.0, HIGH, 3.0]),
+    "clamp": (lambda x: x.clamp(-1, 1), [-2.0, -1.0, 0.0, 1.0, 3.0]),
+    "clamp to tensors": (lambda x: x.clamp(x.new_zeros(3), x.new_ones(3)), [0.0, 0.5, 1.0]),
+    "one bound": (lambda x: x.clamp_min(0.0) + x.clamp(max=1), [-1.0, 0.0, 1.0, 2.0]),
     "abs": (torch.abs, [-2.0, 0.0, 3.0]),
     "maximum": (lambda x: torch.maximum(x, x.flip(0) * 1.0), [1.0, 2.0, 1.0]),
     "amax": (lambda x: x.amax(), [1.0, 3.0, 3.0]),

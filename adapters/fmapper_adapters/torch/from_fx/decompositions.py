@@ -6,6 +6,8 @@ program has.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
@@ -36,6 +38,8 @@ class Decompositions:
         self.table = {op: function for op, function in table.items() if op not in self._kept}
         self.table[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
         self.table.update(_UNCHECKED)
+        if not _has_slope_at_bounds():
+            self.table.update(_CLAMPS)
 
     def leave(self, target: Any) -> bool:
         """Returns whether the decompositions leave an operation whole.
@@ -112,6 +116,45 @@ _UNCHECKED = {
     _aten.linalg_solve_ex.default: (
         lambda a, b, *, left=True, check_errors=False: _aten._linalg_solve_ex(a, b, left=left)[::3]
     ),
+}
+
+
+@functools.cache
+def _has_slope_at_bounds() -> bool:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        (slope,) = torch.autograd.grad(x.clamp(min=0), x)
+    return bool(slope)
+
+
+def _is_nan(bound: Any) -> bool:
+    return isinstance(bound, float) and math.isnan(bound)
+
+
+def _clamp_to_constants(x: Any, min: Any = None, max: Any = None) -> Any:
+    if not x.is_floating_point() or any(map(_is_nan, (min, max))):
+        return NotImplemented
+    if min is not None:
+        x = torch.where(x <= min, min, x)
+    return x if max is None else torch.where(x >= max, max, x)
+
+
+def _clamp_to_tensors(x: Any, min: Any = None, max: Any = None) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    x = x if min is None else torch.maximum(x, min)
+    return x if max is None else torch.minimum(x, max)
+
+
+# What is clamped has the slope 1 at a bound up to torch 2.13, as the operation has in a program.
+# Since then it has none, or a half of it where the bound is a tensor.
+_CLAMPS = {
+    _aten.clamp.default: _clamp_to_constants,
+    _aten.clamp_min.default: _clamp_to_constants,
+    _aten.clamp_max.default: lambda x, max: _clamp_to_constants(x, None, max),
+    _aten.clamp.Tensor: _clamp_to_tensors,
+    _aten.clamp_min.Tensor: _clamp_to_tensors,
+    _aten.clamp_max.Tensor: lambda x, max: _clamp_to_tensors(x, None, max),
 }
 
 
