@@ -1,4 +1,4 @@
-"""Generating text: the programs of a model for a prompt and for a step, and how to choose tokens.
+"""Text generation: the programs of a model for a prompt and a step, and the choice of tokens.
 
 decoding    how tokens are chosen, as plain data, and what of a configuration that is
 generation  the two programs of a model, and what a generator must know of it

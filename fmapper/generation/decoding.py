@@ -1,4 +1,4 @@
-"""The settings by which tokens are chosen, as plain data."""
+"""The decoding settings, as plain data."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Decoding:
 
     @property
     def copies(self) -> int:
-        """How many rows of a batch each prompt takes."""
+        """The number of rows of a batch for each prompt."""
         return max(self.num_beams, self.num_return_sequences)
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class Decoding:
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Selects the options that say how tokens are chosen."""
+    """Selects the decoding options."""
     return {name: x for name, x in given.items() if name in _READERS or name in _REFUSED}
 
 

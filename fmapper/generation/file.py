@@ -1,4 +1,4 @@
-"""Generators as files: the file of a program, with a second program and a page of settings.
+"""Generators as files: a program file with a second program and the settings.
 
 The program of a step lies in the place of one for evaluation: it has constants of its own, its
 parameters and buffers are those of the other.
@@ -142,7 +142,7 @@ def _as_lists(value: Any) -> Any:
 
 
 def _check_together(generation: Generation) -> None:
-    """Checks that one program gives what the other takes.
+    """Checks that the outputs of one program match the inputs of the other.
 
     Raises:
         Misfit: It is not.

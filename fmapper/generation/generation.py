@@ -10,7 +10,7 @@ from fmapper.programs.program import Program
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """The programs of a model that generates, and what is to be known of it.
+    """The programs and settings of a model that generates text.
 
     Both give `{"logits": (batch, vocabulary), "cache": tree}`; the first takes `tokens` and `mask`
     of shape (batch, columns), the second `tokens` of shape (batch,) and the `cache`.

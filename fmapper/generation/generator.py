@@ -25,7 +25,7 @@ from fmapper.warn import warn
 
 
 class Generated(NamedTuple):
-    """Tokens with what they were chosen by.
+    """Tokens with the scores by which they were chosen.
 
     Attributes:
         tokens: Prompts and answers, as a call without `scores=True` gives them.
@@ -39,7 +39,7 @@ class Generated(NamedTuple):
 
 
 class Generator(ABC):
-    """A model that generates text: called with prompts, it returns them with their answers.
+    """A text generator: a call with prompts returns the prompts followed by their answers.
 
     Attributes:
         generation: The programs of the model, and what is known of it.
@@ -52,12 +52,12 @@ class Generator(ABC):
 
     @property
     def batch(self) -> int:
-        """How many prompts a call takes at most."""
+        """The largest number of prompts in a call."""
         return self.generation.batch // self.decoding.copies
 
     @property
     def max_length(self) -> int:
-        """How many tokens the cache holds."""
+        """The number of tokens that the cache holds."""
         return self.generation.max_length
 
     @short_traceback
@@ -97,7 +97,7 @@ class Generator(ABC):
     def stream(
         self, input_ids: Any, attention_mask: Any = None, *, key: Any = None, **options: Any
     ) -> Iterator[Any]:
-        """Yields the new tokens as they come, one per row, of shape (rows,).
+        """Yields the new tokens as they are generated, one per row, of shape (rows,).
 
         Takes what a call takes, and gives the tokens that the call would.
 
@@ -151,7 +151,7 @@ class Generator(ABC):
 
     @staticmethod
     def load(path: str | os.PathLike[str], to: str | None = None, **options: Any) -> Generator:
-        """Returns the generator in a file; what it was recorded from is not needed.
+        """Returns the generator in a file; the original model is not needed.
 
         Raises:
             ProgramFileError: The file holds no generator, or is damaged.

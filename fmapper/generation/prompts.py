@@ -1,4 +1,4 @@
-"""Prompts of unequal lengths as one array, and what is wrong with them."""
+"""Reads and checks prompts, which may have unequal lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fmapper.moves.mover import to_numpy
 
 
 class Prompts(NamedTuple):
-    """Prompts, ready to be computed with.
+    """Prompts in the form that a program takes.
 
     Attributes:
         tokens: As they were given, of shape (rows, width), each as often as there are copies.

@@ -1,4 +1,4 @@
-"""Carrying a batch of arrays to where they are wanted: cast, copy, share; all of them or none."""
+"""Moves batches of arrays to their targets by casting, copying or sharing; all or none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNTOUCHED = "Nothing was moved, and the tree is as it was."
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """Arrays of one dtype on one device, and what is to become of them.
+    """Arrays of one dtype on one device, and their target.
 
     Attributes:
         source: The adapter whose arrays they are.
@@ -68,7 +68,7 @@ class Route:
 
     @property
     def is_there(self) -> bool:
-        """Whether the arrays are already what is wanted."""
+        """Whether the arrays are already at their target."""
         return self.origin == self.device and self.dtype == self.held
 
     @property
@@ -86,7 +86,7 @@ class Route:
 
 
 class _Batch:
-    """The arrays that go one way, whatever their dtypes."""
+    """The arrays with one source and one target, of any dtypes."""
 
     def __init__(self, routes: Sequence[Route], where: Where) -> None:
         self.routes = routes

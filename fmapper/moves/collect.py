@@ -1,4 +1,4 @@
-"""Collecting: the leaves of a tree, each once, and what its nodes say of them."""
+"""Collects the leaves of a tree, each once, and the facts that its nodes state about them."""
 
 from __future__ import annotations
 

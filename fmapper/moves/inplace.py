@@ -1,4 +1,4 @@
-"""Moving in place, for those who hold references to a model or to its parameters."""
+"""Moves trees in place, for callers who hold references to a model or its parameters."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def move_(tree: T, mover: Mover) -> T:
 
 
 class _Change:
-    """Finds out how the contents of a moved tree come into the old one, then puts them there.
+    """Plans how the contents of a moved tree replace those of the old one, then replaces them.
 
     Attributes:
         steps: What is to be done, in order; each with what takes it back, whatever of it was done.

@@ -1,4 +1,4 @@
-"""Batches on the device before they are asked for: `DeviceLoader`."""
+"""`DeviceLoader`: moves batches to the device ahead of their use."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _NO = _Given.NO
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Mover(Router):
-    """A callable that takes leaves or whole trees somewhere; made by `to_device` and its relatives.
+    """A callable that moves leaves or whole trees; created by `to_device` and its relatives.
 
     `mover(tree)` is `fmap(mover, tree)`. Called with keywords alone it gives a mover so configured.
 
@@ -191,7 +191,7 @@ class Mover(Router):
 
     @property
     def uncast(self) -> Mover:
-        """The same without a change of dtype."""
+        """This mover without a change of dtype."""
         return dataclasses.replace(self, dtype=None)
 
     def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:

@@ -1,4 +1,4 @@
-"""An array of any backend onto a mesh: the parts that belong here are read, and nothing else."""
+"""Moves arrays of any backend onto a mesh; each process reads only its parts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bring(array: Any, mesh: Any, spec: Spec, adapter: Meshes, *, copy: bool | No
 
 
 def place_as(old: Any, new: Any) -> Any:
-    """Divides new values as an array on a mesh is; None where that is uneven."""
+    """Shards new values like an array on a mesh; None where that is uneven."""
     adapter = _arrays(old)
     assert isinstance(adapter, Meshes)
     found = adapter.layout(old)

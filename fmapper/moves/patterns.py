@@ -1,4 +1,4 @@
-"""Rules that name parts of a tree, by path or by class, and which of them a leaf falls under."""
+"""Rules that select parts of a tree by path or class, and the rule that applies to each leaf."""
 
 from __future__ import annotations
 

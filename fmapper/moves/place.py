@@ -1,4 +1,4 @@
-"""Placing: parts of a model, named by path or by class, each to a device or dtype of its own."""
+"""Places parts of a model, selected by path or class, on devices and in dtypes of their own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ keep: Final = Keep()
 
 
 class Placement(Router):
-    """A mover that takes each part of a tree where rules say.
+    """A mover that moves each part of a tree according to rules.
 
     `place(tree, rules)` is `Placement(rules)(tree)`; a placement is worth a name where it is used
     more than once, planned (`plan(placement, tree)`), or given to a `DeviceLoader`.
@@ -233,7 +233,7 @@ def _target(target: Any, strict: bool | None) -> Mover | Keep:
 
 
 class _Placing(Router):
-    """A placement on its way through one tree."""
+    """A placement that is applied to one tree."""
 
     def __init__(self, placement: Placement, found: Found) -> None:
         self.placement = placement
@@ -298,7 +298,7 @@ class _Placing(Router):
         return self._movers[rules[0]] if rules else None
 
     def _end(self, leaf: Any, mover: Mover | Keep | None) -> Any:
-        """Returns the device and dtype that a leaf is to have."""
+        """Returns the target device and dtype of a leaf."""
         adapter = adapter_of(leaf)
         if isinstance(mover, Mover):
             if adapter is None:

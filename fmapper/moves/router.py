@@ -18,7 +18,7 @@ Group = tuple["Mover", Sequence[int]]
 
 
 class Router:
-    """Says which mover takes a leaf: a mover says itself, a placement goes by its rules."""
+    """Chooses the mover of each leaf: a mover chooses itself, a placement follows its rules."""
 
     __slots__ = ()
 

@@ -33,7 +33,7 @@ class _Span:
 
     @property
     def rank_as_base(self) -> tuple[bool, bool, int, int]:
-        """Sorts what makes the best base first: plain, without negative strides, large, early."""
+        """Ranks arrays as bases, best first: plain, without negative strides, large, early."""
         backwards = any(stride < 0 for stride in self.memory.strides)
         return not self.memory.plain, backwards, -math.prod(self.shape), self.index
 

@@ -1,4 +1,4 @@
-"""Calling a program as its source is called: arguments to leaves, checked against the examples."""
+"""Binds the arguments of a call to the inputs of a program, and checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converting programs: a model of one framework as a model of another."""
+"""Converts models of one framework to models of another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fmapper.programs.steps import (
     family_of,
     lower,
     lower_trained,
-    lower_with_what_varies,
+    lower_with_varying_sizes,
     record_program,
     source_of,
     source_of_callable,
@@ -222,7 +222,7 @@ def convert(
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
         if is_auto and program.symbols:
-            program, converted = lower_with_what_varies(program, record, lower_it)
+            program, converted = lower_with_varying_sizes(program, record, lower_it)
         else:
             converted = lower_it(program)
         if program.fixed:
@@ -327,7 +327,7 @@ def _check_has_arrays(program: Program) -> None:
 
 
 def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -> None:
-    """Raises for what was probably handed in for a model.
+    """Raises for an object that was probably passed in place of a model.
 
     Raises:
         ConversionError: Says what to hand in.

@@ -1,4 +1,4 @@
-"""Caches that a call has changed, as objects of the class that the caller has given."""
+"""Returns caches that a call has changed as objects of the caller's classes."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str
 
 
 def read_program(file: BinaryIO, size: int) -> Program:
-    """Reads the program from an open file of so many bytes.
+    """Reads the program from an open file of `size` bytes.
 
     Raises:
         Misfit: It holds none, or is damaged.
@@ -233,7 +233,7 @@ def _bytes(array: Any) -> Any:
 
 
 def _names(about: Mapping[str, Any]) -> set[str]:
-    """Returns the arrays that a program names; what it says wrongly is found later."""
+    """Returns the arrays that a program names; errors in it are reported later."""
     found = set()
     for key, prefix in (
         ("parameters", ""),

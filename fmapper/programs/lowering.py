@@ -1,4 +1,4 @@
-"""The table of lowerings of a target framework: how one is added, and how one is found."""
+"""The table of lowerings of a target framework: registration and look-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that are worked out from others, such as `2*s0 + 1`, read without running them as code.
+"""Evaluates sizes that are expressions of others, such as `2*s0 + 1`, without running code.
 
 An expression may come from a file that nobody vouches for: how long it is, how deep it goes and
 how large its numbers get is bounded.
@@ -77,7 +77,7 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
 
 
 def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Solves for names that stand only in expressions, as `n` in `2*n + 1`; rounds down.
+    """Solves for names that occur only in expressions, as `n` in `2*n + 1`; rounds down.
 
     Examples:
         >>> solve_names({"2*n + 1": 7, "b": 3})["n"]

@@ -1,4 +1,4 @@
-"""The steps of a conversion: whose a model is, recording, lowering; one thread at a time."""
+"""The steps of a conversion, one thread at a time: finding the framework, recording, lowering."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def source_of(model: Any) -> Models | None:
 
 
 class Auto(str):
-    """`dynamic_shapes="auto"`, with what is known to be fixed.
+    """`dynamic_shapes="auto"`, with the sizes that are known to be fixed.
 
     Attributes:
         fixed: The number of an array among the inputs, and a dimension -> why it does not vary.
@@ -202,7 +202,7 @@ class Auto(str):
         return made
 
 
-def lower_with_what_varies(
+def lower_with_varying_sizes(
     program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
 ) -> tuple[Program, Any]:
     """Lowers a program with as many varying sizes as the target allows.

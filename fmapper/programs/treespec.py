@@ -1,4 +1,4 @@
-"""Structures of values as plain data: what stands for a value, and records for foreign classes."""
+"""Structures of values as plain data: references, sizes, and records for foreign classes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size that is worked out from those of the inputs, among the arguments of a call.
+    """A size that is computed from those of the inputs, among the arguments of a call.
 
     Attributes:
         expression: Such as `2*b + 1`; see `size_of`.

@@ -1,4 +1,4 @@
-"""Comparing two models on the same inputs, and finding the first operation where they part."""
+"""Compares two models on the same inputs, and finds the first operation where they diverge."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Difference:
         scale: The largest finite element of `a`, by absolute value.
         allowed: The difference that is allowed.
         note: What else does not agree.
-        size: How many elements were compared.
+        size: The number of elements that were compared.
     """
 
     path: str
@@ -111,7 +111,7 @@ class Report:
 
     @property
     def size(self) -> int:
-        """How many elements were compared."""
+        """The number of elements that were compared."""
         return sum(output.size for output in self.outputs)
 
     def __bool__(self) -> bool:

@@ -61,7 +61,7 @@ class Total(NamedTuple):
 
 
 class Inventory:
-    """The rows of a tree, which are below which, and which are alike.
+    """The rows of a tree, with their hierarchy and repetitions.
 
     Attributes:
         rows: One for each place.

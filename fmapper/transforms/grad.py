@@ -1,4 +1,4 @@
-"""Gradients: by the backend of what is trained, as trees of the class of the model."""
+"""Gradients, computed by the backend of the trained arrays, as trees of the model's class."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def value_and_grad(
 def value_and_grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """Returns a function that returns what `fun` returns, and its gradient.
+    """Returns a function that returns the value of `fun` and its gradient.
 
     The backend is that of the arrays that are trained: those that `trainables` lists. `fun` is
     called with trees like those given to it, and may do with them what it likes.

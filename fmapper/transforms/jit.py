@@ -1,4 +1,4 @@
-"""Compiled functions: `jit` takes trees apart, the backend records what is done to the arrays."""
+"""`jit`: flattens trees, and lets the backend compile the function of their arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def jit(fun: F, *, static_argnums: int | Sequence[int] = ...) -> F: ...
 @overload
 def jit(fun: None = None, *, static_argnums: int | Sequence[int] = ...) -> Callable[[F], F]: ...
 def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
-    """Returns a function that is compiled by the backend of the arrays that it is called with.
+    """Returns a function that the backend of its arguments compiles.
 
     It is recorded once for trees of one structure with arrays of the same shapes and dtypes, and
     replayed from then on, so it should have no effects but its result. Arrays are inputs; strings,

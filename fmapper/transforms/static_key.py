@@ -1,4 +1,4 @@
-"""Trees as a list of their arrays and a rest that can be compared: what a compiler wants."""
+"""Splits trees into a list of arrays and a hashable rest, as compilers need them."""
 
 from __future__ import annotations
 

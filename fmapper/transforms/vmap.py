@@ -1,4 +1,4 @@
-"""Functions of one example made functions of many: `vmap`, by the backend of the arrays."""
+"""`vmap`: vectorises functions with the backend of their arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as source code: a file in the words of another framework, with the model's own classes.
+"""Models as source code for another framework, with classes like those of the original.
 
 units     a program, taken apart by its submodules
 code      expressions made of templates

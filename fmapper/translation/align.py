@@ -1,4 +1,4 @@
-"""Writes the keywords that one of several like classes has into the others, with their defaults."""
+"""Copies keywords between similar classes, with their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Defaults = Mapping[str, Mapping[str, object]]
 
 
 def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
-    """Gives constructors the keywords of like submodules, where that makes them one class.
+    """Adds the keywords of similar submodules to constructors, where that makes them one class.
 
     Args:
         sketches: What each submodule needs; what its constructor sets is changed.

@@ -1,4 +1,4 @@
-"""The classes of a file: one for all submodules that are alike, with arguments for what differs."""
+"""The classes of a file: one for all similar submodules, with arguments for their differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmapper.translation.functions.shapes import Shapes, combine, comment
 
 @dataclass(slots=True)
 class Sketch:
-    """A class as one submodule needs it.
+    """The class that one submodule needs.
 
     Attributes:
         path: The submodule.
@@ -107,7 +107,7 @@ def _numbers(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
 
 
 def _mask(node: ast.AST) -> str:
-    """Masks the numbers in code, but for indices."""
+    """Masks the numbers in code, except for indices."""
     node = copy.deepcopy(node)
     for constant, _ in _numbers(node):
         constant.value = 0
@@ -177,7 +177,7 @@ def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
 
 
 class _Replace(ast.NodeTransformer):
-    """Puts parameters in the places of numbers."""
+    """Replaces numbers by parameters."""
 
     def __init__(self, nodes: dict[int, str]) -> None:
         self._nodes = nodes
@@ -267,7 +267,7 @@ def _loops(lines: list[str], lengths: dict[str, int], titles: Mapping[str, str])
 
 
 def _last_apart(before: str, after: list[str]) -> list[str]:
-    """Takes the last step of a loop out of the statement that uses what it gives.
+    """Extracts the last step of a loop from the statement that uses its result.
 
     Examples:
         >>> _last_apart("x = self.layers[1](x)", ["return self.head(self.layers[2](x))"])
@@ -355,7 +355,7 @@ def _loop(
 
 
 def _singular(plural: str, title: str) -> str:
-    """Returns what to call a part of a list, after the list or else after the class of the part.
+    """Returns the name for an item of a list, after the list or else after its class.
 
     Examples:
         >>> _singular("layers", "GPTBlock"), _singular("h", "GPTBlock"), _singular("stack", "")

@@ -1,4 +1,4 @@
-"""Python code in pieces: expressions made of templates, and what is known of their values."""
+"""Python code in pieces: expressions from templates, with facts about their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 88
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An array in the code that is written.
+    """An array in the generated code.
 
     Attributes:
         node: The expression that it is.
@@ -39,7 +39,7 @@ class Value:
 
 
 def expr(template: str, *args: Any, **kwargs: Any) -> ast.expr:
-    """Parses an expression with others in place of its fields.
+    """Parses an expression template, with other expressions for its fields.
 
     Examples:
         >>> ast.unparse(expr("f({0}, axis={axis})", expr("a + b"), axis=-1))
@@ -112,7 +112,7 @@ def name(identifier: str) -> ast.expr:
 
 
 def identifier(wanted: str, taken: Any = ()) -> str:
-    """Returns a free identifier near to a wanted name.
+    """Returns an unused identifier similar to a name.
 
     Examples:
         >>> identifier("class"), identifier("0"), identifier("a-b"), identifier("x", {"x"})

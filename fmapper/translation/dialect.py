@@ -1,4 +1,4 @@
-"""The interface of a target whose source code is written."""
+"""The interface of a target for which source code is generated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of the target that computes what calls of the program do.
+    """A layer of the target that replaces calls of the program.
 
     Attributes:
         made: The code that makes it.
@@ -46,7 +46,7 @@ class Layer:
     inner: Mapping[str, str] = field(default_factory=dict)
 
     def gives(self) -> tuple[str, ...]:
-        """Returns the values that it gives."""
+        """Returns the values that it computes."""
         return tuple(filter(None, self.results)) or (self.output,)
 
 
@@ -91,7 +91,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
-        """Returns the code that makes an object of a class of the file."""
+        """Returns the code that creates an instance of a class of the file."""
 
     @abstractmethod
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
@@ -156,7 +156,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def stack(self, node: ast.expr) -> ast.expr:
-        """Returns the code that makes an array of a list of rows."""
+        """Returns the code that stacks a list of rows."""
 
     @abstractmethod
     def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
@@ -164,18 +164,18 @@ class Dialect(ABC):
 
     @abstractmethod
     def parameter(self, array: Any) -> ast.expr:
-        """Returns the code that makes a parameter like an array."""
+        """Returns the code that creates a parameter like an array."""
 
     @abstractmethod
     def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
-        """Returns the code that makes a buffer, or an array that is not trained."""
+        """Returns the code that creates a buffer, or an array that is not trained."""
 
     def check(self, condition: ast.expr, message: str) -> ast.expr:
         """Returns the code that raises where a condition does not hold; `check` is a helper."""
         return expr("check({0}, {1})", condition, message)
 
     def check_shapes(self, arrays: Sequence[tuple[ast.expr, str]]) -> ast.expr:
-        """Returns the code that raises where arrays have other shapes than these.
+        """Returns the code that raises where arrays have unexpected shapes.
 
         A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any.
         """
@@ -183,4 +183,4 @@ class Dialect(ABC):
 
     @abstractmethod
     def constant(self, array: Any) -> ast.expr:
-        """Returns the code for an array that the model's code holds."""
+        """Returns the code for a constant array in the model's code."""

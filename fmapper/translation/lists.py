@@ -1,4 +1,4 @@
-"""Submodules that are called `layers_0`, `layers_1` and so on, as those of a list `layers`."""
+"""Turns submodules with names such as `layers_0` and `layers_1` into items of a list `layers`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_lists(program: Program) -> tuple[Program, dict[str, str]]:
 
 
 def _find_lists(program: Program) -> dict[str, str]:
-    """Returns what comes before the numbers -> the names of the lists."""
+    """Maps the prefixes of numbered names to the names of the lists."""
     called = {part.path for part in program.parts}
     arrays = {*program.parameters, *program.buffers}
     paths = {path for path in program.types if path in called or _holds(path, arrays)}
@@ -60,7 +60,7 @@ def _holds(path: str, arrays: Iterable[str]) -> bool:
 
 
 def _list_name(stem: str, kinds: Iterable[str], root: str) -> str:
-    """Returns what to call a list; empty for layers that were numbered because nobody named them.
+    """Returns the name of a list; empty for layers with automatic numbers.
 
     Args:
         stem: What comes before the number.

@@ -31,7 +31,7 @@ class Loading:
 def whole_arrays(
     program: Program, convert: Callable[[Any], Any], stack: Callable[[list[Any]], Any]
 ) -> dict[str, Any]:
-    """Returns the parameters and buffers as the model has them: rows of its stacks put together.
+    """Returns the parameters and buffers of the model, with the rows of its stacks joined.
 
     Args:
         program: The program.

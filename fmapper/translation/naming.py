@@ -16,7 +16,7 @@ RESERVED = frozenset({
 
 @functools.lru_cache(maxsize=4096)
 def targets(statement: str) -> tuple[str, ...]:
-    """Returns the variables that a statement assigns to; none for what is not an assignment.
+    """Returns the variables that a statement assigns to; none for other statements.
 
     Examples:
         >>> targets("q, k = f(x)"), targets("x += 1"), targets("return x")
@@ -80,7 +80,7 @@ _BETTER = {
 
 
 class Names:
-    """The variables of one function: which there are, and which value each stands for.
+    """The variables of one function, and the value of each.
 
     Args:
         taken: Names that are not variables here.

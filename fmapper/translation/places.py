@@ -1,4 +1,4 @@
-"""Paths of parts, and where layers are that the model's code has no submodules for."""
+"""Paths of submodules, and of layers for which the model's code has no submodules."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Contai
 
 
 def is_item(path: str, owner: str) -> bool:
-    """Returns whether a part is one of those of a list or sequence."""
+    """Returns whether a submodule is an item of a list or sequence."""
     parent, _, key = path.rpartition(".")
     return parent == owner and key.isdigit() and bool(owner)
 

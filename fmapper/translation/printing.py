@@ -1,4 +1,4 @@
-"""Tables of printers: how the code of a target says what an operation computes."""
+"""Tables of printers, which write operations as code of a target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Printer)
 
 @dataclass(frozen=True, slots=True)
 class Printing:
-    """The context of a printed call, beside its arguments.
+    """The context of a printed call, besides its arguments.
 
     Attributes:
         call: The call.

@@ -1,4 +1,4 @@
-"""Runs translated source in a process of its own, and compares it with the model that it is of."""
+"""Runs translated source in a separate process, and compares it with the original model."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -
 
 
 def write_test(file: Path, proof: Proof) -> Path:
-    """Writes a test of a translated file, and its data, beside it.
+    """Writes a test of a translated file, and the data of the test, next to it.
 
     It runs with pytest, and needs neither fmapper nor the framework of the source.
 

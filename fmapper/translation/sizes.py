@@ -1,4 +1,4 @@
-"""Sizes that vary, in code: as those of arrays that are at hand."""
+"""Code for varying sizes, in terms of the available arrays."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Sizes:
                 known[size] = expr("{0}.shape[{1}]", value.node, i)
 
     def forget(self, variable: str) -> None:
-        """Forgets what a reassigned variable told."""
+        """Forgets the sizes that were known from a reassigned variable."""
         for known in (self._known, self._costly):
             for symbol, node in list(known.items()):
                 if symbol not in self._fixed and variable in _names(node):
                     del known[symbol]
 
     def rename(self, change: ast.NodeTransformer) -> None:
-        """Gives variables other names."""
+        """Renames variables."""
         self._known = {symbol: change.visit(node) for symbol, node in self._known.items()}
         self._costly = {symbol: change.visit(node) for symbol, node in self._costly.items()}
 
@@ -210,7 +210,7 @@ def _simple(node: ast.expr) -> ast.expr:
 
 
 def _is_at_hand(node: ast.expr) -> bool:
-    """Returns whether code is a name, or an attribute or item of one."""
+    """Returns whether code is a name, or an attribute or item of a name."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name)

@@ -16,7 +16,7 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
     family_of,
-    lower_with_what_varies,
+    lower_with_varying_sizes,
     record_program,
     source_of,
     source_of_callable,
@@ -150,7 +150,7 @@ def translate(
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
         if is_auto and program.symbols:
-            program, found = lower_with_what_varies(program, record, target.translate)
+            program, found = lower_with_varying_sizes(program, record, target.translate)
         else:
             found = target.translate(program)
         if not proved:

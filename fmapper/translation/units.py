@@ -1,4 +1,4 @@
-"""Takes the graph of a program apart by the submodules that it was recorded from."""
+"""Splits the graph of a program by the submodules that it was recorded from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shape = tuple[int | str, ...]
 
 
 def refs_of(call: Call) -> Iterator[str]:
-    """Yields the values that a call refers to, those of loops and branches within it included."""
+    """Yields the values that a call refers to, including those of inner loops and branches."""
     yield from refs_in((call.args, call.kwargs))
     yield from free_in(call)
 
@@ -84,7 +84,7 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Structure:
-    """A program by its submodules.
+    """A program, divided by its submodules.
 
     Attributes:
         program: The program.
@@ -106,7 +106,7 @@ class Structure:
 
 
 def structure_of(program: Program) -> Structure:
-    """Returns a program by its submodules, each with what goes in and comes out."""
+    """Divides a program by its submodules, with the inputs and outputs of each."""
     sizes = _sizes(program)
     graph = program.graph
     calls = [call for call in graph.calls if call.name not in sizes]
@@ -144,7 +144,7 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", 
 
 
 def _sizes(program: Program) -> dict[str, str]:
-    """Returns the values that are worked out from sizes alone -> the expressions."""
+    """Maps values that are computed from sizes alone to their expressions."""
     shapes = _values(program)
     found: dict[str, str] = {
         name: str(given.value)
@@ -254,7 +254,7 @@ def _arrange(unit: Unit, order: Mapping[str, int], dissolved: dict[str, str]) ->
 
 
 def dissolve(unit: Unit) -> None:
-    """Makes the steps of a unit those of its parent."""
+    """Moves the steps of a unit to its parent."""
     parent = unit.parent
     assert parent is not None
     at = next(i for i, step in enumerate(parent.steps) if step is unit)
@@ -471,7 +471,7 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
 
 
 def _acts(unit: Unit, changed: set[str]) -> bool:
-    """Tells whether a unit does something beside what it gives: it asks, or changes buffers."""
+    """Returns whether a unit has side effects: checks, or changes of buffers."""
     return any(
         call.name in changed or call.op.partition("::")[2].startswith("_assert")
         for call in with_inner([*unit.calls()])

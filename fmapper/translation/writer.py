@@ -1,4 +1,4 @@
-"""Writes a program as a file: its classes, and how their arrays are filled."""
+"""Writes a program as a file: its classes, and the loading of their arrays."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Writer:
             self.owners[target] = (f"{path}.{attr}" if path else attr, order)
 
     def _find_sequences(self, root: Unit) -> None:
-        """Finds the units that call one part after the other."""
+        """Finds the units that call their parts in sequence."""
         by_path: dict[str, list[Unit]] = {}
         for unit in root.units():
             by_path.setdefault(unit.path, []).append(unit)
@@ -295,7 +295,7 @@ class _Writer:
         return node
 
     def _build_tree(self) -> None:
-        """Puts layers and arrays at their places."""
+        """Builds the tree of layers and arrays."""
         for unit in self.structure.root.units():
             form = self.forms[id(unit)]
             if form.layer is not None:
@@ -434,7 +434,7 @@ class _Writer:
         return self.dialect.frozen_array(program.buffers[target], kind="Buffer")
 
     def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, str]]:
-        """Returns the lists in a submodule -> how many parts they have, and the class of those."""
+        """Maps the lists in a submodule to the number and the class of their items."""
         lengths: dict[str, int] = {}
         titles: dict[str, str] = {}
 

@@ -1,1 +1,1 @@
-"""The functions of a file: statements for what one call of a submodule computes."""
+"""The functions of a file: the statements for one call of a submodule."""

@@ -1,4 +1,4 @@
-"""Writes what one call of a submodule computes as the statements of a function."""
+"""Writes one call of a submodule as the statements of a function."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class BodyWriter:
-    """Writes the body of one unit; those in it are written already.
+    """Writes the body of one unit, after the bodies of the units in it.
 
     Args:
         structure: The program.
@@ -283,7 +283,7 @@ class _Run(Variables, Expressions, Flow):
                         self._bind(value, at(name(parameter), path))
 
     def _is_taken_apart(self, structure: Any) -> bool:
-        """Returns whether an element of a tuple is used alone."""
+        """Returns whether an element of a tuple is used by itself."""
         values = set(refs_in((structure,)))
         for step in self._unit.steps:
             if isinstance(step, Call):

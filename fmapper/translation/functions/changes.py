@@ -1,4 +1,4 @@
-"""Changes of buffers: all that a program makes must be in what is written of it."""
+"""Checks that the generated code makes all changes of buffers that the program makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refuse_lost(
     bodies: Mapping[str, Iterable[tuple[str, Body]]],
     owners: Mapping[str, Any],
 ) -> None:
-    """Raises for a program with changes of buffers that no code makes.
+    """Raises for changes of buffers that are missing from the generated code.
 
     Raises:
         ConversionError: There is one, or a parameter that changes; names it.

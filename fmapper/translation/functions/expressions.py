@@ -1,4 +1,4 @@
-"""The expressions of a function: calls, arrays that the submodule holds, structures of values."""
+"""The expressions of a function: calls, arrays of the submodule, structures of values."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Expressions:
 
 
 def _invert(order: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the order that undoes one; `~i` is dimension i backwards.
+    """Returns the inverse of an order; `~i` is dimension i backwards.
 
     Examples:
         >>> _invert((2, 0, ~1))

@@ -1,4 +1,4 @@
-"""The loops and branches of a function, with what they compute in their blocks."""
+"""The loops and branches of a function, with their blocks."""
 
 from __future__ import annotations
 

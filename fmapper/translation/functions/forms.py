@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Statement:
-    """One statement: variables, and what they are; or what is returned.
+    """One statement: an assignment to variables, or a return.
 
     Attributes:
         targets: The variables; `_` for what nobody uses. None for a statement that returns.
@@ -113,7 +113,7 @@ class Made(dict[str, Any]):
 
 
 class Swap(ast.NodeTransformer):
-    """Puts one name in the place of another."""
+    """Replaces one name by another."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old = old

@@ -1,4 +1,4 @@
-"""The shapes of what a function is given and gives, as a comment."""
+"""The shapes of the arguments and results of a function, as a comment."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def name_sizes(shapes: Shapes, name: Callable[[str, int, int], str]) -> Shapes:
 
 
 def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:
-    """Returns the comment for a function; what it checks itself is not said again.
+    """Returns the comment for a function, without the shapes that it checks itself.
 
     Examples:
         >>> comment(Shapes({"x": ("batch", 8)}, (("batch", 3),)), [])

@@ -1,4 +1,4 @@
-"""The variables of one function: which values they hold, and what they are called."""
+"""The variables of one function: their values and their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ATOMS = (ast.Name, ast.Constant)
 
 
 class UnknownSize(Exception):
-    """A size is wanted that nothing at hand tells."""
+    """Raised for a size that cannot be computed from available values."""
 
     def __init__(self, symbol: str) -> None:
         self.symbol = symbol
@@ -126,7 +126,7 @@ class Variables:
         self._body.statements.append(Statement(tuple(targets), code))
 
     def often_asked(self) -> frozenset[str]:
-        """Returns the sizes that the code asks for more than once."""
+        """Returns the sizes that the code uses more than once."""
         return frozenset(symbol for symbol, count in self._sizes.asked.items() if count > 1)
 
     # --- steps --------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Variables:
         return hinted[finals.index(value)] if value in finals and len(finals) == len(hinted) else ""
 
     def _repeats(self, value: str, user: Any) -> bool:
-        """Returns whether a value and its user are two rounds of a loop."""
+        """Returns whether a value and its user are two iterations of a loop."""
         for step in self._unit.steps:
             if isinstance(step, Call) and step.name == value and isinstance(user, Call):
                 return step.op == user.op
