@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from fmapper.checkpoints.formats.format import read_contents
+from fmapper.checkpoints.formats.format import read_contents, without_collection
 from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree
@@ -84,10 +84,11 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     source = place_of(path)
     with step(f"inspecting {source.name}"):
         form, contents = read_contents(source)
-    rows = [
-        ArrayRow(name, array.shape, name_of_dtype(array.dtype), array.nbytes)
-        for name, array in contents.arrays.items()
-    ]
+    with without_collection():
+        rows = [
+            ArrayRow(name, array.shape, name_of_dtype(array.dtype), array.nbytes)
+            for name, array in contents.arrays.items()
+        ]
     for name, first in contents.ties.items():
         array = contents.arrays[first]
         rows.append(ArrayRow(name, array.shape, array.dtype.name, array.nbytes, first))

@@ -87,7 +87,7 @@ class LazyArray:
     @property
     def nbytes(self) -> int:
         """Returns the bytes that it takes in memory."""
-        return self.size * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __repr__(self) -> str:
         """Shows class, dtype and shape."""

@@ -1,8 +1,10 @@
 """The safetensors format: eight bytes with the length of a JSON header, the header, the arrays.
 
 See https://huggingface.co/docs/safetensors. The library of that name is not used: it reads arrays
-whole and not in parts, its functions for NumPy have no float8, what it accepts has no bounds but
-that of the header, and it does not place arrays where JAX can take them over.
+whole and not in parts, its functions for NumPy have no float8, and it does not place arrays where
+JAX can take them over. Nor is it used for headers alone: it accepts names that occur twice, fields
+that the format lacks, and any number of arrays, for each of which it takes a kilobyte; and it opens
+a path, which may lead elsewhere than the file that was checked, or be a URL.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import codecs
 import json
 import math
-import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,10 @@ _NEXT = re.compile(_W + rb"([,}])")
 _TEXT = re.compile(rb'"' + _CHARACTERS + rb'"')
 _ENTRY = re.compile(rb"\{" + _W + (_W + rb"," + _W).join([_FIELD] * 3) + _W + rb"\}")
 _ARRAY = re.compile(_KEY.pattern + _ENTRY.pattern + _NEXT.pattern)
+_USUAL = re.compile(  # as safetensors itself and JSON's writers in Python and Rust have it
+    rb'"([^"\\\x00-\x1f]{1,4096}+)":\{"dtype":"(\w++)","shape":\[([0-9,]{0,2000}+)\],"data_offsets":\['
+    + _INTEGER + rb"," + _INTEGER + rb"\]\}([,}])"
+)  # fmt: skip
 _LONG_NUMBER = re.compile(r"[0-9]{26,}")
 _DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
 
@@ -98,25 +103,29 @@ def read_header(file: BinaryIO, size: int) -> Header:
         parser.header()
     except UnicodeDecodeError:
         raise Misfit("is not a safetensors file: its header is not UTF-8") from None
-    position = 8 + length
     entries = parser.entries
-    order = entries.items()
-    if any(map(operator.gt, *_neighbours(entries))):  # else they lie as they are named
-        order = sorted(entries.items(), key=lambda item: item[1][:2])  # type: ignore[assignment]
-    for name, (start, end, _, _) in order:
-        if end > size:
-            break
-        if start != position:
-            raise Misfit(f"is damaged at {show(name)}: its offsets do not fit its size")
-        position = end
+    position = _end(entries.values(), 8 + length)
+    if position != size:  # perhaps they are named in another order than they lie in
+        order = sorted(entries.items(), key=lambda item: item[1][:2])
+        position = 8 + length
+        for name, (start, end, _, _) in order:
+            if end > size:
+                break
+            if start != position:
+                raise Misfit(f"is damaged at {show(name)}: its offsets do not fit its size")
+            position = end
     if position != size:
         raise Misfit("is damaged: it is longer or shorter than its header says")
     return Header(entries, parser.metadata, 8 + length)
 
 
-def _neighbours(entries: Mapping[str, Entry]) -> tuple[list[int], list[int]]:
-    starts = [entry.start for entry in entries.values()]
-    return starts[:-1], starts[1:]
+def _end(entries: Iterable[Entry], position: int) -> int:
+    """Returns where arrays end if each lies behind the one before it, else -1."""
+    for start, end, _, _ in entries:
+        if start != position:
+            return -1
+        position = end
+    return position
 
 
 class _Parser:
@@ -143,8 +152,10 @@ class _Parser:
         check_count(count, "arrays")
         is_open = self._open()
         while is_open:
+            if self._usual():
+                break
             found = _ARRAY.match(self._data, self._at)
-            if found is not None and self._is_added(found):
+            if found is not None and self._is_added(*_in_order(found)):
                 self._at = found.end()
                 is_open = found[14] == b","
                 continue
@@ -187,29 +198,52 @@ class _Parser:
         self._at = found.end()
         return found[1] == b","
 
-    def _is_added(self, found: re.Match[bytes]) -> bool:
+    def _usual(self) -> bool:
+        """Adds the arrays that follow, up to an unusual one; returns whether the object ends."""
+        data, at, begin, entries, forms = (
+            self._data,
+            self._at,
+            self._begin,
+            self.entries,
+            self._forms,
+        )
+        while (found := _USUAL.match(data, at)) is not None:
+            key, dtype, shape, start, stop, more = found.groups()
+            form = forms.get((dtype, shape))
+            name = key.decode()
+            first, last = int(start), int(stop)
+            if (
+                form is not None
+                and last - first == form[2]
+                and name not in entries
+                and name.isprintable()
+                and name != _METADATA
+            ):
+                entries[name] = Entry(begin + first, begin + last, form[0], form[1])
+            elif not self._is_added(key, dtype, shape, start, stop):
+                break
+            self._at = at = found.end()
+            if more == b"}":
+                return True
+        return False
+
+    def _is_added(self, key: bytes, dtype: bytes, shape: bytes, start: bytes, stop: bytes) -> bool:
         """Adds an array if its entry has the usual form; returns whether it has."""
-        key, a, b, c, d, e, f, g, h, i, j, k, m, _ = found.groups()
-        dtype = a or e or i
-        shape = b if b is not None else f if f is not None else j
-        start, stop = c or g or k, d or h or m
-        if dtype is None or shape is None or start is None or b"\\" in key:
+        if not (dtype and start) or shape is None or b"\\" in key:
             return False
         name = key.decode()
         if name in self.entries or name == _METADATA:
             return False
         try:
-            name_of_dtype, sizes, nbytes = self._forms.get((dtype, shape)) or self._form(
-                dtype, shape
-            )
-            first, last = int(start), int(stop)
+            form = self._forms.get((dtype, shape)) or self._form(dtype, shape)
             check_name(name)
-            if last - first != nbytes:
-                return False  # the slow parser raises with the reason
         except (Misfit, ValueError):
             return False
+        first, last = int(start), int(stop)
+        if last - first != form[2]:
+            return False  # the slow parser raises with the reason
         begin = self._begin
-        self.entries[name] = Entry(begin + first, begin + last, name_of_dtype, sizes)
+        self.entries[name] = Entry(begin + first, begin + last, form[0], form[1])
         return True
 
     def _form(self, dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int]:
@@ -276,6 +310,13 @@ class _Parser:
             self._at = found.end()
             is_open = self._is_more()
         return texts
+
+
+def _in_order(found: re.Match[bytes]) -> tuple[bytes, ...]:
+    """Returns key, dtype, shape and place of an array whose fields stand in any order."""
+    key, a, b, c, d, e, f, g, h, i, j, k, m, _ = found.groups()
+    shape = b if b is not None else f if f is not None else j
+    return key, a or e or i, shape, c or g or k, d or h or m
 
 
 def _unescape(text: bytes) -> str:

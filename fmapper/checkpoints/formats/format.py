@@ -108,7 +108,7 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
     """
     form = format_of(place, name)
     path = cast(Path, place)  # a URL has what the formats that take one ask of it
-    with _without_collection():
+    with without_collection():
         contents = form.read(path)
     for key, array in contents.arrays.items():  # one of no elements takes no bytes of the file
         if 0 in array.shape and math.prod(filter(None, array.shape)) > MOST_BYTES // 16:
@@ -117,7 +117,7 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Suspends garbage collection: headers have no cycles, and it takes as long as reading them."""
     was_enabled = gc.isenabled()
     gc.disable()
