@@ -48,13 +48,14 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
-    from fmapper.files.bounds import check_count, check_depth, check_name
+    from fmapper.files.bounds import WAY_OUT, check_count, check_depth, check_name
     from fmapper.files.dtypes import DTYPES
     from fmapper.files.untrusted import Misfit, check_folder, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
 
 __all__ = [
     "DTYPES",
+    "WAY_OUT",
     "AddConstant",
     "ArrayDifference",
     "ArrayRow",
@@ -126,7 +127,7 @@ _PLACES = {
     "fmapper.checkpoints.rules.rules": "Rules",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
     "fmapper.checkpoints.formats.writer": "Writer",
-    "fmapper.files.bounds": "check_count check_depth check_name",
+    "fmapper.files.bounds": "WAY_OUT check_count check_depth check_name",
     "fmapper.files.dtypes": "DTYPES",
     "fmapper.files.untrusted": "Misfit check_folder show within",
     "fmapper.files.zips": "ZipMember ZipMembers",

@@ -3,7 +3,9 @@
 Only the arrays of an honest checkpoint are large, and of these only the headers are read. Many
 small items (names, numbers, texts, lists) can take time and memory, so they are counted before they
 are parsed. The bounds keep each file within one second and 200 MB, and are far above the counts of
-known files: the largest models have some 200,000 arrays, in files of a few thousand each.
+known files: the largest models have some 200,000 arrays, in files of a few thousand each. What a
+file may have of something is what a second is enough for, on a processor that is half as fast as
+those of today.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ from fmapper.files.untrusted import Misfit
 from fmapper.switches import settings
 
 _MOST = {
-    "arrays": 150_000,  # in a file
-    "arrays in all files": 500_000,
-    "arrays of Orbax": 20_000,  # Orbax takes a quarter of a millisecond for each
-    "members": 160_000,  # of a zip file, where each array is a member
+    "arrays": 100_000,  # in a file
+    "tensors": 75_000,  # in a pickle, which may all be views of one storage
+    "arrays in all files": 250_000,
+    "arrays of Orbax": 4_000,  # Orbax takes a quarter of a millisecond for each
+    "pieces": 50_000,  # of arrays of `torch.distributed.checkpoint`
+    "arrays and values in a piece each": 5_500,  # of it: a zip file, which is opened at once
+    "members": 50_000,  # of a zip file, where each array is a member
+    "bytes of names": 20_000_000,  # of full dotted names, which may be longer than what is written
+    "bytes of pickles": 16_000_000,  # of these
     "values": 150_000,  # numbers and texts besides the arrays of a file
     "parts": 400_000,  # arrays, values, and the dicts and lists that contain them
     "texts in lists": 2_000_000,  # skipped; vocabularies have less than half a million
@@ -25,7 +32,7 @@ _MOST = {
 _LONGEST_NAME = 4096  # characters of a full dotted name
 _DEEPEST = 100
 WAY_OUT = (
-    "For a file that you trust, fmapper.settings.bounds = False lifts this, as does "
+    "For a file or folder that you trust, fmapper.settings.bounds = False lifts this, as does "
     "FMAPPER_BOUNDS=0 in the environment"
 )
 
@@ -37,7 +44,9 @@ def check_count(count: int, what: str) -> None:
         count: The number of items, or a lower bound of it.
         what: The kind of item: `arrays`, `values`, `parts` (arrays, values, and the dicts and lists
             that contain them), `members` (of a zip file), `texts in lists`, `unusual headers`,
-            `bytes of pickled values`, `arrays of Orbax`, `arrays in all files` (of a checkpoint).
+            `bytes of pickled values`, `arrays of Orbax`, `arrays in all files` (of a checkpoint),
+            `tensors` (of a pickle), `pieces` (of arrays of `torch.distributed.checkpoint`),
+            `arrays and values in a piece each`, `bytes of pickles` (of these), `bytes of names`.
 
     Raises:
         Misfit: There are too many, and `settings.bounds` is not off.

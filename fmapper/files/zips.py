@@ -17,6 +17,8 @@ _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s4B4HL2L5H2L")
 _LOCAL = struct.Struct("<4s5H3I2H")
+_LENGTHS = struct.Struct("<2H")  # of name and extra field, at its end
+_NEAR = 4096  # bytes that are read at once
 _USUAL_END = 256  # bytes, of a file without a comment
 _COMMENT = 1 << 16  # bytes that may follow the end
 _MOST_LIST = 32_000_000  # bytes
@@ -65,14 +67,17 @@ class ZipMembers(dict[str, ZipMember]):
     Args:
         file: The file, or a part of one: what has a `size` and `read_into`.
         handle: The file, open.
+        most: How many members it may have; None for the bound of files.
 
     Raises:
         Misfit: The file is not a zip file, is damaged, or has too many members.
     """
 
-    def __init__(self, file: _File, handle: int) -> None:
+    def __init__(self, file: _File, handle: int, most: int | None = None) -> None:
         super().__init__()
+        self._most = most
         self._file, self._handle = file, handle
+        self._near, self._near_at = b"", 0
         for member in _members(*self._list()):
             if member.name in self:
                 raise Misfit(f"{show(member.name)} occurs twice")
@@ -83,6 +88,7 @@ class ZipMembers(dict[str, ZipMember]):
         """Returns the members of a file of which only one is going to be read."""
         made = cls.__new__(cls)
         made._file, made._handle = file, handle
+        made._near, made._near_at = b"", 0
         made[member.name] = member
         return made
 
@@ -108,7 +114,10 @@ class ZipMembers(dict[str, ZipMember]):
             stop = place
         if offset + length > stop:
             raise Misfit(lost)
-        check_count(count, "members")
+        if self._most is None:
+            check_count(count, "members")
+        elif count > self._most:
+            raise Misfit(f"has {count:,} members, where {self._most} are expected")
         if not _ENTRY.size * count <= length <= (_ENTRY.size + 3 * 65535) * count:
             raise Misfit("is a damaged zip file: the length of its list of members is wrong")
         if length > _MOST_LIST and settings.bounds:
@@ -121,20 +130,27 @@ class ZipMembers(dict[str, ZipMember]):
         Raises:
             Misfit: The member is not there.
         """
-        head = self.bytes_at(member.offset, _LOCAL.size)
+        head = self.bytes_near(member.offset, _LOCAL.size)
         if len(head) < _LOCAL.size or not head.startswith(b"PK\3\4"):
             raise Misfit(f"{show(member.name)} is damaged")
-        fields = _LOCAL.unpack(head)
-        begin = int(member.offset + _LOCAL.size + fields[-2] + fields[-1])
+        name, extra = _LENGTHS.unpack_from(head, _LOCAL.size - _LENGTHS.size)
+        begin: int = member.offset + _LOCAL.size + name + extra
         if begin + member.packed > self._file.size:
             raise Misfit(f"{show(member.name)} is longer than the file")
         return begin
 
     def bytes_at(self, start: int, count: int) -> bytes:
-        """Returns bytes of the file, fewer at its end."""
+        """Returns some bytes of the file, fewer where it ends."""
         out = bytearray(max(0, min(count, self._file.size - start)))
         self._file.read_into(self._handle, memoryview(out), start)
         return bytes(out)
+
+    def bytes_near(self, start: int, count: int) -> bytes:
+        """Returns a few bytes of the file; what follows is kept, since the next are often there."""
+        at = start - self._near_at
+        if not 0 <= at <= at + count <= len(self._near):
+            self._near, self._near_at, at = self.bytes_at(start, max(count, _NEAR)), start, 0
+        return self._near[at : at + count]
 
     def parts(self, member: ZipMember, most: int | None = None) -> Iterator[bytes]:
         """Yields the decompressed bytes of a member, and verifies the checksum at the end.

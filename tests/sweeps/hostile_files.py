@@ -23,25 +23,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sweeps.hostile_folders import (
+    dcp_names,
+    dcp_parts,
+    dcp_pieces,
+    dcp_shared,
+    dcp_sizes,
+    dcp_values,
+    entries,
+    header,
+    index,
+    large_shards,
+    orbax,
+    pickled,
+    shards,
+)
+
 SECONDS, MEBIBYTES = 1.0, 200
 _NPY = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (0,), }"
 
 
-def _header(path: Path, text: str, data: int = 0) -> Path:
-    head = text.encode()
-    path.write_bytes(struct.pack("<Q", len(head)) + head + b"\0" * data)
-    return path
-
-
-def _entries(count: int, prefix: str = "model.layers.") -> str:
-    about = '.weight":{"dtype":"F32","shape":[1],"data_offsets":'
-    places = ((4 * at, 4 * at + 4) for at in range(count))
-    return ",".join(f'"{prefix}{a // 4}{about}[{a},{b}]}}' for a, b in places)
-
-
 def arrays(folder: Path, count: int) -> Path:
     """Writes a header with many arrays."""
-    return _header(folder / "x.safetensors", f"{{{_entries(count)}}}", 4 * count)
+    return header(folder / "x.safetensors", f"{{{entries(count)}}}", 4 * count)
 
 
 def arrays_in_blanks(folder: Path, count: int) -> Path:
@@ -49,17 +53,17 @@ def arrays_in_blanks(folder: Path, count: int) -> Path:
     text = ", ".join(
         f'"w{at}" : {{"shape": [0], "data_offsets": [0, 0], "dtype": "U8"}}' for at in range(count)
     )
-    return _header(folder / "x.safetensors", f"{{{text}}}")
+    return header(folder / "x.safetensors", f"{{{text}}}")
 
 
 def metadata(folder: Path, count: int) -> Path:
     """Writes a header whose metadata have many texts."""
     text = ",".join(f'"{at}":"{at}"' for at in range(count))
-    return _header(folder / "x.safetensors", f'{{"__metadata__":{{{text}}}}}')
+    return header(folder / "x.safetensors", f'{{"__metadata__":{{{text}}}}}')
 
 
 def _about(folder: Path, text: str) -> Path:
-    return _header(folder / "x.safetensors", json.dumps({"__metadata__": {"fmapper": text}}))
+    return header(folder / "x.safetensors", json.dumps({"__metadata__": {"fmapper": text}}))
 
 
 def values(folder: Path, count: int) -> Path:
@@ -70,64 +74,41 @@ def values(folder: Path, count: int) -> Path:
 
 def lists(folder: Path, count: int) -> Path:
     """Writes lists without end into a header."""
-    return _header(folder / "x.safetensors", f'{{"a":[{"[]," * count}0]}}')
+    return header(folder / "x.safetensors", f'{{"a":[{"[]," * count}0]}}')
 
 
 def objects(folder: Path, count: int) -> Path:
     """Writes objects without end into a header."""
-    return _header(folder / "x.safetensors", f'{{"a":[{"{}," * count}0]}}')
+    return header(folder / "x.safetensors", f'{{"a":[{"{}," * count}0]}}')
 
 
 def numbers(folder: Path, count: int) -> Path:
     """Writes numbers of which each is an object into the shape of an array."""
     inner = "1000.5," * count
-    return _header(folder / "x.safetensors", f'{{"a":{{"shape":[{inner}1]}}}}')
+    return header(folder / "x.safetensors", f'{{"a":{{"shape":[{inner}1]}}}}')
 
 
 def texts(folder: Path, count: int) -> Path:
     """Writes texts without end into a header."""
     inner = '"ab",' * count
-    return _header(folder / "x.safetensors", f'{{"a":[{inner}0]}}')
+    return header(folder / "x.safetensors", f'{{"a":[{inner}0]}}')
 
 
 def escapes(folder: Path, count: int) -> Path:
     """Writes a text of nothing but escapes."""
     escaped = r"\n" * count
-    return _header(folder / "x.safetensors", f'{{"__metadata__":{{"a":"{escaped}"}}}}')
+    return header(folder / "x.safetensors", f'{{"__metadata__":{{"a":"{escaped}"}}}}')
 
 
 def wide_escapes(folder: Path, count: int) -> Path:
     """Writes a text of characters of four bytes, the first of which makes all as wide."""
     escaped = r"\ud83d\ude00" + "a" * count
-    return _header(folder / "x.safetensors", f'{{"__metadata__":{{"a":"{escaped}"}}}}')
+    return header(folder / "x.safetensors", f'{{"__metadata__":{{"a":"{escaped}"}}}}')
 
 
 def blanks(folder: Path, count: int) -> Path:
     """Writes a header that is nothing but blanks."""
-    return _header(folder / "x.safetensors", f"{{{' ' * count}}}")
-
-
-def index(folder: Path, count: int) -> Path:
-    """Writes an index of many names."""
-    place = folder / "x"
-    place.mkdir()
-    _header(place / "model.safetensors", "{}")
-    text = ",".join(f'"layers.{at}.weight":"model.safetensors"' for at in range(count))
-    (place / "model.safetensors.index.json").write_text(f'{{"weight_map":{{{text}}}}}')
-    return place
-
-
-def shards(folder: Path, count: int) -> Path:
-    """Writes a folder of many shards, which is honest."""
-    place = folder / "x"
-    place.mkdir()
-    names = {}
-    for at in range(count):
-        name = f"model-{at + 1:05d}-of-{count:05d}.safetensors"
-        _header(place / name, f"{{{_entries(30, f'{at}.')}}}", 120)
-        names.update({f"{at}.{n}.weight": name for n in range(30)})
-    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    return place
+    return header(folder / "x.safetensors", f"{{{' ' * count}}}")
 
 
 def _zip(path: Path, kind: int = zipfile.ZIP_STORED) -> zipfile.ZipFile:
@@ -158,44 +139,36 @@ def settings_values(folder: Path, count: int) -> Path:
     return folder / "x.npz"
 
 
-def _pickled(folder: Path, data: bytes) -> Path:
-    with _zip(folder / "x.pt") as archive:
-        archive.writestr("x/data.pkl", b"\x80\x02" + data + b".")
-        archive.writestr("x/byteorder", "little")
-        archive.writestr("x/version", "3\n")
-    return folder / "x.pt"
-
-
 def pickled_lists(folder: Path, count: int) -> Path:
     """Writes lists in lists, side by side."""
-    return _pickled(folder, b"]" + b"(" + b"]" * count + b"e")
+    return pickled(folder, b"]" + b"(" + b"]" * count + b"e")
 
 
 def pickled_nest(folder: Path, count: int) -> Path:
     """Writes lists in each other."""
-    return _pickled(folder, b"]" * count + b"a" * (count - 1))
+    return pickled(folder, b"]" * count + b"a" * (count - 1))
 
 
 def pickled_tuples(folder: Path, count: int) -> Path:
     """Writes tuples in each other."""
-    return _pickled(folder, b")" + b"\x85" * count)
+    return pickled(folder, b")" + b"\x85" * count)
 
 
 def pickled_numbers(folder: Path, count: int) -> Path:
     """Writes a list of numbers."""
     inner = b"".join(b"J" + struct.pack("<i", at) for at in range(count))
-    return _pickled(folder, b"](" + inner + b"e")
+    return pickled(folder, b"](" + inner + b"e")
 
 
 def pickled_dicts(folder: Path, count: int) -> Path:
     """Writes empty dicts."""
-    return _pickled(folder, b"](" + b"}" * count + b"e")
+    return pickled(folder, b"](" + b"}" * count + b"e")
 
 
 def pickled_texts(folder: Path, count: int) -> Path:
     """Writes short texts."""
     inner = b"".join(b"X" + struct.pack("<I", 4) + b"%04x" % (at & 65535) for at in range(count))
-    return _pickled(folder, b"](" + inner + b"e")
+    return pickled(folder, b"](" + inner + b"e")
 
 
 def pickled_memo(folder: Path, count: int) -> Path:
@@ -203,19 +176,19 @@ def pickled_memo(folder: Path, count: int) -> Path:
     data = b"K\x01q\x00"
     for at in range(count):
         data += b"](" + b"h%c" % at * 10 + b"eq%c" % (at + 1)
-    return _pickled(folder, data)
+    return pickled(folder, data)
 
 
 def pickled_long_key(folder: Path, count: int) -> Path:
     """Writes a dict with one key of megabytes and many numbers below it."""
     key = b"X" + struct.pack("<I", 1 << 20) + b"k" * (1 << 20)
-    return _pickled(folder, b"}(" + key + b"](" + b"K\x01" * count + b"eu")
+    return pickled(folder, b"}(" + key + b"](" + b"K\x01" * count + b"eu")
 
 
 def pickled_ordered(folder: Path, count: int) -> Path:
     """Writes calls of a class that is allowed."""
     name = b"ccollections\nOrderedDict\nq\x00"
-    return _pickled(folder, b"](" + name + b")R" + b"h\x00)R" * count + b"e")
+    return pickled(folder, b"](" + name + b")R" + b"h\x00)R" * count + b"e")
 
 
 def tensors(folder: Path, count: int) -> Path:
@@ -224,6 +197,37 @@ def tensors(folder: Path, count: int) -> Path:
 
     torch.save({f"layers.{at}.weight": torch.ones(1) for at in range(count)}, folder / "x.pt")
     return folder / "x.pt"
+
+
+def views(folder: Path, count: int) -> Path:
+    """Writes many tensors of one storage, by torch itself."""
+    import torch
+
+    whole = torch.ones(count)
+    torch.save({f"{at}": whole[at : at + 1] for at in range(count)}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def pickled_shape(folder: Path, count: int) -> Path:
+    """Writes a shape of many dimensions, which as many tensors have."""
+    head = b"ctorch._utils\n_rebuild_tensor_v2\nq\x00(" + b"K\x01" * count + b"tq\x01"
+    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\1\0\0\x000X\3\0\0\0cpuK\1tQq\x02"
+    tensor = b"h\0(h\2K\0h\1h\1\x89Nt" + b"R"
+    return pickled(folder, head + b"0" + storage + b"00](" + tensor * count + b"e")
+
+
+def pickled_long_names(folder: Path, count: int) -> Path:
+    """Writes values below a key of 4,000 characters."""
+    key = b"X" + struct.pack("<I", 4000) + b"k" * 4000
+    return pickled(folder, b"}(" + key + b"](" + b"K\x01" * count + b"eu")
+
+
+def packed_long_names(folder: Path, count: int) -> Path:
+    """Writes a map with a key of 4,000 characters and values below it."""
+    key = b"\xda" + struct.pack(">H", 4000) + b"k" * 4000
+    data = b"\x81" + key + b"\xdd" + struct.pack(">I", count) + b"\1" * count
+    (folder / "x.msgpack").write_bytes(data)
+    return folder / "x.msgpack"
 
 
 def packed_values(folder: Path, count: int) -> Path:
@@ -300,8 +304,10 @@ def gguf_text(folder: Path, count: int) -> Path:
 
 FILES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "safetensors: arrays": (arrays, 1_000_000),
-    "safetensors: arrays within the bound": (arrays, 150_000),
-    "safetensors: arrays with blanks": (arrays_in_blanks, 150_000),
+    "safetensors: arrays within the bound": (arrays, 100_000),
+    "safetensors: arrays with blanks": (arrays_in_blanks, 100_000),
+    "safetensors: metadata within the bound": (metadata, 149_999),
+    "safetensors: values within the bound": (values, 149_999),
     "safetensors: metadata": (metadata, 5_000_000),
     "safetensors: values": (values, 2_000_000),
     "safetensors: lists": (lists, 9_000_000),
@@ -313,6 +319,7 @@ FILES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "safetensors: blanks": (blanks, 99_000_000),
     "safetensors: index": (index, 1_000_000),
     "npz: arrays": (members, 200_000),
+    "npz: arrays within the bound": (members, 50_000),
     "npz: settings of blanks": (settings, 99_000_000),
     "npz: values": (settings_values, 2_000_000),
     "pt: lists": (pickled_lists, 3_000_000),
@@ -325,17 +332,37 @@ FILES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "pt: a long key": (pickled_long_key, 100_000),
     "pt: calls": (pickled_ordered, 3_000_000),
     "pt: tensors": (tensors, 300_000),
+    "pt: tensors within the bound": (tensors, 49_990),
+    "pt: views within the bound": (views, 75_000),
+    "pt: numbers within the bound": (pickled_numbers, 149_999),
+    "pt: a shared shape": (pickled_shape, 100_000),
+    "pt: long names": (pickled_long_names, 100_000),
+    "dcp: arrays": (dcp_names, 100_000),
+    "dcp: arrays within the bound": (dcp_names, 5_400),
+    "dcp: pieces within the bound": (dcp_parts, 50_000),
+    "dcp: shared pieces": (dcp_shared, 20_000),
+    "dcp: shared sizes": (dcp_sizes, 100_000),
+    "dcp: values": (dcp_values, 10_000),
+    "orbax: arrays within the bound": (orbax, 4_000),
     "msgpack: values": (packed_values, 5_000_000),
     "msgpack: lists": (packed_lists, 5_000_000),
     "msgpack: arrays": (packed_arrays, 300_000),
+    "msgpack: arrays within the bound": (packed_arrays, 100_000),
+    "msgpack: values within the bound": (packed_values, 149_999),
+    "msgpack: long names": (packed_long_names, 100_000),
     "msgpack: a long key": (packed_long_key, 100_000),
     "gguf: texts": (vocabulary, 20_000_000),
     "gguf: values": (gguf_values, 2_000_000),
     "gguf: arrays": (gguf_arrays, 1_000_000),
+    "gguf: arrays within the bound": (gguf_arrays, 100_000),
+    "gguf: values within the bound": (gguf_values, 149_999),
     "honest safetensors of 100,000 arrays": (arrays, 100_000),
     "honest folder of 1,000 shards": (shards, 1000),
+    "honest folder of 8,000 arrays in each of 30 shards": (large_shards, 30),
     "honest npz of 20,000 arrays": (members, 20_000),
-    "honest pt of 100,000 tensors": (tensors, 100_000),
+    "honest pt of 40,000 tensors": (tensors, 40_000),
+    "honest dcp of 5,000 arrays": (dcp_pieces, 5000),
+    "honest orbax of 3,000 arrays": (orbax, 3000),
     "honest msgpack of 100,000 arrays": (packed_arrays, 100_000),
     "honest gguf of 500,000 texts": (vocabulary, 500_000),
     "honest gguf with a vocabulary of 500 MB": (long_vocabulary, 500_000),
@@ -353,7 +380,7 @@ def look(path: Path) -> dict[str, Any]:
     from fmapper.checkpoints import inspect
 
     with tempfile.TemporaryDirectory() as small:  # what is imported late is there
-        for name in ("x.npz", "x.msgpack", "x.pt", "x.safetensors"):
+        for name in ("x.npz", "x.msgpack", "x.pt", "x.safetensors", "x.dcp", "x.orbax"):
             fmapper.save({"w": np.ones(2)}, Path(small) / name)
             fmapper.load(Path(small) / name)
     base = _peak()

@@ -207,7 +207,7 @@ def _member(
         if member.method != STORED:
             return b"".join(archive.parts(member, most))
         begin = begin or archive.begin(member)
-        return archive.bytes_at(begin, min(most, member.size))
+        return archive.bytes_near(begin, min(most, member.size))
 
     try:
         shape, fortran, found, header_size = headers.read(name, head(_FIRST))

@@ -82,13 +82,12 @@ class SafetensorsFolder(Format):
         metadata: dict[str, Any] = {}
         index = _read_index(file_in(path, INDEX)) if _is_there(path / INDEX) else None
         names = sorted(set(index.values())) if index is not None else _files(path)
+        places: dict[str, str] = {}
         for name in names:
             found, own = _read_file(file_in(path, name))
-            for twice in found:
-                if twice in arrays:
-                    raise CheckpointError(
-                        f"{path / name}: {show(twice)} is in another shard as well"
-                    )
+            for twice in found.keys() & arrays.keys():
+                raise CheckpointError(f"{path / name}: {show(twice)} is in another shard as well")
+            places |= dict.fromkeys(found, name)
             arrays |= found
             metadata |= own
             try:
@@ -96,8 +95,7 @@ class SafetensorsFolder(Format):
             except Misfit as error:
                 raise CheckpointError(f"{path}: {error}") from None
         for array, name in (index or {}).items():
-            stored = arrays.get(array)
-            if not isinstance(stored, StoredArray) or stored.file.path.name != name:
+            if places.get(array) != name:
                 raise CheckpointError(f"{path / INDEX}: {show(array)} is not in {show(name)}")
         return _with_about(arrays, metadata, tuple(path / name for name in names))
 
@@ -281,11 +279,15 @@ def _read_index(path: Path) -> dict[str, str]:
         places = index.get("weight_map") if type(index) is dict else None
         if type(places) is not dict or not places:
             raise Misfit("has no weight_map")
+        known = set()
         for name, file_name in places.items():
-            if type(file_name) is not str or not _SHARD.fullmatch(file_name):
+            if type(file_name) is not str or not (
+                file_name in known or _SHARD.fullmatch(file_name)
+            ):
                 raise Misfit(
                     f"{show(name)} refers to {show(file_name)}, which is not a file of the folder"
                 )
+            known.add(file_name)
     except Misfit as error:
         raise CheckpointError(f"{path}: {error}") from None
     return places

@@ -77,7 +77,7 @@ class _Reader:
     def __init__(self, file: SourceFile, handle: int) -> None:
         self.file, self.handle = file, handle
         self.at = 0
-        self.count = self.depth = 0
+        self.count = self.depth = self.length = 0
         self._buffer, self._start = b"", 0
 
     def take(self, size: int) -> bytes:
@@ -103,6 +103,8 @@ class _Reader:
         if found is None or found is _ENTERED:
             return
         check_name(name)
+        self.length += len(name)
+        check_count(self.length, "bytes of names")
         if name in contents.arrays or name in contents.values:
             raise Misfit(f"{show(name)} occurs twice")
         if isinstance(found, LazyArray):

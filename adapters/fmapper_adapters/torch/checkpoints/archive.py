@@ -74,10 +74,16 @@ class Part:
 
 
 class Archive:
-    """A zip file of torch: a pickle, and the storages beside it."""
+    """A zip file of torch: a pickle, and the storages beside it.
 
-    def __init__(self, part: Part, handle: int) -> None:
-        members = ZipMembers(part, handle)
+    Args:
+        part: Where it lies.
+        handle: The file, open.
+        most: How many members it may have; None for the bound of files.
+    """
+
+    def __init__(self, part: Part, handle: int, most: int | None = None) -> None:
+        members = ZipMembers(part, handle, most)
         for member in members.values():
             if not member.is_stored:
                 raise Misfit(f"{show(member.name)} is compressed, as torch.save does not write it")
@@ -87,6 +93,7 @@ class Archive:
         self._part, self._members = part, members
         self._prefix = pickles[0].removesuffix("data.pkl")
         self._begins: dict[str, int] = {}
+        self.pickled = self._members[pickles[0]].size
 
     def tree(self, **unknown: Any) -> Any:
         """Returns what is pickled, with descriptions of its tensors.
@@ -134,7 +141,10 @@ class Archive:
             raise Misfit(f"{name}: is damaged: it does not lie within its storage")
         shape, strides = tensor.shape, tensor.strides
         count = math.prod(shape)
-        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if n)
+        is_dense = _is_dense(shape, strides)
+        last = (
+            count - 1 if is_dense else sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        )
         if count and (tensor.offset + last + 1) * item > member.size:
             raise Misfit(f"{name}: is damaged: it does not lie within its storage")
         if count * item > member.size:
@@ -143,7 +153,7 @@ class Archive:
                 "expanded before it was saved, or the file is damaged"
             )
         place = self._part.start + self._begins[key] + tensor.offset * item
-        if _is_dense(shape, strides):
+        if is_dense:
             return StoredArray(self._part.file, place, shape, dtype)
         order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
         dense = [shape[axis] for axis in order]
@@ -156,7 +166,7 @@ class Archive:
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields the leaves of nested dicts and lists by dotted name."""
     todo: list[tuple[str | None, int, Any]] = [(None, 0, tree)]
-    count = 1
+    count, length = 1, 0
     while todo:
         name, depth, node = todo.pop()
         children: Iterable[tuple[Any, Any]] = ()
@@ -182,6 +192,8 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 raise Misfit(f"has a key below {show(name)} that is too long") from None
             check_name(full)
+            length += len(full)
+            check_count(length, "bytes of names")
             found.append((full, depth + 1, child))
         todo += reversed(found)
 
@@ -189,8 +201,9 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Returns whether elements are contiguous."""
     step = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != step:
+    for axis in range(len(shape) - 1, -1, -1):
+        size = shape[axis]
+        if strides[axis] != step and size != 1:
             return 0 in shape
         step *= size
     return True

@@ -6,9 +6,10 @@ The pieces are files of `torch.save` one behind the other, of which the headers 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,19 +18,23 @@ import torch
 
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
+    DTYPES,
     Contents,
     Format,
     LazyArray,
     Misfit,
     SourceFile,
+    StoredArray,
     Writer,
     check_count,
     check_name,
     file_in,
+    show,
     within,
 )
 from fmapper_adapters.torch.checkpoints.archive import Archive, Part
 from fmapper_adapters.torch.checkpoints.pickled import (
+    Dtype,
     NotAllowed,
     Record,
     StoredTensor,
@@ -40,7 +45,9 @@ from fmapper_adapters.torch.checkpoints.pickled import (
 _METADATA = ".metadata"
 _MOST_METADATA = 64 << 20  # bytes
 _MOST_VALUE = 1 << 20  # bytes of a number or string
-_MOST_CELLS = 4_000_000  # of a grid whose lines are the edges of pieces
+_MOST_DIMENSIONS = 64
+_MOST_MEMBERS = 20  # of a piece; torch writes up to ten
+_MOST_CELLS = 16_000_000  # of all grids whose lines are the edges of pieces
 _VALUES = (bool, int, float, str)
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": {
@@ -193,7 +200,7 @@ def _read(path: Path) -> Contents:
         metadata = unpickle(bytes(data), _names(), storages=False)
     except NotAllowed as error:
         raise CheckpointError(f"{place.path}: {error} is not part of a checkpoint") from None
-    check_count(len(metadata.storage_data), "arrays")
+    check_count(len(metadata.storage_data), "pieces")
     files = _Files(path)
     pieces: dict[str, dict[tuple[int, ...] | None, Any]] = {}
     for index, info in metadata.storage_data.items():
@@ -209,7 +216,7 @@ def _read(path: Path) -> Contents:
             check_name(name)
             own = pieces.get(name, {})
             if hasattr(about, "chunks"):
-                arrays[name] = _array(about, own, files)
+                arrays[name] = _array(name, about, own, files)
             elif None in own:
                 value = _value(files, own[None])
                 if isinstance(value, _VALUES):
@@ -218,11 +225,12 @@ def _read(path: Path) -> Contents:
 
 
 class _Files:
-    """The files of a folder that have pieces in them."""
+    """The files of a folder that have pieces in them, and how much of them was looked into."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.known: dict[str, SourceFile] = {}
+        self.pieces = self.cells = self._opened = self._pickled = 0
 
     def part(self, info: Any) -> Part:
         """Returns the part of a file that is a piece."""
@@ -233,32 +241,78 @@ class _Files:
             self.known[name] = SourceFile(file_in(self._folder, name))
         return Part(self.known[name], start, length)
 
+    @contextlib.contextmanager
+    def archive(self, part: Part) -> Iterator[Archive]:
+        """Opens a piece; one place may be that of many."""
+        self._opened += 1
+        check_count(self._opened, "arrays and values in a piece each")
+        with part.file.handle() as handle:
+            yield self._count(Archive(part, handle, _MOST_MEMBERS))
+
+    def _count(self, archive: Archive) -> Archive:
+        self._pickled += archive.pickled
+        check_count(self._pickled, "bytes of pickles")
+        return archive
+
 
 def _sizes(numbers: Any) -> tuple[int, ...]:
+    if len(numbers) > _MOST_DIMENSIONS:  # it may be shared by all arrays
+        raise Misfit("has an invalid size")
     sizes = tuple(numbers)
     if not all(type(n) is int and n >= 0 for n in sizes):
         raise Misfit("has an invalid size")
     return sizes
 
 
-def _array(about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray:
+def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray:
+    """Returns an array; those in several pieces, which may be many, are opened as they are read."""
     shape, dtype = _sizes(about.size), about.properties.dtype
+    files.pieces += len(about.chunks)
+    check_count(files.pieces, "pieces")
     parts = []
     for chunk in about.chunks:
         offsets, sizes = _sizes(chunk.offsets), _sizes(chunk.sizes)
         if offsets not in pieces or not _is_inside(offsets, sizes, shape):
             raise Misfit(f"a piece at {list(offsets)} does not fit")
-        part = files.part(pieces[offsets])
-        with part.file.handle() as handle:
-            archive = Archive(part, handle)
-            found = archive.tree()
-            if type(found) is not StoredTensor:
-                raise Misfit("a piece is not a dense tensor")
-            if found.dtype != dtype or found.shape != sizes:
-                raise Misfit("a piece does not match the metadata")
-            parts.append((offsets, archive.array("", found)))
-    _check_cover(shape, [(offsets, part.shape) for offsets, part in parts])
-    return parts[0][1] if len(parts) == 1 else _Pieces(shape, parts)
+        piece = _Piece(name, files.part(pieces[offsets]), sizes, dtype)
+        parts.append((offsets, piece))
+    _check_cover(shape, [(offsets, part.shape) for offsets, part in parts], files)
+    if len(parts) > 1:
+        return _Pieces(shape, parts)
+    with files.archive(parts[0][1].part) as archive:
+        return parts[0][1].stored_in(archive)
+
+
+class _Piece(LazyArray):
+    """A part of an array, in a zip file of its own."""
+
+    def __init__(self, name: str, part: Part, shape: tuple[int, ...], dtype: Any) -> None:
+        if type(dtype) is not Dtype or dtype.name not in DTYPES:
+            raise Misfit("is of an unknown dtype")
+        stored = StoredArray(part.file, part.start, shape, dtype.name)
+        self.shape, self.dtype = shape, stored.dtype
+        self.part = part
+        self._name, self._kind = name, dtype
+        self._found: LazyArray | None = None
+
+    def stored_in(self, archive: Archive) -> LazyArray:
+        """Returns the stored array in an opened piece."""
+        found = archive.tree()
+        if type(found) is not StoredTensor:
+            raise Misfit("a piece is not a dense tensor")
+        if found.dtype != self._kind or found.shape != self.shape:
+            raise Misfit("a piece does not match the metadata")
+        return archive.array("", found)
+
+    def _read(self, box: Any) -> Any:
+        if self._found is None:
+            try:
+                with self.part.file.handle() as handle:
+                    self._found = self.stored_in(Archive(self.part, handle, _MOST_MEMBERS))
+            except Misfit as error:
+                path = self.part.file.path
+                raise CheckpointError(f"{path}: {show(self._name)}: {error}") from None
+        return self._found.read(box)
 
 
 def _is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
@@ -268,7 +322,7 @@ def _is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int
 
 
 def _check_cover(
-    shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]
+    shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]], files: _Files
 ) -> None:
     """Raises where boxes overlap, or leave something out."""
     if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(shape) or not boxes:
@@ -282,7 +336,8 @@ def _check_cover(
         }
         for d in range(len(shape))
     ]
-    if math.prod(map(len, edges)) > _MOST_CELLS:
+    files.cells += math.prod(map(len, edges))
+    if files.cells > _MOST_CELLS:
         raise Misfit("its pieces do not lie in rows and columns")
     taken = np.zeros([len(one) for one in edges], bool)
     for offsets, sizes in boxes:
@@ -297,8 +352,8 @@ def _value(files: _Files, info: Any) -> Any:
     part = files.part(info)
     if part.size > _MOST_VALUE:
         return None
-    with part.file.handle() as handle:
-        return Archive(part, handle).tree(unknown=None)
+    with files.archive(part) as archive:
+        return archive.tree(unknown=None)
 
 
 class _Pieces(LazyArray):

@@ -19,6 +19,7 @@ import torch
 from fmapper.checkpoints import Misfit, check_count
 
 _MOST_LONG = 1000  # integers of more than four bytes: as keys of a dict they may all collide
+_MOST_DIMENSIONS = 64
 _TEXT = 120
 _WEIGHTS = {  # bytes that an opcode stands for, with its place in the stack and in a container
     b"}": 250,
@@ -198,13 +199,15 @@ def names_of_tensors() -> Names:
     ) -> StoredTensor | OtherTensor:
         nonlocal count
         count += 1
-        check_count(count, "arrays")
+        check_count(count, "tensors")
         if len(rest) > 2 and rest[2]:
             return OtherTensor("a view", "tensor.resolve_conj().resolve_neg()")
-        shape, strides = tuple(shape), tuple(strides)
-        numbers = (offset, *shape, *strides)
-        if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
+        if not len(shape) == len(strides) <= _MOST_DIMENSIONS:  # they may be shared by all tensors
             raise Misfit("has a tensor with an invalid size")
+        for number in (offset, *shape, *strides):
+            if type(number) is not int or number < 0:
+                raise Misfit("has a tensor with an invalid size")
+        shape, strides = tuple(shape), tuple(strides)
         return StoredTensor(storage, offset, shape, strides, dtype or storage.dtype)
 
     def tensor_v3(

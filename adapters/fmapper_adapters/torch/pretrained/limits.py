@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fmapper import CheckpointError, settings
+from fmapper.checkpoints import WAY_OUT
 
 _WEIGHTS = (".safetensors", ".bin")
 _SIZE = re.compile(  # names of settings that give a size of an array, or how many modules there are
@@ -22,10 +23,6 @@ _MOST_PARAMETERS = 10_000
 _LEAST_BYTES = 64  # of an array of a file, with its header
 _MOST_ELEMENTS = 16  # for each byte of the weights, which may be packed in few bits
 _FEW_ELEMENTS = 1 << 30
-_WAY_OUT = (
-    "For a folder that you trust, fmapper.settings.bounds = False lifts this, as does "
-    "FMAPPER_BOUNDS=0 in the environment"
-)
 
 
 def check_sizes(config: Path, found: Any) -> None:
@@ -46,7 +43,7 @@ def check_sizes(config: Path, found: Any) -> None:
         name, value = todo.pop()
         if isinstance(value, list | dict):
             if len(value) > _MOST_ITEMS:
-                raise CheckpointError(f"{config}: {name} has {len(value):,} items. {_WAY_OUT}")
+                raise CheckpointError(f"{config}: {name} has {len(value):,} items. {WAY_OUT}")
             pairs = value.items() if isinstance(value, dict) else ((name, one) for one in value)
             todo += [(str(key), child) for key, child in pairs]
         elif isinstance(value, int | float) and not isinstance(value, bool) and _SIZE.search(name):
@@ -54,7 +51,7 @@ def check_sizes(config: Path, found: Any) -> None:
             if abs(value) > most:
                 raise CheckpointError(
                     f"{config}: {name[:60]} is {value:,}, but the weights next to it have "
-                    f"{nbytes:,} bytes. {_WAY_OUT}"
+                    f"{nbytes:,} bytes. {WAY_OUT}"
                 )
 
 
@@ -84,7 +81,7 @@ class Parameters:
         if is_much and settings.bounds:
             raise CheckpointError(
                 f"{self._config}: asks for more than {self._count - 1:,} parameters with "
-                f"{self._elements:,} elements, which the weights next to it cannot fill. {_WAY_OUT}"
+                f"{self._elements:,} elements, which the weights next to it cannot fill. {WAY_OUT}"
             )
 
 
