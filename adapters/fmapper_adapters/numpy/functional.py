@@ -49,7 +49,8 @@ def embedding(x: Array, weight: Array) -> Array:
     """
     if x.size and (x.min() < 0 or x.max() >= len(weight)):
         raise IndexError(
-            f"embedding: indices from {x.min()} to {x.max()} into a table of {len(weight)} rows"
+            f"embedding: the indices range from {x.min()} to {x.max()}, but the table has "
+            f"{len(weight)} rows"
         )
     return np.asarray(np.take(weight, x, axis=0))
 
@@ -386,8 +387,8 @@ def cross_entropy(
     chosen = np.where(counted, target, 0)
     if chosen.size and (chosen.min() < 0 or chosen.max() >= x.shape[axis]):
         raise IndexError(
-            f"cross_entropy: targets from {chosen.min()} to {chosen.max()} for {x.shape[axis]} "
-            "classes"
+            f"cross_entropy: the targets range from {chosen.min()} to {chosen.max()}, but there "
+            f"are {x.shape[axis]} classes"
         )
     losses = -np.take_along_axis(logs, np.expand_dims(chosen, axis), axis).squeeze(axis)
     if smoothing:

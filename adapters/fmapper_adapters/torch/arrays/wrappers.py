@@ -98,8 +98,8 @@ def check_class(old: torch.Tensor, new: torch.Tensor) -> None:
     cls, made = type(old), type(new)
     if made is not cls and dispatches(cls) and dispatches(made) and issubclass(cls, made):
         raise TypeError(
-            f"a {cls.__name__} cannot be cast: it became a {made.__name__}, without what a "
-            f"{cls.__name__} holds beside. Let the class compute aten._to_copy itself"
+            f"a {cls.__name__} cannot be cast: it became a {made.__name__}, without the other "
+            f"contents of a {cls.__name__}. Implement aten._to_copy in the class"
         )
 
 

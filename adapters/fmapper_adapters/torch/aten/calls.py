@@ -202,11 +202,11 @@ def _number(function: Callable[..., Any]) -> Callable[..., Any]:
     def lower(*args: Any) -> Any:
         numbers = [_value(x) for x in args]
         if function in (operator.pow, operator.lshift) and not _is_small(numbers[-1]):
-            raise ValueError(f"{function.__name__} by {numbers[-1]}: no size is that large")
+            raise ValueError(f"{function.__name__} by {numbers[-1]}: the size is too large")
         found = current().call(function, *args)
         value = _value(found)
         if isinstance(value, int) and not -_MOST_SIZE <= value < _MOST_SIZE:
-            raise ValueError("no size is so large")
+            raise ValueError("the size is too large")
         return found
 
     return lower
@@ -310,7 +310,7 @@ def cond(
     if isinstance(condition, bool):
         return current().inline(if_true if condition else if_false, operands)
     if not isinstance(condition, fx.Proxy) or isinstance(condition, VaryingSize):
-        raise TypeError("a branch by a size has no meaning here")
+        raise TypeError("a branch that depends on a size is not supported here")
     index = condition.reshape(()).to(torch.int32)
     branches = tuple(_module(graph, operands, "branch") for graph in (if_false, if_true))
     found = current().call(control_flow.switch, index, branches, tuple(operands))
@@ -329,7 +329,7 @@ def with_gradient(
     """Returns the ys, whose gradients with respect to the xs are what a function gives."""
     if not all(isinstance(x, Value) for x in (*xs, *ys, *kept)):
         raise TypeError(
-            f"{name}: a torch.autograd.Function that keeps numbers cannot be converted back"
+            f"{name}: a torch.autograd.Function that saves numbers cannot be converted back"
         )
     module: Any = f"{name} is a torch.autograd.Function whose backward cannot be recorded"
     if -1 not in places:

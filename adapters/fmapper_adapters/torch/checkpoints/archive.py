@@ -86,10 +86,10 @@ class Archive:
         members = ZipMembers(part, handle, most)
         for member in members.values():
             if not member.is_stored:
-                raise Misfit(f"{show(member.name)} is compressed, as torch.save does not write it")
+                raise Misfit(f"{show(member.name)} is compressed, which torch.save never does")
         pickles = [name for name in members if name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise Misfit(f"has {len(pickles)} members named data.pkl, where torch has one")
+            raise Misfit(f"has {len(pickles)} members named data.pkl, where torch writes one")
         self._part, self._members = part, members
         self._prefix = pickles[0].removesuffix("data.pkl")
         self._begins: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Archive:
     def _bytes(self, name: str, most: int) -> bytes:
         member = self._members.get(self._prefix + name)
         if member is not None and member.size > most:
-            raise Misfit(f"its {name} is too long")
+            raise Misfit(f"its {name} is too large")
         return b"".join(self._members.parts(member)) if member else b""
 
     def array(self, name: str, tensor: StoredTensor) -> LazyArray:
@@ -136,9 +136,9 @@ class Archive:
             self._begins[key] = self._members.begin(member)
         dtype, item = tensor.dtype
         if dtype not in DTYPES:
-            raise Misfit(f"{name}: is of the dtype {dtype}, which is not supported")
+            raise Misfit(f"{name}: has the unsupported dtype {dtype}")
         if tensor.storage.elements * tensor.storage.dtype.size > member.size:
-            raise Misfit(f"{name}: is damaged: it does not lie within its storage")
+            raise Misfit(f"{name}: is damaged: it exceeds its storage")
         shape, strides = tensor.shape, tensor.strides
         count = math.prod(shape)
         is_dense = _is_dense(shape, strides)
@@ -146,7 +146,7 @@ class Archive:
             count - 1 if is_dense else sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         )
         if count and (tensor.offset + last + 1) * item > member.size:
-            raise Misfit(f"{name}: is damaged: it does not lie within its storage")
+            raise Misfit(f"{name}: is damaged: it exceeds its storage")
         if count * item > member.size:
             raise Misfit(
                 f"{name}: would take {count * item:,} bytes, more than the file has: it was "
@@ -158,7 +158,9 @@ class Archive:
         order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
         dense = [shape[axis] for axis in order]
         if not _is_dense(dense, [strides[axis] for axis in order]):
-            raise Misfit(f"{name}: a view with holes in it; save tensor.contiguous()")
+            raise Misfit(
+                f"{name}: a view that is not contiguous in its storage; save tensor.contiguous()"
+            )
         array = StoredArray(self._part.file, place, dense, dtype)
         return array.transpose([order.index(axis) for axis in range(len(shape))])
 
@@ -186,11 +188,11 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         found = []
         for key, child in children:
             if not isinstance(key, str | int | float | None):
-                raise Misfit(f"has a dict below {show(name)} whose keys are not texts or numbers")
+                raise Misfit(f"has a dict at {show(name)} with keys that are not texts or numbers")
             try:
                 full = str(key) if name is None else f"{name}.{key}"
             except ValueError:
-                raise Misfit(f"has a key below {show(name)} that is too long") from None
+                raise Misfit(f"has a key at {show(name)} that is too long") from None
             check_name(full)
             length += len(full)
             check_count(length, "bytes of names")

@@ -192,7 +192,7 @@ def _names() -> Any:
 def _read(path: Path) -> Contents:
     place = SourceFile(file_in(path, _METADATA))
     if place.size > _MOST_METADATA:
-        raise CheckpointError(f"{place.path}: is too long")
+        raise CheckpointError(f"{place.path}: is too large")
     data = bytearray(place.size)
     with place.handle() as handle:
         place.read_into(handle, memoryview(data), 0)
@@ -273,7 +273,7 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
     for chunk in about.chunks:
         offsets, sizes = _sizes(chunk.offsets), _sizes(chunk.sizes)
         if offsets not in pieces or not _is_inside(offsets, sizes, shape):
-            raise Misfit(f"a piece at {list(offsets)} does not fit")
+            raise Misfit(f"a piece at {list(offsets)} exceeds the array")
         piece = _Piece(name, files.part(pieces[offsets]), sizes, dtype)
         parts.append((offsets, piece))
     _check_cover(shape, [(offsets, part.shape) for offsets, part in parts], files)
@@ -338,7 +338,7 @@ def _check_cover(
     ]
     files.cells += math.prod(map(len, edges))
     if files.cells > _MOST_CELLS:
-        raise Misfit("its pieces do not lie in rows and columns")
+        raise Misfit("its pieces are not arranged in rows and columns")
     taken = np.zeros([len(one) for one in edges], bool)
     for offsets, sizes in boxes:
         place = tuple(slice(e[o], e[o + n]) for e, o, n in zip(edges, offsets, sizes, strict=True))

@@ -141,7 +141,7 @@ class _Unpickler(pickle.Unpickler):
         if found is None:
             kind, dtype, key, _, count = pid
             if kind != "storage" or not isinstance(dtype, Dtype) or type(key) is not str:
-                raise Misfit("refers to something that is not a storage")
+                raise Misfit("refers to an object that is not a storage")
             if type(count) is not int or count < 0:
                 raise Misfit("has a storage without a size")
             found = self._storages[pid] = StoredBytes(key, dtype, count)
@@ -161,7 +161,7 @@ def _check(data: bytes, storages: bool) -> None:
         found: Any = run(data, at)
         at = found.end()
         if at >= len(data):
-            raise Misfit("its pickle is cut off")
+            raise Misfit("its pickle is truncated")
         code = data[at]
         if code == 0x2E:  # STOP
             return
@@ -174,10 +174,10 @@ def _check(data: bytes, storages: bool) -> None:
             for _ in range(_LINES[code]):
                 at = data.find(b"\n", at + 1)
                 if at < 0:
-                    raise Misfit("its pickle is cut off")
+                    raise Misfit("its pickle is truncated")
             at += 1
         else:
-            raise Misfit(f"its pickle has the opcode {code:#x}, which checkpoints do not")
+            raise Misfit(f"its pickle has the opcode {code:#x}, which checkpoints do not use")
         if long > _MOST_LONG:
             raise Misfit(f"its pickle has more than {_MOST_LONG} long integers")
 

@@ -102,14 +102,16 @@ class PtFolder(Format):
             places = read_settings(file_in(path, _INDEX)).get("weight_map")
             found = [*places.values()] if isinstance(places, dict) else []
             if not found or not all(isinstance(n, str) and _PART.fullmatch(n) for n in found):
-                raise CheckpointError(f"{path / _INDEX}: names a file that is not in the folder")
+                raise CheckpointError(
+                    f"{path / _INDEX}: refers to a file that is not in the folder"
+                )
             names = sorted({*found})
         whole = Contents({}, files=tuple(path / name for name in names))
         for name in names:
             part = PtFile().read(file_in(path, name))
             twice = sorted({*whole.arrays, *whole.ties} & {*part.arrays, *part.ties})
             if twice:
-                raise CheckpointError(f"{path / name}: {twice[0]!a} is in another file as well")
+                raise CheckpointError(f"{path / name}: {twice[0]!a} is also in another file")
             whole.arrays |= part.arrays
             whole.ties |= part.ties
             whole.values |= part.values
