@@ -98,7 +98,7 @@ def test_views_of_one_storage_are_not_taken_for_ties(tmp_path):
     [
         (torch.ones(2, dtype=torch.complex64).conj(), "resolve_conj"),
         (torch.ones(2, device="meta"), "without memory"),
-        (torch.ones(4, 4)[:, ::2], "with holes"),
+        (torch.ones(4, 4)[:, ::2], "not contiguous"),
     ],
 )
 def test_tensors_whose_values_do_not_lie_there_are_refused_by_name(value, said, tmp_path):

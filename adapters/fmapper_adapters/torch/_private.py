@@ -354,7 +354,7 @@ def follow_constants(count: int) -> Iterator[None]:
 
     try:
         fake_tensor.CONSTANT_NUMEL_LIMIT = proxy_tensor.CONSTANT_NUMEL_LIMIT = count
-        proxy_tensor.track_tensor_tree = forget_written  # type: ignore[assignment]
+        proxy_tensor.track_tensor_tree = forget_written
         yield
     finally:
         fake_tensor.CONSTANT_NUMEL_LIMIT, proxy_tensor.CONSTANT_NUMEL_LIMIT = limits

@@ -304,7 +304,7 @@ def _rules_of(module: str, name: str) -> list[ast.stmt]:
 
     def completes(one: ast.expr) -> bool:
         is_method = isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)
-        return is_method and one.value.id == name  # type: ignore[attr-defined, no-any-return]
+        return is_method and one.value.id == name  # type: ignore[attr-defined]
 
     found = []
     for node in _tree(module).body:

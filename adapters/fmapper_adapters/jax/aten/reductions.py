@@ -136,8 +136,8 @@ def _root(spread: Any, factor: Any, dtype: Any) -> jax.Array:
 
 _each_of_both("var", 2.0**35, lambda spread, factor, _, dtype: _spread(spread, factor, dtype))
 _each_of_both("std", 2.0**70, lambda spread, factor, _, dtype: _root(spread, factor, dtype))
-_each_of_both("var_mean", 2.0**35, lambda *found: (_spread(*found[:2], found[3]), found[2]))
-_each_of_both("std_mean", 2.0**70, lambda *found: (_root(*found[:2], found[3]), found[2]))
+_each_of_both("var_mean", 2.0**35, lambda v, by, mean, dtype: (_spread(v, by, dtype), mean))
+_each_of_both("std_mean", 2.0**70, lambda v, by, mean, dtype: (_root(v, by, dtype), mean))
 
 
 @lowering("aten::renorm")

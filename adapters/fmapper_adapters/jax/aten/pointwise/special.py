@@ -71,7 +71,7 @@ def i0(x: Any) -> jax.Array:
     return jsp.i0(x)
 
 
-i0.defjvps(lambda slope, value, x: slope * jsp.i1(x))
+i0.defjvps(lambda slope, value, x: slope * jsp.i1(x))  # type: ignore[attr-defined]
 
 
 @jax.custom_jvp
@@ -93,7 +93,7 @@ def logaddexp2(x: Any, y: Any) -> jax.Array:
     return jnp.logaddexp2(x, y)
 
 
-logaddexp2.defjvps(
+logaddexp2.defjvps(  # type: ignore[attr-defined]
     lambda slope, value, x, y: slope / (1 + jnp.exp2(y - x)),
     lambda slope, value, x, y: slope / (1 + jnp.exp2(x - y)),
 )
