@@ -60,6 +60,13 @@ for _command in (devices, convert, translate, inspect, diff, profile, completion
     command.add_command(_command)
 
 
+def _say(error: Exception) -> str:
+    """Returns the message of an error; one of the system begins with the file."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    return str(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status.
 
@@ -85,6 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         known = isinstance(error, FmapperError | OSError | ValueError)
-        what = str(error) if known else f"{type(error).__name__}: {error} ({_DEBUG} shows where)"
+        what = _say(error) if known else f"{type(error).__name__}: {error} ({_DEBUG} shows where)"
         print(f"{title}: {what}", file=sys.stderr)
         return FAILED

@@ -107,6 +107,21 @@ def test_tensors_whose_values_do_not_lie_there_are_refused_by_name(value, said, 
         fmapper.load(tmp_path / "x.pt")
 
 
+@pytest.mark.parametrize(
+    ("value", "legacy", "said"),
+    [
+        (np.float32(1), False, "scalar.*weights_only=False"),
+        (torch.ones(1).expand(4), False, r"save tensor\.contiguous\(\)"),
+        ({("a", 1): torch.ones(1)}, False, "has a dict at 'v' with keys"),
+        (torch.ones(1), True, "of torch before 1.6"),
+    ],
+)
+def test_what_torch_saves_and_is_not_read_has_a_way_out(value, legacy, said, tmp_path):
+    torch.save({"v": value}, tmp_path / "x.pt", _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(fmapper.CheckpointError, match=said):
+        fmapper.load(tmp_path / "x.pt")
+
+
 def test_what_torch_saves_beside_tensors_is_read_or_left_out(tmp_path):
     weight = torch.nn.Parameter(torch.ones(2, 3).t())
     weight.note = "kept by torch"

@@ -60,3 +60,29 @@ def test_rules_are_read_from_a_file(path, tmp_path, capsys):
     assert main(["convert", str(path), str(tmp_path / "d.npz"), "--rules", str(rules)]) == 0
     found = fmapper.to_numpy(fmapper.load(tmp_path / "d.npz"))
     assert found["v"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_what_is_wrong_with_a_path_is_one_line(path, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("hello")
+    for number in ("9", "10"):
+        (tmp_path / "run" / number).mkdir(parents=True)
+        fmapper.save({"w": np.ones(2)}, tmp_path / "run" / number / "model.safetensors")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("hello")
+    for arguments, said in (
+        (["inspect", "gone"], "gone: no such file or folder"),
+        (["diff", str(path), "gone"], "gone: no such file or folder"),
+        (["convert", "gone", "x.npz"], "gone: no such file or folder"),
+        (["inspect", str(tmp_path / "empty")], "is a folder without a checkpoint: it is empty"),
+        (["inspect", str(tmp_path / "run")], "without a checkpoint; '10' in it is one"),
+        (["inspect", str(tmp_path / "texts")], "would have files such as model.safetensors"),
+        (["inspect", str(tmp_path / "text.txt")], "is not in a known format"),
+        (["convert", str(path), str(tmp_path / "x.xyz")], "--to on the command line"),
+        (["convert", str(path), "x.npz", "--rules", "gone.toml"], "gone.toml: no such file"),
+        (["convert", str(path), str(tmp_path / "gone" / "x.npz")], "gone: no such folder"),
+    ):
+        assert main(arguments) == 1
+        out, err = capsys.readouterr()
+        assert said in err
+        assert (out, err.count("\n")) == ("", 1)

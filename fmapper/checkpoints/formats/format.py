@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -116,7 +118,10 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
     return form, contents
 
 
-@contextmanager
+_MOST_NEAR = 100  # names that are looked at for an error
+
+
+@contextlib.contextmanager
 def without_collection() -> Iterator[None]:
     """Suspends garbage collection: headers have no cycles, and it takes as long as reading them."""
     was_enabled = gc.isenabled()
@@ -149,8 +154,22 @@ def format_of(place: Place, name: str | None = None) -> Format:
         raise CheckpointError(
             f"{place}: contains no safetensors, the only format that can be read from URLs"
         )
+    if path.is_dir():
+        raise CheckpointError(f"{path}: is a folder without a checkpoint{_near(path)}")
     known = ", ".join(f"{one.name} ({' '.join(one.endings) or 'a folder'})" for one in formats())
     raise CheckpointError(f"{path}: is not in a known format. Known formats: {known}.")
+
+
+def _near(folder: Path) -> str:
+    """Names a checkpoint in a folder that is not one itself: that with the highest number."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in itertools.islice(entries, _MOST_NEAR)]
+    names.sort(key=lambda name: (int(name) if name.isdecimal() else -1, name), reverse=True)
+    for name in names:
+        with contextlib.suppress(OSError, CheckpointError):  # it may not be read
+            if any(candidate.is_at(folder / name) for candidate in formats()):
+                return f"; {show(name)} in it is one"
+    return ", which would have files such as model.safetensors in it" if names else ": it is empty"
 
 
 def _needs_a_file(url: Place, name: str) -> CheckpointError:
@@ -181,8 +200,8 @@ def _format_for(path: Path, name: str | None) -> Format:
                 return candidate
         endings = ", ".join(ending for one in formats() for ending in one.endings)
         raise CheckpointError(
-            f"{path}: cannot determine the format. Pass format=..., or a name that ends with one "
-            f"of {endings}."
+            f"{path}: cannot determine the format. Pass format= (--to on the command line), or a "
+            f"name that ends with one of {endings}."
         )
     for candidate in formats():
         if candidate.name == name:

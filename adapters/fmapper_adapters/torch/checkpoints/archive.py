@@ -114,7 +114,8 @@ class Archive:
                 return unknown["unknown"]
             raise Misfit(
                 f"its pickle names {error}, which torch does not read with weights_only=True. It "
-                "is not read in any other way, because a pickle could run code"
+                "is not read in any other way, because a pickle could run code. If you trust the "
+                "file, load it with torch.load(path, weights_only=False) and save its tensors alone"
             ) from None
         except Exception as error:  # of the unpickler: it raises anything
             reason = str(error).partition("\n")[0][:200]
@@ -150,7 +151,7 @@ class Archive:
         if count * item > member.size:
             raise Misfit(
                 f"{name}: would take {count * item:,} bytes, more than the file has: it was "
-                "expanded before it was saved, or the file is damaged"
+                "expanded before it was saved (save tensor.contiguous()), or the file is damaged"
             )
         place = self._part.start + self._begins[key] + tensor.offset * item
         if is_dense:
@@ -188,7 +189,8 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         found = []
         for key, child in children:
             if not isinstance(key, str | int | float | None):
-                raise Misfit(f"has a dict at {show(name)} with keys that are not texts or numbers")
+                place = "" if name is None else f" at {show(name)}"
+                raise Misfit(f"has a dict{place} with keys that are not texts or numbers")
             try:
                 full = str(key) if name is None else f"{name}.{key}"
             except ValueError:

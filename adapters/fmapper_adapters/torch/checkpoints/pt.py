@@ -29,6 +29,7 @@ from fmapper.checkpoints import (
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.checkpoints.archive import Part, read_tensors
 
+_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # the first pickle: a magic number
 _FILE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"[\w.=+-]{1,200}\.bin")  # one of the files of a folder
@@ -54,6 +55,13 @@ class PtFile(Format):
         """Reads the pickle with tensors that have no memory."""
         file = SourceFile(path)
         with file.handle() as handle:
+            head = bytearray(min(len(_LEGACY), file.size))
+            file.read_into(handle, memoryview(head), 0)
+            if head == _LEGACY:
+                raise CheckpointError(
+                    f"{path}: is in the format of torch before 1.6, which is not a zip file. Load "
+                    "it with torch.load(path, weights_only=True), and torch.save it again"
+                )
             return read_tensors(Part(file, 0, file.size), handle)
 
     def write(self, out: Writer, contents: Contents) -> None:
