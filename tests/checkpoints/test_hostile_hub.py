@@ -87,3 +87,30 @@ def test_pipes_of_a_folder_are_not_opened(folder, name):
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     refused(folder, "not a regular file|no known|known format")
+
+
+@pytest.mark.parametrize("kind", ["whisper", "gptj"])
+def test_tables_that_a_configuration_has_computed_are_bounded(kind, tmp_path, monkeypatch):
+    import transformers
+
+    sizes = {"vocab_size": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if kind == "whisper":
+        names = ["d_model", "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins"]
+        names += ["max_source_positions", "max_target_positions"]
+        sizes |= dict.fromkeys(names, 8) | {"decoder_start_token_id": 1}
+        ones = ["encoder_layers", "decoder_layers", "encoder_attention_heads"]
+        sizes |= dict.fromkeys([*ones, "decoder_attention_heads"], 1)
+        model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes))
+        name = "max_source_positions"
+    else:
+        sizes |= {"n_embd": 8, "n_layer": 1, "n_head": 1, "rotary_dim": 8, "n_positions": 8}
+        model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**sizes))
+        name = "n_positions"
+    model.save_pretrained(tmp_path)
+    fmapper.from_pretrained(tmp_path, "torch")
+    change(tmp_path, **{name: 10**8})
+    with pytest.raises(fmapper.CheckpointError, match=r"computes tensors of .*settings\.bounds"):
+        fmapper.from_pretrained(tmp_path, "torch")
+    change(tmp_path, **{name: 6_000_000})  # of which a table or two have more than 128 MB
+    with pytest.raises(fmapper.CheckpointError, match="computes tensors of"):
+        fmapper.from_pretrained(tmp_path, "torch")

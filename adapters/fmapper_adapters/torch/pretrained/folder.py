@@ -16,7 +16,7 @@ from fmapper import CheckpointError
 from fmapper.checkpoints import Pretrained, file_in, read_settings
 from fmapper_adapters.torch._private import make_pretrained_class
 from fmapper_adapters.torch.pretrained import inputs
-from fmapper_adapters.torch.pretrained.limits import Parameters, check_sizes
+from fmapper_adapters.torch.pretrained.limits import Computed, Parameters, check_sizes
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
@@ -68,7 +68,8 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         config = CONFIG_MAPPING[kind].from_dict(_without_code(settings))
         cls = _class(folder, settings, config)
         wanted = dtype or _dtype(settings)
-        model = _without_memory(cls, config, wanted, Parameters(folder / _CONFIG))
+        with Computed(folder / _CONFIG):
+            model = _without_memory(cls, config, wanted, Parameters(folder / _CONFIG))
     except CheckpointError:
         raise
     except Exception as error:  # of the class: what it makes of odd settings is its own

@@ -7,8 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fmapper import CheckpointError, settings
 from fmapper.checkpoints import WAY_OUT
+from fmapper_adapters.torch._private import TorchDispatchMode, pytree
+
+_WITHOUT_VALUES = {  # room that is not written to takes none
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.detach,
+}
 
 _WEIGHTS = (".safetensors", ".bin")
 _SIZE = re.compile(  # names of settings that give a size of an array, or how many modules there are
@@ -19,7 +29,9 @@ _LENGTH = re.compile(r"position|seq|length|window|context")
 _MOST_SIZE = 1 << 21  # vocabularies have less than a million
 _MOST_LENGTH = 1 << 27
 _MOST_ITEMS = 100_000  # of a list or an object
-_MOST_PARAMETERS = 10_000
+_MOST_PARAMETERS = 2_000
+_FEW_BYTES = 128_000_000  # of tensors that are computed as a model is made: masks, tables
+_MOST_BYTES = 16  # the same, for each byte of the weights
 _LEAST_BYTES = 64  # of an array of a file, with its header
 _MOST_ELEMENTS = 16  # for each byte of the weights, which may be packed in few bits
 _FEW_ELEMENTS = 1 << 30
@@ -83,6 +95,65 @@ class Parameters:
                 f"{self._config}: asks for more than {self._count - 1:,} parameters with "
                 f"{self._elements:,} elements, which the weights next to it cannot fill. {WAY_OUT}"
             )
+
+
+class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes that are computed while a model is made, before they are.
+
+    Parameters are made without values, but tables of positions and masks are buffers, with the
+    sizes of the configuration. Each operation runs without memory first, which gives its sizes.
+
+    Args:
+        config: The file with the configuration.
+    """
+
+    def __init__(self, config: Path) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._config = config
+        self._most = _FEW_BYTES + _MOST_BYTES * _bytes_of_weights(config.parent)
+        self._count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operation whose results fit.
+
+        Raises:
+            CheckpointError: There is more than the weights of the folder are worth.
+        """
+        kwargs = kwargs or {}
+        if settings.bounds and func.overloadpacket not in _WITHOUT_VALUES:
+            self._add(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _add(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "meta":
+            return  # it has no memory
+        if given and all(tensor.is_meta for tensor in given):
+            return
+        if not given:
+            kwargs = {**kwargs, "device": torch.device("meta")}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
+        try:
+            made = func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError):  # its size depends on values, of few bytes
+            return
+        for leaf in pytree.tree_leaves(made):
+            if isinstance(leaf, torch.Tensor):
+                self._count += leaf.numel() * leaf.element_size()
+        if self._count > self._most:
+            raise CheckpointError(
+                f"{self._config}: computes tensors of {self._count:,} bytes as the model is made, "
+                f"more than the weights next to it are worth. {WAY_OUT}"
+            )
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=torch.device("meta")
+    )
 
 
 def _bytes_of_weights(folder: Path) -> int:
