@@ -137,7 +137,7 @@ def from_pretrained(
         TypeError: `offload` is given with `sharding` or `device`, which it decides itself.
     """
     if offload is not None and not (sharding is None and device is None):
-        raise TypeError("offload= determines where the weights are: omit sharding= and device=")
+        raise TypeError("offload= places the weights: pass neither sharding= nor device=")
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
         found = _find(source, None if dtype is None else dtype_name(dtype))
