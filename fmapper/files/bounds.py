@@ -35,6 +35,7 @@ WAY_OUT = (
     "For a file or folder that you trust, fmapper.settings.bounds = False lifts this, as does "
     "FMAPPER_BOUNDS=0 in the environment"
 )
+"""The sentence with which errors about bounds end."""
 
 
 def check_count(count: int, what: str) -> None:

@@ -280,7 +280,7 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
     if len(parts) > 1:
         return _Pieces(shape, parts)
     with files.archive(parts[0][1].part) as archive:
-        return parts[0][1].stored_in(archive)
+        return parts[0][1].open_in(archive)
 
 
 class _Piece(LazyArray):
@@ -295,7 +295,7 @@ class _Piece(LazyArray):
         self._name, self._kind = name, dtype
         self._found: LazyArray | None = None
 
-    def stored_in(self, archive: Archive) -> LazyArray:
+    def open_in(self, archive: Archive) -> LazyArray:
         """Returns the stored array in an opened piece."""
         found = archive.tree()
         if type(found) is not StoredTensor:
@@ -308,7 +308,7 @@ class _Piece(LazyArray):
         if self._found is None:
             try:
                 with self.part.file.handle() as handle:
-                    self._found = self.stored_in(Archive(self.part, handle, _MOST_MEMBERS))
+                    self._found = self.open_in(Archive(self.part, handle, _MOST_MEMBERS))
             except Misfit as error:
                 path = self.part.file.path
                 raise CheckpointError(f"{path}: {show(self._name)}: {error}") from None
