@@ -17,6 +17,7 @@ from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.helpers import helpers_of, names_in
 from fmapper.translation.reading.statements import other_names, statements_at
+from fmapper.translation.running import run_file
 from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import Source, write
 
@@ -46,6 +47,7 @@ __all__ = [
     "local_array",
     "names_in",
     "other_names",
+    "run_file",
     "statements_at",
     "tables_of",
     "text",

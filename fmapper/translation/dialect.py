@@ -33,6 +33,7 @@ class Layer:
         drops: Values that it gives beside, which it keeps itself, as running statistics.
         results: Where it gives a tuple: the values in it; empty for those that nobody uses.
         inner: The layers in it whose arrays these are, by their paths there -> the class.
+        draws: Whether it draws random numbers.
     """
 
     made: ast.expr
@@ -44,6 +45,7 @@ class Layer:
     drops: frozenset[str] = frozenset()
     results: tuple[str, ...] = ()
     inner: Mapping[str, str] = field(default_factory=dict)
+    draws: bool = False
 
     def gives(self) -> tuple[str, ...]:
         """Returns the values that it computes."""
@@ -80,8 +82,13 @@ class Dialect(ABC):
     Attributes:
         parameters: Classes of the target -> the names of the parameters of their constructors.
         defaults: Classes of the target -> what their keywords are where they are not given.
+        passes_keys: Whether all that draws is given a key: its functions have a parameter `key`,
+            and call `Keys(key)`, a helper, for several.
+        has_sequences: Whether parts that are called in order can be one object.
     """
 
+    passes_keys: ClassVar[bool] = False
+    has_sequences: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 

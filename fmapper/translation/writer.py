@@ -85,7 +85,8 @@ class _Writer:
     def write(self) -> Source:
         root = self.structure.root
         self._find_layers(root)
-        self._find_sequences(root)
+        if self.dialect.has_sequences:
+            self._find_sequences(root)
         self._dissolve_functions(root)
         self._claim_layers_of_calls(root)
         self._write_units(root)
@@ -389,7 +390,8 @@ class _Writer:
         for method, body in self.bodies.get(node.path, []):
             lines = with_loops(body.lines(), lengths, titles)
             shapes = [name_sizes(one, self.size_name) for one in body.shapes]
-            sketch.methods.append(Method(method or "__call__", body.parameters, lines, shapes))
+            parameters = (*body.parameters, *(("*", "key=None") if body.randoms else ()))
+            sketch.methods.append(Method(method or "__call__", parameters, lines, shapes))
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))

@@ -128,7 +128,7 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
-        from fmapper_adapters.flax.translation.slices import with_slices
+        from fmapper_adapters.jax.libraries import with_slices
 
         parted, slices = with_slices(program)
         return write(parted, FlaxDialect(slices))

@@ -20,34 +20,56 @@ if TYPE_CHECKING:
     from fmapper.programs import Lowering, Program
     from fmapper_adapters.jax.model.jax_model import from_program
     from fmapper_adapters.jax.record import parts, train_flags
+    from fmapper_adapters.jax.record import source as tree_source
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
-    from fmapper_adapters.jax.translation.writing import JaxPrinters
+    from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
+    from fmapper_adapters.jax.translation.proof import PROOF
+    from fmapper_adapters.jax.translation.slices import (
+        TAKE_APART,
+        Slices,
+        slices_by_suffix,
+        with_slices,
+    )
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
+    "PROOF",
+    "TAKE_APART",
+    "JaxDialect",
     "JaxModels",
-    "JaxPrinters",
     "Lifted",
+    "Slices",
     "Source",
     "classes_at",
     "from_program",
     "objects_at",
     "parts",
+    "refuse_changes",
     "registered_type",
+    "slices_by_suffix",
     "train_flags",
+    "tree_source",
+    "with_slices",
 ]
 
 _MODULES = {
-    "JaxPrinters": "translation.writing",
+    "PROOF": "translation.proof",
+    "TAKE_APART": "translation.slices",
+    "JaxDialect": "translation.dialect",
     "Lifted": "record.closure",
+    "Slices": "translation.slices",
     "Source": "record.trace",
     "classes_at": "record.closure",
     "from_program": "model.jax_model",
+    "refuse_changes": "translation.dialect",
     "registered_type": "tree",
     "objects_at": "record.closure",
     "parts": "record",
+    "slices_by_suffix": "translation.slices",
     "train_flags": "record",
+    "tree_source": "record",
+    "with_slices": "translation.slices",
 }
 
 Args = tuple[Any, ...]
@@ -58,8 +80,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = f"fmapper_adapters.jax.{_MODULES[name]}"
-    if name in ("parts", "train_flags"):
-        return import_module(f"{place}.{name}")
+    if name in ("parts", "train_flags", "tree_source"):
+        return import_module(f"{place}.{name.removeprefix('tree_')}")
     return getattr(import_module(place), name)
 
 

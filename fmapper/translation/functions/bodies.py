@@ -88,8 +88,31 @@ class BodyWriter:
             if not often <= named:
                 named |= often
                 continue
+            if run.keys:
+                self._give_keys(body, run.keys)
             body.shapes.append(shapes_of(self._structure.values, given, returns))
             return Form(None, body, "", given, returns, sizes)
+
+    def draws(self, unit: Unit) -> bool:
+        """Returns whether a unit that is written draws random numbers."""
+        form = self._forms[id(unit)]
+        if form.layer is not None:
+            return form.layer.draws
+        if form.body is not None:
+            return form.body.randoms
+        return any(self.draws(step) for step in unit.steps if isinstance(step, Unit))
+
+    def _give_keys(self, body: Body, count: int) -> None:
+        """Gives what draws its key: that of the function, or one of several."""
+        body.randoms = True
+        if count > 1:
+            body.statements.insert(0, Statement(("keys",), expr("Keys(key)")))
+            return
+        for statement in body.walk():
+            for node in ast.walk(statement.node):
+                for keyword in node.keywords if isinstance(node, ast.Call) else ():
+                    if keyword.arg == "key":
+                        keyword.value = name("key")
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
         """Names a varying size after the dimension where it first occurs."""
@@ -112,6 +135,7 @@ class BodyWriter:
             values = [v for v in refs_in((structure,)) if v in wanted]
             if values and not {*values} <= taken:
                 taken_names = {k for k, _ in found} | self._dialect.reserved_names()
+                taken_names |= {"key"} if self._dialect.passes_keys else set()
                 found.append((identifier(key, taken_names), structure))
                 taken.update(values)
         needed = self._find_needed(unit)
@@ -160,6 +184,9 @@ class _Run(Variables, Expressions, Flow):
     ) -> None:
         parameters = (*(key for key, _ in given), *sizes)
         reserved = writer._dialect.reserved_names()
+        self.keys = 0  # how many are given to what draws
+        if writer._dialect.passes_keys:
+            reserved |= {"key", "keys"}
         super().__init__(writer._structure, unit, writer, parameters, sizes, named, reserved)
         self._writer = writer
         self.owners = writer._owners
@@ -399,7 +426,7 @@ class _Run(Variables, Expressions, Flow):
         attr = self._writer.places[call.name]
         self._body.layers[attr] = layer
         inputs = [self._use(value) for value in layer.inputs]
-        node = ast.Call(expr(attribute("self", attr)), inputs, [])
+        node = self._keyed(expr(attribute("self", attr)), inputs, layer.draws)
         self._define(layer.output, node, call.source, call.op)
 
     def _child(self, unit: Unit) -> None:
@@ -409,7 +436,7 @@ class _Run(Variables, Expressions, Flow):
         target = expr(attribute("self", local))
         if form.layer is not None:
             inputs = [self._use(value) for value in form.layer.inputs]
-            node = ast.Call(target, inputs, [])
+            node = self._keyed(target, inputs, form.layer.draws)
             if form.layer.results:
                 self._take_results(node, tuple(map(Ref, form.layer.results)), unit)
             else:
@@ -421,7 +448,15 @@ class _Run(Variables, Expressions, Flow):
             self._print_structure(structure) for _, structure in form.given
         ]
         arguments += [self._size(symbol) for symbol in form.sizes]
-        self._take_results(ast.Call(target, arguments, []), form.returns, unit)
+        node = self._keyed(target, arguments, self._writer.draws(unit))
+        self._take_results(node, form.returns, unit)
+
+    def _keyed(self, target: ast.expr, arguments: list[ast.expr], draws: bool) -> ast.Call:
+        """Returns a call, with a key where it draws random numbers and the target takes keys."""
+        if not (draws and self._dialect.passes_keys):
+            return ast.Call(target, arguments, [])
+        self.keys += 1
+        return ast.Call(target, arguments, [ast.keyword("key", expr("keys()"))])
 
     def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
         """Binds the results of a unit: one value, or a structure."""

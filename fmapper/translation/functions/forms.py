@@ -74,6 +74,14 @@ class Body:
     checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
     shapes: list[Shapes] = field(default_factory=list)
 
+    def walk(self) -> Iterator[Statement]:
+        """Yields the statements, those in loops and branches, too."""
+        todo = list(reversed(self.statements))
+        while todo:
+            statement = todo.pop()
+            yield statement
+            todo += [one for _, inner in statement.blocks for one in inner]
+
     def lines(self) -> list[str]:
         """Returns the statements as text."""
         return [str(statement) for statement in self.statements]

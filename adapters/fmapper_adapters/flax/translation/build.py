@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import linecache
-import sys
-import types
 from typing import Any
 
 from flax import nnx
 
 from fmapper import to_jax
 from fmapper.programs import Program
-from fmapper.translation import Source
-
-_numbers = itertools.count(1)
+from fmapper.translation import Source, run_file
 
 
 def build(program: Program, source: Source) -> Any:
-    """Returns the module that a file makes, with the arrays of its program.
-
-    The file is a module of Python's from then on, so that its classes are found by name, and its
-    lines are shown in tracebacks.
-    """
-    name = f"fmapper_translated.{source.name}_{next(_numbers)}"
-    file = f"<{name}>"
-    linecache.cache[file] = (len(source.code), None, source.code.splitlines(keepends=True), file)
-    module = types.ModuleType(name, f"The source of {source.name}.")
-    module.__dict__["__fmapper_source__"] = source
-    sys.modules[name] = module
-    exec(compile(source.code, file, "exec"), module.__dict__)
-    model = module.__dict__[source.name](rngs=nnx.Rngs(0))
+    """Returns the module that a file makes, with the arrays of its program."""
+    module = run_file(source)
+    model = module[source.name](rngs=nnx.Rngs(0))
     arrays = to_jax({**program.parameters, **program.buffers})
-    module.__dict__["load_weights"](model, arrays)
+    module["load_weights"](model, arrays)
     if not program.starts_in_training:
         model.eval()
     return model

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import (
-    Class,
-    Dialect,
-    Helper,
-    Layer,
-    Statement,
-    expr,
-    helpers_of,
-    identifier,
-    literal,
-    names_in,
-    text,
-)
-from fmapper_adapters.flax.translation import layers
+from fmapper.translation import Class, Helper, Statement, expr, identifier, text
 from fmapper_adapters.flax.translation.helpers import HELPERS
-from fmapper_adapters.flax.translation.slices import Slices, tables_of
-from fmapper_adapters.jax.libraries import JaxPrinters
-
-_IMPORTS = {
-    "jax": "import jax",
-    "jnp": "import jax.numpy as jnp",
-    "np": "import numpy as np",
-    "math": "import math",
-    "nnx": "from flax import nnx",
-    "partial": "from functools import partial",
-    "NamedTuple": "from typing import NamedTuple",
-    "base64": "import base64",
-    "zlib": "import zlib",
-}
-_RESERVED = frozenset({
-    *_IMPORTS, "load_weights", "take_apart", "ARRAYS", "RENAMED", "SLICES", "Buffer", "FrozenParam",
-})  # fmt: skip
-_MOST = 64  # elements of an array that is written out
+from fmapper_adapters.jax.libraries import TAKE_APART, JaxDialect, slices_by_suffix
 
 
-class FlaxDialect(Dialect):
-    """Writes for Flax NNX.
-
-    Args:
-        slices: Arrays of the model of which the program has slices.
-    """
+class FlaxDialect(JaxDialect):
+    """Writes for Flax NNX."""
 
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nnx.Linear": ("in_features", "out_features"),
@@ -78,83 +41,30 @@ class FlaxDialect(Dialect):
         "ConvTranspose": {"use_bias": True, "strides": 1, "kernel_dilation": 1},
     }
 
-    def __init__(self, slices: Slices | None = None) -> None:
-        self._jax = JaxPrinters()
-        self.slices = slices or {}
-
-    def reserved_names(self) -> frozenset[str]:
-        """Returns the names of imports and helpers."""
-        return _RESERVED | HELPERS.keys() | self._jax.reserved_names()
-
-    def printer(self, op: str) -> Any:
-        """Returns the printer of JAX."""
-        return self._jax.printer(op)
-
-    def helper(self, name: str) -> Helper | None:
-        """Returns a helper of Flax, or of JAX."""
-        return HELPERS.get(name) or self._jax.helper(name)
-
-    def fallback(self, call: Any) -> str:
-        """Returns the lowering to JAX as a helper."""
-        return self._jax.fallback(call)
-
-    def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
-        """Returns a layer of NNX."""
-        return layers.layer_of_unit(structure, unit)
-
-    def layer_of_call(self, structure: Any, unit: Any, call: Any) -> Layer | None:
-        """Returns a layer of NNX."""
-        return layers.layer_of_call(structure, unit, call)
-
-    def dtype(self, name: str) -> ast.expr:
-        """Returns `jnp.float32` and its like."""
-        return self._jax.dtype(name)
+    title: ClassVar[str] = "Flax NNX"
+    own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
+    own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
 
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the code that reads a variable, with its dimensions permuted."""
-        values = expr("{0}[...]", node)
-        if order is None:
-            return values
-        return (
-            expr("{0}.T", values) if order == (1, 0) else expr("{0}.transpose({1})", values, order)
-        )
+        return super().read_array(expr("{0}[...]", node), order)
 
     def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
         """Returns the code that writes a variable."""
         return Statement((text(expr("{0}[...]", node)),), value)
 
-    def stack(self, node: ast.expr) -> ast.expr:
-        """Returns `jnp.stack(ys)`."""
-        return expr("jnp.stack({0})", node)
-
-    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
-        """Returns the array itself, or reversed along its first dimension."""
-        return expr("jnp.flip({0}, 0)", node) if reverse else node
-
     def parameter(self, array: Any) -> ast.expr:
         """Returns an `nnx.Param`, with its values if they are constant."""
         shape = tuple(int(size) for size in array.shape)
-        values = to_numpy(array)
-        known = _fill(values, self.dtype(values.dtype.name))
+        known = self.fill(array)
         if known is None:
-            dtype = self.dtype(values.dtype.name)
+            dtype = self.dtype(to_numpy(array).dtype.name)
             known = expr("nnx.initializers.normal()(rngs.params(), {0}, {1})", shape, dtype)
         return expr("nnx.Param({0})", known)
 
     def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
         """Returns a variable that is not trained."""
         return expr(f"{kind}({{0}})", self.constant(array))
-
-    def constant(self, array: Any) -> ast.expr:
-        """Returns the code for an array: a computation, its elements, or its bytes."""
-        values = np.asarray(to_numpy(array))
-        dtype = self.dtype(values.dtype.name)
-        known = _fill(values, dtype) or _compute(values, dtype)
-        if known is not None:
-            return known
-        if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
-            return expr("jnp.array({0}, dtype={1})", literal(values.tolist()), dtype)
-        return self._jax.pack(values)
 
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns `Block(64, rngs=rngs)`."""
@@ -175,70 +85,8 @@ class FlaxDialect(Dialect):
 
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`."""
-        blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
-        blocks += [_class(cls) for cls in classes]
-        blocks.append(_print_loading(draft, root))
-        body = "\n\n\n".join(blocks)
-        everything = "\n\n\n".join([*helpers_of(body, self.helper), body])
-        used = names_in(everything)
-        known = {**_IMPORTS, **self._jax.imports()}
-        lines = sorted({line for name, line in known.items() if name in used})
-        plain = [line for line in lines if line.startswith("import ")]
-        origin = draft.program.types.get("", "")
-        origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
-        beginning = f"{root.name} for Flax NNX{f', from {origin}' if origin else ''}"
-        head = f'"""{beginning}; written by fmapper."""'
-        others = [line for line in lines if not line.startswith("import ")]
-        return f"{head}\n\n" + "\n".join([*plain, *others]) + f"\n\n\n{everything}\n"
-
-
-def _fill(values: Any, dtype: ast.expr) -> ast.expr | None:
-    """Returns the code for a constant array."""
-    if values.size == 0 or values.dtype.kind not in "biuf":
-        return None
-    first = values.reshape(-1)[0]
-    if not (values == first).all():
-        return None
-    shape = tuple(int(size) for size in values.shape)
-    if values.ndim == 0:
-        return expr("jnp.array({0}, dtype={1})", first.item(), dtype)
-    if first == 0 and not np.signbit(np.asarray(values, np.float64)).any():
-        return expr("jnp.zeros({0}, {1})", shape, dtype)
-    if first == 1:
-        return expr("jnp.ones({0}, {1})", shape, dtype)
-    return expr("jnp.full({0}, {1}, {2})", shape, first.item(), dtype)
-
-
-def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
-    """Returns the code that computes an array: positions, a triangle, or rotary frequencies."""
-    flat = values.reshape(-1)
-    if values.dtype.kind in "iu" and values.size > 2:
-        step = int(flat[1]) - int(flat[0])
-        if step and (np.diff(flat.astype(np.int64)) == step).all():
-            start, stop = int(flat[0]), int(flat[-1]) + step
-            given = (start, stop, step) if step != 1 else (start, stop) if start else (stop,)
-            node = expr(f"jnp.arange({', '.join(map(repr, given))}, dtype={{0}})", dtype)
-            return node if values.ndim == 1 else expr("{0}.reshape({1})", node, tuple(values.shape))
-    if values.ndim >= 2 and values.shape[-1] > 2 and values.dtype.kind in "biuf":
-        square = np.broadcast_to(np.tri(*values.shape[-2:]), values.shape)
-        if (values == square).all():
-            return expr("jnp.tril(jnp.ones({0}, {1}))", tuple(values.shape), dtype)
-    if values.dtype == np.float32 and values.ndim == 1 and values.size > 1 and flat[0] == 1:
-        size = values.size
-        if flat[-1] > 0:
-            base = float(np.float64(flat[1]) ** -size)
-            for guess in (round(base), round(base, 2), round(base / 100) * 100):
-                if guess > 1:
-                    wanted = 1.0 / guess ** (np.arange(0, 2 * size, 2) / (2 * size))
-                    if np.allclose(values, wanted.astype(np.float32), rtol=3e-7, atol=0):
-                        power = f"jnp.arange(0, {2 * size}, 2) / {2 * size}"
-                        return expr(f"1.0 / {float(guess)!r} ** ({power})")
-    return None
-
-
-def _record(cls: str, fields: Sequence[str]) -> str:
-    lines = [f"class {cls}(NamedTuple):", *(f"    {field}: jax.Array" for field in fields)]
-    return "\n".join(lines if fields else [*lines, "    pass"])
+        blocks = [*map(_class, classes), _print_loading(draft, root)]
+        return self.assemble(draft, root.name, blocks)
 
 
 def _class(cls: Class) -> str:
@@ -288,18 +136,6 @@ _LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module
                 variable[...] = array if order is None else array.transpose(order)
     return model'''
 
-_TAKE_APART = '''def take_apart(state):
-    """Returns a state that has the slices of arrays, too."""
-    found = dict(state)
-    for name, array in state.items():
-        for end, slices in SLICES.items():
-            if f".{name}".endswith(f".{end}"):
-                owner = name.removesuffix(end)
-                found |= {owner + key: array[start:stop] for key, (start, stop) in slices.items()}
-    return found
-
-
-'''
 _RENAMING = """            for ours, theirs in RENAMED.items():
                 if f".{name}".endswith(f".{ours}"):
                     name = name.removesuffix(ours) + theirs
@@ -367,11 +203,11 @@ def _print_loading(draft: Any, root: Class) -> str:
         lines += ["RENAMED = {", *table_of_names, "}"]
     else:
         loading = _LOAD.replace(_RENAMING, "")
-    slices = tables_of(draft.dialect.slices)
+    slices = slices_by_suffix(draft.dialect.slices)
     if slices:
         rows = [f"    {whole!r}: {parts!r}," for whole, parts in slices.items()]
         lines += ["SLICES = {", *rows, "}"]
-        loading = _TAKE_APART + loading
+        loading = TAKE_APART + loading
     else:
         loading = loading.replace("    state = take_apart(state)\n", "")
     return "\n".join([*lines, "", "", loading])

@@ -145,3 +145,14 @@ def check(condition, message):
         raise ValueError(message)
 ''')
 HELPERS["check_shapes"] = CHECK_SHAPES
+HELPERS["Keys"] = '''class Keys:
+    """Gives a new random key at each call; None where it was made with None."""
+
+    def __init__(self, key):
+        self.key = key
+
+    def __call__(self):
+        if self.key is None:
+            return None
+        self.key, new = jax.random.split(self.key)
+        return new'''

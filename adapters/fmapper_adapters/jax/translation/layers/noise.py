@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
-from fmapper_adapters.flax.translation.layers.site import Site
+from fmapper_adapters.jax.translation.layers.site import Site
 
 
 def dropout(site: Site) -> Layer | None:
@@ -29,7 +29,7 @@ def dropout(site: Site) -> Layer | None:
     code = f"nnx.Dropout({rate!r}, rngs=rngs)"
     return Layer(
         expr(code), (given.name,), output, {}, "nnx.Dropout", "dropout",
-        site.results() - {output},
+        site.results() - {output}, draws=True,
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def attention(site: Site) -> Layer | None:
     options += "is_causal=True, " if is_causal else ""
     code = f"DotProductAttention({rate!r}, {options}rngs=rngs)"
     names = tuple(one.name for one in inputs)
-    return Layer(expr(code), names, site.call.name, {}, "DotProductAttention", "attend")
+    return Layer(expr(code), names, site.call.name, {}, "DotProductAttention", "attend", draws=True)
 
 
 def drop_path(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | None:
@@ -73,7 +73,7 @@ def drop_path(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | No
     rate = float(f"{1 - keep:.12g}")
     options = f"broadcast_dims={tuple(shared)}, " if shared else ""
     code = f"nnx.Dropout({rate!r}, {options}rngs=rngs)"
-    return Layer(expr(code), (given,), unit.gives[0], {}, "nnx.Dropout", "drop_path")
+    return Layer(expr(code), (given,), unit.gives[0], {}, "nnx.Dropout", "drop_path", draws=True)
 
 
 def _is_held(structure: Structure, value: str) -> bool:

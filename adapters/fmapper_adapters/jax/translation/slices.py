@@ -17,6 +17,20 @@ Bounds = tuple[int, int]
 # The name of an array of the model -> those of its slices, and where they begin and end.
 Slices = dict[str, dict[str, Bounds]]
 
+# Of a file whose model has slices of arrays.
+TAKE_APART = '''def take_apart(state):
+    """Returns a state that has the slices of arrays, too."""
+    found = dict(state)
+    for name, array in state.items():
+        for end, slices in SLICES.items():
+            if f".{name}".endswith(f".{end}"):
+                owner = name.removesuffix(end)
+                found |= {owner + key: array[start:stop] for key, (start, stop) in slices.items()}
+    return found
+
+
+'''
+
 _PROJECTIONS = {2: ("q_proj", "kv_proj"), 3: ("q_proj", "k_proj", "v_proj")}
 
 
@@ -149,12 +163,12 @@ def _replace(
     )  # fmt: skip
 
 
-def tables_of(slices: Slices) -> dict[str, dict[str, Bounds]]:
+def slices_by_suffix(slices: Slices) -> dict[str, dict[str, Bounds]]:
     """Returns slices by the last parts of their names, where those say the same everywhere.
 
     Examples:
         >>> two = {"a.w": {"a.q": (0, 2), "a.k": (2, 4)}, "b.w": {"b.q": (0, 2), "b.k": (2, 4)}}
-        >>> tables_of(two)
+        >>> slices_by_suffix(two)
         {'w': {'q': (0, 2), 'k': (2, 4)}}
     """
     found: dict[str, dict[str, Bounds]] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
-from fmapper_adapters.flax.translation.layers import recurrent
-from fmapper_adapters.flax.translation.layers.convolutions import convolution, transposed_conv
-from fmapper_adapters.flax.translation.layers.noise import attention, drop_path, dropout
-from fmapper_adapters.flax.translation.layers.site import Site, keywords, stem_of
+from fmapper_adapters.jax.translation.layers import recurrent
+from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
+from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
+from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
-from fmapper_adapters.flax.translation.layers.site import keywords
+from fmapper_adapters.jax.translation.layers.site import keywords
 
 # The operation -> the class of a cell, the further arguments of its constructor, and its gates.
 _KINDS = {
@@ -53,7 +53,10 @@ def layers(structure: Structure, unit: Unit, calls: Sequence[Call]) -> Layer | N
     options += more + keywords(structure.values[arrays[0].name][0])
     code = expr(f"Recurrent({cell}, {width}, {hidden}, {options}rngs=rngs)")
     results = _results(calls, call, 1 + len(states))
-    return Layer(code, given, call.name, held, "Recurrent", "rnn", results=results, inner=inner)
+    draws = bool(rate) and count > 1
+    return Layer(
+        code, given, call.name, held, "Recurrent", "rnn", results=results, inner=inner, draws=draws
+    )
 
 
 def cell(structure: Structure, unit: Unit, calls: Sequence[Call]) -> Layer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fmapper.translation import Layer, Ref, expr
-from fmapper_adapters.flax.translation.layers.site import Site, keywords, stem_of
+from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
 
 
 def convolution(site: Site) -> Layer | None:

@@ -1,0 +1,89 @@
+"""The adapter for Equinox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fmapper import ConversionError
+from fmapper.programs import Lowering, Program
+from fmapper_adapters.jax.libraries import JaxModels, refuse_changes, with_slices
+
+if TYPE_CHECKING:
+    from fmapper.translation import Source
+
+
+class EquinoxAdapter(JaxModels):
+    """Equinox as a target: modules are written, with its layers in them.
+
+    Modules of Equinox are trees and functions of JAX, which its adapter moves and records.
+    """
+
+    name: ClassVar[str] = "equinox"
+    compiles: ClassVar[bool] = True
+    conversion_options: ClassVar[tuple[str, ...]] = ("structure",)
+    lowers_like: ClassVar[str] = "jax"
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """Returns the module of Equinox; there is no other form.
+
+        Raises:
+            ConversionError: `structure=True` was not asked for.
+        """
+        if not options.get("structure"):
+            raise ConversionError(
+                "for Equinox there are only models with their own classes: pass structure=True. "
+                "convert(model, 'jax', ...) gives a model that is called as a whole."
+            )
+        return self.build(program)
+
+    def translate(self, program: Program) -> Source:
+        """Returns a file for Equinox.
+
+        Raises:
+            ConversionError: A call of the model changes its arrays.
+        """
+        from fmapper.translation import write
+        from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
+
+        refuse_changes(program, "Equinox")
+        parted, slices = with_slices(program)
+        return write(parted, EquinoxDialect(slices, train=program.train))
+
+    def build(self, program: Program) -> Any:
+        """Returns the module of Equinox."""
+        from fmapper_adapters.equinox.translation import build as _build
+
+        return _build.build(program, self.translate(program))
+
+    def proof(self) -> str:
+        """Returns the script for Equinox."""
+        from fmapper_adapters.equinox.translation import proof
+
+        return proof.SCRIPT
+
+    def is_model(self, x: Any) -> bool:
+        """Returns False: they are JAX's."""
+        return False
+
+    def sources(self) -> Any:
+        """Returns the module for callable trees, as modules of Equinox are."""
+        from fmapper_adapters.jax.libraries import tree_source
+
+        return tree_source
+
+    def is_converted(self, model: Any) -> bool:
+        """Returns False: what it gives is plain Equinox."""
+        return False
+
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """Calls the model."""
+        import inspect
+
+        known = inspect.signature(type(model).__call__).parameters
+        given = {key: value for key, value in kwargs.items() if key in known}
+        return (model(*args, **given),)

@@ -1,0 +1,19 @@
+"""A model made of the source code that was written for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fmapper import to_jax
+from fmapper.programs import Program
+from fmapper.translation import Source, run_file
+
+
+def build(program: Program, source: Source) -> Any:
+    """Returns the module that a file makes, with the arrays of its program."""
+    module = run_file(source)
+    model = module[source.name](key=jax.random.key(0))
+    arrays = to_jax({**program.parameters, **program.buffers})
+    return module["load_weights"](model, arrays)

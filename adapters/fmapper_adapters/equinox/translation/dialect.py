@@ -1,0 +1,188 @@
+"""Files for Equinox."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from fmapper import ConversionError, to_numpy
+from fmapper.translation import Class, Helper, Layer, expr, text
+from fmapper_adapters.equinox.translation.helpers import HELPERS
+from fmapper_adapters.equinox.translation.layers import kind_of, restate
+from fmapper_adapters.equinox.translation.loading import print_loading
+from fmapper_adapters.jax.libraries import JaxDialect, Slices
+
+_FROZEN = "Frozen"  # marks the code of an array that is not trained
+_DRAWS = "keys()"
+
+
+class EquinoxDialect(JaxDialect):
+    """Writes for Equinox.
+
+    Args:
+        slices: Arrays of the model of which the program has slices.
+        train: Whether the program is that of training.
+    """
+
+    title: ClassVar[str] = "Equinox"
+    own_imports: ClassVar[Mapping[str, str]] = {
+        "eqx": "import equinox as eqx",
+        "Callable": "from collections.abc import Callable",
+    }
+    own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
+    parameters: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Linear": ("in_features", "out_features"),
+        "Embedding": ("num_embeddings", "embedding_size"),
+        "LayerNorm": ("shape",),
+        "RMSNorm": ("shape",),
+        "GroupNorm": ("groups", "channels"),
+        "BatchNorm": ("channels",),
+        **{
+            f"{kind}{dims}d": ("in_channels", "out_channels", "kernel_size")
+            for kind in ("Conv", "ConvTranspose")
+            for dims in (1, 2, 3)
+        },
+        "Recurrent": ("cell", "in_features", "features"),
+        "LSTMCell": ("in_features", "features"),
+        "GRUCell": ("in_features", "features"),
+        "RNNCell": ("in_features", "features"),
+        "Dropout": ("rate",),
+        "DropPath": ("rate",),
+    }
+    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "Linear": {"use_bias": True},
+        "LayerNorm": {"use_weight": True, "use_bias": True},
+        "BatchNorm": {"eps": 1e-05, "use_weight": True, "use_bias": True},
+        **{
+            f"Conv{dims}d": {
+                "use_bias": True, "stride": 1, "padding": 0, "dilation": 1, "groups": 1,
+            }
+            for dims in (1, 2, 3)
+        },
+    }  # fmt: skip
+
+    def __init__(self, slices: Slices | None = None, *, train: bool = False) -> None:
+        super().__init__(slices)
+        self.passes_keys = train  # type: ignore[misc]  # only then it draws
+
+    def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
+        """Returns a layer of Equinox."""
+        return restate(super().layer_of_unit(structure, unit))
+
+    def layer_of_call(self, structure: Any, unit: Any, call: Any) -> Layer | None:
+        """Returns a layer of Equinox."""
+        return restate(super().layer_of_call(structure, unit, call))
+
+    def parameter(self, array: Any) -> ast.expr:
+        """Returns an array, with its values if they are constant."""
+        known = self.fill(array)
+        if known is not None:
+            return known
+        shape = tuple(int(size) for size in array.shape)
+        dtype = self.dtype(to_numpy(array).dtype.name)
+        return expr("0.02 * jax.random.normal(keys(), {0}, {1})", shape, dtype)
+
+    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
+        """Returns an array that is not trained."""
+        return expr(f"{_FROZEN}({{0}})", self.constant(array))
+
+    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+        """Returns `Block(64, key=keys())`."""
+        given = ", ".join([f"{{{i}}}" for i in range(len(arguments))] + [f"key={_DRAWS}"])
+        return expr(f"{cls}({given})", *arguments)
+
+    def parts(self, made: Sequence[ast.expr]) -> ast.expr:
+        """Returns a list."""
+        codes = [text(one) for one in made]
+        if len(codes) > 1 and len(set(codes)) == 1:
+            return expr("[{0} for _ in range({1})]", made[0], len(made))
+        return ast.List(list(made), ast.Load())
+
+    def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
+        """Returns an `eqx.nn.Sequential`."""
+        parts = [
+            expr("eqx.nn.Identity()")
+            if one is None
+            else one
+            if isinstance(one, ast.Call)
+            else expr("eqx.nn.Lambda({0})", one)
+            for one in made
+        ]
+        return expr("eqx.nn.Sequential({0})", parts)
+
+    def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
+        """Returns the file: records, helpers, classes, and `load_weights`.
+
+        Raises:
+            ConversionError: A submodule is at two places.
+        """
+        known = {name: name for name in (*HELPERS, *(cls.name for cls in classes))}
+        known |= {f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Sequential", "Lambda")}
+        blocks = [_class(cls, known, draft) for cls in classes]
+        loading = print_loading(draft, "\n".join(blocks))
+        return self.assemble(draft, root.name, [*blocks, loading])
+
+
+def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
+    sketch = cls.sketch
+    if sketch.ties:
+        one, other = sketch.ties[0].replace("self.", "").split(" = ")
+        raise ConversionError(
+            f"{sketch.path or 'the model'}: {one} and {other} are one submodule, and a tree of "
+            f"Equinox has no submodule at two places. Give it to both as an argument of their "
+            f"calls, or translate to flax."
+        )
+    lines = [f"class {cls.name}(eqx.Module):"]
+    frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
+    made = [(attr, node.args[0] if _is_frozen(node) else node) for attr, node in sketch.made]
+    lines += [f"    {attr}: {kind_of(node, known)}" for attr, node in made]
+    values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
+    lines += [
+        f"    {name}: {type(values[name]).__name__} = eqx.field(static=True)" for name in cls.stored
+    ]
+    if len(lines) > 1:
+        lines.append("")
+    if made or cls.parameters:
+        lines += _constructor(cls, made)
+    else:
+        lines += ["    def __init__(self, *, key=None):", "        pass", ""]
+    if any(attr.removeprefix("item_").isdigit() for attr, _ in made):
+        lines += ["    def __getitem__(self, index):",
+                  '        return getattr(self, f"item_{index}")', ""]  # fmt: skip
+    in_sequence = any(path.rpartition(".")[0] in draft.sequences for path in cls.arguments)
+    for method in sketch.methods:
+        parameters = ["self", *method.parameters]
+        if in_sequence and method.name == "__call__" and "key=None" not in parameters:
+            parameters += ["*", "key=None"]
+        lines.append(f"    def {method.name}({', '.join(parameters)}):")
+        for line in method.print_lines():
+            lines.append(textwrap.indent(_with_fixed(line, frozen), "        "))
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _constructor(cls: Class, made: Sequence[tuple[str, ast.expr]]) -> list[str]:
+    parameters = "".join(f", {name}" for name in cls.parameters)
+    lines = [f"        self.{name} = {name}" for name in cls.stored]
+    lines += [f"        self.{attr} = {text(node)}" for attr, node in made]
+    code = "\n".join(lines)
+    if code.count(_DRAWS) == 1 and " for _ in range" not in code:
+        lines = code.replace(_DRAWS, "key").split("\n")
+    elif _DRAWS in code:
+        lines.insert(0, "        keys = Keys(key)")
+    key = "key" if _DRAWS in code else "key=None"
+    return [f"    def __init__(self{parameters}, *, {key}):", *lines, ""]
+
+
+def _is_frozen(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and text(node.func) == _FROZEN
+
+
+def _with_fixed(line: str, frozen: set[str]) -> str:
+    """Stops gradients where arrays that are not trained are read."""
+    for attr in frozen:
+        line = re.sub(rf"\bself\.{attr}\b", f"jax.lax.stop_gradient(self.{attr})", line)
+    return line

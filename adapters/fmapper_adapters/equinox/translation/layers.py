@@ -1,0 +1,107 @@
+"""Layers of Equinox, for those that are described in the terms of NNX."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fmapper.translation import Layer, expr, text
+
+_KINDS = {
+    "nnx.Linear": "Linear",
+    "nnx.Embed": "Embedding",
+    "nnx.LayerNorm": "LayerNorm",
+    "nnx.RMSNorm": "RMSNorm",
+    "nnx.Dropout": "Dropout",
+}
+_KEYWORDS = {
+    "epsilon": "eps",
+    "use_scale": "use_weight",
+    "kernel_dilation": "dilation",
+    "strides": "stride",
+    "feature_group_count": "groups",
+}
+_DRAWN = ("Linear", "Embedding", "Conv", "ConvTranspose", "Recurrent", "Cell")
+# What a layer of Equinox does without being told.
+_GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "momentum")
+
+
+def restate(layer: Layer | None) -> Layer | None:
+    """Returns a layer in the terms of Equinox; None where it has no such layer."""
+    if layer is None:
+        return None
+    assert isinstance(layer.made, ast.Call)
+    given = {str(one.arg): one.value for one in layer.made.keywords}
+    kind, args = _KINDS.get(layer.kind, layer.kind), list(layer.made.args)
+    keywords = {_KEYWORDS.get(key, key): value for key, value in given.items() if key not in _GONE}
+    if kind == "GroupedConvTranspose":
+        return None  # its weights are in another order for each group
+    if kind in ("Conv", "ConvTranspose"):
+        sizes = ast.literal_eval(args[2])
+        args[2] = expr(repr(_same(sizes)))
+        if kind == "ConvTranspose" and not _is_transposed_as_torch(keywords, sizes):
+            return None
+        kind = f"{kind}{len(sizes)}d"
+    if kind == "GroupNorm":
+        args = [args[1], args[0]]
+    if kind == "Dropout" and "broadcast_dims" in keywords:
+        kind = "DropPath"
+    if kind.startswith(_DRAWN) or kind.endswith("Cell"):
+        keywords["key"] = expr("keys()")
+    made = ast.Call(expr(kind), args, [ast.keyword(key, value) for key, value in keywords.items()])
+    held = {
+        value: (_place(attr), _order(kind, order) if attr == "kernel" else None)
+        for value, (attr, order) in layer.arrays.items()
+    }
+    inner = {path: _KINDS.get(one, one) for path, one in layer.inner.items()}
+    return replace(layer, made=made, kind=kind, arrays=held, inner=inner)
+
+
+def _place(attr: str) -> str:
+    """Returns what Equinox calls an array of NNX."""
+    owner, _, last = attr.rpartition(".")
+    own = {"kernel": "weight", "scale": "weight", "embedding": "weight"}.get(last, last)
+    own = {"mean": "running_mean", "var": "running_var"}.get(own, own)
+    return f"{owner}.{own}" if owner else own
+
+
+def _order(kind: str, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Returns the order of an array's dimensions: that of torch, but where it is transposed."""
+    if kind == "Linear":
+        return None if order else (1, 0)
+    if order is None or not kind.startswith("ConvTranspose"):
+        return None
+    return (1, 0, *(~i for i in range(2, len(order))))
+
+
+def _is_transposed_as_torch(keywords: dict[str, ast.expr], sizes: tuple[int, ...]) -> bool:
+    """Restates the padding of the input as torch has it, of the output; False where it cannot."""
+    dilation = ast.literal_eval(keywords["dilation"]) if "dilation" in keywords else 1
+    each = dilation if isinstance(dilation, tuple) else (dilation,) * len(sizes)
+    reach = [d * (k - 1) for d, k in zip(each, sizes, strict=True)]
+    pads = ast.literal_eval(keywords.pop("padding"))
+    padding = tuple(r - low for r, (low, _) in zip(reach, pads, strict=True))
+    extra = tuple(high - low for low, high in pads)
+    if any(padding):
+        keywords["padding"] = expr(repr(_same(padding)))
+    if any(extra):
+        keywords["output_padding"] = expr(repr(_same(extra)))
+    return all(one >= 0 for one in padding)
+
+
+def _same(values: tuple[int, ...]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
+
+
+def kind_of(made: ast.expr, classes: Mapping[str, str]) -> str:
+    """Returns the annotation of a field for the code that makes it."""
+    if isinstance(made, ast.List | ast.ListComp):
+        items = made.elts if isinstance(made, ast.List) else [made.elt]
+        kinds = {kind_of(one, classes) for one in items}
+        return f"list[{kinds.pop()}]" if len(kinds) == 1 else "list"
+    if isinstance(made, ast.Call):
+        name = text(made.func)
+        return classes.get(name, "jax.Array")
+    return "Callable" if isinstance(made, ast.Lambda) else "jax.Array"

@@ -1,0 +1,114 @@
+"""`load_weights` of files for Equinox."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fmapper.translation import tables_of
+from fmapper_adapters.jax.libraries import TAKE_APART, slices_by_suffix
+
+_SOURCE = '''def source_of(model, path):
+    """Returns the name of an array in the source, and the order of its dimensions there."""
+    steps, owner, kind = [], model, None
+    for step in path:
+        if not isinstance(owner, eqx.nn.Sequential):
+            steps.append(str(getattr(step, "name", getattr(step, "idx", None))))
+        kind = type(owner)
+        owner = getattr(owner, step.name) if hasattr(step, "name") else owner[step.idx]
+    *place, last = steps
+    last, order = ARRAYS.get(kind, {}).get(last, (last, None))
+    name, own = ".".join([*place, last]), ".".join(steps)
+    for ours, (theirs, other) in RENAMED.items():
+        if f".{own}".endswith(f".{ours}"):
+            return own.removesuffix(ours) + theirs, other
+    return name, order'''
+_RENAMING = """    for ours, (theirs, other) in RENAMED.items():
+        if f".{own}".endswith(f".{ours}"):
+            return own.removesuffix(ours) + theirs, other
+"""
+_LOAD = '''def load_weights(model, state, strict=True):
+    """Returns the model with the arrays of the source's state dict, by name.
+
+    With `strict=False` parameters that are not in there stay as they are.
+    """
+    state = take_apart(state)
+
+    def load(path, leaf):
+        name, order = source_of(model, path)
+        if name not in state and (not strict or name.rpartition(".")[2] in BUFFERS):
+            return leaf
+        array = jnp.asarray(state[name], leaf.dtype)
+        if order is not None:  # `~i` is dimension i backwards
+            array = array.transpose([max(i, ~i) for i in order])
+            array = jnp.flip(array, [at for at, i in enumerate(order) if i < 0])
+        if array.ndim == 1:  # the bias of a convolution has dimensions of size one
+            array = array.reshape(-1, *(1,) * (leaf.ndim - 1))
+        if array.shape != leaf.shape:
+            raise ValueError(f"{name} has the shape {array.shape} instead of {leaf.shape}")
+        return array
+
+    arrays, rest = eqx.partition(model, eqx.is_array)
+    return eqx.combine(jax.tree_util.tree_map_with_path(load, arrays), rest)'''
+_ORDER = """        if order is not None:  # `~i` is dimension i backwards
+            array = array.transpose([max(i, ~i) for i in order])
+            array = jnp.flip(array, [at for at, i in enumerate(order) if i < 0])
+"""
+_BIAS = """        if array.ndim == 1:  # the bias of a convolution has dimensions of size one
+            array = array.reshape(-1, *(1,) * (leaf.ndim - 1))
+"""
+_BUFFERS = 'not strict or name.rpartition(".")[2] in BUFFERS'
+
+
+def print_loading(draft: Any, code: str) -> str:
+    """Returns `load_weights` with its tables.
+
+    Args:
+        draft: The draft.
+        code: The classes of the file.
+    """
+    known = tables_of(draft)
+    rows = [f"    {kind}: {_table(names)}," for kind, names in known.by_class.items()]
+    lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
+    source, load = _SOURCE, _LOAD
+    if known.by_name:
+        renamed = [f"    {ours!r}: {_place(theirs)}," for ours, theirs in known.by_name.items()]
+        lines += ["RENAMED = {", *renamed, "}"]
+    else:
+        source = source.replace(_RENAMING, "").replace(
+            '    name, own = ".".join([*place, last]), ".".join(steps)\n    return name, order',
+            '    return ".".join([*place, last]), order',
+        )
+    program = draft.program
+    fixed = {name.rpartition(".")[2] for name in program.buffers}
+    if fixed & {target.rpartition(".")[2] for target, _ in draft._arrays().values()}:
+        lines.append(f"BUFFERS = {sorted(fixed)!r}")
+    else:
+        load = load.replace(f"({_BUFFERS})", "not strict")
+    slices = slices_by_suffix(draft.dialect.slices)
+    if slices:
+        lines += ["SLICES = {", *(f"    {name!r}: {parts!r}," for name, parts in slices.items()),
+                  "}"]  # fmt: skip
+        source = TAKE_APART + source
+    else:
+        load = load.replace("    state = take_apart(state)\n", "")
+    orders = [order for _, order in draft._arrays().values() if order is not None]
+    if not orders:
+        load = load.replace(_ORDER, "").replace("name, order = source", "name, _ = source")
+    elif not any(i < 0 for order in orders for i in order):
+        load = load.replace(_ORDER, "        array = array if order is None else "
+                            "array.transpose(order)\n")  # fmt: skip
+    if not re.search(r"\bConv(Transpose)?\dd\(", code):
+        load = load.replace(_BIAS, "")
+    return "\n".join([*lines, "", "", source, "", "", load])
+
+
+def _table(names: Any) -> str:
+    return f"{{{', '.join(f'{ours!r}: {_place(theirs)}' for ours, theirs in names.items())}}}"
+
+
+def _place(place: tuple[str, tuple[int, ...] | None]) -> str:
+    """Returns the code for a name and an order of dimensions, `~i` for dimension i backwards."""
+    name, order = place
+    axes = [str(i) if i >= 0 else f"~{~i}" for i in order or ()]
+    return f"({name!r}, {None if order is None else '(' + ', '.join(axes) + ')'})"

@@ -1,0 +1,260 @@
+"""The base of the dialects for JAX and libraries built on it."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import math
+import operator
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import ConversionError, to_numpy
+from fmapper.programs import Call, Program
+from fmapper.translation import (
+    Dialect,
+    Embedded,
+    Helper,
+    Layer,
+    Statement,
+    expr,
+    helpers_of,
+    literal,
+    names_in,
+)
+from fmapper_adapters.jax.aten import table as lowerings
+from fmapper_adapters.jax.translation import layers, table
+from fmapper_adapters.jax.translation.slices import Slices
+
+_PLACES = {
+    "jnp": jnp,
+    "jax.lax": jax.lax,
+    "jax.nn": jax.nn,
+    "jax.scipy.special": jax.scipy.special,
+    "jnp.linalg": jnp.linalg,
+    "jax.lax.linalg": jax.lax.linalg,
+    "jnp.fft": jnp.fft,
+    "math": math,
+    "operator": operator,
+    "np": np,
+}
+_OVERRIDES = {
+    "default_dtype": 'def _default_dtype():\n    return np.dtype("float32")',
+}
+
+
+_IMPORTS = {
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "np": "import numpy as np",
+    "math": "import math",
+    "partial": "from functools import partial",
+    "NamedTuple": "from typing import NamedTuple",
+    "base64": "import base64",
+    "zlib": "import zlib",
+}
+_RESERVED = frozenset({"load_weights", "take_apart", "SLICES", "RENAMED", "ARRAYS"})
+_MOST = 64  # elements of an array that is written out
+
+
+class JaxDialect(Dialect):
+    """What files for JAX, and for libraries on top of it, have in common.
+
+    Attributes:
+        title: What the files are for.
+        own_imports: Names of the library -> the statements that import them.
+        own_helpers: Functions and classes of its own that a file may have.
+
+    Args:
+        slices: Arrays of the model of which the program has slices.
+    """
+
+    title: ClassVar[str] = "JAX"
+    own_imports: ClassVar[Mapping[str, str]] = {}
+    own_helpers: ClassVar[Mapping[str, Helper]] = {}
+
+    def __init__(self, slices: Slices | None = None) -> None:
+        self.slices = slices or {}
+        self._table = table.load()
+        self._embedded = Embedded(_PLACES, _OVERRIDES)
+
+    def reserved_names(self) -> frozenset[str]:
+        """Returns the names of imports and helpers."""
+        own = {*self.own_imports, *self.own_helpers, *table.helpers()}
+        return _RESERVED | _IMPORTS.keys() | own
+
+    def printer(self, op: str) -> Any:
+        """Returns the printer of an operation."""
+        return self._table.find(op)
+
+    def helper(self, name: str) -> Helper | None:
+        """Returns a function that code may call by its name."""
+        if name in self.own_helpers:
+            return self.own_helpers[name]
+        if name in self._embedded.helpers:
+            return self._embedded.helpers[name]
+        source = table.helpers().get(name)
+        return None if source is None else Helper(source)
+
+    def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
+        """Returns a layer, in the terms of NNX."""
+        return layers.layer_of_unit(structure, unit)
+
+    def layer_of_call(self, structure: Any, unit: Any, call: Any) -> Layer | None:
+        """Returns a layer, in the terms of NNX."""
+        return layers.layer_of_call(structure, unit, call)
+
+    def fallback(self, call: Call) -> str:
+        """Returns the name of the helper that lowers a call.
+
+        Raises:
+            ConversionError: There is none, it draws random numbers, or it cannot be written.
+        """
+        lowering = lowerings.find(call.op, {})
+        if lowering is None:
+            raise ConversionError(f"{call.op} has no lowering to JAX")
+        if lowering.random is True:
+            raise ConversionError(f"{call.module}: {call.op} draws random numbers ({call.source})")
+        return self._embedded.add(lowering.function)
+
+    def dtype(self, name: str) -> ast.expr:
+        """Returns `jnp.float32` and its like."""
+        return table.dtype_code(name)
+
+    def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+        """Returns the code that reads an array, with its dimensions permuted."""
+        if order is None:
+            return node
+        return expr("{0}.T", node) if order == (1, 0) else expr("{0}.transpose({1})", node, order)
+
+    def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
+        """Raises: what cannot change has no such statement.
+
+        Raises:
+            ConversionError: Always.
+        """
+        raise ConversionError(f"{ast.unparse(node)} changes in a call, which is not possible there")
+
+    def stack(self, node: ast.expr) -> ast.expr:
+        """Returns `jnp.stack(ys)`."""
+        return expr("jnp.stack({0})", node)
+
+    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
+        """Returns the array itself, or reversed along its first dimension."""
+        return expr("jnp.flip({0}, 0)", node) if reverse else node
+
+    def constant(self, array: Any) -> ast.expr:
+        """Returns the code for an array: a computation, its elements, or its bytes."""
+        values = np.asarray(to_numpy(array))
+        dtype = self.dtype(values.dtype.name)
+        known = self.fill(array) or _compute(values, dtype)
+        if known is not None:
+            return known
+        if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
+            return expr("jnp.array({0}, dtype={1})", literal(values.tolist()), dtype)
+        data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
+        raw = expr(
+            "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name
+        )
+        return expr("jnp.array({0}.reshape({1}))", raw, tuple(int(s) for s in values.shape))
+
+    def fill(self, array: Any) -> ast.expr | None:
+        """Returns the code for a constant array; None for another."""
+        values = np.asarray(to_numpy(array))
+        return _fill(values, self.dtype(values.dtype.name))
+
+    def assemble(self, draft: Any, name: str, blocks: Sequence[str]) -> str:
+        """Returns a file: its docstring, imports, helpers, records, and these blocks.
+
+        Args:
+            draft: The draft.
+            name: The model.
+            blocks: Its classes and functions.
+        """
+        records = [_record(cls, fields) for cls, fields in draft.records.items()]
+        body = "\n\n\n".join([*records, *blocks])
+        everything = "\n\n\n".join([*helpers_of(body, self.helper), body])
+        used = names_in(everything)
+        known = {**_IMPORTS, **self.own_imports, **self._embedded.imports}
+        lines = sorted({line for name, line in known.items() if name in used})
+        plain = [line for line in lines if line.startswith("import ")]
+        others = [line for line in lines if not line.startswith("import ")]
+        origin = draft.program.types.get("", "")
+        origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
+        beginning = f"{name} for {self.title}{f', from {origin}' if origin else ''}"
+        head = f'"""{beginning}; written by fmapper."""'
+        return f"{head}\n\n" + "\n".join([*plain, *others]) + f"\n\n\n{everything}\n"
+
+
+def refuse_changes(program: Program, title: str) -> None:
+    """Raises for a program that changes arrays, where what is written for it cannot.
+
+    Args:
+        program: The program.
+        title: What is written for.
+
+    Raises:
+        ConversionError: It does; names the arrays.
+    """
+    names = [str(one.target) for one in program.outputs if one.kind == "buffer"]
+    if names:
+        several = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        raise ConversionError(
+            f"a call changes {', '.join(names[:2])}{several}, and the functions of a file for "
+            f"{title} change nothing. Translate it for evaluation (train=False, --eval), or to flax"
+        )
+
+
+def _fill(values: Any, dtype: ast.expr) -> ast.expr | None:
+    """Returns the code for a constant array."""
+    if values.size == 0 or values.dtype.kind not in "biuf":
+        return None
+    first = values.reshape(-1)[0]
+    if not (values == first).all():
+        return None
+    shape = tuple(int(size) for size in values.shape)
+    if values.ndim == 0:
+        return expr("jnp.array({0}, dtype={1})", first.item(), dtype)
+    if first == 0 and not np.signbit(np.asarray(values, np.float64)).any():
+        return expr("jnp.zeros({0}, {1})", shape, dtype)
+    if first == 1:
+        return expr("jnp.ones({0}, {1})", shape, dtype)
+    return expr("jnp.full({0}, {1}, {2})", shape, first.item(), dtype)
+
+
+def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
+    """Returns the code that computes an array: positions, a triangle, or rotary frequencies."""
+    flat = values.reshape(-1)
+    if values.dtype.kind in "iu" and values.size > 2:
+        step = int(flat[1]) - int(flat[0])
+        if step and (np.diff(flat.astype(np.int64)) == step).all():
+            start, stop = int(flat[0]), int(flat[-1]) + step
+            given = (start, stop, step) if step != 1 else (start, stop) if start else (stop,)
+            node = expr(f"jnp.arange({', '.join(map(repr, given))}, dtype={{0}})", dtype)
+            return node if values.ndim == 1 else expr("{0}.reshape({1})", node, tuple(values.shape))
+    if values.ndim >= 2 and values.shape[-1] > 2 and values.dtype.kind in "biuf":
+        square = np.broadcast_to(np.tri(*values.shape[-2:]), values.shape)
+        if (values == square).all():
+            return expr("jnp.tril(jnp.ones({0}, {1}))", tuple(values.shape), dtype)
+    if values.dtype == np.float32 and values.ndim == 1 and values.size > 1 and flat[0] == 1:
+        size = values.size
+        if flat[-1] > 0:
+            base = float(np.float64(flat[1]) ** -size)
+            for guess in (round(base), round(base, 2), round(base / 100) * 100):
+                if guess > 1:
+                    wanted = 1.0 / guess ** (np.arange(0, 2 * size, 2) / (2 * size))
+                    if np.allclose(values, wanted.astype(np.float32), rtol=3e-7, atol=0):
+                        power = f"jnp.arange(0, {2 * size}, 2) / {2 * size}"
+                        return expr(f"1.0 / {float(guess)!r} ** ({power})")
+    return None
+
+
+def _record(cls: str, fields: Sequence[str]) -> str:
+    lines = [f"class {cls}(NamedTuple):", *(f"    {field}: jax.Array" for field in fields)]
+    return "\n".join(lines if fields else [*lines, "    pass"])
