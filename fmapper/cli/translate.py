@@ -25,7 +25,7 @@ Examples:
     "--to",
     required=True,
     metavar="FRAMEWORK",
-    help="The target; see `fmapper convert`.",
+    help="The target: flax, equinox, jax or torch.",
 )
 @click.option("--example", metavar="INPUTS", help="Example inputs; see `fmapper convert`.")
 @click.option("--example-kwargs", "--kwargs", "kwargs", metavar="DICT", help="Inputs by keyword.")

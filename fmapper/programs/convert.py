@@ -117,7 +117,7 @@ def convert(
             variables, an Equinox module or another tree of JAX arrays that is called, a function,
             or a pair of a function and its parameters. It is not changed. Or a `Program` from
             `load_program`.
-        to: The target: `jax`, `flax` or `torch`.
+        to: The target: `jax`, `flax` or `torch`; with `structure=True` also `equinox`.
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
@@ -143,7 +143,7 @@ def convert(
             unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
             `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen;
             `structure=True` for a module with the model's own classes and layers of NNX in them,
-            whose code `fmapper.source` shows. For
+            whose code `fmapper.source` shows, which `equinox` always needs. For
             `torch`: `structure=True` for a module with the model's own classes and layers of
             `torch.nn` in them; `fused=False`, to compute everything as the program spells it out,
             where torch's own softmax, norms and attention will not do, as for second derivatives

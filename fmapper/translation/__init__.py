@@ -12,7 +12,7 @@ from fmapper.translation.code import Value, attribute, expr, identifier, literal
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.lists import with_lists
-from fmapper.translation.loading import Loading, tables_of, whole_arrays
+from fmapper.translation.loading import Loading, by_suffix, tables_of, whole_arrays
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.helpers import helpers_of, names_in
@@ -40,6 +40,7 @@ __all__ = [
     "Unit",
     "Value",
     "attribute",
+    "by_suffix",
     "expr",
     "helpers_of",
     "identifier",

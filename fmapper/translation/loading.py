@@ -71,10 +71,10 @@ def tables_of(draft: Any) -> Loading:
         owner = ours.rpartition(".")[0]
         if (f"{owner}.{name}" if owner else name, order) != wanted[ours]:
             renamed[ours] = wanted[ours]
-    return Loading(by_class, _by_suffix(renamed, wanted))
+    return Loading(by_class, by_suffix(renamed, wanted))
 
 
-def _by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> dict[str, Place]:
+def by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> dict[str, Place]:
     """Maps suffixes of names to replacements, as short as possible."""
     found: dict[str, Place] = {}
     for ours, (theirs, order) in renamed.items():

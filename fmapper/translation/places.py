@@ -63,6 +63,20 @@ def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Contai
     return f"{path}.{last}"
 
 
+def title_of(kind: str, path: str) -> str:
+    """Returns what the class of a submodule is called: a container is called after its place.
+
+    Examples:
+        >>> title_of("models.Block", "layers.0"), title_of("torch.nn.ModuleDict", "gpt.word_parts")
+        ('Block', 'WordParts')
+    """
+    name = kind.rpartition(".")[2]
+    steps = [step for step in path.split(".") if step and not step.isdigit()]
+    if kind.startswith("torch.nn.") and name in ("ModuleDict", "Sequential") and steps:
+        name = "".join(word[:1].upper() + word[1:] for word in steps[-1].split("_"))
+    return identifier(name or "Model")
+
+
 def is_item(path: str, owner: str) -> bool:
     """Returns whether a submodule is an item of a list or sequence."""
     parent, _, key = path.rpartition(".")

@@ -46,7 +46,8 @@ def source(
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.
-        to: For the latter, the target: `flax`, or `torch` for models of JAX, Flax and Equinox.
+        to: For the latter, the target: `flax`, `equinox` or `jax` (functions and trees of arrays)
+            for models of torch, `torch` for those of JAX, Flax and Equinox.
         example_inputs: What it is called with, by position.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary: by default all that the code does not fix.

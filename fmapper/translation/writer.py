@@ -17,15 +17,8 @@ from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.forms import Body, Form, Made
 from fmapper.translation.functions.shapes import name_sizes
-from fmapper.translation.places import Node, common_path, is_item, place_of_layer
-from fmapper.translation.units import (
-    Unit,
-    dissolve,
-    is_own,
-    local_name,
-    structure_of,
-    with_inner,
-)
+from fmapper.translation.places import Node, common_path, is_item, place_of_layer, title_of
+from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -380,7 +373,7 @@ class _Writer:
 
     def _sketch(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
         kind = self.program.types.get(node.path, "")
-        title = identifier(kind.rpartition(".")[2] or self.program.name or "Model")
+        title = title_of(kind or self.program.name, node.path)
         if not node.path:
             title = identifier(self.program.name or title)
         sketch = Sketch(node.path, title)

@@ -13,7 +13,7 @@ import fmapper
 
 ROOT = Path(__file__).parents[2]
 ADAPTERS_ROOT = ROOT / "adapters" / "fmapper_adapters"
-FRAMEWORKS = {"numpy", "torch", "jax", "flax", "optree", "array_api_compat", "ml_dtypes"}
+FRAMEWORKS = {"numpy", "torch", "jax", "flax", "equinox", "optree", "array_api_compat", "ml_dtypes"}
 CORE = sorted((ROOT / "fmapper").rglob("*.py"))
 ADAPTERS = sorted(ADAPTERS_ROOT.rglob("*.py"))
 
@@ -145,7 +145,7 @@ def test_rooms_of_one_floor_do_not_import_each_other_both_ways():
 
 @pytest.mark.parametrize("path", ADAPTERS, ids=name_of)
 def test_adapters_use_public_names_and_no_other_adapter(path):
-    """But for the face that JAX's adapter has for Flax."""
+    """But for the face that JAX's adapter has for Flax and Equinox."""
     own = path.relative_to(ADAPTERS_ROOT).parts[0]
     for module, name in imports(path, everywhere=True):
         if module.partition(".")[0] == "fmapper":
@@ -153,7 +153,8 @@ def test_adapters_use_public_names_and_no_other_adapter(path):
             public = importlib.import_module(module).__all__
             assert name is None or name in public or f"{module}.{name}" in FACES, name
         if module.startswith("fmapper_adapters."):
-            face = own == "flax" and f"{module}.{name}".startswith("fmapper_adapters.jax.libraries")
+            face = f"{module}.{name}".startswith("fmapper_adapters.jax.libraries")
+            face = face and own in ("flax", "equinox")
             assert face or module.split(".")[1] == own
 
 

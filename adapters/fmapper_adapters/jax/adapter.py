@@ -23,6 +23,7 @@ from fmapper_adapters.jax.arrays import host
 from fmapper_adapters.jax.arrays.sharding import JaxMeshes
 from fmapper_adapters.jax.compute import transforms
 from fmapper_adapters.jax.libraries import JaxModels
+from fmapper_adapters.jax.translation.functions.files import WritesFunctions
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
@@ -42,7 +43,7 @@ _shape_only: Any = jax.ShapeDtypeStruct
 _sharding = attrgetter("sharding")
 
 
-class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
+class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
     """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX.
 
     A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.

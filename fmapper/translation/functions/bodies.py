@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Guard, refs_in
+from fmapper.programs.program import Call, refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import attribute, expr, identifier, literal, name
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
+from fmapper.translation.functions.guards import needed
+from fmapper.translation.functions.keys import take_keys, with_key
+from fmapper.translation.functions.parameters import Parameters
 from fmapper.translation.functions.shapes import shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import (
     Structure,
     Unit,
-    is_array,
-    local_array,
     local_name,
     refs_of,
     with_inner,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
 
 
-class BodyWriter:
+class BodyWriter(Parameters):
     """Writes the body of one unit, after the bodies of the units in it.
 
     Args:
@@ -89,7 +89,7 @@ class BodyWriter:
                 named |= often
                 continue
             if run.keys:
-                self._give_keys(body, run.keys)
+                take_keys(body, run.keys)
             body.shapes.append(shapes_of(self._structure.values, given, returns))
             return Form(None, body, "", given, returns, sizes)
 
@@ -102,18 +102,6 @@ class BodyWriter:
             return form.body.randoms
         return any(self.draws(step) for step in unit.steps if isinstance(step, Unit))
 
-    def _give_keys(self, body: Body, count: int) -> None:
-        """Gives what draws its key: that of the function, or one of several."""
-        body.randoms = True
-        if count > 1:
-            body.statements.insert(0, Statement(("keys",), expr("Keys(key)")))
-            return
-        for statement in body.walk():
-            for node in ast.walk(statement.node):
-                for keyword in node.keywords if isinstance(node, ast.Call) else ():
-                    if keyword.arg == "key":
-                        keyword.value = name("key")
-
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
         """Names a varying size after the dimension where it first occurs."""
         if symbol not in self._size_names:
@@ -121,53 +109,6 @@ class BodyWriter:
             wanted = usual[at] if at < len(usual) else "size"
             self._size_names[symbol] = identifier(wanted, set(self._size_names.values()))
         return self._size_names[symbol]
-
-    def _parameters(self, unit: Unit) -> tuple[tuple[tuple[str, Any], ...], set[str]]:
-        """Returns the parameters of a unit, each with the structure of values that it takes."""
-        wanted = {
-            value
-            for value in unit.given
-            if not local_array(self._structure, unit, value) and not self._is_constant(value)
-        }
-        found: list[tuple[str, Any]] = []
-        taken: set[str] = set()
-        for key, structure in unit.part.arguments.items():
-            values = [v for v in refs_in((structure,)) if v in wanted]
-            if values and not {*values} <= taken:
-                taken_names = {k for k, _ in found} | self._dialect.reserved_names()
-                taken_names |= {"key"} if self._dialect.passes_keys else set()
-                found.append((identifier(key, taken_names), structure))
-                taken.update(values)
-        needed = self._find_needed(unit)
-        for value in unit.given:
-            if value in wanted - taken and value in needed:
-                found.append((self._extra(value, {k for k, _ in found}), Ref(value)))
-        return tuple(found), wanted
-
-    def _find_needed(self, unit: Unit) -> set[str]:
-        """Returns the values that a unit uses; a layer with dropout needs no key."""
-        found = {*unit.gives, *refs_in(self._structure.program.graph.outputs)}
-        for step in reversed(unit.steps):
-            if isinstance(step, Call):
-                layer = self._dialect.layer_of_call(self._structure, unit, step)
-                checks = step.op.partition("::")[2].startswith("_assert")
-                if step.name in found or checks or (layer and found & {*layer.gives()}):
-                    found.update(refs_of(step))
-            else:
-                form = self._forms[id(step)]
-                given = tuple(structure for _, structure in form.given)
-                found.update(form.layer.inputs if form.layer else refs_in(given))
-        return found
-
-    def _extra(self, value: str, taken: set[str]) -> str:
-        given = self._structure.inputs.get(value)
-        if given is not None and is_array(self._structure, value):
-            return identifier("_".join(str(given.target).split(".")[-2:]), taken)
-        return identifier(self.hints.get(value) or re.sub(r"_\d+$", "", value), taken)
-
-    def _is_constant(self, value: str) -> bool:
-        given = self._structure.inputs.get(value)
-        return given is not None and given.kind in ("constant", "static")
 
 
 class _Run(Variables, Expressions, Flow):
@@ -223,7 +164,13 @@ class _Run(Variables, Expressions, Flow):
             else:
                 self._child(step)
         self._mutations()
-        self._body.statements.append(Statement(None, self._print_structure(returns)))
+        result = self._print_structure(returns)
+        last = self._body.statements[-1] if self._body.statements else None
+        is_library = self._structure.program.types.get(self._unit.path, "").startswith("torch.nn.")
+        if is_library and last is not None and last.targets == (getattr(result, "id", None),):
+            self._body.statements.pop()
+            result = last.node
+        self._body.statements.append(Statement(None, result))
         return self._body
 
     def _count(self, steps: list[Any], returns: Any) -> None:
@@ -390,7 +337,7 @@ class _Run(Variables, Expressions, Flow):
         statements = []
         if arrays:
             statements.append(Statement((), self._dialect.check_shapes(arrays)))
-        for guard in _strictest(program.guards):
+        for guard in needed(program.guards):
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
             condition = expr(f"{{0}} {guard.relation} {{1}}", size, guard.value)
@@ -456,7 +403,7 @@ class _Run(Variables, Expressions, Flow):
         if not (draws and self._dialect.passes_keys):
             return ast.Call(target, arguments, [])
         self.keys += 1
-        return ast.Call(target, arguments, [ast.keyword("key", expr("keys()"))])
+        return with_key(target, arguments)
 
     def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
         """Binds the results of a unit: one value, or a structure."""
@@ -513,16 +460,3 @@ class _Run(Variables, Expressions, Flow):
 
     def _is_in_layer(self, target: str) -> bool:
         return target in self._writer._owners
-
-
-def _strictest(guards: Iterable[Guard]) -> list[Guard]:
-    """Returns conditions without those that others of the same expression imply."""
-    least: dict[str, int] = {}
-    for guard in guards:
-        if guard.relation == ">=":
-            least[guard.expression] = max(guard.value, least.get(guard.expression, guard.value))
-    return [
-        guard
-        for guard in dict.fromkeys(guards)
-        if guard.relation != ">=" or guard.value == least.pop(guard.expression, None)
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 Shape = tuple[int | str, ...]
 _WIDEST = 84  # characters of a comment
+_WIDEST_SIZE = 24  # of a size in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,28 @@ def name_sizes(shapes: Shapes, name: Callable[[str, int, int], str]) -> Shapes:
     def word(size: int | str, at: int, ndim: int) -> int | str:
         if isinstance(size, int):
             return size
-        return re.sub(r"\b[a-z]\w*\b(?!\()", lambda m: name(m[0], at, ndim), size)
+        named = re.sub(r"\b[a-z]\w*\b(?!\()", lambda m: name(m[0], at, ndim), size)
+        plain = _without_brackets(named)
+        return plain if len(plain) <= _WIDEST_SIZE else "_"
 
     def words(shape: Shape) -> Shape:
         return tuple(word(size, at, len(shape)) for at, size in enumerate(shape))
 
     given = {key: words(shape) for key, shape in shapes.given.items()}
     return Shapes(given, tuple(shape and words(shape) for shape in shapes.results))
+
+
+def _without_brackets(size: str) -> str:
+    """Returns an expression without those that it does not need.
+
+    Examples:
+        >>> _without_brackets("((width//4)) + 1")
+        'width // 4 + 1'
+    """
+    try:
+        return ast.unparse(ast.parse(size, mode="eval"))
+    except SyntaxError:
+        return size
 
 
 def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:

@@ -121,9 +121,16 @@ class _WithoutDropout(TorchFunctionMode):
             kwargs.pop("dropout_p", None)
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
+        if func is torch.nn.functional.multi_head_attention_forward:
+            args = (*args[:_ATTENTION_RATE], 0.0, *args[_ATTENTION_RATE + 1 :])
+        if getattr(func, "__name__", "") in _RECURRENT:  # dropout stands before the mode
+            at = 5 if isinstance(args[6], bool) else 6
+            args = (*args[:at], 0.0, *args[at + 1 :])
         return func(*args, **kwargs)
 
 
+_ATTENTION_RATE = 10  # what is called in there is not seen
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DROPOUT = {
     torch.dropout,
     torch.nn.functional.dropout,

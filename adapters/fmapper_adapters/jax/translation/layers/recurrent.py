@@ -95,7 +95,7 @@ def cell(structure: Structure, unit: Unit, calls: Sequence[Call]) -> Layer | Non
 
 
 def _kind(call: Call) -> str:
-    return call.op.partition("::")[2].partition(".")[0]
+    return call.op.partition("::")[2].partition(".")[0].removesuffix("_with_dropout")
 
 
 def _picks(one: Call, call: Call) -> bool:

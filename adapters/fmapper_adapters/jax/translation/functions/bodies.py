@@ -1,0 +1,234 @@
+"""The methods of classes as functions: parts become calls of functions with their arrays."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper import ConversionError
+from fmapper.translation import expr, identifier, text
+from fmapper_adapters.jax.translation.functions.things import Function, Thing, inside
+
+
+def print_function(function: Function, method: Any, functions: Mapping[str, Function]) -> str:
+    """Returns the function of a method.
+
+    Args:
+        function: The class.
+        method: The method.
+        functions: All classes of the file, by name.
+    """
+    body = _Body(function, functions)
+    lines = []
+    for line in method.print_lines():
+        lines += [line] if line.startswith("#") else body.lines(line)
+    lines = min(_with_loops(lines), _with_loops(_as_assigned(lines)), key=len)
+    own = list(method.parameters)
+    told = [name for name in function.told if method.name != "check_inputs"]
+    if told:
+        at = own.index("*") + 1 if "*" in own else len(own)
+        own[at:at] = told if "*" in own else ["*", *told]
+    if function.has_arrays and method.name != "check_inputs":
+        own.insert(0, "params")
+    header = f"def {function.name_of(method.name)}({', '.join(own)}):"
+    return "\n".join([header, *(textwrap.indent(line, "    ") for line in lines)])
+
+
+_FEW = 2  # so many equal statements stay as they are
+
+
+def _with_loops(lines: list[str]) -> list[str]:
+    """Writes statements that differ only in the part of a sequence as a loop."""
+    found: list[str] = []
+    at = 0
+    while at < len(lines):
+        first = re.search(r'params\["?\'?(\d+)["\']?\]', lines[at])
+        count = 1
+        if first is not None:
+            begin = int(first[1])
+            while at + count < len(lines) and lines[at + count] == lines[at].replace(
+                first[0], first[0].replace(first[1], str(begin + count))
+            ):
+                count += 1
+        if first is None or count <= _FEW:
+            found.append(lines[at])
+            at += 1
+            continue
+        over = f"{begin}, {begin + count}" if begin else str(count)
+        body = lines[at].replace(first[0], "params[str(i)]")
+        found.append(f"for i in range({over}):\n    {body}")
+        at += count
+    return found
+
+
+def _as_assigned(lines: list[str]) -> list[str]:
+    """Returns statements that assign the result first, to the variable assigned before.
+
+    Examples:
+        >>> _as_assigned(["x = f(x)", "return g(x)"])
+        ['x = f(x)', 'x = g(x)', 'return x']
+    """
+    *_, before, last = ["", "", *lines]
+    variable = before.partition(" = ")[0]
+    if not variable.isidentifier() or not last.startswith("return "):
+        return lines
+    return [*lines[:-1], f"{variable} = {last.removeprefix('return ')}", f"return {variable}"]
+
+
+class _Body(ast.NodeTransformer):
+    def __init__(self, function: Function, functions: Mapping[str, Function]) -> None:
+        self._function = function
+        self._functions = functions
+        given = {name: expr(name) for name in function.cls.parameters}
+        self._known = {"self": Thing(expr("self"), expr("params"), function, given)}
+
+    def lines(self, code: str) -> list[str]:
+        """Returns the statements for one."""
+        found: list[ast.stmt] = []
+        for statement in ast.parse(code).body:
+            new = self.visit(statement)
+            found += new if isinstance(new, list) else [new]
+        for statement in found:
+            left = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+            if "self" in left:
+                raise ConversionError(
+                    f"{self._function.cls.sketch.path or 'the model'}: {text(statement)!r} has no "
+                    f"form as a function; translate to equinox or flax"
+                )
+        return [text(statement) for statement in found]
+
+    def _find(self, node: ast.AST) -> Thing | None:
+        """Returns the part of the model that code names."""
+        if isinstance(node, ast.Name):
+            return self._known.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._find(node.value)
+            if owner is None:
+                return None
+            if owner.function is not None and node.attr not in owner.function.made:
+                return None
+            return inside(owner, node.attr, self._functions)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner = self._find(node.value)
+            items = owner.items(self._functions) if owner is not None else []
+            index = node.slice.value
+            return items[index] if isinstance(index, int) and index < len(items) else None
+        return None
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Calls the function of a part, with its arrays and what it is told."""
+        args = [self.visit(one) for one in node.args]
+        keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
+        method, target = "__call__", self._find(node.func)
+        if target is None and isinstance(node.func, ast.Attribute):
+            owner = self._find(node.func.value)
+            methods = [one.name for one in owner.function.cls.sketch.methods] if (
+                owner is not None and owner.function is not None) else []  # fmt: skip
+            if node.func.attr in methods:
+                method, target = node.func.attr, owner
+        if target is None:
+            return ast.Call(self.visit(node.func), args, keywords)
+        if target.is_layer:
+            assert isinstance(target.made, ast.Call)
+            function, made = target.made.args
+            arrays = [] if text(made) == "None" else [ast.keyword(None, target.arrays)]
+            return ast.Call(function, args, [*arrays, *target.made.keywords, *keywords])
+        if target.function is None:
+            return ast.Call(self.visit(node.func), args, keywords)
+        own = target.function
+        if method == "check_inputs":
+            return ast.Call(expr(own.name_of(method)), args, keywords)
+        first = [target.arrays] if own.has_arrays else []
+        told = [ast.keyword(name, target.given[name]) for name in own.told]
+        return ast.Call(expr(own.name_of(method)), [*first, *args], [*told, *keywords])
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Returns the code for an array, or a number that the function is told."""
+        if text(node.value) == "self" and node.attr in self._function.cls.stored:
+            return expr(node.attr)
+        found = self._find(node)
+        if found is not None:
+            return found.arrays
+        return ast.Attribute(self.visit(node.value), node.attr, node.ctx)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Returns the code for an array in a list."""
+        found = self._find(node)
+        if found is not None:
+            return found.arrays
+        return ast.Subscript(self.visit(node.value), self.visit(node.slice), node.ctx)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Returns the arrays of a part that a loop is at."""
+        found = self._known.get(node.id)
+        return node if found is None or node.id == "self" else copy.deepcopy(found.arrays)
+
+    def visit_For(self, node: ast.For) -> Any:
+        """Writes a loop over parts as one over their arrays, or out where they differ."""
+        loops = self._lists(node.iter)
+        if loops is None:
+            return self.generic_visit(node)
+        variables = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        names = [one.id for one in variables if isinstance(one, ast.Name)]
+        columns = [things for _, things in loops]
+        alike = all(len({one.key() for one in things}) == 1 for things in columns)
+        before = dict(self._known)
+        if not alike:
+            found: list[ast.stmt] = []
+            for row in zip(*columns, strict=True):
+                self._known |= dict(zip(names, row, strict=True))
+                for statement in node.body:
+                    new = self.visit(copy.deepcopy(statement))
+                    found += new if isinstance(new, list) else [new]
+            self._known = before
+            return found
+        targets: list[str] = []
+        over: list[ast.expr] = []
+        for name, (arrays, things) in zip(names, loops, strict=True):
+            first = things[0]
+            if first.function is None or first.function.has_arrays:
+                targets.append(f"params_of_{name}")
+                over.append(arrays)
+            part = Thing(first.made, expr(f"params_of_{name}"), first.function, dict(first.given))
+            given = dict(first.given)
+            for word in first.function.told if first.function else ():
+                values = [one.given[word] for one in things]
+                if len(set(map(text, values))) > 1:
+                    variable = identifier(word, targets)
+                    targets.append(variable)
+                    over.append(ast.Tuple(values, ast.Load()))
+                    given[word] = expr(variable)
+            self._known[name] = Thing(part.made, part.arrays, part.function, given)
+        if not over:  # no part has arrays: they only repeat
+            targets, over = ["_"], [expr("range({0})", len(columns[0]))]
+        body = [self.visit(statement) for statement in node.body]
+        self._known = before
+        source = over[0]
+        if len(over) > 1:
+            source = ast.Call(expr("zip"), over, [ast.keyword("strict", expr("True"))])
+        target = expr(", ".join(targets))
+        return ast.For(target, source, body, [], lineno=0)
+
+    def _lists(self, node: ast.expr) -> list[tuple[ast.expr, list[Thing]]] | None:
+        """Returns the lists that a loop runs over -> the code for their arrays, and their parts."""
+        if isinstance(node, ast.Call) and text(node.func) == "zip":
+            several = [self._lists(one) for one in node.args]
+            found = [one[0] for one in several if one is not None]
+            return found if len(found) == len(several) else None
+        bounds = None
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            bounds, node = node.slice, node.value
+        owner = self._find(node)
+        items = owner.items(self._functions) if owner is not None else []
+        if owner is None or not items:
+            return None
+        if bounds is None:
+            return [(owner.arrays, items)]
+        edges = [None if one is None else ast.literal_eval(one)
+                 for one in (bounds.lower, bounds.upper)]  # fmt: skip
+        code = ast.Subscript(owner.arrays, bounds, ast.Load())
+        return [(code, items[slice(*edges)])]

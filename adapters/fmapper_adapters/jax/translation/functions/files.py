@@ -1,0 +1,34 @@
+"""The part of the adapter for JAX that writes files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fmapper.programs import Program
+    from fmapper.translation import Source
+
+
+class WritesFunctions:
+    """Models as files of functions."""
+
+    def translate(self, program: Program) -> Source:
+        """Returns a file of functions.
+
+        Raises:
+            ConversionError: A call of the model changes its arrays.
+        """
+        from fmapper.translation import write
+        from fmapper_adapters.jax.translation.dialect import refuse_changes
+        from fmapper_adapters.jax.translation.functions.dialect import FunctionsDialect
+        from fmapper_adapters.jax.translation.slices import with_slices
+
+        refuse_changes(program, "JAX")
+        parted, slices = with_slices(program)
+        return write(parted, FunctionsDialect(slices, train=program.train))
+
+    def proof(self) -> str:
+        """Returns the script for functions."""
+        from fmapper_adapters.jax.translation.functions import proof
+
+        return proof.SCRIPT

@@ -1,0 +1,180 @@
+"""Models of torch as files for plain JAX: functions, and their arrays in dicts and lists."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+from fmapper.translation import run_file  # noqa: E402
+from fmapper.translation.source import translate  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self, dim, dilation):
+        super().__init__()
+        self.conv = nn.Conv1d(dim, dim, 3, padding=dilation, dilation=dilation)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.drop(torch.relu(self.conv(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.register_buffer("scale", torch.linspace(1, 2, 8))
+        self.blocks = nn.ModuleList(Block(8, 2**i) for i in range(3))
+        self.mlp = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Tanh())
+        self.head = nn.Linear(8, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = (self.embed(ids) * self.scale).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.mlp(x.transpose(1, 2)))
+
+
+def load(source, module):
+    """Runs a file and returns its names, and its trees with the arrays of a module."""
+    space = run_file(source)
+    state = {key: value.detach().numpy() for key, value in module.state_dict().items()}
+    trees = space["load_weights"](space[f"init_{source.name}"](jax.random.key(0)), state)
+    return space, trees
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def written(net):
+    return translate(net, "jax", (torch.randint(0, 7, (2, 5)),), train=True)[0]
+
+
+def test_a_file_is_functions(written):
+    tree = ast.parse(written.code)
+    names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+    own = ["init_block", "block", "init_mlp", "mlp", "init_net", "net"]
+    assert [name for name in names if name in own] == own
+    for line in (
+        "def block(params, x, *, padding, key=None):",
+        "for i in range(3):",
+        "x = linear(x, **params[str(i)])",
+        "'blocks': [init_block(keys()) for _ in range(3)]",
+        "def net(params, buffers, ids, *, key=None):",
+        "params['embed']['weight'].T",
+    ):
+        assert line in written.code, line
+    assert "torch" not in written.code.split('"""', 2)[2].replace("PyTorch", "")
+
+
+def test_it_computes_the_same_for_other_sizes_and_under_jit(net, written):
+    space, (params, buffers) = load(written, net)
+    net.eval()
+    for shape in ((2, 5), (3, 9)):
+        ids = torch.randint(0, 7, shape)
+        close(jax.jit(space["net"])(params, buffers, ids.numpy()), net(ids))
+    x = torch.randn(2, 8, 6)
+    close(space["block"](params["blocks"][1], x.numpy(), padding=2), net.blocks[1](x))
+
+
+def test_parameters_are_what_is_trained(net, written):
+    space, (params, buffers) = load(written, net)
+    ids = torch.randint(0, 7, (2, 5))
+    grads = jax.grad(lambda p: (space["net"](p, buffers, ids.numpy()) ** 2).sum())(params)
+    net.eval()
+    (net(ids) ** 2).sum().backward()
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(grads)
+    }
+    own = dict(net.named_parameters())
+    assert names.keys() == own.keys()
+    for name, leaf in names.items():
+        np.testing.assert_allclose(leaf, own[name].grad, rtol=1e-4, atol=1e-4)
+    assert [leaf.shape for leaf in jax.tree.leaves(buffers)] == [(8,)]
+    net.zero_grad()
+
+
+def test_what_draws_is_given_a_key(net, written):
+    space, trees = load(written, net)
+    ids = torch.randint(0, 7, (2, 5)).numpy()
+    first, second, third = (space["net"](*trees, ids, key=jax.random.key(s)) for s in (0, 1, 0))
+    np.testing.assert_array_equal(first, third)
+    assert not np.allclose(first, second)
+    assert not np.allclose(first, space["net"](*trees, ids))
+
+
+def test_parts_that_differ_in_class_are_called_one_after_the_other():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)])
+            self.bias = nn.ParameterList([torch.ones(4), torch.zeros(4)])
+
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x)
+            return x * self.bias[0] + self.bias[1]
+
+    module, x = Mixed().eval(), torch.randn(3, 4)
+    source = translate(module, "jax", (x,))[0]
+    space, params = load(source, module)
+    close(space["mixed"](params, x.numpy()), module(x))
+
+
+def test_convolutions_norms_and_recurrent_layers():
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(
+                nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2),
+                nn.BatchNorm1d(6),
+                nn.ConvTranspose1d(6, 4, 3, stride=2, padding=1, output_padding=1, groups=2),
+                nn.GroupNorm(2, 4),
+            )
+            self.rnn = nn.LSTM(4, 5, 2, bidirectional=True, batch_first=True)
+            self.cell = nn.GRUCell(10, 3)
+
+        def forward(self, x):
+            y, (hidden, _) = self.rnn(self.net(x).transpose(1, 2))
+            return self.cell(y[:, -1]), hidden
+
+    module, x = Several().eval(), torch.randn(3, 4, 9)
+    module.net[1].running_var += 0.5
+    source = translate(module, "jax", (x,))[0]
+    space, trees = load(source, module)
+    for found, wanted in zip(space["several"](*trees, x.numpy()), module(x), strict=True):
+        close(found, wanted)
+    assert source.layers[0] == source.layers[1]
+
+
+def test_structure_and_changes_are_refused():
+    x = (torch.randn(4, 3),)
+    with pytest.raises(fmapper.ConversionError, match="structure"):
+        fmapper.convert(nn.Linear(3, 2), "jax", x, structure=True)
+    with pytest.raises(fmapper.ConversionError, match=r"changes running_mean.*train=False"):
+        fmapper.source(nn.BatchNorm1d(3), "jax", x, train=True)
+
+
+def test_a_proof_runs_in_a_process_without_torch(net):
+    ids = torch.randint(0, 7, (2, 5))
+    _, _, proof = translate(net, "jax", (ids,), train=True, proved=True)
+    assert proof, proof
+    assert {what.split()[0] for what in proof.errors} == {"eval", "train"}

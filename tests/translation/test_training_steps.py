@@ -1,0 +1,33 @@
+"""The steps of training that a proof compares with: dropout is left out, wherever it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from fmapper_adapters.torch.record.training_steps import training_steps  # noqa: E402
+
+attention = nn.MultiheadAttention(4, 2, dropout=0.5)
+x = torch.linspace(-1, 1, 24).reshape(3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "args"),
+    [
+        (nn.LSTM(4, 3, 2, dropout=0.5), (x,)),
+        (nn.GRU(4, 3, 2, dropout=0.5), (nn.utils.rnn.pack_padded_sequence(x, [3, 2]),)),
+        (attention, (x, x, x)),
+    ],
+    ids=["recurrent", "packed", "attention"],
+)
+def test_dropout_inside_of_layers_is_left_out(module, args):
+    run = training_steps(module, args, {}, train=True)
+    first, second = run(0.1, 0.0), run(0.1, 0.0)
+    assert first.keys() == second.keys()
+    assert any(key.startswith("after.") for key in first)
+    for key, value in first.items():
+        np.testing.assert_array_equal(value, second[key])
