@@ -15,9 +15,9 @@ from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, tables_of, whole_arrays
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded
+from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in
 from fmapper.translation.reading.statements import other_names, statements_at
-from fmapper.translation.running import run_file
 from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import Source, write
 

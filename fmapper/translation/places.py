@@ -72,7 +72,7 @@ def title_of(kind: str, path: str) -> str:
     """
     name = kind.rpartition(".")[2]
     steps = [step for step in path.split(".") if step and not step.isdigit()]
-    if kind.startswith("torch.nn.") and name in ("ModuleDict", "Sequential") and steps:
+    if name in ("ModuleDict", "Sequential") and steps:
         name = "".join(word[:1].upper() + word[1:] for word in steps[-1].split("_"))
     return identifier(name or "Model")
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
-    from fmapper_adapters.jax.translation.proof import PROOF
-    from fmapper_adapters.jax.translation.slices import (
+    from fmapper_adapters.jax.translation.functions.stateless import PROOF
+    from fmapper_adapters.jax.translation.layers.slices import (
         TAKE_APART,
         Slices,
         slices_by_suffix,
@@ -54,11 +54,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PROOF": "translation.proof",
-    "TAKE_APART": "translation.slices",
+    "PROOF": "translation.functions.stateless",
+    "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "Lifted": "record.closure",
-    "Slices": "translation.slices",
+    "Slices": "translation.layers.slices",
     "Source": "record.trace",
     "classes_at": "record.closure",
     "from_program": "model.jax_model",
@@ -66,10 +66,10 @@ _MODULES = {
     "registered_type": "tree",
     "objects_at": "record.closure",
     "parts": "record",
-    "slices_by_suffix": "translation.slices",
+    "slices_by_suffix": "translation.layers.slices",
     "train_flags": "record",
     "tree_source": "record",
-    "with_slices": "translation.slices",
+    "with_slices": "translation.layers.slices",
 }
 
 Args = tuple[Any, ...]

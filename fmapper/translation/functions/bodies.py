@@ -15,7 +15,7 @@ from fmapper.translation.code import attribute, expr, identifier, literal, name
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
-from fmapper.translation.functions.guards import needed
+from fmapper.translation.functions.guards import strictest
 from fmapper.translation.functions.keys import take_keys, with_key
 from fmapper.translation.functions.parameters import Parameters
 from fmapper.translation.functions.shapes import shapes_of
@@ -166,7 +166,9 @@ class _Run(Variables, Expressions, Flow):
         self._mutations()
         result = self._print_structure(returns)
         last = self._body.statements[-1] if self._body.statements else None
-        is_library = self._structure.program.types.get(self._unit.path, "").startswith("torch.nn.")
+        types = self._structure.program.types
+        packages = {types.get(path, "").partition(".")[0] for path in ("", self._unit.path)}
+        is_library = self._unit.parent is not None and len(packages) > 1
         if is_library and last is not None and last.targets == (getattr(result, "id", None),):
             self._body.statements.pop()
             result = last.node
@@ -337,7 +339,7 @@ class _Run(Variables, Expressions, Flow):
         statements = []
         if arrays:
             statements.append(Statement((), self._dialect.check_shapes(arrays)))
-        for guard in needed(program.guards):
+        for guard in strictest(program.guards):
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
             condition = expr(f"{{0}} {guard.relation} {{1}}", size, guard.value)
@@ -373,7 +375,7 @@ class _Run(Variables, Expressions, Flow):
         attr = self._writer.places[call.name]
         self._body.layers[attr] = layer
         inputs = [self._use(value) for value in layer.inputs]
-        node = self._keyed(expr(attribute("self", attr)), inputs, layer.draws)
+        node = self._call_part(expr(attribute("self", attr)), inputs, layer.draws)
         self._define(layer.output, node, call.source, call.op)
 
     def _child(self, unit: Unit) -> None:
@@ -383,7 +385,7 @@ class _Run(Variables, Expressions, Flow):
         target = expr(attribute("self", local))
         if form.layer is not None:
             inputs = [self._use(value) for value in form.layer.inputs]
-            node = self._keyed(target, inputs, form.layer.draws)
+            node = self._call_part(target, inputs, form.layer.draws)
             if form.layer.results:
                 self._take_results(node, tuple(map(Ref, form.layer.results)), unit)
             else:
@@ -395,10 +397,10 @@ class _Run(Variables, Expressions, Flow):
             self._print_structure(structure) for _, structure in form.given
         ]
         arguments += [self._size(symbol) for symbol in form.sizes]
-        node = self._keyed(target, arguments, self._writer.draws(unit))
+        node = self._call_part(target, arguments, self._writer.draws(unit))
         self._take_results(node, form.returns, unit)
 
-    def _keyed(self, target: ast.expr, arguments: list[ast.expr], draws: bool) -> ast.Call:
+    def _call_part(self, target: ast.expr, arguments: list[ast.expr], draws: bool) -> ast.Call:
         """Returns a call, with a key where it draws random numbers and the target takes keys."""
         if not (draws and self._dialect.passes_keys):
             return ast.Call(target, arguments, [])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fmapper.programs.program import Guard
 
 
-def needed(guards: Iterable[Guard]) -> list[Guard]:
+def strictest(guards: Iterable[Guard]) -> list[Guard]:
     """Returns conditions without those that always hold, or that others imply."""
     least: dict[str, int] = {}
     for guard in guards:

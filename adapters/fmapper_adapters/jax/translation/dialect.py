@@ -30,7 +30,7 @@ from fmapper.translation import (
 )
 from fmapper_adapters.jax.aten import table as lowerings
 from fmapper_adapters.jax.translation import layers, table
-from fmapper_adapters.jax.translation.slices import Slices
+from fmapper_adapters.jax.translation.layers.slices import Slices
 
 _PLACES = {
     "jnp": jnp,
@@ -64,7 +64,7 @@ _MOST = 64  # elements of an array that is written out
 
 
 class JaxDialect(Dialect):
-    """What files for JAX, and for libraries on top of it, have in common.
+    """The base of the files for JAX, and for libraries on top of it.
 
     Attributes:
         title: What the files are for.

@@ -23,7 +23,7 @@ def print_function(function: Function, method: Any, functions: Mapping[str, Func
         functions: All classes of the file, by name.
     """
     body = _Body(function, functions)
-    lines = []
+    lines: list[str] = []
     for line in method.print_lines():
         lines += [line] if line.startswith("#") else body.lines(line)
     lines = min(_with_loops(lines), _with_loops(_as_assigned(lines)), key=len)
@@ -109,7 +109,7 @@ class _Body(ast.NodeTransformer):
             owner = self._find(node.value)
             if owner is None:
                 return None
-            if owner.function is not None and node.attr not in owner.function.made:
+            if owner.function is not None and node.attr not in owner.function.parts:
                 return None
             return inside(owner, node.attr, self._functions)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):

@@ -14,8 +14,8 @@ from fmapper_adapters.jax.translation.functions.bodies import print_function
 from fmapper_adapters.jax.translation.functions.helpers import HELPERS
 from fmapper_adapters.jax.translation.functions.layers import LAYER, restate
 from fmapper_adapters.jax.translation.functions.loading import buffers_of, print_loading
-from fmapper_adapters.jax.translation.functions.things import FROZEN, Function, items_of, told_to
-from fmapper_adapters.jax.translation.slices import Slices
+from fmapper_adapters.jax.translation.functions.things import FROZEN, Function, items_of, options_of
+from fmapper_adapters.jax.translation.layers.slices import Slices
 
 _DRAWS = "keys()"
 
@@ -153,8 +153,11 @@ def _functions(
         attrs = [attr for attr, _ in cls.sketch.made]
         keys = dict(zip(attrs, node.children, strict=True))
         function = Function(cls, name, keys)
-        function.told = told_to(cls, cls.sketch.made, found)
-        function.has_arrays = any(_has_arrays(one, found) for _, one in cls.sketch.made)
+        function.told = options_of(cls, cls.sketch.made, found)
+        arrays = [code for _, one in cls.sketch.made if (code := _arrays(one, found)) is not None]
+        used = {one.id for code in arrays for one in ast.walk(code) if isinstance(one, ast.Name)}
+        function.making = tuple(name for name in cls.parameters if name in used)
+        function.has_arrays = bool(arrays)
         found[cls.name] = function
     return found
 
@@ -177,10 +180,6 @@ def _loop_variables(node: ast.AST) -> set[str]:
             if isinstance(one, ast.Name)}  # fmt: skip
 
 
-def _has_arrays(made: ast.expr, functions: Mapping[str, Function]) -> bool:
-    return _arrays(made, functions) is not None
-
-
 def _arrays(made: ast.expr, functions: Mapping[str, Function]) -> ast.expr | None:
     """Returns the code that makes the arrays of a part; None where there are none."""
     if isinstance(made, ast.ListComp):
@@ -190,7 +189,10 @@ def _arrays(made: ast.expr, functions: Mapping[str, Function]) -> ast.expr | Non
         items = [_arrays(one, functions) for one in items_of(made)]
         if not any(items):
             return None
-        return ast.List([one or expr("None") for one in items], ast.Load())
+        codes = [one or expr("None") for one in items]
+        if len(codes) > 1 and len(set(map(text, codes))) == 1:
+            return expr("[{0} for _ in range({1})]", codes[0], len(codes))
+        return ast.List(codes, ast.Load())
     if isinstance(made, ast.Call):
         name = text(made.func)
         if name == LAYER:
@@ -201,8 +203,9 @@ def _arrays(made: ast.expr, functions: Mapping[str, Function]) -> ast.expr | Non
             own = functions[name]
             if not own.has_arrays:
                 return None
-            draws = [expr(_DRAWS)]
-            return ast.Call(expr(f"init_{own.name}"), [*draws, *made.args], [])
+            given = dict(zip(own.cls.parameters, made.args, strict=True))
+            args = [expr(_DRAWS), *(given[name] for name in own.making)]
+            return ast.Call(expr(f"init_{own.name}"), args, [])
     return None if isinstance(made, ast.Constant) else made
 
 
@@ -220,7 +223,7 @@ def _print_init(function: Function, functions: Mapping[str, Function], *, splits
         lines = code.replace(_DRAWS, "key").split("\n")
     elif _DRAWS in code:
         lines.insert(0, "    keys = Keys(key)")
-    parameters = ", ".join(["key" if _DRAWS in code else "key=None", *function.cls.parameters])
+    parameters = ", ".join(["key" if _DRAWS in code else "key=None", *function.making])
     return "\n".join([f"def init_{function.name}({parameters}):", *lines])
 
 

@@ -21,7 +21,7 @@ class WritesFunctions:
         from fmapper.translation import write
         from fmapper_adapters.jax.translation.dialect import refuse_changes
         from fmapper_adapters.jax.translation.functions.dialect import FunctionsDialect
-        from fmapper_adapters.jax.translation.slices import with_slices
+        from fmapper_adapters.jax.translation.layers.slices import with_slices
 
         refuse_changes(program, "JAX")
         parted, slices = with_slices(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fmapper.translation import by_suffix
-from fmapper_adapters.jax.translation.slices import TAKE_APART, slices_by_suffix
+from fmapper_adapters.jax.translation.layers.slices import TAKE_APART, slices_by_suffix
 
 _NAME = '''def source_of(path):
     """Returns the name of an array in the source, and the order of its dimensions there."""

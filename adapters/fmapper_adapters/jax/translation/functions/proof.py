@@ -1,6 +1,6 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
-from fmapper_adapters.jax.translation.proof import PROOF
+from fmapper_adapters.jax.translation.functions.stateless import PROOF
 
 _MODEL = '''
 has_buffers = hasattr(net, "BUFFERS")

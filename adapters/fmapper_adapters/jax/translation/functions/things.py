@@ -1,4 +1,4 @@
-"""What the attributes of a class stand for, where functions take their place."""
+"""The parts of a model that the attributes of a class stand for, and functions use."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Function:
         name: The name of the function.
         keys: Its attributes -> the keys of their arrays.
         told: The parameters of its constructor that the function takes.
+        making: Those that its arrays are made with.
         has_arrays: Whether it has any.
     """
 
@@ -29,10 +30,11 @@ class Function:
     name: str
     keys: Mapping[str, str]
     told: tuple[str, ...] = ()
+    making: tuple[str, ...] = ()
     has_arrays: bool = False
 
     @property
-    def made(self) -> Mapping[str, ast.expr]:
+    def parts(self) -> Mapping[str, ast.expr]:
         """The attributes -> the code that makes them."""
         return dict(self.cls.sketch.made)
 
@@ -100,7 +102,7 @@ def inside(owner: Thing, attr: str, functions: Mapping[str, Function]) -> Thing 
     function = owner.function
     if function is None:
         return Thing(expr("None"), _at(owner.arrays, attr)) if owner.is_layer else None
-    made = _Give(owner.given).visit(copy.deepcopy(function.made[attr]))
+    made = _Give(owner.given).visit(copy.deepcopy(function.parts[attr]))
     return thing_of(made, _at(owner.arrays, function.keys[attr]), functions)
 
 
@@ -119,7 +121,7 @@ class _Give(ast.NodeTransformer):
         return copy.deepcopy(self._given.get(node.id, node))
 
 
-def told_to(
+def options_of(
     cls: Class, made: Sequence[tuple[str, ast.expr]], functions: Mapping[str, Function]
 ) -> tuple[str, ...]:
     """Returns the parameters of a class that its function needs when it is called."""
