@@ -137,7 +137,7 @@ def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
         )
     lines = [f"class {cls.name}(eqx.Module):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
-    made = [(attr, node.args[0] if _is_frozen(node) else node) for attr, node in sketch.made]
+    made = [(attr, _without_mark(node)) for attr, node in sketch.made]
     lines += [f"    {attr}: {kind_of(node, known)}" for attr, node in made]
     values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
     lines += [
@@ -179,6 +179,10 @@ def _constructor(cls: Class, made: Sequence[tuple[str, ast.expr]]) -> list[str]:
 
 def _is_frozen(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and text(node.func) == _FROZEN
+
+
+def _without_mark(node: ast.expr) -> ast.expr:
+    return node.args[0] if isinstance(node, ast.Call) and _is_frozen(node) else node
 
 
 def _with_fixed(line: str, frozen: set[str]) -> str:
