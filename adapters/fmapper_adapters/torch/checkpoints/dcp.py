@@ -279,7 +279,7 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
     _check_cover(shape, [(offsets, part.shape) for offsets, part in parts], files)
     if len(parts) > 1:
         return _Pieces(shape, parts)
-    with files.archive(parts[0][1].part) as archive:
+    with files.archive(parts[0][1].place) as archive:
         return parts[0][1].open_in(archive)
 
 
@@ -291,7 +291,7 @@ class _Piece(LazyArray):
             raise Misfit("is of an unknown dtype")
         stored = StoredArray(part.file, part.start, shape, dtype.name)
         self.shape, self.dtype = shape, stored.dtype
-        self.part = part
+        self.place = part
         self._name, self._kind = name, dtype
         self._found: LazyArray | None = None
 
@@ -307,10 +307,10 @@ class _Piece(LazyArray):
     def _read(self, box: Any) -> Any:
         if self._found is None:
             try:
-                with self.part.file.handle() as handle:
-                    self._found = self.open_in(Archive(self.part, handle, _MOST_MEMBERS))
+                with self.place.file.handle() as handle:
+                    self._found = self.open_in(Archive(self.place, handle, _MOST_MEMBERS))
             except Misfit as error:
-                path = self.part.file.path
+                path = self.place.file.path
                 raise CheckpointError(f"{path}: {show(self._name)}: {error}") from None
         return self._found.read(box)
 
