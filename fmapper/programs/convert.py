@@ -177,7 +177,7 @@ def convert(
         example_inputs = (example_inputs,)
     example_inputs = tuple(example_inputs)
     if isinstance(model, Program):
-        _check_has_arrays(model)
+        model.check_has_arrays()
         return lower(model, target, **options)
     source = source_of(model)
     if source is target:
@@ -303,27 +303,6 @@ def _check_options(target: Models, options: Mapping[str, Any]) -> None:
                     f"It takes {', '.join(known)}."
                 )
     target.check_options(**options)
-
-
-def _check_has_arrays(program: Program) -> None:
-    """Raises for a program whose arrays are elsewhere.
-
-    Raises:
-        ConversionError: It is that of a converted model, which holds the arrays itself.
-    """
-    held = {*program.parameters, *program.buffers, *program.constants, *program.aliases}
-    missing = [
-        str(one.target)
-        for one in program.inputs
-        if one.kind in ("parameter", "buffer", "constant") and one.target not in held
-    ]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ConversionError(
-            f"{program.name or 'the program'} has no values for {', '.join(missing[:3])}{more}: "
-            "the program of a converted model is without the model's arrays. Convert that model, "
-            "or save it and convert what load_program reads."
-        )
 
 
 def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -> None:

@@ -48,13 +48,15 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             that was killed has left there goes at the next `save` to this path.
 
     Raises:
-        ConversionError: An array has a dtype that the format lacks, or no file can have this name.
+        ConversionError: An array has a dtype that the format lacks, no file can have this name, or
+            the program is that of a converted model, which holds the arrays itself.
     """
     if not isinstance(program, Program):
         raise TypeError(
             f"save_program takes a Program, not a {type(program).__name__}. Save a converted "
             f"model with model.save(path); load_program reads both."
         )
+    program.check_has_arrays()
     write_file(program, path, {})
 
 

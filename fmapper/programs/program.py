@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.equality import equals
+from fmapper.errors import ConversionError
 from fmapper.programs.sizes import size_of, solve_names
 from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.render import as_html, pairs
@@ -392,6 +393,26 @@ class Program:
         """Returns whether sizes depend on values, as the number of nonzero elements does."""
         shapes = (shape for call in self.graph.walk() for _, shape in call.result)
         return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
+
+    def check_has_arrays(self) -> None:
+        """Raises for a program whose arrays are elsewhere.
+
+        Raises:
+            ConversionError: It is that of a converted model, which holds the arrays itself.
+        """
+        held = {*self.parameters, *self.buffers, *self.constants, *self.aliases}
+        missing = [
+            str(one.target)
+            for one in self.inputs
+            if one.kind in ("parameter", "buffer", "constant") and one.target not in held
+        ]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ConversionError(
+                f"{self.name or 'the program'} has no values for {', '.join(missing[:3])}{more}: "
+                "the program of a converted model is without the model's arrays. Convert that "
+                "model, or save it with model.save(path) and convert what load_program reads."
+            )
 
     def without_state(self) -> Program:
         """Returns the program without its parameters, buffers and constants."""

@@ -98,6 +98,13 @@ def test_the_program_of_a_converted_model_is_not_converted_without_its_arrays():
             fmapper.convert(model.program, target)
 
 
+def test_the_program_of_a_converted_model_is_not_saved_without_its_arrays(tmp_path):
+    model = fmapper.convert(torch.nn.Linear(2, 2), "jax", (X,))
+    with pytest.raises(fmapper.ConversionError, match=r"has no values for weight.*model\.save"):
+        fmapper.save_program(model.program, tmp_path / "linear.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_function_in_a_list_with_its_parameters_is_no_tree():
     with pytest.raises(fmapper.ConversionError, match=r"\(function, params\), not as a list"):
         fmapper.convert([lambda p: p["w"], {"w": X}], "jax")
