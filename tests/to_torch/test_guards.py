@@ -373,7 +373,7 @@ def test_auto_fixes_only_sizes_that_a_convolution_needs():
             x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
 
-    with pytest.warns(fmapper.FixedSizeWarning):
+    with pytest.warns(fmapper.FixedSizeWarning, match="depends on a size that varies"):
         model = fmapper.convert(convolved, "torch", (array(3, 8, 10, 2),), dynamic_shapes="auto")
     x = array(5, 8, 10, 2)
     got = model(torch.from_numpy(x)).detach()

@@ -337,9 +337,12 @@ class Emitter:
                 except Exception as error:
                     at = f" in {call.module}" if call.module else ""
                     source = f" ({call.source})" if call.source else ""
+                    why = f"{type(error).__name__}: {error}"
+                    if isinstance(error, torch.fx.proxy.TraceError):
+                        why = "what it computes depends on a size that varies"
                     raise ConversionError(
-                        f"{call.op}{at}{source} cannot be lowered to torch: "
-                        f"{type(error).__name__}: {error}{_FIX_SIZES if self._sizes else ''}"
+                        f"{call.op}{at}{source} cannot be lowered to torch: {why}"
+                        f"{_FIX_SIZES if self._sizes else ''}"
                     ) from error
             for name, ref in moved.items():
                 if isinstance(ref, Ref) and ref.name in self._env:
