@@ -319,3 +319,7 @@ def test_a_product_that_is_asked_to_be_real_never_sees_imaginary_parts():
 
     x = jnp.ones((3, 3), "bfloat16").at[1, 1].set(jnp.inf)
     check(function, x, jnp.full((3, 3), 1 + 2j, "complex64"))
+
+
+def test_complex_numbers_that_are_constants_are_compared():
+    check(lambda x: jnp.logical_and(x, np.float32(2)), jnp.asarray([1 - 2j, 0j], "complex64"))

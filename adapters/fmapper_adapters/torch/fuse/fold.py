@@ -83,6 +83,8 @@ def _convert(number: Scalar, dtype: str) -> Scalar | None:
 
 def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
     """Computes a result where that is exact: for small integers, also as floats."""
+    if isinstance(a, complex) or isinstance(b, complex):
+        return None
     if not all(math.isfinite(x) and abs(x) < 2048 and float(x).is_integer() for x in (a, b)):
         return None
     if name in _COMPARED:
