@@ -335,3 +335,17 @@ def test_numbers_read_from_a_table_that_was_written_are_those_written(way: str) 
     np.testing.assert_array_equal(
         model(np.asarray([6, 7, 9], "float32")), module(x.new_tensor([6, 7, 9]))
     )
+
+
+def test_sizes_that_are_tensors_given_by_name_are_fixed() -> None:
+    def cropped(x: Any, mask: Any) -> Any:
+        height, width = mask.sum(0)[0], mask.sum(1)[0]
+        return torch.nn.functional.interpolate(x, size=(height, width), mode="bilinear")
+
+    module = converting.Function(cropped)
+    x, mask = torch.randn(1, 2, 4, 4), torch.ones(3, 5, dtype=torch.int64)
+    model = fmapper.convert(module, "jax", (x, mask), specialize=True)
+    got = jax.jit(model)(x.numpy(), mask.numpy())
+    np.testing.assert_allclose(got, module(x, mask), rtol=1e-5, atol=1e-6)
+    with pytest.raises(fmapper.ProgramInputError):
+        model(x.numpy(), np.ones((3, 5), "int64") * (np.arange(5) < 4))

@@ -42,15 +42,21 @@ def agree(value: Any, fact: int | bool) -> int | bool:
 
 
 def with_numbers(
-    func: Callable[..., Any], args: tuple[Any, ...], number: Callable[[torch.Tensor], Any]
-) -> tuple[Any, ...]:
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    number: Callable[[torch.Tensor], Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replaces integer tensors by numbers where a function takes sizes."""
     if func in MASKED:  # the bounds of slices alone: a tensor may be an index, or what is assigned
         index = tuple(_numbers(x, number) if isinstance(x, slice) else x for x in _parts(args[1]))
-        return (args[0], index, *args[2:])
+        return (args[0], index, *args[2:]), kwargs
     if func in WITH_PLACES and len(args) > 1 and isinstance(args[1], _Tensor) and args[1].ndim:
-        return (args[0], [number(place) for place in args[1].unbind()], *args[2:])
-    return (args[0], *_numbers(args[1:], number)) if func in WITH_SIZES | WITH_PLACES else args
+        return (args[0], [number(place) for place in args[1].unbind()], *args[2:]), kwargs
+    if func not in WITH_SIZES | WITH_PLACES:
+        return args, kwargs
+    args = (*args[:1], *_numbers(args[1:], number))
+    return args, {key: x if key == "input" else _numbers(x, number) for key, x in kwargs.items()}
 
 
 def _numbers(tree: Any, number: Callable[[torch.Tensor], Any]) -> Any:
@@ -208,6 +214,9 @@ def is_written(func: Any, args: tuple[Any, ...]) -> bool:
 # argument.
 WITH_SIZES: set[Callable[..., Any]] = {
     torch.nn.functional.pad,
+    torch.nn.functional.interpolate,
+    torch.multinomial,
+    _Tensor.multinomial,
     torch.reshape,
     _Tensor.reshape,
     _Tensor.view,

@@ -100,7 +100,7 @@ class _Observer(TorchFunctionMode):
         # Before the call, which may assign to the mask.
         counts = asserts.counts_of(args[1]) if func in asserts.MASKED else []
         numbers: list[int] = []
-        asserts.with_numbers(func, args, lambda x: numbers.append(int(x)))
+        asserts.with_numbers(func, args, kwargs, lambda x: numbers.append(int(x)))
         result = func(*args, **kwargs)
         facts = [int(args[0])] if asserts.is_written(func, args) else _facts(result)
         self.seen[_place(func)].append(asserts.Call(facts, numbers, counts))
@@ -133,7 +133,9 @@ class _Informer(TorchFunctionMode):
             return format(asserts.agree(args[0].item(), call.results[0]), *args[1:])
         if call.numbers:
             values = iter(call.numbers)
-            args = asserts.with_numbers(func, args, lambda x: asserts.agree(x.item(), next(values)))
+            args, kwargs = asserts.with_numbers(
+                func, args, kwargs, lambda x: asserts.agree(x.item(), next(values))
+            )
         if func in asserts.SIZED:
             func, args = asserts.SIZED[func], (call, *args)
         leaves, spec = pytree.tree_flatten(func(*args, **kwargs))
