@@ -340,7 +340,8 @@ def test_numbers_read_from_a_table_that_was_written_are_those_written(way: str) 
 def test_sizes_that_are_tensors_given_by_name_are_fixed() -> None:
     def cropped(x: Any, mask: Any) -> Any:
         height, width = mask.sum(0)[0], mask.sum(1)[0]
-        return torch.nn.functional.interpolate(x, size=(height, width), mode="bilinear")
+        size = (height, width)
+        return torch.nn.functional.interpolate(x, size=size, mode="bilinear", align_corners=True)
 
     module = converting.Function(cropped)
     x, mask = torch.randn(1, 2, 4, 4), torch.ones(3, 5, dtype=torch.int64)
