@@ -61,9 +61,9 @@ def test_a_capture_that_stands_twice_matches_the_same():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a{b", "has a '{' alone"),
-        ("a}b", "has a '}' alone"),
-        ("a\\", "alone"),
+        ("a{b", "has an unmatched '{'"),
+        ("a}b", "has an unmatched '}'"),
+        ("a\\", "unmatched"),
         ("{a b}", "is not a capture"),
         ("{}", "is not a capture"),
         ("{a:}", "is not a capture"),

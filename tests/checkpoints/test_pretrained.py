@@ -114,7 +114,7 @@ def test_what_does_not_fit_on_the_device_stays_in_its_files(folders, to):
 
 def test_offload_says_where_all_is_and_needs_a_program(folders):
     path, _ = folders["llama"]
-    with pytest.raises(TypeError, match="omit sharding= and device="):
+    with pytest.raises(TypeError, match="pass neither sharding= nor device="):
         fmapper.from_pretrained(path, "jax", offload=Offload({"cpu:0": None}), device="cpu")
     with pytest.raises(fmapper.PlacementError, match="has no program"):
         fmapper.from_pretrained(path, "torch", offload=Offload({"cpu": None}))

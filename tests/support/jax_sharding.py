@@ -113,7 +113,7 @@ def check_rules_that_cannot_be_followed() -> None:
     for rules, message in (
         ({"donw": ("model",)}, "'donw' matches no array"),
         ({"up": ("model",), "up.bias": ()}, "'up.bias' never applies"),
-        ({"up": (None, "model")}, "model.up.bias, by the rule 'up'.*for 2 dimensions"),
+        ({"up": (None, "model")}, "model.up.bias, by the rule 'up'.*has 2 entries"),
         ({"up": ("tensr",)}, "'tensr' is neither an axis of the mesh"),
         ({"up.weight": ("model", "model")}, "'model' of the mesh more than once"),
         ({"up[0:2]": ("model",)}, "do not support slices"),
