@@ -200,7 +200,7 @@ def test_a_proof_runs_in_a_process_without_torch():
 
 
 def test_a_wrong_file_has_no_proof(monkeypatch):
-    from fmapper_adapters.flax.translation import layers
+    from fmapper_adapters.jax.translation import layers
 
     honest = layers._linear
 

@@ -130,7 +130,7 @@ def test_parts_of_a_sequence_that_ask_for_sizes_are_called_one_after_the_other()
             return self.parts(x)
 
     source = translated(Outer(), torch.randn(2, 1, 6, 8), shapes="auto")
-    assert "input.reshape(input.shape[0], -1)" in source.code
+    assert "lambda x: x.reshape(x.shape[0], -1)" in source.code
 
 
 class Dilated(nn.Module):
