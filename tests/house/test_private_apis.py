@@ -319,12 +319,14 @@ def test_recordings_follow_constants_and_what_is_written_to_them():
             first = table[0, :1]
             (count,) = table[:, 1].tolist()
             table[0, 0] = x.sum().long()
-            return x * count + first.item()
+            other = torch.tensor([1, 2])
+            torch._foreach_add_([other], [x.long()[:2]])  # which returns nothing
+            return x * count + first.item() + other.tolist()[0]
 
     x = torch.ones(4)
     with _private.follow_constants(8):
         module = torch.export.export(Table(), (x,), strict=False).module()
-    assert torch.equal(module(2 * x), 2 * x * 3 + 8)
+    assert torch.equal(module(2 * x), 2 * x * 3 + 8 + 3)
     with pytest.raises(Exception, match="local_scalar_dense"), torch._subclasses.FakeTensorMode():
         torch.tensor([[2, 3]]).tolist()  # as before
 

@@ -316,7 +316,7 @@ def test_tables_that_forward_makes_of_sizes_are_no_questions_about_values() -> N
     np.testing.assert_array_equal(got, 2.0 * np.arange(6))
 
 
-@pytest.mark.parametrize("way", ["index", "view", "alias"])
+@pytest.mark.parametrize("way", ["index", "view", "alias", "sparse"])
 def test_numbers_read_from_a_table_that_was_written_are_those_written(way: str) -> None:
     def table(x: Any) -> Any:
         known = torch.tensor([1, 2])
@@ -327,6 +327,8 @@ def test_numbers_read_from_a_table_that_was_written_are_those_written(way: str) 
         if way == "view":
             known += x.long()[:2]
             return x * part.item()
+        if way == "sparse":  # it has no memory of its own
+            torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.tensor([1.0]), (2, 2))
         part.copy_(x.long()[:1])
         return x * known[0].item()
 

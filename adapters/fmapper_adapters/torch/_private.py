@@ -336,29 +336,39 @@ def follow_constants(count: int) -> Iterator[None]:
     Args:
         count: How many elements they have at most.
     """
-    from torch._subclasses import fake_tensor
     from torch.fx.experimental import proxy_tensor
 
-    track = proxy_tensor.track_tensor_tree
-    limits = fake_tensor.CONSTANT_NUMEL_LIMIT, proxy_tensor.CONSTANT_NUMEL_LIMIT
+    call = proxy_tensor.proxy_call
+    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
 
-    def forget_written(inner_res: Any, proxy_res: Any, *, constant: Any, tracer: Any) -> Any:
-        known = tracer.tensor_tracker
-        for x in pytree.tree_leaves(inner_res) if constant is None else ():
-            if isinstance(x, torch.Tensor) and x in known and known[x].constant is not None:
-                memory = x.untyped_storage()._cdata
-                for other, slot in list(known.items()):
-                    if slot.constant is not None and other.untyped_storage()._cdata == memory:
-                        known[other] = proxy_tensor._ProxyTensor(slot.proxy, None)
-        return track(inner_res, proxy_res, constant=constant, tracer=tracer)
+    def forget_written(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        if not schema_of(func).is_mutable:
+            return call(mode, func, pre_dispatch, args, kwargs)
+        known = mode.tracer.tensor_tracker
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        is_repeated = torch.Tag.nondeterministic_seeded not in func.tags and all(
+            x in known and known[x].constant is not None for x in tensors
+        )  # by torch, on the values
+        result = call(mode, func, pre_dispatch, args, kwargs)
+        if not is_repeated:
+            memories = {*filter(None, map(_memory_of, tensors))}
+            for x, slot in list(known.items()):
+                if slot.constant is not None and _memory_of(x) in memories:
+                    known[x] = proxy_tensor._ProxyTensor(slot.proxy, None)
+        return result
 
     try:
-        fake_tensor.CONSTANT_NUMEL_LIMIT = proxy_tensor.CONSTANT_NUMEL_LIMIT = count
-        proxy_tensor.track_tensor_tree = forget_written
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = count
+        proxy_tensor.proxy_call = forget_written
         yield
     finally:
-        fake_tensor.CONSTANT_NUMEL_LIMIT, proxy_tensor.CONSTANT_NUMEL_LIMIT = limits
-        proxy_tensor.track_tensor_tree = track
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
+        proxy_tensor.proxy_call = call
+
+
+def _memory_of(x: torch.Tensor) -> int | None:
+    """Returns what tensors that share memory have in common; None without a storage."""
+    return x.untyped_storage()._cdata if x.layout is torch.strided else None
 
 
 def expression_of(symbol: Any) -> Any:

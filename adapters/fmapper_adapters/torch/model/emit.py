@@ -339,7 +339,7 @@ class Emitter:
                     source = f" ({call.source})" if call.source else ""
                     why = f"{type(error).__name__}: {error}"
                     if isinstance(error, torch.fx.proxy.TraceError):
-                        why = "what it computes depends on a size that varies"
+                        why = "the computation depends on a size that varies"
                     raise ConversionError(
                         f"{call.op}{at}{source} cannot be lowered to torch: {why}"
                         f"{_FIX_SIZES if self._sizes else ''}"
