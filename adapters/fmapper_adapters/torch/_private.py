@@ -341,15 +341,17 @@ def follow_constants(count: int) -> Iterator[None]:
     call = proxy_tensor.proxy_call
     limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
 
-    def forget_written(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+    def forget_written(
+        proxy_mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any
+    ) -> Any:
         if not schema_of(func).is_mutable:
-            return call(mode, func, pre_dispatch, args, kwargs)
-        known = mode.tracer.tensor_tracker
+            return call(proxy_mode, func, pre_dispatch, args, kwargs)
+        known = proxy_mode.tracer.tensor_tracker
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         is_repeated = torch.Tag.nondeterministic_seeded not in func.tags and all(
             x in known and known[x].constant is not None for x in tensors
         )  # by torch, on the values
-        result = call(mode, func, pre_dispatch, args, kwargs)
+        result = call(proxy_mode, func, pre_dispatch, args, kwargs)
         if not is_repeated:
             memories = {*filter(None, map(_memory_of, tensors))}
             for x, slot in list(known.items()):
