@@ -17,7 +17,8 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from flax import nnx  # noqa: E402
+from _networks import TextSize  # noqa: E402
+from _twins import Decoder, Encoder, ResNet  # noqa: E402
 from torch import nn  # noqa: E402
 
 FOUND: dict[str, float] = {"import": IMPORTED}
@@ -124,55 +125,6 @@ def to_torch(name: str, module: Any, args: tuple[Any, ...]) -> None:
         measure(f"run: {name} in torch", lambda: model(*inputs))
 
 
-class Decoder(nnx.Module):
-    """Blocks of causal attention and dense layers."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.table = nnx.Embed(200, 64, rngs=rngs)
-        blocks = range(4)
-        self.norms = nnx.List([nnx.LayerNorm(64, rngs=rngs) for _ in blocks])
-        self.heads = nnx.List(
-            [nnx.MultiHeadAttention(4, 64, decode=False, rngs=rngs) for _ in blocks]
-        )
-        self.up = nnx.List([nnx.Linear(64, 128, rngs=rngs) for _ in blocks])
-        self.down = nnx.List([nnx.Linear(128, 64, rngs=rngs) for _ in blocks])
-
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Token numbers (n, t) to scores (n, t, 200)."""
-        x = self.table(ids)
-        mask = nnx.make_causal_mask(ids)
-        for norm, heads, up, down in zip(self.norms, self.heads, self.up, self.down, strict=True):
-            x = x + heads(norm(x), mask=mask)
-            x = x + down(nnx.gelu(up(x)))
-        return self.table.attend(x)
-
-
-class Block(nnx.Module):
-    """Two convolutions, with batch norm, around which the input is added."""
-
-    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
-        self.a = nnx.Conv(width, width, (3, 3), rngs=rngs)
-        self.b = nnx.Conv(width, width, (3, 3), rngs=rngs)
-        self.norm = nnx.BatchNorm(width, use_running_average=True, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Images (n, h, w, width)."""
-        return nnx.relu(x + self.b(nnx.relu(self.norm(self.a(x)))))
-
-
-class Pictures(nnx.Module):
-    """Blocks, and the mean of what they give."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.blocks = nnx.List([Block(16, rngs) for _ in range(4)])
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Images (n, h, w, 16) to vectors (n, 16)."""
-        for block in self.blocks:
-            x = block(x)
-        return x.mean((1, 2))
-
-
 def models() -> None:
     """Measure conversions and converted models, both ways."""
     from transformers import (
@@ -192,8 +144,11 @@ def models() -> None:
     decoder = LlamaForCausalLM(LlamaConfig(**small))
     to_jax("a decoder", decoder, (ids,), {"use_cache": False})
     to_jax("ResNet-50", ResNetModel(ResNetConfig()), (torch.randn(1, 3, 96, 96),))
-    to_torch("a decoder", Decoder(nnx.Rngs(0)), (jnp.arange(16)[None],))
-    to_torch("convolutions", Pictures(nnx.Rngs(0)), (jnp.ones((2, 16, 16, 16)),))
+    size = TextSize(length=16, width=64, layers=4, heads=4, vocabulary=200)
+    texts = jnp.arange(16)[None], jnp.ones((1, 16), jnp.int32)
+    to_torch("an encoder", Encoder(size), texts)
+    to_torch("a decoder", Decoder(size), texts[:1])
+    to_torch("ResNet-50", ResNet((3, 4, 6, 3)), (jnp.ones((1, 96, 96, 3)),))
 
 
 walks()

@@ -12,7 +12,14 @@ import pytest
 
 import fmapper
 
-FACES = (fmapper, fmapper.backends, fmapper.programs, fmapper.generation)
+FACES = (
+    fmapper,
+    fmapper.backends,
+    fmapper.checkpoints,
+    fmapper.generation,
+    fmapper.meshes,
+    fmapper.programs,
+)
 
 
 def public_names(face):
