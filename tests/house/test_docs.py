@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import fmapper
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FACES = (
     "fmapper",
