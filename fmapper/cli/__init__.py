@@ -5,5 +5,5 @@ profile     `profile FILE:MODEL`
 convert     `convert FILE:MODEL --to FRAMEWORK`
 translate   `translate FILE:MODEL --to FRAMEWORK --out FILE`
 conversion  what `convert` reports: how exact, how fast, on which operations
-target      `FILE:NAME` on the command line
+target      loads the object that `FILE:NAME` names
 """

@@ -1,4 +1,4 @@
-"""A conversion that is looked at: what the model holds and does, how exact, and how fast."""
+"""Measures a conversion: the arrays and operations of the model, its errors and its speed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Amount:
     """The totals of parameters or buffers; tied ones count once.
 
     Attributes:
-        arrays: How many arrays.
-        numbers: How many numbers in them.
-        nbytes: Their size.
+        arrays: The number of arrays.
+        numbers: The number of elements in them.
+        nbytes: Their size in bytes.
     """
 
     arrays: int
@@ -58,18 +58,18 @@ class Conversion:
 
     Attributes:
         model: The class of the model.
-        target: The framework that it was converted to.
-        train: Whether its training was recorded.
-        parameters: What is trained.
-        buffers: What is not.
-        ops: Operations by name -> how often they are in the program, the most frequent first.
-        export_seconds: Recording the program.
-        lowering_seconds: Making the model of the target of it, compilation not included.
-        first_call_seconds: The first call, with compilation; None if it was not run.
-        verification: The outputs on the examples beside those of the model; None without.
-        per_call: One call of the converted model, None if calls were not timed.
-        per_call_before: One call of the model, without gradients, timed in turn with that.
-        speedup: The median over the rounds of the time before by the time now.
+        target: The framework to which it was converted.
+        train: Whether the training mode was recorded.
+        parameters: The arrays that are trained.
+        buffers: The arrays that are not trained.
+        ops: Operations by name -> their number in the program, the most frequent first.
+        export_seconds: The time to record the program.
+        lowering_seconds: The time to lower it, without compilation.
+        first_call_seconds: The first call, with compilation; None if the model was not called.
+        verification: The comparison of the outputs on the examples; None if there was none.
+        per_call: One call of the converted model; None if calls were not timed.
+        per_call_before: One call of the original without gradients, timed in turn with that.
+        speedup: The median over the rounds of the original's time by the converted model's.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Conversion:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is known to differ."""
+        """Whether no difference is known."""
         return self.verification is None or self.verification.ok
 
     def to_json(self) -> str:
@@ -151,22 +151,22 @@ def measure(
     """Converts a model, compares it with its source and times both.
 
     Args:
-        model: A model of any framework that programs are recorded from. It is put into evaluation
-            mode, unless `train` is set.
-        to: The target, as `convert` takes it.
+        model: A model of any framework that fmapper can record. It is put into evaluation mode,
+            unless `train` is set.
+        to: The target, as for `convert`.
         args: The example inputs by position, arrays of any backend.
         kwargs: The example inputs by keyword.
-        dynamic_shapes: As `convert` takes it.
-        train: As `convert` takes it; what was recorded for training is neither compared nor timed.
-        compare: Compare the outputs, also with those in float64.
-        seconds: For timing calls of both; 0: none are timed.
-        say: Told what is being done.
+        dynamic_shapes: As for `convert`.
+        train: As for `convert`; a model in training mode is neither compared nor timed.
+        compare: Whether to compare the outputs, also with those in float64.
+        seconds: The time for timing calls of both; 0 times none.
+        say: Called with a description of each step.
 
     Returns:
-        What was seen, and the converted model.
+        The measurements, and the converted model.
 
     Raises:
-        ConversionError: As `convert`; also if it is not a model.
+        ConversionError: As for `convert`; also if the object is not a model.
     """
     target = get_adapter(to, Models)
     source = source_of(model) or source_of_callable(model, target)

@@ -126,7 +126,7 @@ def convert(
 
 
 def example_args(text: str | None) -> tuple[Any, ...]:
-    """Returns the inputs by position."""
+    """Returns the positional inputs."""
     if text is None:
         return ()
     found = _make_inputs(text)
@@ -134,10 +134,10 @@ def example_args(text: str | None) -> tuple[Any, ...]:
 
 
 def example_kwargs(text: str | None) -> dict[str, Any]:
-    """Returns the inputs by keyword.
+    """Returns the keyword inputs.
 
     Raises:
-        TargetError: They are not a dict by name.
+        TargetError: They are not a dict with names as keys.
     """
     if text is None:
         return {}

@@ -34,12 +34,12 @@ def devices() -> None:
     for advice in memory_advice():
         console.print(Text(advice), soft_wrap=True)
     for backend, reason in missing_devices().items():
-        # One line each, however narrow: the commands in it are there to be copied.
+        # One line each, however narrow the terminal: the commands in them are meant to be copied.
         console.print(Text(f"{backend}: {reason}"), soft_wrap=True)
 
 
 def _ask(device: Device) -> DeviceInfo:
-    """Returns the description of a device, or the error that it gave."""
+    """Returns the description of a device, or the error that it raised."""
     try:
         return device_info(device)
     except RuntimeError as error:  # in use by somebody else alone, out of memory, gone

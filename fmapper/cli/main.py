@@ -61,7 +61,7 @@ for _command in (devices, convert, translate, inspect, diff, profile, completion
 
 
 def _say(error: Exception) -> str:
-    """Returns the message of an error; one of the system begins with the file."""
+    """Returns the message of an error; a system error begins with the file."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return str(error)
@@ -70,7 +70,7 @@ def _say(error: Exception) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status.
 
-    An error of the user's is one line on stderr; with `--debug` it is raised.
+    An error is one line on stderr; with `--debug`, it is raised.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in given
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         print(f"{title}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads has enough, as `head` has
+    except BrokenPipeError:  # the reader has stopped, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:

@@ -15,7 +15,7 @@ PATH = click.Path(path_type=Path)
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Raises for a file that could not be written, before anything is computed.
+    """Checks that files can be written, before anything is computed.
 
     Raises:
         FileNotFoundError: The folder of a path does not exist.
@@ -38,9 +38,9 @@ def print_report(report: Any) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a temporary path, whose file replaces `path` when the block ends.
+    """Yields a temporary path whose file replaces `path` when the block ends.
 
-    After an error, or Ctrl-C, nothing is left and `path` is as it was.
+    After an error, or Ctrl-C, it is deleted and `path` is unchanged.
     """
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:

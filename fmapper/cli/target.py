@@ -1,4 +1,4 @@
-"""`FILE:NAME` on the command line: a Python file is run, and something in it is taken."""
+"""`FILE:NAME` on the command line: runs a Python file and returns an object from it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _SUFFIX = ".py"
 def load_target(target: str) -> Any:
     """Returns the object that `FILE:NAME` names.
 
-    The file is run as a module of its own name, with its folder on `sys.path`, so that it finds
-    what is beside it; `if __name__ == "__main__"` is not true in it. A file is run once, however
-    often it is named.
+    The file is run as a module of its own name, with its folder on `sys.path`, so that it can
+    import its neighbours; `if __name__ == "__main__"` is not true in it. A file is run only once,
+    however often it is named.
 
     Args:
         target: A path to a Python file, a colon, and a name in it, dotted for attributes.
 
     Raises:
-        TargetError: There is no such file or name, or the file does not run.
+        TargetError: The file or the name does not exist, or the file does not run.
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file or not all(part.isidentifier() for part in name.split(".")):
@@ -42,11 +42,11 @@ def load_target(target: str) -> Any:
 def load_model(target: str) -> Any:
     """Returns the model that `FILE:NAME` names: an instance, or what a class or a factory makes.
 
-    A class, and a function that needs no arguments, are called; a function that needs some is a
-    model itself.
+    A class, or a function that needs no arguments, is called; a function that needs arguments is
+    itself the model.
 
     Raises:
-        TargetError: It cannot be loaded, or making it failed.
+        TargetError: The model cannot be loaded, or its creation failed.
     """
     found = load_target(target)
     if not isinstance(found, type) and not inspect.isroutine(found):
@@ -69,7 +69,7 @@ def inputs_of(text: str) -> Any:
     """Returns inputs from `FILE:INPUTS` or from an expression.
 
     Raises:
-        TargetError: It is neither.
+        TargetError: The text is neither.
     """
     from fmapper.profiles.example_inputs import read_inputs
 

@@ -1,13 +1,13 @@
 """Functions of neural networks beyond the array API standard: `fmapper.nn.functional`.
 
-functional     all of it, as users import it
-arguments      what is asked of arguments: one backend, shapes, axes
+functional     the public module, with all functions
+arguments      checks of arguments: one backend, shapes, axes
 linear         linear maps, embeddings
-convolution    and transposed ones
+convolution    convolutions and transposed convolutions
 pooling        maxima and means of windows
 activation     activations, softmax
-normalization  layers, groups, batches; dropout
-attention      scaled dot products
+normalization  layer, group and batch norms; dropout
+attention      scaled dot-product attention
 loss           losses
 """
 

@@ -45,7 +45,7 @@ def floating_kernels(function: str, x: Any, name: str = "x") -> Any:
     """Returns the kernels of a floating or complex array; raises for integers.
 
     Raises:
-        TypeError: `x` is not an array of floats, or no array at all.
+        TypeError: `x` is not an array, or not one of floats.
         UnsupportedLeafError: Its adapter has no kernels.
     """
     found = kernels(function, x)
@@ -66,11 +66,13 @@ def check_indices(function: str, name: str, x: Any) -> None:
     """
     dtype = _dtype(x)
     if _is_inexact(dtype):
-        raise TypeError(f"{function}: {name} holds indices, but is of dtype {dtype}.")
+        raise TypeError(
+            f"{function}: {name} holds indices, but is of dtype {dtype}. Cast it to an integer dtype."
+        )
 
 
 def _dtype(x: Any) -> str:
-    """Returns the dtype's name without a cache: torch.compile warns of caches that it traces."""
+    """Returns the dtype's name without a cache: torch.compile warns about caches that it traces."""
     return getattr(x.dtype, "name", None) or str(x.dtype).rpartition(".")[2]
 
 
@@ -78,7 +80,7 @@ def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
     """Returns the kernels of the one backend that all arrays belong to; others may be None.
 
     Raises:
-        MixedDevicesError: They belong to several; says which argument to which.
+        MixedDevicesError: The arrays belong to several backends; the message says which to which.
         TypeError: One of them is not an array.
     """
     found = kernels(function, x)
@@ -105,7 +107,7 @@ def _mixing_error(function: str, x: Any, name: str, other: Any) -> Exception:
 
 
 def shape_error(function: str, expected: str, **arrays: Any) -> ValueError:
-    """Returns the error for shapes that a function does not take."""
+    """Returns the error for shapes that a function does not accept."""
     given = ", ".join(f"{name} {tuple(a.shape)}" for name, a in arrays.items() if a is not None)
     return ValueError(f"{function}: expected {expected}, got {given}")
 
@@ -114,7 +116,7 @@ def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -
     """Returns one integer per spatial dimension from one integer or several.
 
     Raises:
-        ValueError: They are too many, too few, or too small.
+        ValueError: There are too many, too few, or one is too small.
     """
     if type(value) is int and value >= least:  # as nearly always
         return (value,) * count
@@ -141,7 +143,7 @@ def pads(
     """Returns the padding before and after each spatial dimension.
 
     Raises:
-        ValueError: It cannot be told.
+        ValueError: The padding has none of the accepted forms.
     """
     count = len(kernel)
     if isinstance(padding, int):
@@ -170,7 +172,7 @@ def check_windows(function: str, x: Any, kernel: Sequence[int], padding: Pads) -
     """Raises for a window that is larger than the padded array.
 
     Raises:
-        ValueError: Says how large each is.
+        ValueError: The window does not fit; the message has both sizes.
     """
     spatial = x.shape[len(x.shape) - len(kernel) :]
     for size, window, (low, high) in zip(spatial, kernel, padding, strict=True):

@@ -23,14 +23,14 @@ def scaled_dot_product_attention(
         query: Of shape (..., L, E).
         key: Of shape (..., S, E).
         value: Of shape (..., S, V).
-        attn_mask: Broadcasts to (..., L, S): bool, true where a query may look, or floats
-            that are added.
-        is_causal: A query looks at keys up to its own place, counted from the front; then there is
-            no mask.
-        scale: 1 / sqrt(E) if it is None.
+        attn_mask: Broadcasts to (..., L, S): bool, true where a query may attend to a key, or
+            floats that are added to the scores.
+        is_causal: Whether a query attends only to keys up to its own position, counted from the
+            front; not together with a mask.
+        scale: The factor of the scores; None for 1 / sqrt(E).
 
     Returns:
-        Of shape (..., L, V); zeros for a query that may look nowhere by a bool mask.
+        Of shape (..., L, V); zeros for a query whose bool mask excludes every key.
     """
     name = "scaled_dot_product_attention"
     floating_kernels(name, query, "query")

@@ -164,8 +164,8 @@ def conv_transpose2d(
         bias: Of shape (out,).
         stride: Step of that convolution.
         padding: Padding of that convolution: an integer, or one per dimension.
-        output_padding: How much is added at the end of each dimension, since a convolution
-            with stride forgets the remainder of the size.
+        output_padding: The size to add at the end of each dimension, because a convolution
+            with a stride drops the remainder of the size.
         groups: How many blocks of channels do not see each other.
         dilation: Step between the elements of the window.
 

@@ -1,9 +1,9 @@
-"""Neural functions on the arrays of any backend, each computed by that backend's own kernels.
+"""Neural network functions on arrays of any backend, each computed by that backend's own kernels.
 
-Layouts and names of arguments are torch's: channels first, weights (out, in, ...). The first
-argument decides the backend; arrays of two backends in one call are an error. What comes out has
-the dtype that went in. Convolutions and products take the backend's own default precision, which on
-GPUs may be TF32.
+Layouts and argument names are torch's: channels first, weights (out, in, ...). The first argument
+decides the backend; arrays of two backends in one call are an error. The result has the dtype of
+the input. Convolutions and matrix products use the backend's default precision, which on GPUs may
+be TF32.
 """
 
 from fmapper.backends.discovery import load_new

@@ -41,7 +41,7 @@ def embedding(x: Any, weight: Any) -> Any:
 
     Returns:
         Of shape (*x.shape, width). An index that is negative or too large is an IndexError in NumPy
-        and torch; JAX cannot raise in compiled programs and gives a row of NaN.
+        and torch; JAX cannot raise in compiled programs and returns a row of NaN.
     """
     found = common("embedding", x, ("weight", weight))
     if len(weight.shape) != 2:
@@ -55,8 +55,8 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
 
     Args:
         x: Indices, integers of any shape.
-        num_classes: How many classes there are.
-        dtype: A dtype by name; that of x if it is None.
+        num_classes: The number of classes.
+        dtype: The name of a dtype; None for the dtype of x.
 
     Returns:
         Of shape (*x.shape, num_classes); an index out of range gives zeros.

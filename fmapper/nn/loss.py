@@ -23,9 +23,9 @@ def cross_entropy(
         x: Logits of shape (batch, classes, ...) or (classes,).
         target: Indices of classes, integers of shape (batch, ...) or (); or probabilities, floats
             of the shape of x.
-        ignore_index: Targets with this index do not count; for indices only.
+        ignore_index: The index of targets to leave out; for indices only.
         reduction: "mean" over the targets that count (NaN if none does), "sum", or "none".
-        label_smoothing: How much of each target is spread evenly over all classes.
+        label_smoothing: The share of each target that is spread evenly over all classes.
 
     Returns:
         A scalar, or for "none" an array of the shape of the indices.

@@ -18,7 +18,7 @@ def layer_norm(
         x: Of shape (..., *normalized_shape).
         normalized_shape: The sizes of these dimensions.
         weight: The scale, of that shape.
-        bias: What is added, of that shape.
+        bias: The offset, of that shape.
         eps: Added to the variance.
     """
     floating_kernels("layer_norm", x)
@@ -59,9 +59,9 @@ def group_norm(
 
     Args:
         x: Of shape (batch, channels, ...).
-        num_groups: How many groups there are.
+        num_groups: The number of groups.
         weight: The scale, of shape (channels,).
-        bias: What is added, of shape (channels,).
+        bias: The offset, of shape (channels,).
         eps: Added to the variance.
     """
     floating_kernels("group_norm", x)
@@ -87,22 +87,22 @@ def batch_norm(
 ) -> tuple[Any, Any, Any]:
     """Normalises channels over the batch to mean 0, variance 1, then scales (Ioffe, Szegedy, 2015).
 
-    Nothing is changed in place: keep what comes back.
+    Nothing is changed in place: use the running values that are returned.
 
     Args:
         x: Of shape (batch, channels, ...).
-        running_mean: What is known of the mean, of shape (channels,).
-        running_var: What is known of the variance, of shape (channels,).
+        running_mean: The running mean, of shape (channels,).
+        running_var: The running variance, of shape (channels,).
         weight: The scale, of shape (channels,).
-        bias: What is added, of shape (channels,).
-        training: Whether to take mean and variance from the batch, else what is known of them.
-        momentum: How much of the batch goes into the running values: new = (1 - momentum) * old +
-            momentum * batch, with the unbiased variance. No gradient goes through these.
+        bias: The offset, of shape (channels,).
+        training: Whether to use the mean and variance of the batch instead of the running values.
+        momentum: The weight of the batch in the running values: new = (1 - momentum) * old +
+            momentum * batch, with the unbiased variance. No gradient flows through these.
         eps: Added to the variance.
 
     Returns:
-        The result, the new running mean and the new running variance. Without `training` the last
-        two are those that were given.
+        The result, the new running mean and the new running variance. Without `training`, the last
+        two are the arguments.
     """
     floating_kernels("batch_norm", x)
     found = common(
@@ -149,7 +149,7 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
         key: A key of `fmapper.random`, of any backend; inside torch.compile a tensor. The same key
             drops the same elements on every backend: those where
             `random.bernoulli(key, 1 - rate, x.shape)` is false.
-        training: Whether to do so at all; else x comes back.
+        training: Whether to drop elements; if not, x is returned.
     """
     found = kernels("dropout", x)
     if not 0 <= rate <= 1:

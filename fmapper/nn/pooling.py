@@ -1,4 +1,4 @@
-"""The largest and the mean of windows."""
+"""Pools windows: their maximum or their mean."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def max_pool2d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0)
     Args:
         x: Of shape (batch, channels, height, width) or (channels, height, width).
         kernel_size: The window: an integer, or one per dimension.
-        stride: Its step; that of the window's size if it is None.
-        padding: What is put around x, as the least number: at most half of the window.
+        stride: The step of the window; None for the size of the window.
+        padding: The padding around x, of the lowest number: at most half of the window.
 
     Returns:
         Of shape (batch, channels, new height, new width). Windows that do not fit are left out. The
-        gradient goes to the first of several equal elements.
+        gradient flows to the first of several equal elements.
     """
     return _pool("max_pool2d", 2, x, kernel_size, stride, padding)
 
@@ -58,8 +58,8 @@ def avg_pool2d(
     Args:
         x: Of shape (batch, channels, height, width) or (channels, height, width).
         kernel_size: The window: an integer, or one per dimension.
-        stride: Its step; that of the window's size if it is None.
-        padding: Zeros around x: at most half of the window.
+        stride: The step of the window; None for the size of the window.
+        padding: The zeros around x: at most half of the window.
         count_include_pad: Whether these zeros count as elements.
 
     Returns:

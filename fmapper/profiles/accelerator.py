@@ -1,11 +1,11 @@
-"""Accelerators that are not here: their data sheets, and how much of it programs reach."""
+"""Data sheets of accelerators, and the share of their peaks that programs reach."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 Range = tuple[float, float, float]
-"""The least, the likely and the most."""
+"""The lowest, the likely and the highest value."""
 
 _PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}  # 16 lanes, one direction, after the line code
 
@@ -14,25 +14,23 @@ _PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}  # 16 lanes, one direction, after the l
 class Accelerator:
     """The facts about an accelerator that predictions use: peaks, achieved shares, fixed costs.
 
-    The peaks are those of the data sheet, without sparsity. The shares and costs are ranges: what
-    programs are seen to reach, at the least, likely and at the most. Where an accelerator is here,
-    they are measured instead.
+    The peaks are those of the data sheet, without sparsity. The shares and costs are ranges of what
+    programs are known to reach. On an accelerator that is present, they are measured instead.
 
     Attributes:
-        name: What its maker calls it.
-        flops: Operations per second by dtype, as frameworks compute with that dtype if nobody asks
-            for less precision.
+        name: The manufacturer's name.
+        flops: Operations per second by dtype, at the frameworks' default precision.
         memory: Bytes per second of its own memory.
         link: Bytes per second between it and the host, in one direction.
-        source: Where the peaks are from.
-        compute_share: How much of `flops` is reached.
-        memory_share: How much of `memory` is reached.
-        link_share: How much of `link` is reached from pageable memory, as NumPy has it.
-        launch: Seconds until the next kernel can start that Python starts.
-        compiled_launch: The same in a compiled program.
-        compiled_call: Seconds to start such a program.
-        copy: Seconds that a copy over the link takes beside its bytes.
-        sync: Seconds that it takes to wait for a value.
+        source: The source of the peaks.
+        compute_share: The share of `flops` that is reached.
+        memory_share: The share of `memory` that is reached.
+        link_share: The share of `link` that is reached from pageable memory, such as NumPy's.
+        launch: Seconds between two kernels that Python launches.
+        compiled_launch: Seconds between two kernels of a compiled program.
+        compiled_call: Seconds to start a compiled program.
+        copy: Seconds that a copy over the link takes in addition to its bytes.
+        sync: Seconds to wait for a value.
     """
 
     name: str
@@ -42,9 +40,9 @@ class Accelerator:
     source: str = ""
     compute_share: Range = (0.15, 0.4, 0.8)
     memory_share: Range = (0.4, 0.65, 0.9)
-    # The most is what pinned buffers reach, 52 to 56 of 63 GB/s; pageable copies fall far behind.
+    # The highest share is that of pinned buffers, 52 to 56 of 63 GB/s; others reach far less.
     link_share: Range = (0.15, 0.4, 0.88)
-    # Four to six microseconds are the driver's and the launch itself, the rest is dispatch.
+    # Four to six microseconds are the driver and the launch itself, the rest is dispatch.
     launch: Range = (5e-6, 7e-6, 10e-6)
     compiled_launch: Range = (1.5e-6, 3e-6, 6e-6)
     compiled_call: Range = (10e-6, 25e-6, 80e-6)

@@ -1,4 +1,4 @@
-"""One model on one device: copied there, run, timed, counted."""
+"""Copies a model to a device, runs it there, times it and counts its operations."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Bench:
     """A model and its inputs, the same for every device.
 
     Args:
-        model: The model; it is copied, not touched.
+        model: The model; it is copied and never changed.
         call: `call(model, *inputs)` is one run.
         batches: NumPy arrays by batch size.
-        train: Whether a run takes the gradient, too.
+        train: Whether a run includes the gradient.
         compile: See `Compute.runner`.
-        seconds: The time for one device at one batch size.
+        seconds: The time to spend on one device at one batch size.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Bench:
         self._placed: dict[Device, Placed] = {}
 
     def on(self, device: Device) -> Placed:
-        """Returns a copy of the model on a device, kept until it is forgotten."""
+        """Returns the copy of the model on a device, cached until `forget`."""
         if device not in self._placed:
             self._placed[device] = Placed(device, self)
         return self._placed[device]
@@ -61,7 +61,7 @@ class Bench:
 
     @property
     def dtype(self) -> str:
-        """The floating dtype that most bytes of the model and its inputs are in."""
+        """The floating dtype of most bytes of the model and its inputs."""
         found: dict[str, int] = {}
         first = next(iter(self.batches.values()))
         for array in arrays_of((self.model, first)):
@@ -81,7 +81,7 @@ class Placed:
         self.adapter = get_adapter(device.backend, Compute)
         self._ways: dict[int, Callable[[], tuple[Any, ...]]] = {}
         for size in list(bench.batches)[:1]:
-            # A device takes its time to start, which is nobody's first run.
+            # Starting a device takes time, which must not count as part of the first run.
             self.adapter.wait(device, self.inputs(size))
         self.model = mover_to(device)(bench.model, copy=True)
         self.adapter.wait(device, arrays_of(self.model))
@@ -96,11 +96,11 @@ class Placed:
         self._host_out: list[float] = []
 
     def inputs(self, size: int) -> tuple[Any, ...]:
-        """Transfers the inputs as the backend does, without the checks of a mover."""
+        """Transfers the inputs by the backend's own means, without the checks of a mover."""
         return self._ways[size]() if size in self._ways else self._way(size)()
 
     def _way(self, size: int) -> Callable[[], tuple[Any, ...]]:
-        """Moves once with all checks, which shows what to give the backend."""
+        """Moves the inputs once with all checks, to learn what the backend must be given."""
         host = self.bench.batches[size]
         if self.adapter.host_only:
             self._ways[size] = lambda: host

@@ -1,4 +1,4 @@
-"""Measures the numbers of a data sheet on the device that is here."""
+"""Measures the numbers of a data sheet on a device that is present."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CHAIN = (20, 120)  # small products after one another, each one kernel
 
 @functools.lru_cache(maxsize=16)
 def calibrate(device: Device) -> Accelerator:
-    """Measures what a device achieves, in under five seconds; cached for the process.
+    """Measures what a device achieves, in less than five seconds; cached for the process.
 
-    Products of matrices give the operations per second, sums of large arrays the memory, copies of
-    a large and of a small array the link, and chains of small products the cost of a launch. The
-    ranges are the quartiles.
+    Matrix products give the operations per second, sums of large arrays the memory bandwidth,
+    copies of a large and of a small array the link, and chains of small products the launch cost.
+    The ranges are the quartiles.
     """
     adapter, move = get_adapter(device.backend, Compute), mover_to(device)
     import numpy as np  # the host arrays that are moved

@@ -1,4 +1,4 @@
-"""Example inputs: read from a short expression, and brought to any batch size."""
+"""Example inputs: parsed from a short expression, and resized to any batch size."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _GRAMMAR = (
 def read_inputs(text: str, *, seed: int = 0) -> tuple[Any, ...]:
     """Reads NumPy arrays from an expression like `randn(1, 3, 32, 32), zeros(1, 6)`.
 
-    Nothing is evaluated: only the functions below are known, with literal arguments. Floating
-    arrays are float32 and integers int64 unless a dtype is given.
+    The expression is not evaluated as Python: it may only call the functions below with literals.
+    Floating arrays are float32 and integers int64 unless a dtype is given.
 
     Args:
         text: `randn`, `rand` (uniform from 0 to 1), `zeros`, `ones` and `arange` take the shape as
             numbers or as a tuple, `randint` takes low, high and the shape. `dtype=float16` or the
-            suffix `:float16` sets the dtype. Numbers, strings, True, False and None are themselves.
-        seed: Of the random numbers.
+            suffix `:float16` sets the dtype. Numbers, strings, True, False and None are literals.
+        seed: The seed of the random numbers.
 
     Returns:
-        The inputs: a tuple, of one if the expression is not a tuple.
+        The inputs as a tuple, also if there is only one.
 
     Raises:
-        TargetError: It is no such expression; says which part.
+        TargetError: The expression cannot be read; the message names the part.
 
     Examples:
         >>> x, n = read_inputs("zeros(2, 3):float16, 4")
@@ -57,7 +57,7 @@ def read_inputs(text: str, *, seed: int = 0) -> tuple[Any, ...]:
 
 
 class _Reader:
-    """Makes values of the nodes of one expression."""
+    """Converts the syntax tree of an expression to values."""
 
     def __init__(self, text: str, seed: int) -> None:
         import numpy as np  # the core does without
@@ -133,15 +133,15 @@ def at_batch_size(inputs: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     """Returns inputs with the arrays cut, or repeated, along their first axis to a batch size.
 
     Args:
-        inputs: NumPy arrays (n, ...) in any tree; scalar arrays and other leaves stay
-            as they are.
-        size: The length of the first axes afterwards.
+        inputs: NumPy arrays (n, ...) in any tree; arrays without dimensions and other leaves are
+            left unchanged.
+        size: The new length of the first axes.
 
     Returns:
         The same tree with new arrays (size, ...).
 
     Raises:
-        ProfileError: The arrays do not agree in their first axes, or have none.
+        ProfileError: The first axes of the arrays differ, or are empty.
 
     Examples:
         >>> import numpy as np

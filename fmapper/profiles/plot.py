@@ -1,4 +1,4 @@
-"""A profile as a picture: time and share of moving over the batch size."""
+"""Plots of a profile: time and share of transfers over the batch size."""
 
 from __future__ import annotations
 

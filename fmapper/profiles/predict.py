@@ -1,4 +1,4 @@
-"""Predicts the time of a run on an accelerator that is not here."""
+"""Predicts the time of a run on an accelerator that is not present."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Traffic:
         bytes_out: Bytes of the results.
         arrays_in: How many arrays the inputs are.
         arrays_out: How many arrays the results are.
-        host_in: Seconds that the host takes to start bringing them in, beside what copies take.
-        host_out: The same for the way back.
+        host_in: Seconds that the host needs to start the transfer of the inputs, without copies.
+        host_out: Seconds that the host needs to start the transfer of the results.
     """
 
     bytes_in: float
@@ -41,14 +41,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds that a run takes on an accelerator, by what it does with them.
+    """The predicted seconds of a run on an accelerator, by activity.
 
     Attributes:
-        transfer_in: To bring the inputs there.
-        compute: To compute: launching, computing and waiting for values.
-        transfer_out: To bring the results back.
-        total: All of it.
-        bound: What most of it goes to.
+        transfer_in: To transfer the inputs to it.
+        compute: To launch kernels, to compute and to wait for values.
+        transfer_out: To transfer the results back.
+        total: The sum of the three.
+        bound: The activity that takes the largest part.
     """
 
     transfer_in: Timing
@@ -84,7 +84,7 @@ def predict(
 def _parts(
     counts: Counts, traffic: Traffic, accelerator: Accelerator, dtype: str, level: int
 ) -> tuple[float, float, float]:
-    """Returns the times of input, compute and output at least (0), likely (1) or most (2) cost."""
+    """Returns the times of input, compute and output: lowest (0), likely (1) or highest (2)."""
     share = 2 - level  # the most of a peak takes the least time
     link = accelerator.link * accelerator.link_share[share]
     copy = accelerator.copy[level]
@@ -129,9 +129,9 @@ def _launch_time(
 
 
 class Curve:
-    """A number that depends on the batch size, known at some: straight lines between and beyond.
+    """A piecewise linear function of the batch size, through known points and beyond them.
 
-    With one point known it is proportional to the batch size, or constant.
+    With a single point it is proportional to the batch size, or constant.
     """
 
     def __init__(self, points: Mapping[int, float], *, constant: bool = False) -> None:
@@ -172,14 +172,14 @@ def break_even(
 ) -> int | None:
     """Returns the batch size from which `cost` is below `other`; None if it never is.
 
-    Up to `most` it stays below from there on. Where it is not below at `most`, larger sizes are
-    looked at, up to `BEYOND` times that.
+    From there up to `most`, it stays below. If it is not below at `most`, larger sizes are tried,
+    up to `BEYOND` times that.
 
     Args:
         cost: Seconds at a batch size.
-        other: The same of what it is compared with.
-        least: Where the search begins.
-        most: Up to where the seconds are known.
+        other: Seconds of the alternative.
+        least: The batch size at which the search begins.
+        most: The largest batch size whose seconds are known.
 
     Examples:
         >>> break_even(lambda n: 100.0, lambda n: 2.0 * n, 1, 64)

@@ -46,59 +46,59 @@ def profile(
 ) -> Profile:
     """Measures how a model divides its time between transfers and computing.
 
-    The model is copied to each device; the one that is given is not touched. A round begins with
-    NumPy arrays on the host and ends with NumPy arrays on the host: the inputs are moved, the model
-    runs (for inference: torch without gradients and in evaluation mode, JAX under `jax.jit`), and
-    the results are moved back, each awaited and timed. The times are medians of rounds after a
-    warm-up, with quartiles; the first run of all, in which compilers work, stands apart.
+    The model is copied to each device; the original is not changed. A round begins and ends with
+    NumPy arrays on the host: the inputs are moved, the model runs (for inference: torch without
+    gradients and in evaluation mode, JAX under `jax.jit`), and the results are moved back; each
+    step is awaited and timed. The times are medians of rounds after a warm-up, with quartiles. The
+    very first run, in which compilers work, is reported separately.
 
-    Where a backend could use an accelerator and none is here, the run is counted instead: kernels,
-    operations, bytes, waits. From these and a data sheet comes a prediction, with a range, marked
-    as one. Kernels are counted as they run on the CPU; a GPU may need a few more or less.
+    If a backend could use an accelerator that is not present, the run is counted instead: kernels,
+    operations, bytes, waits. These counts and a data sheet give a prediction, which is marked as
+    one and has a range. Kernels are counted on the CPU; a GPU may need a few more or fewer.
 
     Args:
-        model: Something to call: a functor, a torch or NNX module, a function.
+        model: A callable: a functor, a torch or NNX module, a function.
         inputs: An array, a tuple of arguments, or a function `batch_size -> inputs`. Arrays are cut
             or repeated along their first axis to each batch size.
         devices: Devices as strings, `Device` or a framework's own; None for the first of each kind
-            in every backend that can compute the model. A GPU that is not here is predicted.
-        batch_sizes: How many samples go in at once; two or more, for a break-even to be found.
+            in every backend that can compute the model. A GPU that is not present is predicted.
+        batch_sizes: Numbers of samples per run; a break-even needs at least two.
         call: How the model is run, `call(model, *inputs)`; None for `model(*inputs)`.
-        train: True runs the model and its gradient (`value_and_grad`), in training mode; without an
-            optimizer. The loss is what the call returns, if that is one number, else the mean
-            square of all that it returns.
-        compile: True also compiles in torch (`torch.compile`), False also keeps JAX from it; None
-            for what is usual.
-        seconds: How long each device is measured at each batch size, without the first run. One
-            round is always run to its end.
-        predict: False predicts nothing.
-        accelerator: What a prediction is for: a name (H200, H100, A100, L4, V100, T4) or an
-            `Accelerator`; None for the one that another backend sees here, measured in a few
+        train: Whether to run the model in training mode with its gradient (`value_and_grad`), but
+            without an optimizer. The loss is the result of the call if that is one number, else the
+            mean square of everything that the call returns.
+        compile: True compiles in torch too (`torch.compile`), False does not compile in JAX either;
+            None compiles in JAX alone.
+        seconds: How long to measure each device at each batch size, without the first run. At least
+            one round is run.
+        predict: Whether to predict accelerators that are not present.
+        accelerator: The accelerator to predict: a name (H200, H100, A100, L4, V100, T4) or an
+            `Accelerator`; None for the one that another backend sees, which is measured in a few
             seconds, else the H200.
-        progress: Whether a progress bar is shown on stderr; None for where that is a terminal,
-            unless `fmapper.settings` say otherwise.
+        progress: Whether to show a progress bar on stderr; None for a terminal only, unless
+            `fmapper.settings` say otherwise.
 
     Returns:
-        A `Profile`: print it, look at its cells and verdicts, `plot` it, keep it with `to_json`.
+        A `Profile`, which can be printed, plotted, and saved with `to_json`.
 
     Raises:
-        ProfileError: The model cannot be called, or it failed on a device that was asked for, or
-            on all; the message says where.
-        NotAFunctorError: It holds arrays in undeclared objects; the message names the path.
-        DeviceUnavailableError: A device that is asked for is not here and cannot be predicted.
+        ProfileError: The model cannot be called, or it failed on a requested device or on all
+            devices; the message says where.
+        NotAFunctorError: The model holds arrays in undeclared objects; the message names the path.
+        DeviceUnavailableError: A requested device is not present and cannot be predicted.
 
     Examples:
         >>> import fmapper, numpy as np
         >>> def model(x):
         ...     return np.tanh(x)
-        >>> made = fmapper.profile(
+        >>> measured = fmapper.profile(
         ...     model, np.ones((1, 4)), ["numpy:cpu"], [1, 2], seconds=0.01, predict=False
         ... )
-        >>> made.cell("numpy:cpu", 2).bytes_in
+        >>> measured.cell("numpy:cpu", 2).bytes_in
         64
 
-    The way of predicting is that of the roofline, S. Williams et al., 2009,
-    https://doi.org/10.1145/1498765.1498785, with launching as a third roof.
+    Predictions follow the roofline model, S. Williams et al., 2009,
+    https://doi.org/10.1145/1498765.1498785, with launches as a third roof.
     """
     sizes = _checked_sizes([batch_sizes] if isinstance(batch_sizes, int) else batch_sizes)
     devices = [devices] if isinstance(devices, str) else devices
@@ -115,7 +115,7 @@ def profile(
         places = places_for(model, devices, predict=predict, train=train)
         batches = _batches(inputs, sizes)
         bench = Bench(model, call or _call, batches, train=train, compile=compile, seconds=seconds)
-        gc.collect()  # what is not garbage now is not collected while something is measured
+        gc.collect()  # or a collection would run while something is measured
         bar = Progress(len(places.measured) * len(sizes), progress)
         with step("profiling", shown=False), bar:
             cells, notes = _measure_all(places, bench, bar)
@@ -236,11 +236,11 @@ def _first_line(error: Exception) -> str:
     return said if isinstance(error, FmapperError) else f"{type(error).__name__}: {said}"
 
 
-# --- what is not here ----------------------------------------------------------------------------
+# --- accelerators that are not present -----------------------------------------------------------
 
 
 def _card_here(places: Places) -> Accelerator | None:
-    """Returns the accelerator that another backend sees, to predict what this one could do."""
+    """Returns the accelerator that another backend sees, to predict this backend's use of it."""
     if places.predicted:
         for device in places.measured:
             if DEVICE_KINDS.get(device.kind) == "gpu":
@@ -256,7 +256,7 @@ def _predict_all(
     cells: list[ProfileCell] = []
     notes: list[str] = []
     for name, device in places.predicted.items():
-        if str(device) not in ran:  # the notes say already why not
+        if str(device) not in ran:  # the notes already say why
             continue
         unseen: dict[str, None] = {}
         size = None

@@ -1,4 +1,4 @@
-"""A progress bar for profiles that take long, on stderr."""
+"""The progress bar of a profile, on stderr."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PATIENCE = 1.0  # seconds without a bar: a short run needs none
 
 
 class Progress:
-    """Counts steps; shows a bar once it has taken a second, where somebody can see it.
+    """Counts steps, and shows a bar after the first second.
 
     Args:
-        steps: How many there will be.
-        wanted: Whether to show it; None for where stderr is a terminal.
+        steps: The number of steps.
+        wanted: Whether to show the bar; None for a terminal only.
     """
 
     def __init__(self, steps: int, wanted: bool | None) -> None:
@@ -36,7 +36,7 @@ class Progress:
             self._bar.stop()
 
     def at(self, what: str) -> None:
-        """Shows the next step."""
+        """Shows the name of the next step."""
         late = time.monotonic() - self._start > _PATIENCE
         if self._bar is None and self._wanted and late:
             self._show()

@@ -24,30 +24,30 @@ Pays = Literal["yes", "no", "grey"]
 
 @dataclass(frozen=True, slots=True)
 class ProfileCell:
-    """One device at one batch size. All times are seconds of one run.
+    """The times of one device at one batch size, in seconds per run.
 
     Attributes:
-        device: The device; of a prediction, where it would run.
-        batch_size: How many samples go in at once.
-        transfer_in: To bring the inputs there from NumPy arrays on the host; on a CPU, to make
-            arrays of the backend from them.
-        compute: To run the model on what is there, until its results are.
-        transfer_out: To bring the results back to the host as NumPy arrays.
-        total: All three.
-        share_moving: Share of the total that the transfers take, from 0 to 1.
-        first_call: The first run of all, in which JAX and `compile=True` compile; one value, since
-            there is only one first run. None for a prediction.
+        device: The device, or the device that was predicted.
+        batch_size: The number of samples in a run.
+        transfer_in: To transfer the inputs from NumPy arrays on the host; on a CPU, to convert them
+            to arrays of the backend.
+        compute: To run the model until its results are computed.
+        transfer_out: To transfer the results back to NumPy arrays on the host.
+        total: The sum of the three.
+        share_moving: The share of the transfers in the total, from 0 to 1.
+        first_call: The very first run, in which JAX and `compile=True` compile; a single value.
+            None for a prediction.
         bytes_in: Bytes of the inputs.
         bytes_out: Bytes of the results.
-        arrays_in: How many arrays the inputs are.
-        arrays_out: How many arrays the results are.
-        host_in: Of a prediction, the part of `transfer_in` that the backend takes on the host,
-            which was measured with the CPU as its target.
-        host_out: The same for `transfer_out`.
-        bound: What most of the time goes to: `launch` for what each run costs whatever its size,
-            `transfer`, or `compute`. None where one batch size alone cannot tell.
-        predicted: Not measured, see `Profile.accelerator`.
-        counts: What a run asks for, where that was counted.
+        arrays_in: The number of input arrays.
+        arrays_out: The number of result arrays.
+        host_in: For a prediction, the part of `transfer_in` that the backend spends on the host,
+            which was measured on the CPU.
+        host_out: For a prediction, the part of `transfer_out` that it spends on the host.
+        bound: What takes most of the time: `launch`, the fixed cost of a run, `transfer` or
+            `compute`. None if a single batch size cannot tell.
+        predicted: Whether the cell is predicted for `Profile.accelerator`, not measured.
+        counts: The operations and bytes of a run, if they were counted.
     """
 
     device: str
@@ -75,16 +75,16 @@ class Verdict:
 
     Attributes:
         device: The accelerator.
-        against: The fastest CPU at small batches; at every batch size the fastest is compared.
-        batch_size: The break-even: from here on the accelerator is faster. None if it never is, or
-            if fewer than two batch sizes were measured.
-        low: The same if everything goes as well as it can.
-        high: The same if nothing does; None if it does not pay then.
-        pays: Batch size -> `yes`, `no`, or `grey` where the times are too close to tell.
-        bound: What keeps it from being faster at the smallest batch size.
-        reason: All of that in one line.
+        against: The fastest CPU at small batches; each batch size is compared with its fastest.
+        batch_size: The break-even: from this batch size on, the accelerator is faster. None if it
+            never is, or if fewer than two batch sizes were measured.
+        low: The break-even in the best case of the ranges.
+        high: The break-even in the worst case; None if the accelerator does not pay then.
+        pays: Batch size -> `yes`, `no`, or `grey` if the times are too close to tell.
+        bound: What limits it at the smallest batch size.
+        reason: A summary in one line.
         advice: What would help, cheapest first.
-        predicted: It is not a measurement.
+        predicted: Whether the verdict rests on a prediction.
     """
 
     device: str
@@ -104,11 +104,11 @@ class Profile:
     """The profile of a model, made by `profile`. It prints as a table.
 
     Attributes:
-        model: What was profiled.
+        model: The class of the model.
         cells: The measurements and predictions, by device and batch size.
         verdicts: For each accelerator, from which batch size it pays.
-        notes: What could not be seen, and why.
-        accelerator: What the predictions are for; None if there are none.
+        notes: What could not be measured, and why.
+        accelerator: The accelerator of the predictions; None if there are none.
     """
 
     model: str
@@ -160,7 +160,7 @@ class Profile:
         """Reads a profile that `to_json` has written.
 
         Raises:
-            ValueError: It is no such JSON.
+            ValueError: The text is not the JSON of a profile.
         """
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
@@ -179,7 +179,7 @@ class Profile:
         Needs matplotlib, as in the extra `plot`.
 
         Args:
-            path: The file; its suffix says what kind, `.png` or `.svg` for example.
+            path: The file; its suffix, such as `.png` or `.svg`, chooses the format.
 
         Raises:
             BackendUnavailableError: matplotlib is not installed.

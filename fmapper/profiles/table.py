@@ -1,4 +1,4 @@
-"""A profile as a table in the terminal."""
+"""Formats a profile as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDE = 106
 
 
 def render(profile: Profile, width: int) -> Iterator[RenderableType]:
-    """Yields the table, the verdicts and the notes, for lines of some width."""
+    """Yields the table, the verdicts and the notes, wrapped to a width."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

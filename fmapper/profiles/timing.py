@@ -1,4 +1,4 @@
-"""Times that can be trusted: medians of many rounds, with quartiles, within a budget."""
+"""Robust timing: medians and quartiles of many rounds, within a time budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 clock: Callable[[], float] = time.perf_counter
-"""Seconds, from any moment on."""
+"""Returns the seconds since some fixed moment."""
 
 _MOST = 200  # rounds: more make a median no better
 
@@ -20,10 +20,10 @@ class Timing:
     """A number that was measured several times, or predicted.
 
     Attributes:
-        median: The median of all rounds; of a prediction, what is likely.
-        lower: The first quartile; of a prediction, the least.
-        upper: The third quartile; of a prediction, the most.
-        n: How many rounds; 0 for a prediction.
+        median: The median of all rounds, or the likely value of a prediction.
+        lower: The first quartile, or the lowest value of a prediction.
+        upper: The third quartile, or the highest value of a prediction.
+        n: The number of rounds; 0 for a prediction.
     """
 
     median: float
@@ -47,7 +47,7 @@ class Timing:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Switches the garbage collector off within the block, so that it costs no run its time."""
+    """Switches the garbage collector off within the block, so that no run includes a collection."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +60,7 @@ def no_collector() -> Iterator[None]:
 def rounds(once: Callable[[], tuple[float, ...]], seconds: float) -> list[tuple[float, ...]]:
     """Repeats `once` until the time is up, at least once, and returns the results.
 
-    A first round is thrown away, for caches and clocks to warm up, unless it took all the time.
+    The first round is discarded as a warm-up, unless it took all the time.
     """
     with no_collector():
         start = clock()

@@ -23,8 +23,8 @@ _LARGE = 1 << 20  # bytes that take longer over a link than it takes to start th
 def measured_bounds(cells: Sequence[ProfileCell]) -> list[ProfileCell]:
     """Returns the cells with what dominates their measured times.
 
-    What a run costs beside what it costs per sample is what it costs whatever its size: launching,
-    dispatch, Python, and the fixed part of a copy.
+    The fixed cost of a run is the part that does not grow with the batch size: launches, dispatch,
+    Python, and the fixed part of a copy.
     """
     return [dataclasses.replace(cell, bound=_measured_bound(cell, cells)) for cell in cells]
 
@@ -49,9 +49,9 @@ def verdicts(
     """Returns one verdict per accelerator, against the CPUs.
 
     Args:
-        cells: Measured and predicted ones.
-        cards: What predicted devices are predicted from.
-        dtype: What the model computes in.
+        cells: The measured and the predicted cells.
+        cards: The accelerators of predicted devices.
+        dtype: The dtype in which the model computes.
     """
     cpus = [cell for cell in cells if _is_cpu(cell)]
     names = dict.fromkeys(cell.device for cell in cells if not _is_cpu(cell))
@@ -113,7 +113,7 @@ def _verdict(
 def _costs(
     cells: list[ProfileCell], card: Accelerator | None, dtype: str
 ) -> tuple[_Cost, _Cost, _Cost]:
-    """Returns seconds at any batch size: likely, at best, at worst."""
+    """Returns the seconds at any batch size: the likely, the best and the worst case."""
     if cells[0].predicted and card is not None:
         known: dict[int, Counts] = {c.batch_size: c.counts for c in cells if c.counts is not None}
         counts = counts_between(known)

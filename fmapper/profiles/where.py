@@ -1,4 +1,4 @@
-"""On which devices a model can be profiled, and for which that are not here it is predicted."""
+"""Chooses the devices on which a model is profiled, and the accelerators that are predicted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Places:
     """The devices to measure and the accelerators to predict.
 
     Attributes:
-        measured: Devices that are here.
-        asked: Those of them that were asked for, by name: there a failure is an error.
-        predicted: Accelerators that are not here, and the CPU on which a run is counted.
-        absent: Why accelerators are not here, by what they would be called.
+        measured: The devices that are present.
+        asked: Those that the user named, where a failure is an error.
+        predicted: Accelerators that are not present, with the CPU on which a run is counted.
+        absent: The reason why an accelerator is not present, by its name.
         notes: What else is missing, and why.
     """
 
@@ -50,8 +50,8 @@ def places_for(
     """Returns the requested devices, or the first of each kind in every fitting backend.
 
     Raises:
-        ProfileError: The model cannot compute with what is asked for, or with anything.
-        DeviceUnavailableError: A device is not here and cannot be predicted.
+        ProfileError: The model cannot run on a requested device, or on any.
+        DeviceUnavailableError: A device is not present and cannot be predicted.
     """
     owner = _owner(model)
     usable = [get_adapter(name, Compute) for name in _usable(owner)]
@@ -93,12 +93,12 @@ def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
         try:
             if get_adapter(name, Compute).devices():
                 yield name
-        except ImportError:  # installed in name only: `missing` has the reason
+        except ImportError:  # installed but broken: `missing` has the reason
             continue
 
 
 def _owner(model: Any) -> tuple[str, str] | None:
-    """Returns the backend that a model computes with, and the first path that shows it."""
+    """Returns the backend that a model is bound to, and the first path that shows it."""
     found: dict[str, str] = {}
     for link, node, kind in visit(model, once=True):
         cls = type(node)
@@ -136,7 +136,7 @@ def _add_requested_kinds(
                 f"{spec} cannot run this model: its {owner[1]} computes with {owner[0]} only. "
                 "Omit this device, or convert the model."
             )
-        # It says why it is not among the usable ones.
+        # The adapter says why it cannot be used.
         adapter = get_adapter(spec.backend or "", Compute)
         raise ProfileError(f"{spec} cannot train: {adapter.no_transforms()}")
     failures: list[DeviceUnavailableError] = []
