@@ -67,7 +67,8 @@ def check_indices(function: str, name: str, x: Any) -> None:
     dtype = _dtype(x)
     if _is_inexact(dtype):
         raise TypeError(
-            f"{function}: {name} holds indices, but is of dtype {dtype}. Cast it to an integer dtype."
+            f"{function}: {name} holds indices, but is of dtype {dtype}. Cast it to an integer "
+            f"dtype."
         )
 
 
