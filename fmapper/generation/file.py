@@ -49,6 +49,7 @@ def save_generation(
         "columns": generation.columns,
         "padding": generation.padding,
         "start": list(generation.start),
+        "counts_padding": generation.counts_padding,
         "lengths": list(generation.lengths),
         "decoding": {name: _as_lists(value) for name, value in asdict(decoding).items()},
     }
@@ -91,6 +92,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         columns=_size(about, "columns"),
         padding=padding,
         start=_integers(about, "start", vocabulary),
+        counts_padding=_get({"counts_padding": False, **about}, "counts_padding", bool),
         lengths=_integers(about, "lengths", _MOST),
         name=program.name,
     )

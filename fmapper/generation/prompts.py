@@ -46,6 +46,8 @@ def read(
     name = generation.name
     encodes = bool(generation.start)
     tokens, mask = _arrays(name, input_ids, attention_mask, decoding, left=not encodes)
+    if generation.counts_padding and not _is_lists(input_ids):
+        mask = np.ones_like(mask)
     rows, width = tokens.shape
     copies = decoding.copies
     if rows * copies > generation.batch:
@@ -96,7 +98,7 @@ def _arrays(
 ) -> tuple[Any, Any]:
     import numpy as np
 
-    if isinstance(input_ids, list | tuple) and input_ids and not hasattr(input_ids[0], "shape"):
+    if _is_lists(input_ids):
         if attention_mask is not None:
             raise ProgramInputError(f"{name}: lists of tokens need no attention_mask")
         given = input_ids if isinstance(input_ids[0], list | tuple) else [input_ids]
@@ -123,3 +125,8 @@ def _arrays(
             f"{name}: attention_mask has the shape {mask.shape}, input_ids {tokens.shape}"
         )
     return tokens, mask
+
+
+def _is_lists(input_ids: Any) -> bool:
+    is_list = isinstance(input_ids, list | tuple) and bool(input_ids)
+    return is_list and not hasattr(input_ids[0], "shape")

@@ -36,8 +36,9 @@ class CausalLM(torch.nn.Module):
         layers = cache_layers.for_prompt(model.config).layers
         linear = cache_utils.LinearAttentionCacheLayerMixin
         self.is_recurrent = any(isinstance(layer, linear) for layer in layers)
-        name = type(model).__name__.lower()
-        self.cache_name = "cache_params" if "mamba" in name else "past_key_values"
+        self.cache_name = "past_key_values"
+        if "past_key_values" not in self.accepts and "cache_params" in self.accepts:  # as of Mamba
+            self.cache_name = "cache_params"
 
     @property
     def padding(self) -> str:
@@ -97,7 +98,9 @@ class CausalLM(torch.nn.Module):
         self, tokens: Any, mask: Any, positions: Any, cache: Any, last: Any, *, first: bool
     ) -> torch.Tensor:
         """Calls the model as `generate` does, and returns the logits of one column."""
-        given: dict[str, Any] = {"attention_mask": mask, "use_cache": True, self.cache_name: cache}
+        given: dict[str, Any] = {"attention_mask": mask}
+        if cache is not None:
+            given |= {"use_cache": True, self.cache_name: cache}
         if "position_ids" in self.accepts:
             given["position_ids"] = positions
         if last is not None and "logits_to_keep" in self.accepts:

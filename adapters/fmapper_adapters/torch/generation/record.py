@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fmapper import ConversionError
+from fmapper import ConversionError, NotCompiledWarning
 from fmapper.generation import Decoding, Generation, read_config
 from fmapper.programs import Graph, Program
-from fmapper_adapters.torch.generation import rotary
+from fmapper_adapters.torch.generation import recurrent, rotary
 from fmapper_adapters.torch.record.export import export_program, mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
@@ -61,12 +62,12 @@ def export_generation(
     Raises:
         ConversionError: It cannot be recorded, or is not a model that generates.
     """
-    own, prefix = _protocol_of(model, max_length)
     config = getattr(model, "generation_config", None) or {}
     if not isinstance(config, Mapping):
         config = config.to_dict()
     decoding, unsupported = read_config(config)
     rows = batch * decoding.with_options(options or {}).copies
+    own, prefix = _protocol_of(model, max_length, rows)
     with rotary.without_memory(own):
         found = _export(model, own, prefix, max_length, rows, check=check, whole=whole)
     return replace(found, decoding=decoding, unsupported=unsupported)
@@ -87,12 +88,12 @@ def _export(
     mask = torch.ones_like(tokens)
     settings: dict[str, Any] = {"check": check, "whole": whole}
     lengths: tuple[int, ...] = ()
+    prefill = None
     try:
-        prefill, most = _of_any_columns(own, (tokens, mask), most, settings)
+        if not getattr(own, "by_steps", False):
+            prefill, most = _of_any_columns(own, (tokens, mask), most, settings)
     except ConversionError:
-        if getattr(own, "is_recurrent", False):  # its code goes over the prompt in Python
-            prefill = None
-        else:
+        if not getattr(own, "is_recurrent", False):  # or its code goes over the prompt in Python
             tokens = torch.ones((batch, max_length), dtype=torch.int64)
             mask, lengths = torch.ones_like(tokens), (max_length,)
             prefill = export_program(_Prefill(own), (tokens, mask), {}, **settings)
@@ -116,6 +117,7 @@ def _export(
         columns=max_length if lengths else most,
         padding="right" if prefill is None else getattr(own, "padding", "left"),
         start=getattr(own, "start", ()),
+        counts_padding=getattr(own, "counts_padding", False),
         lengths=lengths,
         name=type(model).__name__,
     )
@@ -132,7 +134,9 @@ def _of_any_columns(
         columns = torch.export.Dim("columns", min=_LEAST, max=most)
         shapes = {"tokens": {1: columns}, "mask": {1: columns}}
         try:
-            made = export_program(_Prefill(own), given, {}, dynamic_shapes=shapes, **settings)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotCompiledWarning)  # of what is dropped then
+                made = export_program(_Prefill(own), given, {}, dynamic_shapes=shapes, **settings)
         except ConversionError as error:
             found = _FEWER.search(str(error.__cause__))
             encodes = bool(getattr(own, "start", ""))
@@ -167,7 +171,7 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
         ) from error
 
 
-def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
+def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
     """Returns the object with `prefill` and `step`, and the prefix of its array names."""
     if callable(getattr(model, "prefill", None)) and callable(getattr(model, "step", None)):
         return model, "of."
@@ -189,9 +193,18 @@ def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
                 ": set it to the token that answers begin with"
             )
         return EncoderDecoder(model, max_length, (start,)), "of.model."
+    if kind := recurrent.KINDS.get(model.config.model_type):
+        return kind(model, batch), "of.model."
     from fmapper_adapters.torch.generation.causal_lm import CausalLM
 
-    return CausalLM(model, max_length), "of.model."
+    own = CausalLM(model, max_length)
+    if own.cache_name not in own.accepts:
+        from fmapper_adapters.torch.generation.uncached import Uncached
+
+        own = Uncached(model, max_length)
+        with mode(own, train=False):
+            own.refuse_not_causal()
+    return own, "of.model."
 
 
 def _most_columns(own: Any, max_length: int) -> int:

@@ -26,6 +26,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fmapper_adapters import torch as adapters
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.values import asserts, loop_proof, row_questions
@@ -34,7 +35,7 @@ from fmapper_adapters.torch.record.values.row_questions import Question
 
 _Tensor = torch.Tensor
 _Place: TypeAlias = tuple[types.CodeType, int, int]
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_NOT_CALLERS = tuple(os.path.dirname(one.__file__) + os.sep for one in (torch, adapters))
 _NONZERO: set[Any] = {torch.nonzero, _Tensor.nonzero}
 _PLACES: set[Any] = {torch.where, _Tensor.where, *_NONZERO}
 _SHAPE: Any = _Tensor.shape.__get__  # type: ignore[attr-defined] # another object each time
@@ -353,11 +354,8 @@ def _memory(x: _Tensor) -> int:
 
 
 def _caller() -> types.FrameType:
-    """Returns the frame outside of torch and of this file that calls a function."""
+    """Returns the frame outside of torch and of the adapters that calls a function."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if name != __file__ and not name.startswith(_TORCH):
-            break
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_CALLERS):
         frame = frame.f_back
     return frame

@@ -1,0 +1,114 @@
+"""Models of transformers whose cache is a state of their own, with `prefill` and `step`.
+
+A prompt goes through steps, as their own code goes over it in a loop. They have no mask: padding in
+a table of prompts counts as tokens, as in their own `generate`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+
+State = dict[str, torch.Tensor]
+
+
+class Recurrent(torch.nn.Module, ABC):
+    """A model with a state, which is zeros before the first token.
+
+    Args:
+        model: The model.
+        batch: How many prompts there are at once.
+    """
+
+    by_steps = True
+    counts_padding = True
+
+    def __init__(self, model: Any, batch: int) -> None:
+        super().__init__()
+        self.model = model
+
+    def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, State]:
+        """Returns the logits after a prompt, and the cache.
+
+        Args:
+            tokens: Of the prompts, shape (batch, columns).
+            mask: Ignored.
+        """
+        return self.run(tokens, None)
+
+    def step(self, tokens: torch.Tensor, cache: State) -> tuple[torch.Tensor, State]:
+        """Returns the logits after one more token, and the cache.
+
+        Args:
+            tokens: One per row, shape (batch,).
+            cache: As `prefill` and `step` return it.
+        """
+        own = {name: state.clone() for name, state in cache.items()}  # models write to it
+        return self.run(tokens[:, None], own)
+
+    @abstractmethod
+    def run(self, tokens: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:
+        """Calls the model: returns the logits of the last token, and the state after it."""
+
+
+class Rwkv(Recurrent):
+    """RWKV, whose five states have the shape (batch, width, layers).
+
+    Raises:
+        ConversionError: There are several prompts at once.
+    """
+
+    _MAXIMUM = 4  # the state that holds the largest exponent so far
+    _LEAST = -1e30  # what it begins with
+
+    def __init__(self, model: Any, batch: int) -> None:
+        super().__init__(model, batch)
+        if batch > 1:
+            raise ConversionError(
+                f"{type(model).__name__}: a step of transformers mixes the rows of a batch (it adds "
+                f"states of shape (batch, width) to tokens of shape (batch, 1, width)), so that "
+                f"answers would depend on the other prompts. Create the generator with batch=1 and "
+                f"num_beams=1."
+            )
+
+    def run(self, tokens: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:
+        """Calls the model: returns the logits of the last token, and the state after it."""
+        given = None
+        if state is not None:
+            begun = state.pop("begun")[:, None, None] > 0
+            given = list(state.values())
+            given[self._MAXIMUM] = torch.where(begun, given[self._MAXIMUM], self._LEAST)
+        found = self.model(input_ids=tokens, state=given, use_cache=True, return_dict=True)
+        after = {f"state.{i}": one for i, one in enumerate(found.state)}
+        begun = torch.ones(len(tokens), dtype=torch.int64)
+        return found.logits[:, -1].float(), after | {"begun": begun}
+
+
+class XLSTM(Recurrent):
+    """xLSTM, which has three states for each layer."""
+
+    def run(self, tokens: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:
+        """Calls the model: returns the logits of the last token, and the state after it."""
+        from transformers.models.xlstm.modeling_xlstm import xLSTMCache
+
+        given = None
+        if state is not None:
+            given = xLSTMCache(self.model.config, len(tokens), dtype=self.model.dtype)
+            for layer, old in given.rnn_state.items():
+                own = tuple(state[f"{layer}.{i}"] for i in range(len(old)))
+                given.rnn_state[layer] = own
+        found = self.model(input_ids=tokens, cache_params=given, use_cache=True, return_dict=True)
+        after = {
+            f"{layer}.{i}": one
+            for layer, own in found.cache_params.rnn_state.items()
+            for i, one in enumerate(own)
+        }
+        return found.logits[:, -1].float(), after
+
+
+# By the model type of their configurations.
+KINDS: dict[str, type[Recurrent]] = {"rwkv": Rwkv, "xlstm": XLSTM}
