@@ -154,7 +154,7 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
     """Raises for a cache with more places than the model has positions.
 
     Raises:
-        ConversionError: The model has no such position.
+        ConversionError: The model has no such position; or it takes no cache of a fixed size.
     """
     if not isinstance(cache, dict) or not hasattr(own, "model") or "length" not in cache:
         return
@@ -162,13 +162,27 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
     last = {"length": full}
     if "position" in cache:
         last["position"] = torch.full_like(cache["position"], max_length - 1)
-    try:
-        own.step(logits.argmax(-1), {**cache, **last})
-    except (IndexError, RuntimeError) as error:
+    error = _error_of_step(own, logits, {**cache, **last})
+    if error is None:
+        return
+    name, why = type(own.model).__name__, str(error).splitlines()[0]
+    if _error_of_step(own, logits, cache) is None:
         raise ConversionError(
-            f"{type(own.model).__name__}: max_length={max_length} exceeds the positions of the "
-            f"model ({str(error).splitlines()[0]}). Create the generator with a smaller max_length."
+            f"{name}: max_length={max_length} exceeds the positions of the model ({why}). Create "
+            f"the generator with a smaller max_length."
         ) from error
+    raise ConversionError(
+        f"{name} cannot compute a token with a cache of fixed size: {type(error).__name__}: {why}. "
+        f"Wrap it in a module with prefill and step; see fmapper.generator."
+    ) from error
+
+
+def _error_of_step(own: Any, logits: Any, cache: Any) -> Exception | None:
+    try:
+        own.step(logits.argmax(-1), cache)
+    except (IndexError, RuntimeError) as error:
+        return error
+    return None
 
 
 def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
@@ -199,11 +213,9 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
 
     own = CausalLM(model, max_length)
     if own.cache_name not in own.accepts:
-        from fmapper_adapters.torch.generation.uncached import Uncached
+        from fmapper_adapters.torch.generation.uncached import without_cache
 
-        own = Uncached(model, max_length)
-        with mode(own, train=False):
-            own.refuse_not_causal()
+        own = without_cache(model, max_length)
     return own, "of.model."
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fmapper import ConversionError
 from fmapper_adapters.torch.generation.cache_layers import State
 from fmapper_adapters.torch.generation.causal_lm import CausalLM, Result
+from fmapper_adapters.torch.record.export import mode
+
+_PLACES = 8  # of a text that tells whether a model is causal
 
 
 class Uncached(CausalLM):
@@ -29,7 +34,7 @@ class Uncached(CausalLM):
         taken = slots.clamp(max=columns - 1)
         kept = mask.index_select(1, taken) * (slots < length)
         state = {"tokens": tokens.index_select(1, taken), "mask": kept, "length": length}
-        return self._at(tokens, mask, length - 1), state
+        return self.logits_at(tokens, mask, length - 1), state
 
     def step(self, tokens: torch.Tensor, cache: State) -> Result:
         """Returns the logits after one more token, and the cache.
@@ -42,30 +47,42 @@ class Uncached(CausalLM):
         at = length.reshape(1)
         text = cache["tokens"].index_copy(1, at, tokens[:, None])
         mask = cache["mask"].index_copy(1, at, torch.ones_like(tokens[:, None]))
-        return self._at(text, mask, length), {"tokens": text, "mask": mask, "length": length + 1}
+        return self.logits_at(text, mask, length), {"tokens": text, "mask": mask, "length": length + 1}
 
-    def _at(self, tokens: torch.Tensor, mask: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    def logits_at(self, tokens: torch.Tensor, mask: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """Returns the logits after one place of a text."""
         positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
         return self._call(tokens, mask, positions, None, at.reshape(1), first=True)
 
-    def refuse_not_causal(self) -> None:
-        """Raises for a model whose logits depend on what follows in the text.
 
-        Raises:
-            ConversionError: It has other logits where masked tokens follow.
-        """
-        tokens = torch.ones((1, 4), dtype=torch.int64)
-        mask = torch.ones_like(tokens)
+def without_cache(model: Any, max_length: int) -> Uncached:
+    """Returns a model with `prefill` and `step`.
+
+    Raises:
+        ConversionError: Its logits depend on what follows in the text, so that it is not causal; or
+            it has fewer positions.
+    """
+    name = type(model).__name__
+    own, other = Uncached(model, max_length), Uncached(model, _PLACES)
+    tokens = torch.ones((1, _PLACES // 2), dtype=torch.int64)
+    with mode(own, train=False), torch.no_grad():
         try:
-            with torch.no_grad():
-                want, cache = self.prefill(tokens, mask)
-                found = self._at(cache["tokens"], cache["mask"], cache["length"] - 1)
+            want, cache = other.prefill(tokens, torch.ones_like(tokens))
+            found = other.logits_at(cache["tokens"], cache["mask"], cache["length"] - 1)
             is_causal = torch.allclose(want, found, rtol=1e-3, atol=1e-4)
         except (IndexError, RuntimeError):  # its logits are not those of the tokens
             is_causal = False
         if not is_causal:
             raise ConversionError(
-                f"{type(self.model).__name__} keeps no cache, and is not causal: its logits depend "
-                f"on what follows. Wrap it in a module with prefill and step; see "
-                f"fmapper.generator."
+                f"{name} keeps no cache, and is not causal: its logits depend on what follows. "
+                f"Wrap it in a module with prefill and step; see fmapper.generator."
             )
+        text = torch.ones((1, max_length), dtype=torch.int64)
+        try:
+            own.logits_at(text, text, torch.tensor(0))
+        except (IndexError, RuntimeError) as error:
+            raise ConversionError(
+                f"{name}: max_length={max_length} exceeds the positions of the model ({error}). "
+                f"Create the generator with a smaller max_length."
+            ) from error
+    return own
