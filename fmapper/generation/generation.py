@@ -26,8 +26,8 @@ class Generation:
         columns: How many tokens a prompt may have.
         padding: The side on which prompts may be padded further: `left` or `right`.
         start: Where an encoder takes the prompt: the tokens that the answer begins with.
-        counts_padding: Whether the model has no mask, so that padding in a table of prompts counts as
-            tokens, as in its own `generate`; in lists of unequal lengths it does not.
+        counts_padding: Whether the model has no mask, so that padding in a table of prompts counts
+            as tokens, as in its own `generate`; in lists of unequal lengths it does not.
         lengths: To how many columns prompts are padded, ascending; powers of two, if it is empty.
         name: The class of the model.
     """

@@ -69,10 +69,10 @@ class Rwkv(Recurrent):
         super().__init__(model, batch)
         if batch > 1:
             raise ConversionError(
-                f"{type(model).__name__}: a step of transformers mixes the rows of a batch (it adds "
-                f"states of shape (batch, width) to tokens of shape (batch, 1, width)), so that "
-                f"answers would depend on the other prompts. Create the generator with batch=1 and "
-                f"num_beams=1."
+                f"{type(model).__name__}: a step of transformers mixes the rows of a batch (it "
+                f"adds states of shape (batch, width) to tokens of shape (batch, 1, width)), so "
+                f"that answers would depend on the other prompts. Create the generator with "
+                f"batch=1 and num_beams=1."
             )
 
     def run(self, tokens: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:

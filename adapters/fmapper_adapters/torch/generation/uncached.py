@@ -47,7 +47,8 @@ class Uncached(CausalLM):
         at = length.reshape(1)
         text = cache["tokens"].index_copy(1, at, tokens[:, None])
         mask = cache["mask"].index_copy(1, at, torch.ones_like(tokens[:, None]))
-        return self.logits_at(text, mask, length), {"tokens": text, "mask": mask, "length": length + 1}
+        state = {"tokens": text, "mask": mask, "length": length + 1}
+        return self.logits_at(text, mask, length), state
 
     def logits_at(self, tokens: torch.Tensor, mask: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """Returns the logits after one place of a text."""
