@@ -1,13 +1,15 @@
 """What does a model on a mesh give, and what does it send?
 
-    python benchmarks/mesh.py [llama mixtral vit t5 resnet] [--eager] [--torch]
+    python benchmarks/mesh.py [llama mixtral vit t5 resnet] [--eager] [--double] [--torch]
 
 Eight devices that XLA makes of this CPU, as a mesh of 4 by 2: Auto, Explicit, and one axis of each;
-set by `jax.set_mesh` or not. Outputs, gradients and a step of an optimizer under `jax.jit` (and
-without, `--eager`) are compared with those of one device, relative to their largest; then what a
-forward pass sends is counted in the compiled program, for the model's own rules and for those that
-are derived from it. `--torch` compares the same of torch's own modules on a mesh of 2 by 2, by four
-processes of gloo.
+set by `jax.set_mesh` or not. Outputs, gradients and a step of gradient descent under `jax.jit` (and
+without, `--eager`) are compared with those of one device, array by array, relative to the largest
+element; then what a forward pass sends is counted in the compiled program, for the model's own
+rules and for those that are derived from it. `--double` does it in float64, where a step of AdamW
+can be compared, too: in float32 Adam divides gradients that are rounding by themselves, such as
+those of the biases of keys. `--torch` compares the same of torch's own modules on a mesh of 2 by 2,
+by four processes of gloo.
 What many processes do is checked and timed by `python tests/support/many_devices.py`: `gloo loading
 4`, `jaxes loading 4` and `jaxes bridge 4`.
 
@@ -53,21 +55,23 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "
       "decoder_start_token_id": 0}  # fmt: skip
 RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
 IDS = torch.arange(64).reshape(8, 8)
+RANDOM = torch.Generator().manual_seed(0)
 MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "llama": (lambda: hub.LlamaForCausalLM(hub.LlamaConfig(**TEXT)),
               {"input_ids": IDS, "use_cache": False}, "logits"),
     "mixtral": (lambda: hub.MixtralForCausalLM(hub.MixtralConfig(**TEXT, num_local_experts=4)),
                 {"input_ids": IDS, "use_cache": False}, "logits"),
     "vit": (lambda: hub.ViTModel(hub.ViTConfig(**IMAGE)),
-            {"pixel_values": torch.ones(8, 3, 16, 16)}, "last_hidden_state"),
+            {"pixel_values": torch.randn(8, 3, 16, 16, generator=RANDOM)}, "last_hidden_state"),
     "t5": (lambda: hub.T5ForConditionalGeneration(hub.T5Config(**T5)),
            {"input_ids": IDS, "decoder_input_ids": IDS, "use_cache": False}, "logits"),
     "resnet": (lambda: hub.ResNetModel(hub.ResNetConfig(**RESNET)),
-               {"pixel_values": torch.rand(8, 3, 32, 32)}, "last_hidden_state"),
+               {"pixel_values": torch.randn(8, 3, 32, 32, generator=RANDOM)}, "last_hidden_state"),
 }  # fmt: skip
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 SENT = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 BAR = 1e-5
+SMALL = 1e-3  # of the largest element of a tree; what is less in all of an array may be rounding
 RATE = 0.1
 RANKS = 4
 
@@ -79,10 +83,29 @@ def halves(name: str, array: Any) -> tuple[Any, ...]:
 
 
 def difference(given: Any, wanted: Any) -> float:
-    """Largest difference of two trees, relative to the largest element."""
+    """Largest difference of the arrays of two trees, each relative to its largest element."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in
              zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=True)]  # fmt: skip
-    return float(max(abs(a - b).max() for a, b in pairs) / max(abs(b).max() for _, b in pairs))
+    least = SMALL * max(abs(b).max() for _, b in pairs)
+    return float(max(abs(a - b).max() / max(abs(b).max(), least) for a, b in pairs))
+
+
+def target_of(output: Any) -> Any:
+    """What a loss compares an output with: random numbers, so that all parameters matter.
+
+    The mean square of an output behind a layer norm has no gradient in what is before.
+    """
+    dtype = str(output.dtype).removeprefix("torch.")
+    return np.random.default_rng(0).standard_normal(output.shape).astype(dtype)
+
+
+def as_float(module: Any, example: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns a module and its example in float64, where that is asked for."""
+    if not jax.config.jax_enable_x64:
+        return module, example
+    pairs = ((n, x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x)
+             for n, x in example.items())  # fmt: skip
+    return module.double(), dict(pairs)
 
 
 class Case:
@@ -92,9 +115,12 @@ class Case:
         make, example, self.output = MODELS[name]
         torch.manual_seed(0)
         self.name = name
-        self.model = fmapper.convert(make().eval(), "jax", example_kwargs=example, check=False)
+        module, example = as_float(make().eval(), example)
+        self.model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
         self.fixed = {n: x for n, x in example.items() if not isinstance(x, torch.Tensor)}
         self.batch = {n: x.numpy() for n, x in example.items() if n not in self.fixed}
+        shape = jax.eval_shape(self.forward, self.model, self.batch)
+        self.target = target_of(shape)
         self.wanted = {what: jax.jit(call)(self.model, self.batch)
                        for what, call in self.calls().items()}  # fmt: skip
 
@@ -106,20 +132,28 @@ class Case:
         """Gradients of a loss in all parameters."""
 
         def loss(params: Any) -> Any:
-            return (self.forward(model.replace(params=params), batch) ** 2).mean()
+            output = self.forward(model.replace(params=params), batch)
+            return ((output - self.target) ** 2).mean()
 
         return jax.grad(loss)(model.params)
 
     def step(self, model: Any, batch: Any) -> Any:
-        """Parameters after a step of gradient descent with momentum."""
-        optimizer = optax.sgd(RATE, momentum=0.9)
+        """What a step of gradient descent with momentum adds to parameters."""
+        return self.updates(optax.sgd(RATE, momentum=0.9), model, batch)
+
+    def adamw(self, model: Any, batch: Any) -> Any:
+        """What a step of AdamW adds to parameters."""
+        return self.updates(optax.adamw(RATE), model, batch)
+
+    def updates(self, optimizer: Any, model: Any, batch: Any) -> Any:
+        """What a step of an optimizer adds to parameters."""
         gradients = self.gradient(model, batch)
-        updates, _ = optimizer.update(gradients, optimizer.init(model.params))
-        return optax.apply_updates(model.params, updates)
+        return optimizer.update(gradients, optimizer.init(model.params), model.params)[0]
 
     def calls(self) -> dict[str, Callable[[Any, Any], Any]]:
         """What is compared, by name."""
-        return {"outputs": self.forward, "gradients": self.gradient, "step": self.step}
+        found = {"outputs": self.forward, "gradients": self.gradient, "step": self.step}
+        return found | ({"adamw": self.adamw} if jax.config.jax_enable_x64 else {})
 
 
 def compare(case: Case, *, eager: bool) -> int:
@@ -175,26 +209,29 @@ def in_torch(families: list[str], rank: int, port: int) -> None:
     for name in families:
         make, example, output = MODELS[name]
         torch.manual_seed(0)
-        module = make().eval()
+        module, example = as_float(make().eval(), example)
         if name == "mixtral":  # of its others DTensor knows no operations on CPUs
             module.config._experts_implementation = "batched_mm"
         own: Any = "model"
-        if name not in ("llama", "mixtral"):  # torch divides no channels of convolutions
+        if name not in ("llama", "mixtral"):
             model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
-            axes = derive(model, {"data": 2, "model": 2}).axes
-            own = {} if name == "resnet" else {n: a for n, a in axes.items() if len(a) < 4}
-        optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
-        new, new_optimizer = fmapper.shard((module, optimizer), mesh, own or ())
+            own = dict(derive(model, {"data": 2, "model": 2}).axes)
+        if jax.config.jax_enable_x64:
+            optimizer: Any = torch.optim.AdamW(module.parameters(), lr=RATE)
+        else:
+            optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+        new, new_optimizer = fmapper.shard((module, optimizer), mesh, own)
         batch = {n: fmapper.shard(x, mesh, ("data",)) if isinstance(x, torch.Tensor) else x
                  for n, x in example.items()}  # fmt: skip
 
         def run(module: Any, optimizer: Any, batch: Any, output: str = output) -> list[Any]:
             found = module(**batch)[output]
-            (found**2).mean().backward()
-            gradients = [p.grad for p in module.parameters() if p.grad is not None]
-            before = [x.detach().clone() for x in gradients]
+            ((found - torch.from_numpy(target_of(found))) ** 2).mean().backward()
+            used = [p for p in module.parameters() if p.grad is not None]
+            before = [p.detach().clone() for p in used]
+            gradients = [p.grad.detach().clone() for p in used if p.grad is not None]
             optimizer.step()
-            return [[found], before, [*module.parameters()]]
+            return [[found], gradients, [p - old for p, old in zip(used, before, strict=True)]]
 
         with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
             with torch.no_grad(), Sent() as sent:
@@ -251,14 +288,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", default=list(MODELS))
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--double", action="store_true")
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    jax.config.update("jax_enable_x64", options.double)
     if options.rank:
         return in_torch(options.families, *map(int, options.rank.split(":")))
     print(", ".join(f"{n} {v}" for n, v in machine(("fmapper", "torch", "jax")).items()))
     if options.torch:
-        return start_torch(options.families)
+        return start_torch([*options.families, *["--double"] * options.double])
     missed = 0
     for name in options.families:
         begun = time.perf_counter()

@@ -8,6 +8,7 @@ from typing import Any
 
 from fmapper.backends.arrays import HOST, Arrays
 from fmapper.backends.discovery import adapter_of
+from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
@@ -119,7 +120,8 @@ def as_lazy(name: str, array: Any) -> LazyArray:
     assert adapter is not None
     try:
         if adapter.device(array).kind != "meta":
-            adapter.check(array)
+            if not (isinstance(adapter, Meshes) and adapter.writers(array)):
+                adapter.check(array)  # what processes hold in parts is in other arrays
             return _InMemory(adapter, array)
     except Exception as error:
         raise CheckpointError(f"{name}: cannot be saved: {error}") from error

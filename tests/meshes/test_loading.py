@@ -24,7 +24,6 @@ def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", many_devices.names("gloo", "loading"))
 def test_torch(by_four_processes, check):
     assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")
@@ -33,6 +32,12 @@ def test_torch(by_four_processes, check):
 @pytest.fixture(scope="module")
 def by_four_processes_of_jax():
     return many_devices.run("jaxes", "loading", ranks=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", many_devices.names("gloo", "alone"))
+def test_one_process_of_torch(check):
+    assert many_devices.run("gloo", "alone").get(check) == ""
 
 
 @pytest.mark.slow

@@ -121,8 +121,86 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Pictures(nn.Module):
+    """Convolutions and norms, with channels that rules divide, and groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding="same", padding_mode="reflect")
+        self.norm = nn.BatchNorm2d(8)
+        self.grouped = nn.Conv2d(8, 16, 3, groups=4, dilation=2)
+        self.second = nn.Conv2d(16, 8, 3, stride=2)
+        self.up = nn.ConvTranspose2d(8, 6, 3, stride=2, output_padding=1)
+        self.back = nn.ConvTranspose2d(6, 4, (3, 2), bias=False)
+        self.last = nn.BatchNorm2d(4, momentum=None, affine=False)
+        self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.grouped(torch.relu(self.norm(self.first(x))))
+        x = self.up(torch.relu(self.second(x)), output_size=(6, 6))
+        return self.depthwise(self.last(self.back(x)))
+
+
+def check_convolutions_and_norms_in_parts() -> None:
+    torch.manual_seed(0)
+    rules = {
+        "whole": (),
+        "channels": {"first": ("model",), "norm": ("model",), "grouped": ("model",),
+                     "second.weight": (None, "model"), "up.weight": (None, "model"),
+                     "up.bias": ("model",), "back.weight": ("model",), "depthwise": ("model",)},
+        "memory": {"*.weight": ("data",), "depthwise": ("data", None)},
+        "other": {"first.bias": ("model",), "grouped.weight": (None, "model"),
+                  "last.running_mean": ("model",), "depthwise.weight": ("model",)},
+    }  # fmt: skip
+    x = torch.randn(6, 4, 9, 9, dtype=torch.float64)
+    for name, own in rules.items():
+        net = Pictures().double().train()
+        new = fmapper.shard(net, MESH, own)
+        for place in (("data",), (), (None, "model"), (None, None, "data", "model")):
+            batch = fmapper.shard(x, MESH, place, uneven="replicate")
+            with implicit_replication():
+                got = new(batch)
+                (got**3).mean().backward()
+            want = net(x)
+            (want**3).mean().backward()
+            torch.testing.assert_close(got.full_tensor(), want, msg=f"{name}, {place}")
+            for key, old in net.named_parameters():
+                given = new.get_parameter(key).grad
+                torch.testing.assert_close(
+                    given.full_tensor(), old.grad, msg=f"{name}, {place}, {key}"
+                )
+            for key, old in net.named_buffers():
+                torch.testing.assert_close(new.get_buffer(key).full_tensor(), old, msg=key)
+        net.eval(), new.eval()
+        with implicit_replication(), torch.no_grad():
+            got = new(batch)
+            torch.testing.assert_close(got.full_tensor(), net(x))
+            torch.testing.assert_close(new.first(x[0]).full_tensor(), net.first(x[0]))
+        again = fmapper.fmap(lambda leaf: leaf, new)
+        assert again.first.weight is new.first.weight
+        assert isinstance(again.first, nn.Conv2d)
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        new.first(x)
+
+
+def check_norms_and_convolutions_along_the_batch_send_nothing() -> None:
+    net = nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.ConvTranspose1d(8, 4, 3)).eval()
+    x = torch.randn(4, 4, 9)
+    new, batch = fmapper.shard(net, MESH, ()), fmapper.shard(x, MESH, ("data",))
+    with implicit_replication(), torch.no_grad(), Sent() as sent:
+        got = new(batch)
+    assert got.placements == (Shard(0), Replicate())
+    assert not sent.counts
+    torch.testing.assert_close(got.full_tensor(), net(x))
+
+
+class OwnConvolution(nn.Conv2d):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x * 2)
+
+
 def check_convolutions_that_torch_cannot_divide_are_refused_by_name() -> None:
-    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3))
+    net = nn.Sequential(OwnConvolution(4, 8, 3), OwnConvolution(8, 4, 3))
     for rules in ({"0": ("model",)}, {"1.weight": (None, "model")}, {"0.bias": ("model",)}):
         with pytest.raises(
             fmapper.PlacementError, match=r"model\[[01]\]\.(weight|bias): torch's conv"

@@ -27,11 +27,10 @@ def spread_arrays(contents: Contents) -> Spread | None:
     Raises:
         CheckpointError: An array cannot be written in parts; names it.
     """
-    several = [adapter for adapter in adapters(Meshes) if adapter.process()[1] > 1]
     found = {}
     for name, lazy in contents.arrays.items():
         array = getattr(lazy, "array", None)
-        for adapter in several if array is not None else ():
+        for adapter in adapters(Meshes) if array is not None else ():
             try:
                 writers = adapter.writers(array)
             except TypeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from fmapper.backends import Box, Meshes, Spec
 from fmapper.meshes import DimensionRule, box_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
-from fmapper_adapters.torch.meshes import tp_plan
+from fmapper_adapters.torch.meshes import layers, tp_plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +106,9 @@ class TorchMeshes(Meshes):
         make it once only; that of a product torch would make in part here and in part there.
         """
         for where, node in nodes:
-            if isinstance(node, _Convolution):
+            if any(map(is_dtensor, _tensors(node))):
+                layers.localize(node)
+            if isinstance(node, _Convolution) and not layers.is_local(node):
                 self._check_convolution(where, node)
             dim = next((dim for cls, dim in _ADDED.items() if isinstance(node, cls)), None)
             found = None if dim is None else self.layout(node.weight)
@@ -118,8 +121,9 @@ class TorchMeshes(Meshes):
             if found is not None and any(found[1]):
                 raise PlacementError(
                     f"{where}.{name}: torch's convolutions give wrong shapes for DTensors that "
-                    "are sharded by channels. Leave this array unsharded, with a rule None before "
-                    "the others, and shard the batch; JAX supports this sharding."
+                    f"are sharded by channels, and fmapper does not know how a "
+                    f"{type(node).__name__} computes. Leave this array unsharded, with a rule None "
+                    "before the others, and shard the batch; JAX supports this sharding."
                 )
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
@@ -198,6 +202,13 @@ def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
     return output.redistribute(output.device_mesh, wanted)
 
 
+def _tensors(node: Any) -> list[Any]:
+    """Returns the parameters and buffers of a module itself."""
+    if not isinstance(node, torch.nn.Module):
+        return []
+    return [*node.parameters(recurse=False), *node.buffers(recurse=False)]
+
+
 def _not_in_parts(array: Any) -> str:
     return (
         f"a DTensor placed as {array.placements} cannot be split into the parts that processes "
@@ -209,7 +220,7 @@ def is_dtensor(tensor: Any) -> bool:
     """Returns whether a tensor is divided among processes."""
     if type(tensor) is torch.Tensor or not isinstance(tensor, torch.Tensor):
         return False
-    if not torch.distributed.is_available():
+    if "torch.distributed.tensor" not in sys.modules:  # importing it takes a while
         return False
     from torch.distributed.tensor import DTensor
 
