@@ -1,5 +1,5 @@
 """The adapters: one package per framework, loaded with it."""
 
-# Frameworks with classes to take apart, and no arrays of their own: they are not backends. It says
-# so here because asking their adapters would import the frameworks.
+# Frameworks that have classes but no arrays of their own, and so are not backends. They are listed
+# here because asking their adapters would import the frameworks.
 WITHOUT_ARRAYS = frozenset({"flax", "optree"})

@@ -416,3 +416,14 @@ def test_data_of_packed_sequences_are_not_read(name):
 def test_the_loss_of_one_row_has_the_shape_of_its_target(target):
     x = torch.randn(5)
     converting.check(lambda x: F.multi_margin_loss(x, torch.tensor(target), reduction="none"), x)
+
+
+def test_the_mask_of_the_plain_kernel_says_what_dropout_keeps():
+    """Its lowering is called for programs that have the kernel whole: `convert` decomposes it."""
+    from fmapper_adapters.jax.aten.layers.attention import attention_math
+
+    q, keep = torch.randn(1, 2, 3, 4), torch.rand(1, 2, 3, 3) > 0.4
+    want = torch.ops.aten._scaled_dot_product_attention_math(q, q, q, None, 0.5, False, keep)
+    got = attention_math(*(jax.numpy.asarray(q.numpy()),) * 3, None, 0.5, False, keep.numpy())
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)

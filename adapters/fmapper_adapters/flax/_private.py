@@ -1,7 +1,8 @@
-"""Every private name of Flax that fmapper uses: what it needs has no public one.
+"""All private names of Flax that fmapper uses, where no public one exists.
 
-They are known to work in Flax 0.12.6 to 0.12.12; `tests/house/test_private_apis.py` says what
-each promises. Names of slots are constants: they are read for every module that is moved.
+They are known to work in Flax 0.12.6 to 0.12.12; `tests/house/test_private_apis.py` tests the
+behaviour that fmapper relies on. Names of slots are constants, because they are read for every
+module that is moved.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FlaxAdapter(JaxModels, Nodes):
-    """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
+    """The adapter for the classes of NNX and Linen; their arrays belong to other backends."""
 
     name: ClassVar[str] = "flax"
     compiles: ClassVar[bool] = True
@@ -83,8 +83,8 @@ class FlaxAdapter(JaxModels, Nodes):
     def node_type(self, cls: type) -> NodeType | None:
         """Returns the node type of a class of Flax or a subclass.
 
-        `import flax` alone loads no NNX, and NNX is slow to load: it is left alone until a class of
-        it turns up.
+        `import flax` alone does not load NNX, which is slow to load: it is not imported before one
+        of its classes occurs.
         """
         origins = [str(base.__module__) for base in cls.__mro__]
         if any(origin.startswith("flax.nnx") for origin in origins):
@@ -98,10 +98,10 @@ class FlaxAdapter(JaxModels, Nodes):
         return None
 
     def check_options(self, **options: Any) -> None:
-        """Checks the precision, and that `rngs` are only given to models that keep some.
+        """Checks the precision, and that `rngs` are passed only for models that store some.
 
         Raises:
-            ConversionError: They are, or there is no such precision.
+            ConversionError: The model stores no `rngs`, or the precision does not exist.
         """
         super().check_options(**options)
         if options.get("linen") and options.get("rngs") is not None:
@@ -160,7 +160,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return _source.options(model)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls the model in evaluation mode, without changing it."""
+        """Calls the model in evaluation mode and leaves it unchanged."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
@@ -172,7 +172,7 @@ class FlaxAdapter(JaxModels, Nodes):
     ) -> tuple[Any] | None:
         """Returns the program for evaluation, or the only one there is.
 
-        A module of classes that were written for it is called.
+        A module whose classes were written by `source` is called.
         """
         from fmapper_adapters.flax import programs
 
@@ -206,7 +206,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return source
 
     def is_converted(self, model: Any) -> bool:
-        """Returns whether it is a `FlaxModel`."""
+        """Returns whether the model is a `FlaxModel`."""
         loaded = sys.modules.get("fmapper_adapters.flax.flax_model")
         return loaded is not None and isinstance(model, loaded.FlaxModel)
 

@@ -37,13 +37,13 @@ _WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 class ChildTest:
-    """`test(value)`: whether an attribute is a child. Found out once per class where that decides.
+    """Tests whether an attribute is a child; cached by class where the class decides.
 
-    Children are arrays, nodes, and containers that hold one of those at any depth. What a function
-    holds in its closure counts for nothing here: a mover refuses it where it is an array.
+    Children are arrays, nodes, and containers that hold one of those at any depth. The closure of a
+    function does not count: movers refuse arrays in it.
 
     Args:
-        own: For a class of the framework itself: True, False, or how to tell from the instance.
+        own: For a class of the framework itself: True, False, or a test of the instance.
     """
 
     def __init__(self, own: Callable[[type], bool | Callable[[Any], bool] | None]) -> None:
@@ -51,7 +51,7 @@ class ChildTest:
         self.known: dict[type, bool] = {}
 
     def __call__(self, value: Any) -> bool:
-        """Returns whether it is a child."""
+        """Returns whether the value is a child."""
         cls = type(value)
         found = self.known.get(cls)
         if found is not None:
@@ -86,7 +86,7 @@ class ChildTest:
 
 
 def carried_attributes(attributes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Returns the attributes beside the children that may still hold an array."""
+    """Returns the attributes that are not children but may hold an array."""
     return [pair for pair in attributes if type(pair[1]) not in _PLAIN and not _is_plain(pair[1])]
 
 

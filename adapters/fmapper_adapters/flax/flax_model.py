@@ -20,7 +20,7 @@ _HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is t
 
 
 class Buffer(nnx.Variable[Any]):
-    """An array of a module that is not a parameter and no running statistic."""
+    """An array of a module that is neither a parameter nor a running statistic."""
 
 
 class FrozenParam(nnx.Variable[Any]):
@@ -39,19 +39,19 @@ _PLAIN = frozenset(_CLASSES.values())
 
 
 class Part(nnx.Module):
-    """A part of a converted model: variables and further parts, by the names of the module's.
+    """A submodule of a converted model: its variables and submodules, by their original names.
 
-    A part with a number for a name is found by index: `model.layers[0].weight`. Parts of the module
-    that hold no arrays, as activations, are not here; the numbers of the others are those that they
-    have there, so `len` counts the numbered parts that are here.
+    A submodule with a number for a name is found by index: `model.layers[0].weight`. Submodules
+    without arrays, such as activations, are left out, and the others keep their numbers; `len`
+    counts the numbered submodules that exist.
     """
 
     def __getitem__(self, key: int | str) -> Any:
         """Returns the child with that number or name.
 
         Raises:
-            IndexError: There is none of that number.
-            KeyError: There is none of that name.
+            IndexError: No child has that number.
+            KeyError: No child has that name.
         """
         if isinstance(key, str):
             if key not in _children(self):
@@ -84,8 +84,8 @@ class Part(nnx.Module):
 class Parts(Part):
     """A part whose children are all numbered, as those of a `ModuleList`.
 
-    As in an `nnx.List` the numbers are numbers in the paths of NNX. Elsewhere they are strings,
-    because Flax cannot sort both together.
+    As in an `nnx.List`, the keys in the paths of NNX are numbers. Elsewhere they are strings,
+    because Flax cannot sort the two together.
     """
 
     _pytree__has_int_keys = True
@@ -94,17 +94,17 @@ class Parts(Part):
 class FlaxModel(Part):
     """A model that was converted to Flax.
 
-    Parameters are `nnx.Param`s, or `FrozenParam`s where `requires_grad` was False; what batch
-    normalisation keeps are `nnx.BatchStat`s and other buffers are `Buffer`s. What was in variables
-    of Flax before it was converted to torch is in variables of the same types again, as
-    `nnx.RngKey`; types of your own are known in the process that has converted the model. Tied
-    arrays are one variable at several places.
+    Parameters are `nnx.Param`s, or `FrozenParam`s where `requires_grad` was False; the running
+    statistics of batch norms are `nnx.BatchStat`s, and other buffers are `Buffer`s. Arrays that
+    were in other variables of Flax before they were converted to torch, such as an `nnx.RngKey`,
+    are in variables of the same types again; your own types are known in the process that converted
+    the model. Tied arrays are one variable at several places.
 
     Attributes:
-        deterministic: Whether it is in evaluation mode; `train()` and `eval()` switch it, here and
-            in a module around this one.
-        rngs: An `nnx.Rngs` that random numbers are drawn from, if one was given to `convert` or set
-            later on.
+        deterministic: Whether the model is in evaluation mode; `train()` and `eval()` of the model,
+            or of a module around it, switch it.
+        rngs: The `nnx.Rngs` from which random numbers are drawn, if one was passed to `convert` or
+            set later.
     """
 
     deterministic: bool
@@ -129,13 +129,14 @@ class FlaxModel(Part):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output for the arguments of the module's forward.
 
-        What the forward changes, as running averages in training, is changed in the variables. One
-        more keyword is taken, unless forward has it itself: `rngs`, an `nnx.Rngs` whose stream
-        `dropout` gives the random numbers, a stream or a `jax.random.key`.
+        Arrays that forward changes, such as running averages in training, are changed in the
+        variables. Unless forward has an argument of this name, `rngs` is accepted too: an
+        `nnx.Rngs` whose stream `dropout` provides the random numbers, a stream, or a
+        `jax.random.key`.
 
         Raises:
             ProgramInputError: The program was recorded for other inputs, or needs random numbers;
-                or there is no program for this mode; or tied arrays are not one any more.
+                or the model has no program for this mode; or tied variables have come apart.
         """
         train = not self.deterministic
         variables = _variables(self)
@@ -169,18 +170,18 @@ class FlaxModel(Part):
             self.deterministic = deterministic
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the arrays by the names that the module's own state dict has, ties under each."""
+        """Returns the arrays by the names of the module's state dict, tied ones under each name."""
         found: dict[str, Any] = bind(self).state_dict()
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replaces the arrays in the variables, as by those of another checkpoint.
+        """Replaces the arrays in the variables, for example by those of another checkpoint.
 
         Args:
             state: Arrays of any backend by the names of `state_dict`.
 
         Raises:
-            StructureMismatchError: Names are missing or left over, or a shape differs.
+            StructureMismatchError: Names are missing or unexpected, or a shape differs.
             LossyCastError: A value does not fit into the dtype of the model.
         """
         model = bind(self)
@@ -188,7 +189,7 @@ class FlaxModel(Part):
         _write(_variables(self), before, model.load_state_dict(state))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes arrays and programs to one safetensors file; `load` needs no torch to read it.
+        """Writes arrays and programs to a safetensors file, which `load` reads without torch.
 
         Raises:
             ConversionError: An array has a dtype that the format lacks.
@@ -200,8 +201,8 @@ class FlaxModel(Part):
         """Returns the model in a file, with the options of `convert`.
 
         Raises:
-            ConversionError: The file holds no program, or is damaged.
-            UnsupportedOpsError: It has operations of your own that are not added here.
+            ConversionError: The file does not contain a program, or is damaged.
+            UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
         found: FlaxModel = _programs.load(path, options)
         return found
@@ -281,7 +282,7 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
     """Returns the variables by name, each once.
 
     Raises:
-        ProgramInputError: Tied ones have come apart, so that one of them would not count.
+        ProgramInputError: Tied variables have come apart, so that one of them would be ignored.
     """
     programs: Programs = model._programs
     found = {name: _find(model, name) for name in programs.kinds}

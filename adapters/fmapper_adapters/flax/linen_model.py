@@ -20,11 +20,11 @@ _COLLECTIONS = {
 
 
 class Start:
-    """Programs with the arrays to begin with: one static value to Linen, compared by identity.
+    """Programs with their initial arrays: a single static value for Linen, compared by identity.
 
     Attributes:
         programs: The programs.
-        variables: The arrays as Linen has them: by collection, then nested by name.
+        variables: The arrays in Linen's form: by collection, then nested by name.
     """
 
     def __init__(self, programs: Programs, arrays: Mapping[str, Any]) -> None:
@@ -44,14 +44,14 @@ class Start:
 class LinenModel(linen.Module):
     """A model that was converted to Flax Linen.
 
-    `init` gives the converted arrays, whatever the key: `params`, `batch_stats` (what batch
-    normalisation keeps), `buffers` (other buffers) and `frozen` (parameters without
-    `requires_grad`), each a dict nested by the names of the module. Of tied arrays the first place
-    is there.
+    `init` returns the converted arrays, whatever the key: `params`, `batch_stats` (the running
+    statistics of batch norms), `buffers` (other buffers) and `frozen` (parameters without
+    `requires_grad`), each a dict nested by the names of the module. A tied array is there under its
+    first name only.
 
     Attributes:
-        start: The programs, and the arrays to begin with.
-        train: Whether a call that does not say so is for training.
+        start: The programs, and the initial arrays.
+        train: The default mode of a call: True for training.
     """
 
     start: Any
@@ -65,12 +65,13 @@ class LinenModel(linen.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output for the arguments of the module's forward.
 
-        One more keyword is taken, unless forward has it itself: `train`. In training the stream
-        `dropout` gives the random numbers, and `batch_stats` must be mutable if there are any.
+        Unless forward has an argument of this name, `train` is accepted too. In training, the
+        stream `dropout` provides the random numbers, and `batch_stats` must be mutable if there are
+        any.
 
         Raises:
             ProgramInputError: The program was recorded for other inputs, or needs random numbers;
-                or there is no program for this mode.
+                or the model has no program for this mode.
         """
         programs: Programs = self.start.programs
         takes_train = any(p.name == "train" for p in programs.any.program.signature)
@@ -126,7 +127,7 @@ def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
     """Returns the module for programs and their arrays.
 
     Raises:
-        ConversionError: A child has the one name that Linen cannot tell from a collection.
+        ConversionError: A child has the one name that Linen cannot distinguish from a collection.
     """
     _programs.check_names(programs, frozenset({"params"}))
     return LinenModel(Start(programs, arrays), train=programs.evaluation is None)

@@ -37,11 +37,11 @@ def node_type(cls: type) -> NodeType | None:
 
 
 def _module_type() -> NodeType:
-    """Opens a bound module: its variables and random keys are children; a rebuild is bound, too.
+    """Makes the type of a bound module, which is rebuilt as a bound module.
 
-    The variables are in a box: in a bound module they are at `variables['params']['Dense_0']`, and
-    `state` calls them `params.Dense_0.kernel`. Fields that hold arrays are children too. A module
-    without any of these is immutable, and is its own copy.
+    Variables and random keys are children. The variables are in a box: in a bound module they are
+    at `variables['params']['Dense_0']`, and `state` calls them `params.Dense_0.kernel`. Fields that
+    hold arrays are children too. A module without any of these is immutable, and is its own copy.
     """
 
     def own(cls: type) -> Callable[[Any], bool] | None:
@@ -76,7 +76,7 @@ def _module_type() -> NodeType:
 
 
 def fields(module: Any) -> list[tuple[str, Any]]:
-    """Returns the fields of a module that its constructor takes, in order."""
+    """Returns the fields of a module that its constructor accepts, in order."""
     names = (field.name for field in dataclasses.fields(module) if field.init)
     return [(name, getattr(module, name)) for name in names if name not in _PLACE]
 

@@ -26,14 +26,14 @@ def is_bound(x: Any) -> bool:
 
 
 def module_of(x: Any) -> Any | None:
-    """Returns the module, given itself or its `apply`; None for anything else."""
+    """Returns the module for a module or its `apply`; None for anything else."""
     if isinstance(x, types.MethodType) and x.__func__ is linen.Module.apply:
         x = x.__self__
     return x if isinstance(x, linen.Module) else None
 
 
 def _parts(model: Any) -> tuple[Any, Any, Any]:
-    """Returns the module, its variables, and the method that is meant; None for `__call__`."""
+    """Returns the module, its variables, and the method to call; None for `__call__`."""
     if isinstance(model, tuple):
         return module_of(model[0]), model[1], None
     method = None
@@ -48,7 +48,7 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
 
 
 def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
-    """Returns the function of a module that is called, and the module."""
+    """Returns the method of a module that is called, and the module."""
     module, _, own = _parts(model)
     method = own if method is None else method
     if method is None:
@@ -63,10 +63,10 @@ def of(
 ) -> tuple[Source, Mapping[str, Any]]:
     """Returns a module with its variables, and the keywords without those of `apply`.
 
-    `method`, `mutable` and `capture_intermediates` among the keywords are fixed, `rngs` is one
-    of the inputs. Collections that may be changed are buffers that a call changes: in training
-    those are all but the parameters, unless `mutable` says which. What a call makes anew in them,
-    as intermediates, is given beside the output, as `apply` gives it.
+    Of the keywords, `method`, `mutable` and `capture_intermediates` are fixed, and `rngs` is an
+    input. Mutable collections become buffers that a call changes: in training these are all
+    collections but the parameters, unless `mutable` says otherwise. Variables that a call creates
+    in them, such as intermediates, are returned beside the output, as `apply` does.
     """
     module, variables, own = _parts(model)
     options = {name: kwargs[name] for name in OPTIONS if name in kwargs}

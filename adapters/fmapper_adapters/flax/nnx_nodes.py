@@ -1,8 +1,8 @@
 """Node types of Flax NNX: modules and other pytrees, variables, states.
 
-Three releases of NNX have three layouts: the base class of modules is `Pytree` or `Object`, its
-bookkeeping is in `_pytree__*` or `_object__*`, and the value of a variable in `_raw_value` or
-`raw_value`. What there is here is read off a module and a variable of the release at hand.
+Releases of NNX differ in layout: the base class of modules is `Pytree` or `Object`, its bookkeeping
+is in `_pytree__*` or `_object__*`, and the value of a variable in `_raw_value` or `raw_value`. The
+layout of the installed release is read from a module and a variable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWN_SLOTS = (_private.TRACE_STATE, _private.VARIABLE_METADATA, _VALUE_SLOT)
 
 def node_type(cls: type) -> NodeType | None:
     """Returns the node type of a class of NNX; None for every other class."""
-    mro = cls.__mro__  # no issubclass: the metaclass of Variable has ideas of its own
+    mro = cls.__mro__  # no issubclass: the metaclass of Variable overrides it
     if Variable in mro:
         return _variable_type(cls)
     if Node in mro:
@@ -74,15 +74,15 @@ def _is_ref(value: Any) -> bool:
 
 
 def _variable_type(cls: type) -> NodeType:
-    """Opens a variable as a box around its value; its metadata is carried over.
+    """Makes the type of a variable: a box around its value, whose metadata is carried over.
 
-    The path of the array of a parameter is `layers[0].kernel.value`, which is where Python and
-    `jax.tree_util` find it too, and `layers[0].kernel` is the variable: two modules that share it
-    share it afterwards. Since `value` is a `BoxKey`, `state` calls the array `layers.0.kernel`, as
-    `nnx.state`, checkpoints and the state dicts of torch do.
+    The path of the array of a parameter is `layers[0].kernel.value`, where Python and
+    `jax.tree_util` find it too, and `layers[0].kernel` is the variable; two modules that share a
+    variable still share it afterwards. Since `value` is a `BoxKey`, `state` calls the array
+    `layers.0.kernel`, as `nnx.state`, checkpoints and the state dicts of torch do.
 
     The value may be of any backend. Flax computes with NumPy arrays in variables, and copies them
-    to a device in every call; with torch tensors it does not, it only keeps them.
+    to a device in every call; torch tensors it only stores.
     """
     get_value, set_value = _slot(cls, _VALUE_SLOT)
     get_metadata, set_metadata = _slot(cls, _private.VARIABLE_METADATA)
@@ -160,10 +160,11 @@ def _fill(new: Any, fill: Callable[[Any, Any], None], slots: dict[Any, Any]) -> 
 
 
 def _module_type(cls: Any) -> NodeType:
-    """Opens modules: variables, nodes, arrays, and containers of those are their children.
+    """Makes the type of modules.
 
-    Also whatever is marked as `nnx.data`. All other attributes are settings and carried over. The
-    new module belongs to the trace in which it is made, so that it can be assigned to there.
+    Children are variables, nodes, arrays, containers of those, and attributes marked as `nnx.data`.
+    All other attributes are settings and are carried over. The new module belongs to the trace in
+    which it is created, so that attributes can be set there.
     """
     numbered = _private.has_int_keys(cls)
     flagged = bool(_FLAGS) and _private.is_pytree(cls)
@@ -171,7 +172,7 @@ def _module_type(cls: Any) -> NodeType:
     known_types = test.known
 
     def find(state: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[str]]:
-        """Returns the children, and which of them Flax takes for static."""
+        """Returns the children, and those among them that Flax considers static."""
         flags: Any = state[_FLAGS] if flagged else {}
         flags = getattr(flags, _private.FLAGS_MAPPING, flags)
         found: list[tuple[Any, Any]] = []
@@ -230,7 +231,7 @@ def _module_type(cls: Any) -> NodeType:
 
 
 def _fresh(state: Any) -> Any:
-    """Returns the state of a module as of the current trace."""
+    """Returns the bookkeeping of a new module in the current trace."""
     new = _new(_STATE_TYPE)
     setattr(new, _private.TRACE_STATE, TraceState())
     for name in _STATE_SLOTS:

@@ -1,7 +1,7 @@
 """The programs of a converted model, for training and for evaluation, and the names of its arrays.
 
-For Flax this is one static value, compared by identity: it goes with a model through `nnx.split`,
-`nnx.jit` and copies, which it leaves as compiled as they were.
+For Flax this is a single static value, compared by identity: it passes through `nnx.split`,
+`nnx.jit` and copies with the model, without causing a recompilation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fmapper_adapters.flax import variables
 
 Arrays = dict[str, Any]
 
-# How `torch.nn` calls what batch and instance normalisation keep of the batches that they saw.
+# The names of the running statistics of batch and instance norms in `torch.nn`.
 _STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 
@@ -25,12 +25,12 @@ class Programs:
 
     Attributes:
         training: A `JaxModel` without arrays, or None.
-        evaluation: The same for evaluation; one of the two is there.
+        evaluation: The same for evaluation; at least one of the two exists.
         kinds: The name of each array -> param, frozen, statistic or buffer.
         aliases: Other names of tied arrays -> the name in `kinds`.
-        transient: Names of buffers that the state dict of the module does not have.
-        axes: Names of arrays -> how the source said that they are divided on a mesh.
-        types: Names of arrays -> the types of the variables in which they were, if known.
+        transient: Names of buffers that are not in the state dict of the module.
+        axes: Names of arrays -> the mesh axes that the source named for them.
+        types: Names of arrays -> the types of their original variables, if known.
     """
 
     def __init__(self, training: Any, evaluation: Any, names: tuple[Any, Any]) -> None:
@@ -58,7 +58,7 @@ class Programs:
         """Returns the `JaxModel` for a mode with these arrays.
 
         Raises:
-            ProgramInputError: There is no program for this mode.
+            ProgramInputError: The model has no program for this mode.
         """
         model = self.training if train else self.evaluation
         if model is None:
@@ -163,10 +163,10 @@ def flatten(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any
 
 
 def check_names(programs: Programs, reserved: frozenset[str]) -> None:
-    """Raises where the name of a child is one of the model's own attributes.
+    """Checks that no child has the name of one of the model's own attributes.
 
     Raises:
-        ConversionError: Says which.
+        ConversionError: A child has; the message names it.
     """
     taken = {name.split(".")[0] for name in (*programs.kinds, *programs.aliases)} & reserved
     if taken:

@@ -1,4 +1,4 @@
-"""Models of NNX as functions of their arrays, and what is a model of Flax at all."""
+"""Recognises models of Flax, and turns models of NNX into functions of their arrays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Kwargs = Mapping[str, Any]
 def is_model(x: Any) -> bool:
     """Returns whether an object stands for a model of Flax.
 
-    A module of NNX, or the graph and the state that `nnx.split` has made of one; a bound module of
-    Linen, one with its variables, or its `apply` with them; also one without, to be refused.
+    That is a module of NNX, or the graph and state from `nnx.split`; a bound module of Linen, a
+    module with its variables, or its `apply` with them. A module without variables counts too, so
+    that it is refused with a reason.
     """
     if isinstance(x, tuple) and len(x) == 2:
         if isinstance(x[0], nnx.GraphDef):
@@ -41,7 +42,7 @@ def _is_nnx(model: Any) -> bool:
 
 
 def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Returns whether a model has modes: in its parts, or as arguments."""
+    """Returns whether a model has a training mode, in its parts or as an argument."""
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None

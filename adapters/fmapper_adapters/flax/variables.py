@@ -1,7 +1,7 @@
 """The types of variables of NNX as names in a program, and back.
 
-The types of Flax have their bare names. Others are found again in this process alone, among those
-that models had which were converted here: no name is looked up by import.
+The types of Flax have their bare names. Others are found only in the process that converted a model
+with such variables; no name is ever imported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _met: _Types = weakref.WeakValueDictionary()  # types that are not of Flax, by m
 
 
 def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
-    """Returns the type name of the variable of each array of a model, by name.
+    """Returns the type name of the variable of each array of a model, by the array's name.
 
-    A variable may hold a tree of arrays. Arrays outside of variables have no type here.
+    A variable may hold a tree of arrays. Arrays outside of variables are left out.
     """
     classes = classes_at(model, _is_variable)
     found = {}

@@ -1,6 +1,7 @@
-"""Every private name of JAX that fmapper uses: what it needs has no public one.
+"""All private names of JAX that fmapper uses, where no public one exists.
 
-It is known to work in JAX 0.10 to 0.12; `tests/house/test_private_apis.py` says what it promises.
+They are known to work in JAX 0.10 to 0.12; `tests/house/test_private_apis.py` tests the behaviour
+that fmapper relies on.
 """
 
 from __future__ import annotations

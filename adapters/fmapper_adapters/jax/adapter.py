@@ -44,7 +44,7 @@ _sharding = attrgetter("sharding")
 
 
 class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
-    """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX.
+    """The adapter for `jax.Array`s and tracers; PRNG keys stay in JAX.
 
     A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.
     """
@@ -111,7 +111,7 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         return list(map(_devices.device_of, _devices.started_devices()))
 
     def may_have_gpu(self) -> bool:
-        """Returns whether JAX has an accelerator, or a plugin for one if it has not started."""
+        """Returns whether JAX has an accelerator, or, before it has started, a plugin for one."""
         return _devices.may_have_accelerator()
 
     def as_device(self, device: Any) -> Device | None:
@@ -157,7 +157,7 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         return super().find_device(kind, index)
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns name and memory by XLA: what JAX may use of a GPU, and has not used."""
+        """Returns name and memory by XLA: the part of a GPU that JAX may use, and the free part."""
         if device.kind == "cpu" or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(_devices.find(device)))
@@ -232,10 +232,10 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         return next(deleted, None)
 
     def check(self, array: Any) -> None:
-        """Raises for arrays whose values cannot leave JAX.
+        """Checks that the values of an array can leave JAX.
 
         Raises:
-            TypeError: Says why.
+            TypeError: They cannot; the message says why.
         """
         host.refuse(array)
 
@@ -281,7 +281,9 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         except (RuntimeError, ValueError, TypeError, MemoryError):
             # one by one, so that the first that fails is known
             return map(host.wait_for, map(put, exchange.data))
-        if device.is_accelerator:  # the host memory is others' and must have been read by then
+        if (
+            device.is_accelerator
+        ):  # the host memory belongs to others and must have been read by then
             return map(host.wait_for, new)
         return new
 
@@ -431,7 +433,7 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         return source
 
     def is_converted(self, model: Any) -> bool:
-        """Returns whether it is a `JaxModel`."""
+        """Returns whether the model is a `JaxModel`."""
         return self.is_model(model)
 
     def transient(self, node: Any) -> Iterable[Any]:
@@ -471,7 +473,7 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         return {**own, **tied}, back
 
     def portable(self, array: Any) -> Any:
-        """Returns the words of a PRNG key, or integers of few bits as bytes."""
+        """Returns a PRNG key as its words, and integers of few bits as bytes."""
         from fmapper_adapters.jax.arrays import few_bits
 
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)

@@ -1,1 +1,1 @@
-"""Checkpoints as users of Flax have them: msgpack files, and Orbax's folders."""
+"""The checkpoint formats of Flax: msgpack files and Orbax folders."""

@@ -1,8 +1,8 @@
 """Files of `flax.serialization`: nested dicts in msgpack, with an extension type for arrays.
 
-The library reads a file whole into memory, and has no bounds. Here the places of the arrays are
-found, and what does not fit is refused; a file is written an array after the other. The form of
-arrays is that of `flax.serialization.msgpack_serialize`.
+The library reads a whole file into memory, and without bounds. This module finds the positions of
+the arrays, refuses what does not fit, and writes a file one array after the other. Arrays have the
+form of `flax.serialization.msgpack_serialize`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BUFFER = 1 << 16
 
 
 class Msgpack(Format):
-    """One file, as `flax.serialization.to_bytes` gives it. Names are keys joined by dots."""
+    """A file of `flax.serialization.to_bytes`. Names are keys joined by dots."""
 
     name: ClassVar[str] = "msgpack"
     endings: ClassVar[tuple[str, ...]] = (".msgpack",)
@@ -72,7 +72,7 @@ class Msgpack(Format):
 
 
 class _Reader:
-    """Goes through a file once, and looks at no array."""
+    """Parses a file once, without reading the arrays."""
 
     def __init__(self, file: SourceFile, handle: int) -> None:
         self.file, self.handle = file, handle
@@ -98,7 +98,7 @@ class _Reader:
         return form.unpack(self.take(form.size))[0]
 
     def value(self, name: str, contents: Contents) -> None:
-        """Reads a value, and enters the arrays in it under their names."""
+        """Reads a value, and records the arrays in it under their names."""
         found = self.item(name, contents)
         if found is None or found is _ENTERED:
             return
@@ -115,9 +115,9 @@ class _Reader:
             check_count(len(contents.values), "values")
 
     def item(self, name: str, contents: Contents | None) -> Any:
-        """Reads a value: itself, `_ENTERED` for what holds others, whose arrays are entered.
+        """Reads a value; returns `_ENTERED` for a container, whose arrays are recorded.
 
-        Without contents none of those may stand there.
+        Without contents, containers are not allowed.
         """
         tag = self.take(1)[0]
         if tag <= 0x7F:
@@ -148,7 +148,7 @@ class _Reader:
         raise Misfit(f"contains a value of kind {tag:#x}, which checkpoints do not have")
 
     def _enter(self, size: int) -> None:
-        """Enters a list or map of so many values."""
+        """Reads a list or map with this number of values."""
         if size > self.file.size - self.at:  # each takes a byte at least
             raise Misfit("is damaged: it has fewer values than it declares")
         self.depth += 1
@@ -209,7 +209,7 @@ class _Reader:
         return array
 
     def _usual(self, end: int) -> LazyArray | None:
-        """Returns an array whose head is in the short form, which is that of nearly all."""
+        """Reads an array whose header has the short form, as nearly all have."""
         begin = self.at - self._start
         if begin < 0 or begin + _LONGEST_HEAD > len(self._buffer):
             self._buffer = os.pread(self.handle, _BUFFER, self.at)
@@ -234,7 +234,7 @@ class _Reader:
         return array if size == array.nbytes and place + size == end else None
 
     def _unusual(self, end: int) -> LazyArray:
-        """Reads the head of an array piece by piece, and says what is wrong with it."""
+        """Reads the header of an array piece by piece, and reports what is wrong with it."""
         if self.take(1)[0] != 0x93:
             raise Misfit("contains an array without shape, dtype and values")
         shape = self._shape()

@@ -1,9 +1,9 @@
-"""Folders of Orbax, read and written by orbax itself, a part of an array at a time.
+"""Folders of Orbax, read and written by orbax itself, one part of an array at a time.
 
-Orbax writes all arrays of a tree at once, each as one chunk, and reads them whole. Its handler of
-arrays writes here one after the other, a chunk for each part, through tensorstore, on which it
-stands. What others have written is read in the chunks that it has: one is in memory, and is kept
-until another array is read.
+Orbax writes all arrays of a tree at once, each as a single chunk, and reads them whole. The handler
+in this module writes one array after the other, in several chunks, through tensorstore, which Orbax
+is built on. Existing folders are read in the chunks that they have: one chunk is in memory at a
+time, and is kept until another array is read.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ _LARGE = 8 << 20  # bytes of a chunk that is kept, since less than it is read at
 
 
 class Orbax(Format):
-    """A folder as `StandardCheckpointer` and `PyTreeCheckpointer` have it.
-
-    Names are keys joined by dots. What is read of an array is read in the chunks that it was
-    written in.
-    """
+    """A folder of `StandardCheckpointer` or `PyTreeCheckpointer`. Names are keys joined by dots."""
 
     name: ClassVar[str] = "orbax"
     endings: ClassVar[tuple[str, ...]] = (".orbax",)
@@ -124,7 +120,7 @@ def _inner(path: Path) -> Path:
 
 
 def _about(path: Path, folder: Path) -> dict[str, Any]:
-    """Returns what Orbax says of the tree in a folder, which does not lead out of itself."""
+    """Returns Orbax's metadata of a folder, once it is clear that no link leads out of it."""
     check_folder(path)
     if not (folder / _METADATA).exists():
         raise Misfit(f"has no {_METADATA}, which Orbax writes next to the arrays")
@@ -150,7 +146,7 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _count(about: dict[str, Any]) -> int:
-    """Returns how many arrays, numbers and texts there are, nodes without children left out."""
+    """Counts the arrays, numbers and texts, without the nodes that have no children."""
     rows = about["tree_metadata"].values()
     return sum(row["value_metadata"].get("value_type") in _KINDS for row in rows)
 
@@ -183,10 +179,10 @@ def _scalars(checkpointer: Any, folder: Path, tree: Any) -> dict[str, Any]:
 
 
 class _Stores:
-    """The arrays of a folder that are open: two, since what is read ahead may be of the next one.
+    """The open arrays of a folder: at most two, because reading ahead may reach the next one.
 
-    A chunk that is larger than what is read of it is kept with its array, or each part would have
-    it unpacked anew.
+    A chunk that is larger than the part that is read stays with its array, so that it is not
+    decompressed again for every part.
     """
 
     def __init__(self, folder: Path, is_whole: bool) -> None:
@@ -259,7 +255,7 @@ def _in_parts(out: Writer) -> Any:
     handlers: Any = ocp.type_handlers
 
     class Handler(handlers.NumpyHandler):  # type: ignore[misc]
-        """Writes arrays one after the other, and of each a part after the other."""
+        """Writes arrays one after the other, and each part by part."""
 
         async def serialize(
             self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None

@@ -1,1 +1,1 @@
-"""Arrays of JAX: their devices, what they share with host memory, and random keys."""
+"""Arrays of JAX: devices, memory shared with the host, random keys, meshes."""

@@ -43,8 +43,8 @@ def local() -> list[Any]:
 def device_of(device: Any) -> Device:
     """Returns fmapper's device, numbered by hardware as in other frameworks.
 
-    `device.id` counts through all processes; `local_hardware_id` is what CUDA counts, too, but
-    tells nothing where it is missing, or the same for the cores of one chip.
+    `device.id` counts the devices of all processes; `local_hardware_id` is CUDA's number, but it
+    may be missing, or be the same for all cores of a chip.
     """
     return Device("jax", _WORDS.get(device.platform, device.platform), _number(device))
 

@@ -1,4 +1,4 @@
-"""Integers of 2 and 4 bits in programs: outside of JAX they are numbers in bytes."""
+"""Integers of 2 and 4 bits in programs, which are stored as bytes outside of JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import lax
 from fmapper import LossyCastError
 
 _HELD_IN = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
-# Of such integers they give others, whatever the dtype is; all other results are cut to the bits.
+# Results of these operations never need truncation; all others are truncated to the bits.
 _CLOSED = frozenset(
     (
         *("reshape", "transpose", "slice", "broadcast_in_dim", "squeeze", "concatenate", "gather"),
@@ -20,7 +20,7 @@ _CLOSED = frozenset(
         *("xor", "rem", "sign", "shift_right_arithmetic", "stop_gradient", "copy", "copy_p"),
     )
 )
-# They look at bits that a byte has in other places.
+# These depend on bits that a byte has in other places.
 _OTHER = frozenset(("bitcast_convert_type", "population_count", "clz", "shift_right_logical"))
 _LOOPS = frozenset(("scan", "while", "cond"))  # whose bodies are read on their own
 
@@ -40,7 +40,7 @@ def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
     """Returns the integers of few bits that are stored in bytes.
 
     Raises:
-        LossyCastError: It holds others.
+        LossyCastError: The array holds numbers outside of the range.
     """
     if isinstance(array, jax.ShapeDtypeStruct):
         return array.update(dtype=jnp.dtype(dtype))  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ def is_refused(eqn: Any) -> bool:
 def on_bytes(eqn: Any) -> Any | None:
     """Rewrites an operation on such integers as one on bytes; None for any other.
 
-    Sums, differences and products of bytes, cut to the last bits, are those of fewer bits.
+    Sums, differences and products of bytes, truncated to the last bits, are those of fewer bits.
     """
     if not any(map(_is_of_few_bits, eqn.outvars)):
         return None

@@ -1,7 +1,7 @@
-"""Host memory in and out of JAX: what is shared, and what must be a private copy.
+"""Host memory in and out of JAX: shared where that is safe, else as a private copy.
 
-JAX takes over aligned NumPy memory without copying it and copies other memory later than it says,
-so memory that somebody could still write to never reaches it.
+JAX takes over aligned NumPy memory without copying it, and copies other memory after its call has
+returned. So it never gets memory that others could still write to.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
 
 
 def refuse(array: Any) -> None:
-    """Raises for arrays whose values cannot leave JAX.
+    """Raises an error for arrays whose values cannot leave JAX.
 
     Raises:
-        TypeError: A tracer, a shape, a deleted array, a PRNG key, or an array that other processes
-            hold parts of.
+        TypeError: The array is a tracer, has no values, was deleted, is a PRNG key, or lies partly
+            in other processes.
     """
     if isinstance(array, jax.core.Tracer):
         raise TypeError(
@@ -54,7 +54,7 @@ def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array
     """Returns a JAX array on the memory of a NumPy array.
 
     Raises:
-        BufferError: JAX made a copy after all; says why.
+        BufferError: JAX made a copy nevertheless; the message says why.
     """
     if target.platform != "cpu":
         raise BufferError(f"host memory cannot be shared with {target}")
@@ -75,7 +75,7 @@ def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array
 def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]:
     """Yields arrays from foreign accelerator memory, copied unless it is private.
 
-    The memory may be used again when the last one has been given.
+    The memory may be reused once the last array was yielded.
     """
     views = []  # or memory would be used again while it is read
     for at, data in enumerate(exchange.data):

@@ -1,4 +1,4 @@
-"""Random keys in programs: outside of JAX they are arrays of 32-bit words."""
+"""Random keys in programs, which are arrays of 32-bit words outside of JAX."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.arrays import few_bits
 
-# The operations that know what a key is; all others only move keys about.
+# The operations that draw from keys; all others only move keys around.
 _DRAWN = {"random_seed", "random_bits", "random_split", "random_fold_in"}
 _WITH_GRAPHS = {"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"}
-# Between keys and their words; here they are the same.
+# Conversions between keys and their words, which are the same in a program.
 _IDENTITIES = {"random_wrap", "random_unwrap", "random_clone"}
 _THREEFRY = "threefry2x32"
 
@@ -40,7 +40,7 @@ def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def params(eqn: Any) -> dict[str, Any]:
-    """Returns the parameter that says how JAX counts blocks, for operations that draw."""
+    """Returns the parameters of operations that draw: how JAX counts blocks."""
     if eqn.primitive.name not in _DRAWN:
         return {}
     config: Any = jax.config
@@ -50,8 +50,8 @@ def params(eqn: Any) -> dict[str, Any]:
 def on_raw_keys(eqn: Any) -> Any | None:
     """Rewrites an operation on keys as one on their words; None if it needs no change.
 
-    What only moves keys about moves their words. Generators other than threefry2x32 are written
-    out in the operations that JAX writes them in.
+    Operations that move keys around move their words. Generators other than threefry2x32 are
+    expanded into the operations that JAX implements them with.
     """
     keyed = [is_key(v.aval) if hasattr(v.aval, "dtype") else False for v in eqn.invars]
     results = [is_key(v.aval) if hasattr(v.aval, "dtype") else False for v in eqn.outvars]

@@ -1,4 +1,4 @@
-"""Arrays on meshes: what is divided how, and arrays made of the parts of this process."""
+"""Arrays on meshes: their layout, and arrays assembled from the shards of this process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _shape_only: Any = jax.ShapeDtypeStruct
 
 
 class JaxMeshes(Meshes):
-    """A part of the adapter: `jax.sharding.Mesh`es, and arrays on them."""
+    """The facet of the adapter for `jax.sharding.Mesh`es and arrays on them."""
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
-        """Returns the axes of a mesh; one without devices, an `AbstractMesh`, takes shapes."""
+        """Returns the axes of a mesh, or of an `AbstractMesh`, which has no devices."""
         return dict(mesh.shape) if isinstance(mesh, Mesh | AbstractMesh) else None
 
     def shard(
@@ -43,7 +43,7 @@ class JaxMeshes(Meshes):
         return results
 
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
-        """Returns the parts of the devices of this process."""
+        """Returns the boxes that the devices of this process hold."""
         sharding = named_sharding(mesh, spec)
         indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
         return list(dict.fromkeys(_box(index, shape) for index in indices))
@@ -56,7 +56,7 @@ class JaxMeshes(Meshes):
         spec: Spec,
         read: Callable[[Box], np.ndarray[Any, Any]],
     ) -> Any:
-        """Reads each part once, and puts it on its devices."""
+        """Reads each box once, and puts it on its devices."""
         sharding = named_sharding(mesh, spec)
         devices: dict[Box, list[Any]] = {}
         for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
@@ -120,7 +120,7 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
 
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:
-    """Returns whether an array already has this sharding, by axes of that mesh."""
+    """Returns whether an array already has this sharding on this mesh."""
     own = getattr(array, "sharding", None)
     return not isinstance(array, jax.core.Tracer) and own == sharding and array.committed
 

@@ -1,1 +1,1 @@
-"""ATen in JAX: one function per operation, in a table by name, in files by kind."""
+"""ATen operations in JAX: one function per operation, in files by kind."""

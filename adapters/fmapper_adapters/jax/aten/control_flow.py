@@ -1,4 +1,4 @@
-"""Operations that take functions, and where gradients end."""
+"""Operations that call functions, and operations that end or replace gradients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Function = Callable[..., Any]
 
 @lowering("fmapper::stop_gradient", int64="moves")
 def stop_gradient(x: Any) -> jax.Array:
-    """Returns the array, as a constant to differentiation."""
+    """Returns the array as a constant with respect to differentiation."""
     return jax.lax.stop_gradient(x)
 
 
 @lowering("fmapper::overwrite", int64="moves")
 @jax.custom_jvp
 def overwrite(x: Any, value: Any) -> jax.Array:
-    """Returns the value, with the gradient of x: what x is after a write that nobody sees."""
+    """Returns the value with the gradient of x: x after a write that autograd does not see."""
     return jnp.asarray(value)
 
 
@@ -42,10 +42,10 @@ def with_gradient(
     places: Sequence[int],
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """Returns the ys, whose gradients with respect to the xs are what a function gives.
+    """Returns the ys, whose gradients with respect to the xs a function computes.
 
-    It takes the gradients of the ys, then what is kept. Its results are for those xs that `places`
-    names; the others have none.
+    Its arguments are the gradients of the ys, then the saved values. Its results belong to the xs
+    that `places` names; the others have no gradient.
     """
     is_array = [isinstance(one, jax.Array) for one in kept]
     arrays = tuple(one for one, array in zip(kept, is_array, strict=True) if array)
@@ -62,7 +62,7 @@ def with_gradient(
         left = iter(arrays)
         given = [next(left) if a else one for one, a in zip(kept, is_array, strict=True)]
         gradients: list[Any] = [jnp.zeros_like(x) for x in xs]
-        # The gradient of a complex number is the conjugate of that of JAX in torch.
+        # In torch, the gradient of a complex number is the conjugate of the gradient in JAX.
         for place, found in zip(places, backward(*map(_conj, cotangents), *given), strict=True):
             gradients[place] = _conj(_gradient_of(xs[place], found))
         return tuple(gradients), None, None
@@ -88,7 +88,7 @@ def _conj(x: Any) -> Any:
 
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Function, *args: Any) -> Any:
-    """Calls the function; without gradients where torch had them switched off."""
+    """Calls the function, without gradients if torch had switched them off."""
     found = function(*args)
     return found if enabled else jax.lax.stop_gradient(found)
 
@@ -112,13 +112,13 @@ def wrap_with_autocast(
 
 @lowering("higher_order::tag_activation_checkpoint")
 def checkpoint(function: Function, *args: Any, **_: Any) -> Any:
-    """Calls the function, whose results are computed again for its gradient."""
+    """Calls the function, which is computed again for its gradient."""
     return jax.checkpoint(function)(*args)
 
 
 @lowering("higher_order::invoke_subgraph", "higher_order::wrap")
 def invoke(function: Function, *args: Any, **_: Any) -> Any:
-    """Calls the function; the name that torch gives it is left out."""
+    """Calls the function; torch's name for it is ignored."""
     return function(*[arg for arg in args if not isinstance(arg, str)])
 
 

@@ -1,6 +1,6 @@
-"""Rules for which dimensions an operation of ATen shares among operands and results.
+"""Rules for the dimensions that operands and results of an ATen operation have in common.
 
-Rules for meshes follow from that. An operation that is not here needs its operands whole.
+Rules for meshes are derived from these. An operation that is not listed needs whole operands.
 """
 
 from __future__ import annotations

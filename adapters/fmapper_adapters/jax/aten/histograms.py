@@ -16,7 +16,7 @@ from fmapper_adapters.jax.aten.types import cast, default_dtype, dtype_of, is_fl
 
 @lowering("aten::bincount", data_dependent_shape=True)
 def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
-    """Returns how often each number from 0 to the largest is there, or the sum of their weights."""
+    """Counts each number from 0 to the largest, or sums their weights."""
     largest = int(np.asarray(x).max()) + 1 if x.size else 0
     length = max(largest, minlength)
     if weights is None:
@@ -27,7 +27,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
 
 @lowering("aten::histc")
 def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
-    """Returns how many elements are in each of so many equal bins; of the array's own dtype."""
+    """Counts the elements in each of a number of equal bins, in the dtype of the array."""
     inner = wide(x.dtype) if is_floating(x) else default_dtype()
     y = x.reshape(-1).astype(inner)
     low, high = jnp.asarray(min, inner), jnp.asarray(max, inner)
@@ -47,7 +47,7 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
 def histogram(
     x: Any, bins: int = 100, *, range: Any = None, weight: Any = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns how many elements, or how much of their weight, is in each bin, and the edges."""
+    """Returns the number of elements in each bin, or the sum of their weights, and the edges."""
     rows = x.reshape(-1, 1)
     (edges,) = histogramdd_edges(rows, (bins,), range=range)
     return _count(rows, (edges,), weight, density), edges
@@ -57,7 +57,7 @@ def histogram(
 def histogram_of_edges(
     x: Any, bins: Any, *, weight: Any = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Counts elements between edges that are given; returns the edges, too."""
+    """Counts the elements between given edges, and returns the edges too."""
     return _count(x.reshape(-1, 1), (bins,), weight, density), bins
 
 
@@ -65,7 +65,7 @@ def histogram_of_edges(
 def histogramdd_edges(
     x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
 ) -> tuple[jax.Array, ...]:
-    """Returns equal bins along each column of x, whose last dimension has the columns."""
+    """Returns the edges of equal bins for each column of x; its last dimension has the columns."""
     rows = x.reshape(-1, x.shape[-1])
     found = []
     for column, count in enumerate(bins):
@@ -85,7 +85,7 @@ def histogramdd_edges(
 def histogramdd(
     x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
 ) -> jax.Array:
-    """Returns how many rows are in each bin."""
+    """Counts the rows in each bin."""
     return _count(x, histogramdd_edges(x, bins, range=range), weight, density)
 
 
@@ -93,7 +93,7 @@ def histogramdd(
 def histogramdd_of_edges(
     x: Any, bins: Sequence[Any], *, weight: Any = None, density: bool = False
 ) -> jax.Array:
-    """Counts rows between edges that are given."""
+    """Counts the rows between given edges."""
     return _count(x, bins, weight, density)
 
 

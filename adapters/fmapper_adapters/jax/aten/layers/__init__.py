@@ -1,1 +1,1 @@
-"""ATen operations that neural networks are made of: attention, convolution, pooling, losses."""
+"""ATen operations of neural networks: attention, convolution, pooling, losses."""

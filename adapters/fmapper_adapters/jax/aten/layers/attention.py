@@ -1,7 +1,7 @@
-"""Attention: scaled dot products, whole, and the kernels that torch has for them.
+"""Scaled dot-product attention, and torch's kernels for it.
 
-`jax.nn.dot_product_attention` is not used: it has no answer for rows that are masked everywhere,
-and the other way round with causal masks over more keys than queries.
+`jax.nn.dot_product_attention` is not used: its results differ for rows that are masked everywhere,
+and for causal masks with more keys than queries.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def scaled_dot_product_attention(
 ) -> jax.Array:
     """Returns weights `softmax(query @ key.T * scale + mask)` times the values, `(..., L, Ev)`.
 
-    Rows in which every key is masked give zeros, as in torch. Halves are added up in float32.
+    Rows in which every key is masked are zeros, as in torch. Halves are accumulated in float32.
     """
     if enable_gqa:
         key, value = _for_all_heads(query, key), _for_all_heads(query, value)
-    if not is_floating(query):  # torch takes these only where there is nothing to add up
+    if not is_floating(query):  # torch accepts these only where the sum has no terms
         batch = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
         shape = (*batch, query.shape[-2], value.shape[-1])
         return jnp.zeros(shape, dtype_of("int64") if query.dtype == bool else query.dtype)
@@ -55,7 +55,7 @@ def attention_with_dropout(
     enable_gqa: bool = False,
     key: Any,
 ) -> jax.Array:
-    """Applies dropout: weights are zero with probability `dropout_p`, and the others larger."""
+    """Computes attention with dropout: weights are zero with probability `dropout_p`."""
     if enable_gqa:
         key_, value = _for_all_heads(query, key_), _for_all_heads(query, value)
     weights, _ = _weights(query, key_, attn_mask, is_causal, scale)
@@ -78,15 +78,15 @@ def attention_math(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the values and the weights; a mask of what dropout keeps may be given."""
+    """Returns the values and the weights; `dropout_mask` is true where dropout keeps one."""
     if enable_gqa:
         key, value = _for_all_heads(query, key), _for_all_heads(query, value)
     weights, _ = _weights(query, key, attn_mask, is_causal, scale)
-    applied = weights
+    larger = 1.0
     if dropout_mask is not None:
+        weights = jnp.where(dropout_mask, weights, 0)
         larger = 0.0 if dropout_p >= 1 else 1.0 / (1.0 - dropout_p)
-        applied = jnp.where(dropout_mask, 0, weights) * larger
-    return _apply(applied, value, query.dtype), weights.astype(query.dtype)
+    return _apply(weights * larger, value, query.dtype), weights.astype(query.dtype)
 
 
 @lowering("aten::_scaled_dot_product_flash_attention_for_cpu")
@@ -100,7 +100,7 @@ def flash_attention_for_cpu(
     attn_mask: Any = None,
     scale: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the values, and the logarithms of the sums that the weights were divided by."""
+    """Returns the values, and the logarithms of the sums that normalise the weights."""
     _no_dropout(dropout_p)
     weights, sums = _weights(query, key, attn_mask, is_causal, scale)
     return _apply(weights, value, query.dtype), sums
@@ -181,7 +181,7 @@ def overrideable_attention(
 
 @lowering("aten::_safe_softmax", whole=False)
 def safe_softmax(x: Any, dim: int, dtype: Any = None) -> jax.Array:
-    """Computes softmax, but zeros where everything is minus infinity."""
+    """Computes softmax, with zeros where everything is minus infinity."""
     out = x.dtype if dtype is None else dtype
     return _safe_softmax(x.astype(out).astype(wide(out)), dim)[0].astype(out)
 
@@ -213,7 +213,7 @@ def _weights(
 
 
 def _safe_softmax(scores: Any, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Computes softmax with zeros where all is masked, with finite gradients; and the log-sums."""
+    """Computes softmax and its log-sums, with zeros and finite gradients where all is masked."""
     if scores.ndim == 0 or scores.shape[dim] == 0:
         return jax.nn.softmax(scores, dim), jnp.zeros(scores.shape[:-1], scores.dtype)
     largest = jax.lax.stop_gradient(jnp.max(scores, dim, keepdims=True))
@@ -232,20 +232,20 @@ def _apply(weights: Any, value: Any, dtype: Any) -> jax.Array:
 
 
 def _for_all_heads(query: Any, key: Any) -> Any:
-    """Returns keys or values with each head as often as queries share it."""
+    """Repeats each head of keys or values for the queries that share it."""
     heads, shared = query.shape[-3], key.shape[-3]
     return key if heads == shared else jnp.repeat(key, heads // shared, axis=-3)
 
 
 def _with_nothing(output: Any, sums: Any, query: Any, key: Any) -> tuple[Any, ...]:
-    """Returns the results of a kernel whose other ones serve torch's backward only."""
+    """Returns the results of a kernel; those that only torch's backward uses are empty."""
     empty = jnp.zeros((0,), jnp.int32)
     sizes = (query.shape[-2], key.shape[-2])
     return (output, sums, empty, empty, *sizes, empty, empty, jnp.zeros((0,), output.dtype))
 
 
 def _no_dropout(dropout_p: float) -> None:
-    """Raises for dropout, which these kernels draw by a generator of their own.
+    """Checks that there is no dropout, for which these kernels use a generator of their own.
 
     Raises:
         ConversionError: There is dropout.

@@ -42,7 +42,7 @@ def convolve_padded(
     dilation: Sizes = (1,),
     groups: int = 1,
 ) -> jax.Array:
-    """Convolves with as much padding as keeps the size ("same", the odd one last), or none."""
+    """Convolves with padding that keeps the size ("same", the odd one last), or with none."""
     count = weight.ndim - 2
     widths = [(0, 0)] * count
     if padding == "same":
@@ -137,9 +137,9 @@ def _with_own_derivative(
 ) -> Any:
     """Returns a grouped convolution whose derivative by the weight is a sum over the kernel.
 
-    Where the batch is divided along some axes of a mesh and not along others, XLA multiplies that
-    derivative by the sizes of the others (seen with jaxlib 0.10.2): it computes it as a convolution
-    with groups in the batch.
+    XLA computes that derivative as a convolution with groups in the batch. If the batch is divided
+    along only some axes of a mesh, it multiplies the derivative by the sizes of the others (seen
+    with jaxlib 0.10.2).
     """
     convolve = jax.custom_jvp(function)
 
