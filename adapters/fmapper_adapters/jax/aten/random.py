@@ -1,6 +1,6 @@
-"""Random numbers: each operation gets a key of its own.
+"""Random numbers: each operation gets its own key.
 
-The numbers are others than torch's, from the same distributions.
+The numbers differ from torch's, but have the same distributions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fmapper_adapters.jax.aten.types import (
 
 @lowering("aten::dropout", random=True)
 def dropout(x: Any, p: float, train: bool, *, key: Any) -> jax.Array:
-    """Makes elements zero with probability p, and scales the others by 1 / (1 - p)."""
+    """Sets elements to zero with probability p, and scales the others by 1 / (1 - p)."""
     return native_dropout(x, p, train, key=key)[0]
 
 
@@ -213,7 +213,7 @@ def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
 
 @lowering("aten::binomial", random=True)
 def binomial(count: Any, prob: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Draws the number of successes among so many trials."""
+    """Draws the number of successes in a number of trials."""
     inner = wide(count.dtype)
     return jax.random.binomial(key, count.astype(inner), prob.astype(inner)).astype(count.dtype)
 

@@ -37,7 +37,7 @@ def embedding(
 
 @lowering("aten::embedding_renorm")
 def embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: float) -> jax.Array:
-    """Returns the table, with the rows that are looked up made no longer than a norm."""
+    """Returns the table with the rows that are looked up scaled down to a maximal norm."""
     looked_up = jnp.zeros((weight.shape[0],), bool).at[indices.reshape(-1)].set(True)
     norms = jnp.linalg.norm(weight.astype(wide(weight.dtype)), norm_type, 1, keepdims=True)
     shorter = weight * (max_norm / (norms + 1e-7)).astype(weight.dtype)
@@ -63,9 +63,9 @@ def embedding_bag(
         weight: The table.
         indices: Rows of the table, the bags one after the other.
         offsets: Where bags begin.
-        scale_grad_by_freq: Without effect on the result; there are no gradients then.
+        scale_grad_by_freq: Does not affect the result; if true, it has no gradient.
         mode: 0, 1 or 2.
-        sparse: Without meaning here.
+        sparse: Ignored.
         per_sample_weights: A factor for each row, for sums.
         include_last_offset: Whether the last offset is where the last bag ends.
         padding_idx: A row that is left out, if it is not negative.
@@ -151,7 +151,7 @@ def _no_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the maxima of each bag, and which row they are from: the first of several."""
+    """Returns the maxima of each bag, and the rows that they are from: the first of several."""
     known = jax.lax.stop_gradient(jnp.where(used[:, None], rows, -jnp.inf))
     shape = (count, rows.shape[1])
     top = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(known)
@@ -167,7 +167,7 @@ def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array
 
 @lowering("aten::one_hot")
 def one_hot(x: Any, num_classes: Any = -1) -> jax.Array:
-    """Puts a one at each index; with -1, the largest index says how many, which runs eagerly."""
+    """Encodes indices as rows with a single one; -1 classes: as many as the largest index needs."""
     if isinstance(num_classes, int) and num_classes == -1:
         num_classes = int(jnp.max(x)) + 1
     return (x[..., None] == jnp.arange(num_classes)).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: mixtures of experts."""
+"""Products of groups of rows with one matrix per group, as in mixtures of experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def grouped_mm_fallback(x: Any, weight: Any, offs: Any) -> jax.Array:
     Args:
         x: Rows of shape (rows, in), sorted by group.
         weight: Of shape (groups, in, out).
-        offs: Where each group ends, of shape (groups,). What is behind the last end gives zeros.
+        offs: Where each group ends, of shape (groups,). Rows behind the last end give zeros.
     """
     x, weight = of_one_dtype(x, weight)
     sizes = jnp.diff(offs, prepend=0).astype(jnp.int32)
@@ -35,7 +35,7 @@ def grouped_mm(
     """Multiplies groups: (rows, in) and (groups, in, out), or batches of both without ends.
 
     Raises:
-        TypeError: The groups are elsewhere.
+        TypeError: The arrays have other dimensions.
     """
     if x.ndim == weight.ndim == 3:
         y = jnp.matmul(*of_one_dtype(x, weight))

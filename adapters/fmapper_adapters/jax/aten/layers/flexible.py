@@ -1,4 +1,4 @@
-"""Attention whose scores and mask are functions of the places, as `flex_attention` takes them."""
+"""Attention with functions of the positions for scores and mask: `flex_attention`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flex_attention(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the results, and the sums of exponentials and the largest scores, as log2.
 
-    The mask of blocks only says where the mask itself, its last part, has nothing to keep.
+    The block mask only says where the mask function, its last part, keeps nothing.
     """
     groups = query.shape[1] // key.shape[1]
     dtype = wide(query.dtype)
@@ -56,7 +56,7 @@ def _like(x: Any, query: Any) -> tuple[int, ...]:
 
 
 def _everywhere(function: Function, arrays: int, scores: int) -> Function:
-    """Lifts a function of one place to all places at once; arrays are the same for all."""
+    """Lifts a function of one position to all positions at once; arrays are shared."""
 
     def one(*args: Any) -> Any:
         found = function(*args)

@@ -23,7 +23,7 @@ def _reduce(x: Any, reduction: int, dtype: Any) -> jax.Array:
 
 
 def _wide(*arrays: Any) -> tuple[Any, ...]:
-    """Returns arrays in the dtype that is computed in, and the dtype of the result."""
+    """Returns arrays in the dtype of the computation, and the dtype of the result."""
     arrays = promote(*arrays)
     dtype = arrays[0].dtype
     return (*(a if a is None else a.astype(wide(dtype)) for a in arrays), dtype)
@@ -299,10 +299,10 @@ def linear_cross_entropy(
     label_smoothing: float,
     *how_torch_splits_it: Any,
 ) -> tuple[jax.Array, ...]:
-    """Returns the mean or the sum of the cross entropies, and the gradients that torch gives along.
+    """Returns the mean or the sum of the cross entropies, and the gradients that torch returns too.
 
-    torch's backward reads them; here the loss itself is differentiated, and as long as nothing uses
-    them they are compiled away.
+    torch's backward reads them. Here the loss itself is differentiated, and unused gradients are
+    removed by the compiler.
     """
     wanted = how_torch_splits_it[-3:]
 

@@ -98,7 +98,7 @@ def rms_norm(
 def fused_rms_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any, eps: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes rms_norm, and what was multiplied by. Without eps it is that of the wide dtype."""
+    """Computes rms_norm, and the factor. Without eps, that of the wider dtype is used."""
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     y = x.astype(wide(x.dtype))
     least = float(np.finfo(y.dtype).eps) if eps is None else eps
@@ -148,7 +148,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[jax.Array, ...]:
-    """Normalises by the batch's own statistics, and moves the running averages towards them."""
+    """Normalises by the batch's own statistics, and updates the running averages."""
     if not training:
         y, nothing, _ = batch_norm_no_training(
             x, weight, bias, running_mean, running_var, momentum, eps
@@ -171,7 +171,7 @@ def batch_norm_functional(
 def batch_norm_with_update(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[jax.Array, ...]:
-    """Computes batch_norm_functional in training, with what only some of torch's devices hold."""
+    """Computes batch_norm_functional in training, with an empty reserve that some devices use."""
     found = batch_norm_functional(x, weight, bias, mean, var, True, momentum, eps)
     return (*found[:3], jnp.zeros((0,), "uint8"), *found[3:])
 

@@ -43,7 +43,7 @@ class _Windows:
         count: The number of spatial dimensions.
         kernel, stride, padding, dilation: One number for each.
         outputs: The numbers of windows.
-        widths: How much is put before and after, so that all windows are inside.
+        widths: The padding before and after that all windows need.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class _Windows:
         return zip(*rows, strict=True)
 
     def are_whole(self) -> bool:
-        """Returns whether there is one window, which has all elements."""
+        """Returns whether there is a single window that covers all elements."""
         return all(
             isinstance(n, int) and n > 0 and out == d == 1 and k - p >= n
             for (n, k, _, p, d), out in zip(self._rows(), self.outputs, strict=True)
@@ -92,9 +92,9 @@ class _Windows:
     def reduce(self, x: Any, value: Any, function: Any) -> jax.Array:
         """Reduces the windows, without dilation.
 
-        The only window of a dimension needs no padding, which it may have a lot of: it may be
-        hundreds of times as large as the image. Sums of it are not windows to XLA; the largest
-        element is one, since then the first of several equal ones has the gradient.
+        A single window in a dimension needs no padding, although it may be hundreds of times as
+        large as the image. Its sum is an ordinary reduction; its maximum stays a window, so that
+        the first of several equal elements gets the gradient.
         """
         start = np.asarray(value, x.dtype)  # known while tracing: only then there is a gradient
         first = x.ndim - self.count
@@ -210,7 +210,7 @@ def _argmax(
 def _argmax_of(x: Any, places: Sequence[Any]) -> jax.Array:
     """Returns where in its plane the first largest element of each window is, or its last NaN.
 
-    It is looked for along one dimension after the other, the last one first.
+    The search goes along one dimension after the other, the last one first.
 
     Args:
         x: Of shape (..., *plane).

@@ -69,16 +69,16 @@ def _layer(
     reverse: bool,
     active: Any,
 ) -> tuple[Any, State]:
-    """Returns one layer in one direction over `(time, batch, features)`; all in one dtype.
+    """Runs one layer in one direction over `(time, batch, features)`, in one dtype.
 
     Args:
-        step: What one step does.
+        step: The function of one step.
         x: The inputs.
-        start: The states before, each `(batch, features)`.
+        start: The initial states, each `(batch, features)`.
         params: Weights of the input and of the state, their biases, and perhaps a projection.
         has_biases: Whether there are biases.
-        reverse: From the last step to the first.
-        active: `(time, batch)`, where sequences have elements; None where all have.
+        reverse: Whether to run from the last step to the first.
+        active: `(time, batch)`, where sequences have elements; None if all have.
 
     Returns:
         The hidden states of all steps, and the last states.
@@ -285,7 +285,7 @@ def packed_network(
     *,
     key: Any = None,
 ) -> tuple[Any, ...]:
-    """Returns a network over sequences of these lengths, which are padded to one length."""
+    """Runs a network over sequences of these lengths, which are padded to one length."""
     batch = lengths.shape[0]
     steps = data.shape[0] // batch
     active = jnp.arange(steps)[:, None] < lengths
@@ -367,7 +367,7 @@ def fused_lstm_cell(
 
 @lowering("aten::_pack_padded_sequence", data_dependent_shape=True)
 def pack_padded_sequence(x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
-    """Returns the elements of padded sequences step by step, and how many each step has."""
+    """Returns the elements of padded sequences step by step, and the number in each step."""
     sizes = np.asarray(lengths)
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)

@@ -21,7 +21,7 @@ Scales = Sequence[float | None]
 
 
 def _sizes(x: Any, output_size: Any, scales: Any) -> tuple[Sequence[Any], Scales]:
-    """Returns sizes and scales, given either."""
+    """Returns the output sizes and the scales, from whichever is known."""
     if output_size is not None:
         return output_size, (None,) * len(output_size)
     spatial = x.shape[x.ndim - len(scales) :]
@@ -54,7 +54,7 @@ def _is_more_than_one(m: Any) -> bool:
 
 
 def _array(x: Any, dtype: Any) -> Any:
-    """Makes a NumPy array where a size is known, so that positions are constants of the program."""
+    """Makes a NumPy array if a size is known, so that positions are constants of the program."""
     return np.asarray(x, dtype) if isinstance(x, int | float) else jnp.asarray(x, dtype)
 
 

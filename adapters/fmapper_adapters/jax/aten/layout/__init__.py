@@ -1,1 +1,1 @@
-"""ATen operations that make, move, pick and place elements."""
+"""ATen operations that create, move, select and place elements."""

@@ -44,13 +44,13 @@ def new_full(x: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None)
 @lowering("aten::empty", "aten::_efficientzerotensor")
 @lowering("aten::zeros", whole=False)
 def zeros(size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
-    """Returns zeros; also for arrays whose values are left open."""
+    """Returns zeros, also for arrays whose values are undefined."""
     return full(size, 0, dtype=default_dtype() if dtype is None else dtype)
 
 
 @lowering("aten::empty_strided", "aten::empty_permuted")
 def empty_strided(size: Sequence[Any], layout: Sequence[Any], *, dtype: Any = None) -> jax.Array:
-    """Returns zeros; how they lie in memory has no meaning here."""
+    """Returns zeros; strides have no meaning here."""
     return zeros(size, dtype=dtype)
 
 
@@ -102,7 +102,7 @@ def scalar_tensor(value: Any, *, dtype: Any = None) -> jax.Array:
 
 @lowering("aten::resize")
 def resize(x: Any, size: Sequence[Any], *, memory_format: Any = None) -> jax.Array:
-    """Returns the elements row by row in another shape, as many as there are; zeros behind them."""
+    """Returns the elements row by row in another shape, with zeros behind the last one."""
     count = math.prod(size)
     flat = x.reshape(-1)[:count]
     return jnp.pad(flat, (0, count - flat.size)).reshape(size)

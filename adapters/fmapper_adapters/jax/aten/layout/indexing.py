@@ -18,7 +18,7 @@ from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 @lowering("aten::index", int64="moves")
 @lowering("aten::_unsafe_index", whole=False, int64="moves")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
-    """Computes `x[indices]`, where None is a whole dimension; masks stand for where they hold."""
+    """Computes `x[indices]`; None is a whole dimension, and a mask selects its true elements."""
     # what is out of range is NaN, rather than another element
     return x.at[_positions(indices)].get(mode="fill")
 
@@ -172,8 +172,8 @@ def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
 def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
     """Returns the array with a number where the mask holds, in the array's dtype.
 
-    The least float32, which models take for a mask, becomes the least number of 16 bits when the
-    model is cast to that: as infinity it would leave rows without any number.
+    The lowest float32, which models use in masks, becomes the lowest number of 16 bits when the
+    model is cast: minus infinity would leave rows of NaN.
     """
     if isinstance(value, float) and math.isfinite(value) and is_floating(x.dtype):
         limits = jnp.finfo(x.dtype)
@@ -227,7 +227,7 @@ def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
 def repeat_interleave(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
-    """Repeats each element so often."""
+    """Repeats each element a number of times."""
     if dim is None:
         x, dim = x.reshape(-1), 0
     x = x.reshape(1) if x.ndim == 0 else x
@@ -242,7 +242,7 @@ def repeat_interleave(
 def repeat_interleave_by(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
-    """Repeats each element as often as an array says, which is known unless the size is given."""
+    """Repeats each element as often as an array says; its values, or the output size, are known."""
     if dim is None:
         x, dim = x.reshape(-1), 0
     x = x.reshape(1) if x.ndim == 0 else x

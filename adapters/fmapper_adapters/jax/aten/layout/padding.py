@@ -1,4 +1,4 @@
-"""Edges put around arrays."""
+"""Padding around arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fmapper_adapters.jax.aten.types import cast
 
 @lowering("aten::constant_pad_nd", int64="moves", elements=(2,))
 def constant_pad(x: Any, pad: Sequence[Any], value: Any = 0) -> jax.Array:
-    """Puts a value around the last dimensions, given from the last one; negative widths crop."""
+    """Pads the last dimensions with a value, beginning with the last; negative widths crop."""
     widths = [(0, 0, 0)] * (x.ndim - len(pad) // 2)
     widths += [(low, high, 0) for low, high in _per_dim(pad)]
     return jax.lax.pad(x, cast(value, x.dtype), widths)
@@ -26,7 +26,7 @@ def _per_dim(pad: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _pad(x: Any, pad: Sequence[Any], index: Any) -> jax.Array:
-    """Pads by lookup: each dimension at `index(positions, size)`, of positions from `-low` on."""
+    """Pads by lookup: each dimension at `index(positions, size)`, for positions from `-low` on."""
     widths = _per_dim(pad)
     for dim, (low, high) in enumerate(widths, x.ndim - len(widths)):
         if isinstance(low, int) and isinstance(high, int) and low == high == 0:
@@ -57,7 +57,7 @@ def circular_pad(x: Any, pad: Sequence[Any]) -> jax.Array:
 
 @lowering("aten::pad")
 def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> jax.Array:
-    """Pads in one of these ways, by name."""
+    """Pads in the mode with this name."""
     if mode == "constant":
         return constant_pad(x, pad, 0 if value is None else value)
     return {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}[

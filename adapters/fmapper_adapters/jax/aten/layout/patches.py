@@ -15,7 +15,7 @@ Pair = Sequence[int]
 
 
 def _counts(sizes: Any, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> list[Any]:
-    """Returns how many patches there are in each dimension."""
+    """Returns the number of patches in each dimension."""
     return [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, d, p, s in zip(sizes, kernel, dilation, padding, stride, strict=True)

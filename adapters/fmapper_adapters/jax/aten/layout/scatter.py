@@ -43,7 +43,7 @@ def _places(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
 
 
 def _with_dims(x: Any, index: Any, source: Any) -> tuple[Any, Any, Any]:
-    """Gives all arguments a dimension at least, and cuts the source to the index."""
+    """Gives all arguments at least one dimension, and crops the source to the index."""
     x, index = (a.reshape(1) if a.ndim == 0 else a for a in (x, index))
     if is_array(source):
         source = source.reshape(1) if source.ndim == 0 else source
@@ -91,8 +91,8 @@ def scatter_reduce(
 ) -> jax.Array:
     """Returns elements at one place reduced by sum, prod, mean, amax or amin.
 
-    With `include_self=False` what was in the array counts only where nothing is put. The mean of
-    integers is rounded down. Ties of amax and amin share the gradient.
+    With `include_self=False`, the array's own elements count only where nothing is added. The mean
+    of integers is rounded down. Ties of amax and amin share the gradient.
     """
     if index.size == 0:
         return x

@@ -1,4 +1,4 @@
-"""Views and shapes: the same elements, seen otherwise."""
+"""Views: the same elements in another shape, order or dtype."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def view_bits(x: Any, dtype: Any) -> jax.Array:
 
 
 def _known_sizes(x: Any, size: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the sizes with -1 worked out; JAX does it too, but not where another one is zero."""
+    """Returns the sizes with -1 resolved, also if another size is zero, where JAX cannot."""
     known = [s for s in size if not (isinstance(s, int) and s == -1)]
     if len(known) == len(size):
         return tuple(size)
@@ -193,7 +193,7 @@ def as_strided(
 ) -> jax.Array:
     """Returns elements of a contiguous array at `offset + sum(index * stride)`.
 
-    The front of torch sees to it that the array is contiguous.
+    The recorder of torch ensures that the array is contiguous.
     """
     at = strided_positions(size, stride, storage_offset)
     return jnp.take(x.reshape(-1), at, mode="clip")

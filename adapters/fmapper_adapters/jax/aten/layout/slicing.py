@@ -82,7 +82,7 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
 
 @lowering("aten::chunk", "aten::unsafe_chunk", int64="moves")
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
-    """Splits into at most so many parts of one size."""
+    """Splits into at most this number of parts of one size."""
     size = x.shape[dim]
     if size == 0:
         return (x,) * chunks

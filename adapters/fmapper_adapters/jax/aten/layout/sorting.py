@@ -1,4 +1,4 @@
-"""Sorting, the largest of many, unique elements and search."""
+"""Sorting, the largest elements, unique elements and binary search."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _alone(x: Any) -> Pair:
 
 @lowering("aten::sort.default", int64="picks")
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Pair:
-    """Returns the elements in order and where they were."""
+    """Returns the sorted elements and their indices."""
     return stable_sort(x, stable=True, dim=dim, descending=descending)
 
 
@@ -50,7 +50,7 @@ def sort(x: Any, dim: int = -1, descending: bool = False) -> Pair:
 def stable_sort(
     x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Pair:
-    """Sorts; returns the elements and where they were, equal ones in order as torch on a CPU."""
+    """Returns the sorted elements and their indices; equal ones keep their order."""
     if x.ndim == 0:
         return _alone(x)
     return _take(x, order_of(x, dim % x.ndim, descending=descending), dim % x.ndim)
@@ -76,7 +76,7 @@ def msort(x: Any) -> jax.Array:
 
 @lowering("aten::topk", int64="picks")
 def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    """Returns the k largest or smallest elements, in order, and where they are."""
+    """Returns the k largest or smallest elements in order, and their indices."""
     if x.ndim == 0:
         return _alone(x)
     dim %= x.ndim
@@ -86,7 +86,7 @@ def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = Tru
 
 @lowering("aten::kthvalue", int64="picks")
 def kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Pair:
-    """Returns the kth smallest element, counted from one, and where it is."""
+    """Returns the kth smallest element, counted from one, and its index."""
     if x.ndim == 0:
         return _alone(x)
     dim %= x.ndim
@@ -102,7 +102,7 @@ def kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Pair:
 def unique2(
     x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns each element once, in order; each NaN is one of its own."""
+    """Returns each element once, in order; NaNs are all different."""
     found = np.unique(np.asarray(x), return_inverse=True, return_counts=True, equal_nan=False)
     values, inverse, counts = found
     return _unique(values, inverse.reshape(x.shape), counts, return_inverse, return_counts)

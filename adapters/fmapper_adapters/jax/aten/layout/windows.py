@@ -1,4 +1,4 @@
-"""Windows of signals and the frequencies of transforms: arrays that are made from a size."""
+"""Window functions and the frequencies of transforms: arrays made from a size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fmapper_adapters.jax.aten.types import default_dtype, wide
 
 
 def _phases(size: Any, periodic: bool, dtype: Any) -> tuple[jax.Array, Any]:
-    """Returns how far into the window each element is, from 0 to 1; and the dtype of the result."""
+    """Returns the position of each element in the window, from 0 to 1, and the result's dtype."""
     dtype = default_dtype() if dtype is None else dtype
     steps = size if periodic else size - 1
     return jnp.arange(size).astype(wide(dtype)) / max(steps, 1), dtype

@@ -1,4 +1,4 @@
-"""Factorisations of matrices, and what is solved with them.
+"""Factorisations of matrices, and solvers that use them.
 
 What torch refuses at run time, as the Cholesky factor of an indefinite matrix or the inverse of a
 singular one, is NaN or infinite here: a compiled program cannot raise.
@@ -25,9 +25,9 @@ def _h(x: Any) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _hermitian(a: Any, lower: bool, symmetric: bool = True) -> Any:
-    """Returns the Hermitian matrices of which one triangle is given.
+    """Completes Hermitian matrices from one triangle.
 
-    Gradients go to the whole matrix, as in torch: `symmetric`, or as they are.
+    Gradients flow to the whole matrix, as in torch: made `symmetric`, or unchanged.
     """
     half = jnp.tril(a) if lower else jnp.triu(a)
     rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
@@ -108,7 +108,7 @@ def _with_pivots(pivot: bool) -> None:
 def lu_unpack(
     lu: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns P, L and U from what `lu_factor` gives; what is not wanted is empty."""
+    """Returns P, L and U from the results of `lu_factor`; those not requested are empty."""
     nothing = jnp.zeros((0,), lu.dtype)
     p = lower = upper = nothing
     if unpack_pivots:
@@ -144,14 +144,14 @@ def lu_solve(
 
 @lowering("aten::_linalg_det")
 def det(a: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns determinants, and the factors that they come from."""
+    """Returns determinants, and the factors they are computed from."""
     packed, pivots, _ = _lu(a)
     return jnp.linalg.det(a), packed, pivots
 
 
 @lowering("aten::_linalg_slogdet")
 def slogdet(a: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns signs and logarithms of determinants, and the factors that they come from."""
+    """Returns signs and logarithms of determinants, and the factors they are computed from."""
     sign, log = jnp.linalg.slogdet(a)
     packed, pivots, _ = _lu(a)
     return sign, log, packed, pivots

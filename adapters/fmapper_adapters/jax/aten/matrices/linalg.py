@@ -15,8 +15,8 @@ from fmapper_adapters.jax.aten.types import cast, category, dtype_of, promote, p
 def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
     """Returns operands of a product in the dtype of the last one that is given.
 
-    torch refuses mixed dtypes; they arise only where the arrays of a converted model were cast,
-    and then the dtype of the weight is the one that was wanted.
+    torch refuses mixed dtypes. They occur only if the arrays of a converted model were cast, and
+    then the dtype of the weight is the intended one.
     """
     dtype = next(y.dtype for y in reversed((x, *others)) if y is not None)
     return tuple(None if y is None else cast(y, dtype) for y in (x, *others))
@@ -108,8 +108,8 @@ def _is_one(x: Any) -> bool:
 def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.Array:
     """Returns sums of products over named dimensions.
 
-    Where none of them is left to be summed in a product of matrices torch multiplies element by
-    element, and takes other dtypes together.
+    If a product of matrices has no dimension left to sum over, torch multiplies element by element,
+    and promotes dtypes differently.
     """
     if len(operands) == 2 and (alone := _find_lone_sums(equation, *operands)) is not None:
         widened = [
@@ -126,7 +126,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
 
 
 def _find_lone_sums(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
-    """Returns which operand has dimensions summed before the product; None if not all are."""
+    """Returns the operand whose dimensions are summed before the product; None if not all are."""
     terms, arrow, output = equation.replace(" ", "").partition("->")
     pair = terms.split(",")
     sizes = [_sizes(term, operand.shape) for term, operand in zip(pair, (x, y), strict=True)]

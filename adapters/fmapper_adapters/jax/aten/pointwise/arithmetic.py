@@ -1,4 +1,4 @@
-"""Sums, products, quotients and powers, and what is computed of them."""
+"""Sums, products, quotients and powers, and combinations of them."""
 
 from __future__ import annotations
 

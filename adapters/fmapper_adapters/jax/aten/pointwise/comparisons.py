@@ -1,4 +1,4 @@
-"""The larger and the smaller, comparisons, logic and bits."""
+"""Maxima and minima of two arrays, comparisons, logic and bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_inexact(x: Any) -> bool:
     return is_floating(x) or is_complex(x)
 
 
-# --- the larger and the smaller -------------------------------------------------------------
+# --- maxima and minima ----------------------------------------------------------------------
 
 
 @lowering("aten::clamp", int64="moves")

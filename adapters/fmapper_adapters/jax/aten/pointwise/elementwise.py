@@ -41,7 +41,7 @@ def _unary(
 
 
 def absolute(x: Any) -> jax.Array:
-    """Returns absolute values, of complex numbers too; the gradient at zero is zero."""
+    """Returns absolute values, also of complex numbers; the gradient at zero is zero."""
     if not (is_floating(x) or is_complex(x)):
         return x if x.dtype.kind in "bu" else jnp.abs(x)
     zero = x == 0
@@ -49,7 +49,7 @@ def absolute(x: Any) -> jax.Array:
 
 
 def _sign(x: Any) -> jax.Array:
-    """Returns 1, 0 or -1, where NaN gives 0; complex numbers are divided by their size."""
+    """Returns 1, 0 or -1, and 0 for NaN; complex numbers are divided by their magnitude."""
     if is_complex(x):
         size = jnp.abs(x)
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size)).astype(x.dtype)
@@ -169,7 +169,7 @@ def heaviside(x: Any, values: Any) -> jax.Array:
 
 @lowering("aten::copysign")
 def copysign(x: Any, y: Any) -> jax.Array:
-    """Returns the size of x with the sign of y; where x is zero the gradient is."""
+    """Returns the magnitude of x with the sign of y; where x is zero, the gradient is zero."""
     x, y = promote(x, y, to_float=True)
     x, y = jnp.broadcast_arrays(x, y)
     size = absolute(x)
@@ -277,7 +277,7 @@ def complex_of(real: Any, imag: Any) -> jax.Array:
 
 @lowering("aten::polar")
 def polar(size: Any, angle: Any) -> jax.Array:
-    """Makes complex numbers from their sizes and angles."""
+    """Makes complex numbers from their magnitudes and angles."""
     return complex_of(size * jnp.cos(angle), size * jnp.sin(angle))
 
 
@@ -330,5 +330,5 @@ def copy(x: Any, source: Any, non_blocking: bool = False) -> jax.Array:
 
 @lowering("aten::fill", whole=False, int64="moves", elements=(1,))
 def fill(x: Any, value: Any) -> jax.Array:
-    """Returns one value, in the shape and dtype of the array."""
+    """Returns an array of one value, in the shape and dtype of another."""
     return jnp.broadcast_to(cast(value, x.dtype), x.shape)

@@ -1,4 +1,4 @@
-"""Special functions: of gamma, of logarithms, of Hurwitz."""
+"""Special functions: gamma functions, logarithms, the Hurwitz zeta function."""
 
 from __future__ import annotations
 
