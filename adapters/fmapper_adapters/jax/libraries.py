@@ -1,7 +1,7 @@
 """The face of this package for adapters of libraries that build on JAX.
 
-`JaxModels` is the facet of models that JAX computes. The other names belong to recording them; they
-are imported when they are asked for.
+`JaxModels` is the facet of models that JAX computes. The other names are for recording such models,
+and are imported on first access.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class JaxModels(Models):
     """Models that JAX computes: JAX's own, and those of libraries that build on it."""
 
     def check_options(self, **options: Any) -> None:
-        """Checks the precision against JAX's list.
+        """Checks that JAX knows the precision.
 
         Raises:
-            ConversionError: It is none of them.
+            ConversionError: JAX does not know it.
         """
         try:
             with jax.default_matmul_precision(options.get("precision")):
@@ -120,7 +120,7 @@ class JaxModels(Models):
         return table.lowers_whole(lowerings)
 
     def has_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Returns whether the model has modes, in its parts or as arguments."""
+        """Returns whether the model has a training mode, in its parts or as an argument."""
         found: bool = self.sources().has_training(model, args, kwargs)
         return found
 
@@ -151,13 +151,13 @@ class JaxModels(Models):
         return trace.record(source, args, kwargs, parts=parts, **options)
 
     def call(self, model: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Calls the model in evaluation mode, without changing it."""
+        """Calls the model in evaluation mode and leaves it unchanged."""
         return self.sources().evaluate(model, args, kwargs)
 
     def watch(
         self, model: Any, args: Args, kwargs: Kwargs, *, whole: Collection[str] = ()
     ) -> Iterable[Observation] | None:
-        """Returns the operations of the program that is recorded of the model."""
+        """Records the model, and returns the operations of its program."""
         from fmapper_adapters.jax import verify
 
         return verify.operations(*self.sources().evaluation(model, args, kwargs))

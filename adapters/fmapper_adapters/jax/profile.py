@@ -1,4 +1,4 @@
-"""Running models for inference with JAX, and counting what a run asks of a GPU."""
+"""Runs models for inference with JAX, and counts the operations and bytes of a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fmapper_adapters.jax import kernels
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
     """Runs `call` under `jax.jit`, with the arrays of the model as arguments.
 
-    The model is rebuilt around them with `fmap`, so that any tree will do, whether JAX knows its
-    classes or not; what is not an array in it and in the inputs is static.
+    The model is rebuilt around them with `fmap`, so that any tree works, whether JAX knows its
+    classes or not; everything else in the model and the inputs is static.
     """
     if compile is False:
         return lambda *inputs: call(model, *inputs)

@@ -1,1 +1,1 @@
-"""Makes a pytree that is called like a model of a program, and runs it well on XLA."""
+"""Turns a program into a pytree that is called like the model, and makes it fast on XLA."""

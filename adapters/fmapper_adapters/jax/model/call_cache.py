@@ -14,11 +14,12 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class Routes:
-    """Calls that were checked, so that calls like them need not be.
+    """A cache of calls that were checked, so that similar calls need no checks.
 
-    Two calls are alike if they give arrays of the same classes, shapes and dtypes, and the same
-    other values, in the same places. Only arguments that are not trees are looked at, and programs
-    that take no numbers that vary; there are then no more kinds of calls than compiled programs.
+    Two calls are similar if they pass arrays of the same classes, shapes and dtypes, and the same
+    other values, at the same places. The cache is used only for arguments that are not trees, and
+    for programs without numbers that vary; so it has no more entries than there are compiled
+    programs.
     """
 
     def __init__(self, program: Program) -> None:
@@ -56,7 +57,7 @@ class Routes:
 
 
 class _Place:
-    """Stands for an argument, to see where it ends up."""
+    """Stands for an argument, to find the input that it becomes."""
 
     def __init__(self, at: int | str) -> None:
         self.at = at
@@ -67,7 +68,7 @@ def _mark(value: Any, at: int | str) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Returns whether the type of a value settles everything that a check would ask."""
+    """Returns whether the type of a value decides everything that a check asks."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer)
     return type(value) is np.ndarray or type(value) in _PLAIN

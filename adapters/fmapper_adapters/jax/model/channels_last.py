@@ -1,15 +1,15 @@
-"""Programs with convolutions, with the channels last where that saves turning images around.
+"""Keeps images channels-last between convolutions on the CPU, which saves transposes.
 
-torch has images with the channels first, and XLA's convolution on the CPU wants them last: it turns
-every image around before a convolution and back afterwards, since it does not carry a layout from
-one operation to the next. Here what a convolution gives stays as it lies, with a note on the order
-of its dimensions, through elementwise operations, pooling, padding, sums and the like, as long as
-each of them can be told to work along other dimensions. Everything else gets the dimensions in
-torch's order. Values are the same: only where a number lies in memory differs.
+torch's images are channels-first, and XLA's convolution on the CPU is channels-last: it transposes
+every image before a convolution and back afterwards, because it does not carry a layout from one
+operation to the next. With this pass, the result of a convolution keeps its layout, and a note of
+the order of its dimensions, through elementwise operations, pooling, padding, reductions and others
+that can work along other dimensions. All other operations get the dimensions in torch's order. The
+values are the same; only their order in memory differs.
 
-It goes over the jaxpr that a program becomes and not over the program. Some 70 primitives of JAX
-have a rule here, against more than 400 operations of ATen and those of users, most of which are
-made of several primitives; and the sizes of the call decide which convolution is a product.
+The pass works on the jaxpr that a program becomes, not on the program: it has a rule for about 70
+JAX primitives, instead of one for more than 400 ATen operations and those of users, most of which
+consist of several primitives; and the sizes of a call decide which convolution is a matrix product.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Turned:
-    """An array whose dimensions lie in another order: dimension i of the value is `order[i]`."""
+    """An array with permuted dimensions: dimension i of the value is dimension `order[i]`."""
 
     array: Any
     order: Order
@@ -40,12 +40,12 @@ class Turned:
         return tuple(self.array.shape[i] for i in self.order)
 
     def plain(self) -> Any:
-        """Returns the value with its dimensions in order."""
+        """Returns the value with its dimensions in their original order."""
         return jax.lax.transpose(self.array, self.order)
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function to keep images channels last between its operations."""
+    """Wraps a function to keep images channels-last between its operations."""
 
     def run(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
@@ -149,7 +149,7 @@ def _is_simple(params: dict[str, Any], as_it_is: Order) -> bool:
     )
 
 
-# --- operations that can be told to work along other dimensions ---------------------------------
+# --- operations that can work along other dimensions --------------------------------------------
 
 _Rule = Callable[[Any, Sequence[Any]], "list[Any] | None"]
 _RULES: dict[str, _Rule] = {}

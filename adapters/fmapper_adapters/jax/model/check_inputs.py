@@ -19,7 +19,7 @@ def check(code: StaticProgram, leaves: list[Any]) -> tuple[list[Any], tuple[Any,
     """Checks leaves against the program's inputs; returns the arrays and numbers.
 
     Raises:
-        ProgramInputError: It was not; says which input.
+        ProgramInputError: The program was recorded for other inputs; the message names the input.
     """
     arrays: list[Any] = []
     numbers: list[Any] = []

@@ -1,8 +1,8 @@
-"""Convolutions as products of matrices, where XLA is faster with those.
+"""Convolutions as matrix products, where these are faster on XLA.
 
-On the CPU, XLA's convolution turns torch's filters around in every call, which costs more than the
-sums where an image is small, and its kernel is slow for images of a few places. A product takes the
-filters as they lie.
+On the CPU, XLA's convolution transposes torch's filters in every call, which costs more than the
+sums if an image is small, and its kernel is slow for images of a few pixels. A product uses the
+filters as they are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 def pays(x: Any, weight: Any, places: Sequence[Any]) -> bool:
     """Returns whether a convolution is faster as a matrix product.
 
-    It is for kernels of one place, for which nothing is copied, and where filters outnumber the
-    places that they are applied to, so that they are what costs.
+    That is so for kernels of a single pixel, which need no copy, and if there are more filters than
+    output pixels, so that the filters dominate the cost.
 
     Args:
         x: Images (batch, ...).
@@ -49,7 +49,7 @@ def convolve(
 ) -> Any:
     """Cross-correlates x (batch, ..., in) with weight (out, in, ...), channels last.
 
-    What each filter sees is laid out as a row, kernel places within channels, as filters lie. The
+    Each patch becomes a row in the layout of a filter, kernel positions within channels. The
     options are those of `jax.lax.conv_general_dilated`.
     """
     if any(tuple(width) != (0, 0) for width in padding):  # a negative one cuts off
@@ -76,9 +76,9 @@ def convolve(
 
 
 def _are_few(sizes: Sequence[Any]) -> bool:
-    """Returns whether the filters are the larger matrix of a product, which goes first.
+    """Returns whether the filters are the larger matrix of a product, which then comes first.
 
-    Measured: up to 16 places this way takes half the time, from 49 on a third more.
+    Measured: for up to 16 pixels this order takes half the time, from 49 on a third more.
     """
     return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= _FEW
 
@@ -87,10 +87,10 @@ _FEW = 32
 
 
 def _split_axis(x: Any, axis: int, size: int, count: Any, step: int, apart: int) -> Any:
-    """Splits an axis in two: places of the result, and the window of a filter there.
+    """Splits an axis in two: positions of the result, and the window of a filter at each.
 
-    One dimension at a time takes as many slices as a kernel is long, not as it has elements: 256
-    for a kernel of 16 x 16 took XLA six seconds to compile.
+    Going one dimension at a time needs a slice per row of the kernel, not per element: the 256
+    slices for a kernel of 16 x 16 took XLA six seconds to compile.
     """
     if size == step and apart == 1:  # patches side by side
         x = jax.lax.slice_in_dim(x, 0, count * size, axis=axis)

@@ -1,4 +1,4 @@
-"""Runs a program on arrays, as it is or compiled, and raises where an assertion does not hold."""
+"""Runs a program on arrays, compiled or not, and raises an error if an assertion fails."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def run_program(  # static_argnums goes by position
     """Runs the program on arrays.
 
     Returns:
-        Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
-        position, and whether what it asserts holds, as one array; None if it asserts nothing.
+        The outputs that are not constant, the changed arrays by name, the changed inputs by
+        position, and whether the assertions hold, as one array; None if there are none.
     """
     program = code.program
     code.check_width()
@@ -104,7 +104,7 @@ def _not_compiled(program: Program) -> str:
 def _unfit(code: StaticProgram, run: interpret.Run, error: Exception) -> Exception:
     """Returns the error for values that an operation of a program without fixed sizes refuses.
 
-    Where an assertion of the program has failed before it, that is the reason.
+    If an assertion of the program failed before, that is the reason.
     """
     for check, call in zip(run.checks, code.checks, strict=False):
         if not isinstance(check, jax.core.Tracer) and not np.asarray(check).all():
@@ -146,7 +146,7 @@ def _array_inputs(code: StaticProgram) -> list[Input]:
 
 
 def check_assertions(code: StaticProgram, checks: Any) -> None:
-    """Raises if an assertion fails; inside a transformation, when it runs."""
+    """Raises an error if an assertion fails; inside a transformation, when it runs."""
     if isinstance(checks, jax.core.Tracer):
         jax.debug.callback(partial(_raise_unless, code), checks)
     elif checks is not None:

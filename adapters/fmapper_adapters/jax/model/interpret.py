@@ -23,12 +23,12 @@ class Run:
     """One evaluation of a program.
 
     Attributes:
-        lowerings: By operation.
-        key: Where random numbers come from; each operation that draws some gets a key of its own.
+        lowerings: The lowerings by operation.
+        key: The key of all random numbers; each operation that draws gets its own key from it.
         observe: Called with each call and its result.
         checks: The conditions that the program asserts, in the order of its calls.
-        drawn: How many keys were given.
-        problems: Where it is a list: results of other dtypes than the program says.
+        drawn: The number of keys that were handed out.
+        problems: A list to collect results of other dtypes than recorded; None to ignore them.
     """
 
     lowerings: Mapping[str, Lowering]
@@ -48,7 +48,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
     """Evaluates a graph; returns its outputs in their structure.
 
     Raises:
-        Exception: What a lowering raises, with a note that names the call and the module.
+        Exception: Any error of a lowering, with a note that names the call and the module.
     """
     env = dict(zip(graph.inputs, inputs, strict=True))
     dead = graph.last_uses()
@@ -100,7 +100,7 @@ def is_check(call: Call) -> bool:
 def _problems(call: Call, result: Any) -> Iterator[str]:
     """Describes how the dtypes of results differ from those that were recorded.
 
-    Not in shape, of which torch's recording says other things than its kernels do here and there.
+    Shapes are not compared: torch's recording sometimes differs from its kernels in them.
     """
     arrays = jax.tree.leaves(result)
     if len(arrays) != 1 or len(call.result) != 1:  # of several, those are looked at that are read
@@ -112,9 +112,9 @@ def _problems(call: Call, result: Any) -> Iterator[str]:
 
 
 def _is_on_host(value: Any) -> bool:
-    """Returns whether an array is in memory of the host that operations do not take, `pinned_host`.
+    """Returns whether an array is in `pinned_host`, memory of the host that operations refuse.
 
-    It is brought to the device at its first use; XLA brings it ahead of that, where it can.
+    It is copied to the device at its first use, or by XLA ahead of that.
     """
     if _Space is None or not isinstance(value, jax.Array):
         return False
@@ -124,7 +124,7 @@ def _is_on_host(value: Any) -> bool:
 def _function(graph: Graph, run: Run) -> Callable[..., Any]:
     """Returns an inner graph as a function, for operations that take one.
 
-    What it asserts is not looked at: it may be traced, and then nobody outside can.
+    Its assertions are ignored: it may be traced, and then they cannot be checked outside of it.
     """
     # A function that is differentiated may run when the trace that made the key has ended.
     draws = run.key is not None and any(run.lowerings[c.op].random for c in graph.walk())

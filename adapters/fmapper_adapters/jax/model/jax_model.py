@@ -37,13 +37,13 @@ from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
 
 class Outcome(NamedTuple):
-    """The output of a call, and the arrays that it has changed.
+    """The output of a call, and the arrays that the call has changed.
 
     Attributes:
         output: The output.
-        model: The model with the buffers that the call has changed, as running averages.
-        args: The arguments by position, with the arrays that the call has changed.
-        kwargs: The arguments by keyword, likewise.
+        model: The model with the buffers that the call has changed, such as running averages.
+        args: The positional arguments, with the arrays that the call has changed.
+        kwargs: The keyword arguments, with the arrays that the call has changed.
     """
 
     output: Any
@@ -56,16 +56,16 @@ class Outcome(NamedTuple):
 class JaxModel:
     """A model that was converted to JAX.
 
-    It is a pytree whose leaves are the arrays in `params` and `buffers`, so that JAX transforms
+    It is a pytree whose leaves are the arrays in `params` and `buffers`, so that JAX can transform
     functions of it: `jax.grad(lambda params: loss(model.replace(params=params)(x)))(model.params)`.
-    Calls are compiled once per combination of shapes and dtypes; no torch is involved.
+    Calls are compiled once per combination of shapes and dtypes, and do not need torch.
 
     Attributes:
-        params: The trained arrays by the names of the state dict. Of tied arrays only the first
-            name is there, `aliases` has the others.
+        params: The trained arrays by the names of the state dict. Tied arrays are there under their
+            first name only; `aliases` has the others.
         buffers: The other arrays of the module.
-        precision: Of matrix products and convolutions in float32, as `jax.default_matmul_precision`
-            takes it; None for JAX's own setting.
+        precision: The precision of matrix products and convolutions in float32, with the values of
+            `jax.default_matmul_precision`; None for JAX's own setting.
     """
 
     params: Arrays
@@ -103,11 +103,13 @@ class JaxModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output for the arguments of the module's forward.
 
-        Two more keywords are taken, unless forward has them itself; `call` takes them always:
+        Two more keywords are accepted, unless forward has arguments of these names:
 
         * `key`: a `jax.random.key` for dropout and other random numbers,
-        * `mutable=True`: give a pair, the output and the model with what the call changes, such as
-          the running averages of batch normalisation.
+        * `mutable=True`: return a pair, the output and the model with the arrays that the call
+          changes, such as the running averages of batch norms.
+
+        `call` always accepts a key, and always returns the changed arrays.
 
         Raises:
             ProgramInputError: The program was recorded for other inputs.
@@ -141,8 +143,8 @@ class JaxModel:
         """Returns the output, and the arrays that the module would have changed in place.
 
         Args:
-            args: What forward takes by position.
-            kwargs: What it takes by keyword.
+            args: The positional arguments of forward.
+            kwargs: The keyword arguments of forward.
             key: A `jax.random.key`, for programs that draw random numbers.
             observe: Called with every operation and its result; the program is not compiled then.
 
@@ -178,7 +180,7 @@ class JaxModel:
         return Outcome(output, model, new_args, new_kwargs)
 
     def _state(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the arrays that the program takes as a flat list, which costs less per call."""
+        """Returns the arrays of the program as a flat list, which makes calls cheaper."""
         return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
 
     def _finish(self, found: execute.Results) -> tuple[Any, JaxModel]:
@@ -211,10 +213,10 @@ class JaxModel:
         return seen
 
     def examine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
-        """Returns the output for the examples; None where random numbers or an error leave none.
+        """Returns the output for the examples; None for random numbers, or after an error.
 
         Raises:
-            ConversionError: Operations give other dtypes than in the source.
+            ConversionError: Operations return other dtypes than in the source.
         """
         code = self._code
         code.problems = []
@@ -239,7 +241,7 @@ class JaxModel:
         return None if code.random else found
 
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
-        """Runs without compiling: for programs whose sizes depend on the values of arrays."""
+        """Runs a program without compilation, because its sizes depend on the values of arrays."""
         given = meshes.gather((*self._state(), arrays))
         return execute.run_program(self._code, numbers, self.precision, *given, key, observe)
 
@@ -271,7 +273,7 @@ class JaxModel:
         return dataclasses.replace(self.program, constants=dict(self._code.constants))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes arrays and program to one safetensors file; `load` needs no torch to read it.
+        """Writes arrays and program to a safetensors file, which `load` reads without torch.
 
         Raises:
             ConversionError: An array has a dtype that the format lacks.
@@ -283,26 +285,26 @@ class JaxModel:
         """Returns the model in a file, with the options of `convert`.
 
         Raises:
-            ConversionError: The file holds no program, or is damaged.
-            UnsupportedOpsError: It has operations of your own that are not added here.
+            ConversionError: The file does not contain a program, or is damaged.
+            UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
         found: JaxModel = convert(load_program(path), "jax", **options)
         return found
 
     def state_dict(self) -> Arrays:
-        """Returns the arrays by the names that the module's own state dict has, ties under each."""
+        """Returns the arrays by the names of the module's state dict, tied ones under each name."""
         kept = {n: a for n, a in self.buffers.items() if n not in self.program.transient}
         found = {**self.params, **kept}
         return found | {name: found[own] for name, own in self.aliases.items() if own in found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> JaxModel:
-        """Returns this program with other arrays, as those of another checkpoint.
+        """Returns a model with this program and other arrays, such as those of a checkpoint.
 
         Args:
             state: Arrays of any backend by the names of `state_dict`.
 
         Raises:
-            StructureMismatchError: Names are missing or left over, or a shape differs.
+            StructureMismatchError: Names are missing or unexpected, or a shape differs.
             LossyCastError: A value does not fit into the dtype of the model.
         """
         renamed: Arrays = {}
@@ -326,7 +328,7 @@ class JaxModel:
         return self.replace()
 
     def __deepcopy__(self, memo: Any) -> JaxModel:
-        """Copies with the same code, which never changes: the copy is not compiled anew."""
+        """Copies the arrays; the copy shares the code, so that it is not compiled again."""
         arrays = copy.deepcopy((self.params, self.buffers), memo)
         return self.replace(params=arrays[0], buffers=arrays[1])
 
@@ -355,7 +357,7 @@ def from_program(
     """Returns the model for a program.
 
     Raises:
-        UnsupportedOpsError: Operations have no lowering; lists all of them.
+        UnsupportedOpsError: Operations have no lowering; the message lists all of them.
     """
     try:
         lowerings = table.find_all(program.ops(), added)

@@ -1,8 +1,8 @@
 """Runs programs on meshes whose axes are Explicit, as `jax.make_mesh` gives them since JAX 0.9.
 
-There every operation is asked how its result is sharded, which programs of another framework do not
-say. So XLA chooses inside of a program, as it does on Auto meshes; what leaves it is sharded along
-the batch as the inputs are, and what was changed as it was before.
+There, JAX asks every operation how its result is sharded, which programs from another framework do
+not say. So XLA chooses inside of a program, as on Auto meshes. Outputs are sharded along the batch
+like the inputs, and changed arrays as they were before.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def run(
     batch: Sequence[Any],
     keep: Callable[[Any], Any],
 ) -> Any:
-    """Returns a function of arrays, where XLA chooses how everything inside is sharded.
+    """Calls a function of arrays, inside of which XLA chooses all shardings.
 
     Args:
         function: Called with the arrays.
-        arrays: Trees of arrays; without an Explicit mesh nothing else is done.
-        batch: Those of them whose first axis is the batch, where it is sharded.
-        keep: Takes the results and gives a tree of that structure: the arrays whose sharding
+        arrays: Trees of arrays; without an Explicit mesh, the function is simply called.
+        batch: The arrays among them whose first axis is the batch.
+        keep: Takes the results and returns a tree of that structure: the arrays whose sharding the
             results keep, and None.
     """
     mesh = explicit_mesh(arrays)
@@ -72,7 +72,7 @@ def run(
 
 
 def gather(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Brings arrays of an Explicit mesh to the host, for what runs operation by operation."""
+    """Brings arrays of an Explicit mesh to the host, for programs that run without compilation."""
     if explicit_mesh(tree) is None:
         return tree
     found: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)

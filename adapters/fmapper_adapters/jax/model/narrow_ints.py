@@ -1,8 +1,8 @@
-"""Integers of 64 bits where JAX has 32: what fits is narrowed, what would be lost is refused.
+"""Integers of 64 bits where JAX has 32: they are narrowed if they fit, and refused if not.
 
-The two ends of int64, which programs fill arrays with to mark a place, become the ends of int32.
-They may be moved, selected and compared, which comes to the same; a program that computes with
-them is refused. What an operation does with them stands at its lowering, as `int64`.
+The limits of int64, which programs use as markers, become the limits of int32. They may be moved,
+selected and compared, with the same result; a program that computes with them is refused. What an
+operation does with them is declared at its lowering, as `int64`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _is_wide(array: Any) -> bool:
 
 
 def _loss(array: Any, where: str) -> str:
-    """Describes what an array of 64 bits loses in 32; empty for nothing."""
+    """Describes what an array of 64 bits loses in 32; empty if it loses nothing."""
     values = np.asarray(array).reshape(-1)
     if values.dtype == np.uint64:
         lost = values > np.iinfo(np.uint32).max
@@ -61,12 +61,12 @@ def _message(where: str, what: str) -> str:
 def problem(
     program: Program, constants: Mapping[str, Any], lowerings: Mapping[str, Lowering]
 ) -> str:
-    """Describes what a program's 64-bit integers would lose in 32; empty for nothing.
+    """Describes what a program's 64-bit integers would lose in 32; empty if they lose nothing.
 
     Args:
         program: The program.
         constants: Its constants, on the host.
-        lowerings: Those of its operations.
+        lowerings: The lowerings of its operations.
     """
     marked: dict[str, str] = {}
     dtypes: dict[str, str] = {}
@@ -84,10 +84,10 @@ def problem(
 
 
 class _Ends:
-    """Follows the ends of int64 through the calls of a graph.
+    """Follows the limits of int64 through the calls of a graph.
 
     Attributes:
-        marked: Results that may hold one -> where it comes from.
+        marked: Results that may contain a limit -> the place it comes from.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class _Ends:
         return ""
 
     def _is_place(self, call: Call) -> bool:
-        """Tells whether a call reads places from what sorts or selects, which are not elements."""
+        """Returns whether a call reads indices from a sort or selection, which are not elements."""
         source = call.args[0] if call.args else None
         known = isinstance(source, Ref) and source.name in self._with_places
         return call.op == "sym::getitem" and known and call.args[1] == 1
 
     def _problem_inside(self, graph: Graph) -> str:
-        """Says what is wrong with a function that a call takes; no end may come out of it."""
+        """Describes what is wrong with a function in a call, which must not return a limit."""
         ends = _Ends({}, {}, self._lowerings)
         found = ends.problem(graph)
         outputs = graph.outputs if isinstance(graph.outputs, tuple) else (graph.outputs,)

@@ -19,20 +19,20 @@ class StaticProgram:
 
     Attributes:
         program: The program, without its parameters and buffers.
-        lowerings: By operation.
+        lowerings: The lowerings by operation.
         convolves: Whether it has convolutions.
-        constants: Arrays that the code of the model holds, on the host.
+        constants: Arrays in the code of the model, on the host.
         random: Whether it draws random numbers.
         concrete: Whether shapes depend on values, so that it cannot be compiled.
-        paths: What errors call each flattened input.
+        paths: The name of each flattened input in errors.
         checks: The calls that assert something.
-        own_keywords: What forward calls as `__call__` calls keywords of its own.
-        names: Of the parameters and of the buffers that the program takes, in order.
-        pick_params, pick_buffers: These arrays from a dict.
-        routes: How calls that were checked before give the inputs.
-        echoes: Outputs that are given back as objects of the classes of arguments.
-        problems: While it is examined, what is wrong with the results of its operations.
-        too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
+        own_keywords: Arguments of forward with the names of keywords of `__call__`.
+        names: The names of the parameters and buffers that the program takes, in order.
+        pick_params, pick_buffers: Take these arrays from a dict.
+        routes: The cache of calls that were checked.
+        echoes: Outputs that are returned as objects of the classes of arguments.
+        problems: During an examination, the problems with results of operations.
+        too_wide: Integers that need 64 bits; empty if there are none.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StaticProgram:
         """Checks that the program's integers fit, once their width is known.
 
         Raises:
-            LossyCastError: They do not.
+            LossyCastError: An integer does not fit.
         """
         if self.too_wide and types.dtype_of("int64").itemsize == 4:
             raise LossyCastError(self.too_wide)

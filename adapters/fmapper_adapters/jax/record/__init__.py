@@ -1,1 +1,1 @@
-"""Records what a model of JAX computes, as a program with its arrays."""
+"""Records the computation of a JAX model as a program with its arrays."""

@@ -36,21 +36,21 @@ _INNER = "_fun"  # where the wrappers of Equinox keep what they wrap
 
 
 class Lifted:
-    """The arrays of a callable: of a tree that is called, or of a function.
+    """The arrays of a callable tree or a function.
 
-    A function holds what its closure, its `partial` or its object has, and the models and trees
-    (not the bare arrays) that it finds among the globals of its file.
+    The arrays of a function are those in its closure, its `partial` or its object, and in the
+    models and trees among the globals that it uses; bare arrays among the globals do not count.
 
     Args:
         roots: The callable, or a function and its parameters.
 
     Attributes:
-        arrays: By name, each once.
-        trained: The names of those that are trained.
-        aliases: Other names of tied ones -> the name in `arrays`.
-        inference: What parts say of their modes: true for evaluation.
-        refusal: The error that names an object which nobody declared and which holds arrays.
-        suspects: Those arrays: they are constants of a program that uses them.
+        arrays: The arrays by name, each once.
+        trained: The names of the trained arrays.
+        aliases: Other names of tied arrays -> the name in `arrays`.
+        inference: The modes of the parts: true for evaluation.
+        refusal: The error that names an undeclared object with arrays.
+        suspects: The arrays in it, which become constants of a program that uses them.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -91,16 +91,16 @@ class Lifted:
 
         Args:
             known: The arrays.
-            train: What the fields called `inference` are to say; None: what they do.
+            train: The mode to set in the fields called `inference`; None leaves them unchanged.
         """
         filling = _Filling(self._names, known, train)
         return tuple(map(filling.tree, self._roots))
 
     def changes(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
-        """Finds what a call has written into filled roots, as counters and running averages.
+        """Finds the arrays that a call has changed in filled roots: counters, running averages.
 
         Raises:
-            ConversionError: It has made or removed arrays, or parted tied ones.
+            ConversionError: The call created or removed arrays, or separated tied ones.
         """
         after = dict(_find_arrays(tuple(map(_with_arrays, filled)), []))
         new = [n for n in after if n not in self.arrays and n not in self.aliases]
@@ -395,7 +395,7 @@ def _arrays_within(objects: list[Any]) -> list[Any]:
 
 
 class _Filling:
-    """Rebuilds what holds arrays around other arrays."""
+    """Rebuilds objects that hold arrays around other arrays."""
 
     def __init__(
         self, names: Mapping[int, str], known: Mapping[str, Any], train: bool | None

@@ -1,4 +1,4 @@
-"""Sizes that may vary: which they are, and the shapes with symbols that are traced."""
+"""Finds the sizes that may vary, and traces shapes with symbols for them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Traced:
     Attributes:
         jaxpr: The jaxpr.
         symbols: The sizes in it that may vary, with bounds.
-        guards: What must hold of them.
-        fixed: Sizes that were to vary and do not: the array, the dimension, and why.
+        guards: The conditions on them.
+        fixed: Sizes that were requested to vary but do not: the array, the dimension, the reason.
     """
 
     jaxpr: Any
@@ -47,18 +47,18 @@ Places = Mapping[tuple[int, int], str]  # why the dimension of an array does not
 def trace_sizes(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
     """Returns the jaxpr for the shapes of the examples, and the sizes in it that may vary.
 
-    What Python asks of such a size is decided for the examples; see `_guards`. A size of which only
-    one value is left by that is fixed.
+    Python's questions about such a size are answered for the examples; see `guards`. A size for
+    which only one value remains is fixed.
 
     Args:
-        trace: Gives the jaxpr for shapes.
-        examples: What is known of the examples.
-        dynamic_shapes: None; `auto` for all that the code does not fix, found by trying; or for
-            each input, in the structure of the inputs or by name, what `torch.export` takes (a dict
-            or a tuple of sizes, where None stays as it is) or `jax.export` does (`"b, _"`).
+        trace: Returns the jaxpr for shapes.
+        examples: The examples and their names.
+        dynamic_shapes: None; `auto` for all sizes that the code does not fix, found by trying; or
+            for each input, in the structure of the inputs or by name, a value that `torch.export`
+            accepts (a dict or a tuple of sizes, None for a fixed one) or `jax.export` (`"b, _"`).
 
     Raises:
-        ConversionError: It cannot be recorded, or the sizes do not fit the examples.
+        ConversionError: The function cannot be recorded, or the sizes do not fit the examples.
     """
     arrays = examples[1]
     shapes = [_struct(x.shape, x.dtype) for x in arrays]
@@ -146,13 +146,13 @@ def _is_symbol(size: Any) -> bool:
 
 
 def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str, int]:
-    """Checks that the examples have such shapes.
+    """Checks that the examples have these shapes.
 
     Returns:
         The sizes of the examples.
 
     Raises:
-        ConversionError: They are not, or a size is not that of a dimension itself.
+        ConversionError: They do not, or a size occurs only within expressions.
     """
     sizes: dict[str, int] = {}
     pairs = [
@@ -305,12 +305,11 @@ def _finite(high: Any) -> int | None:
 def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
     """Makes every size vary that can: all at once, else one by one, first dimensions first.
 
-    Two inputs that have a size in common are taken to have it in common always, where the code
-    cannot do without that.
+    If the code requires it, a size that two inputs have in common is one size.
 
     Args:
-        trace: Gives the jaxpr for shapes.
-        shapes: Those of the examples.
+        trace: Returns the jaxpr for shapes.
+        shapes: The shapes of the examples.
         known: Dimensions that cannot vary, and why.
     """
     fixed = trace(shapes)  # what is wrong with the examples themselves is said first

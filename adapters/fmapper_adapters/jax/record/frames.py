@@ -1,6 +1,6 @@
-"""Tells which library a file of Python code belongs to, and what a frame is about to call.
+"""Finds the library that a file of Python code belongs to, and what a frame is about to call.
 
-A file belongs to the package in whose folder it lies.
+A file belongs to the package in whose folder it is.
 """
 
 from __future__ import annotations

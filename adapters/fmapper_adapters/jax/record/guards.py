@@ -1,10 +1,10 @@
-"""Decides what Python asks of sizes that vary, and keeps each answer as a guard of the program.
+"""Answers Python's questions about sizes that vary, and keeps each answer as a guard.
 
 `jax.export` has symbols for sizes that vary. Python cannot branch on a symbol: `n == 4` and looking
 `n` up in a dict are answered with "not equal" whatever `n` is, `bool(n % 2)` with True, `str(n)`
-with a name, and `n > 3` with an error. Here code of the user gets the answer that holds for the
-examples, and the program is guarded by it. JAX itself gets the answers that it gives: its own code
-is written for symbols. Where that does not do, a second recording answers JAX for the examples, too
+with a name, and `n > 3` with an error. With this module, code of the user gets the answer that
+holds for the examples, and the program gets a guard for it. JAX itself gets JAX's answers, because
+its code is written for symbols. If that fails, a second recording answers JAX for the examples too
 (`deep`).
 """
 
@@ -34,7 +34,7 @@ _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 _ABSENT: Any = object()
 _OF_JAX = frozenset({"jax", "jaxlib", "fmapper", "fmapper_adapters", "opt_einsum"})
-# Libraries that look sizes up only to see whether they agree, and raise an error where they do not.
+# Libraries that compare sizes only to raise an error if they differ.
 _FOR_JAX = frozenset({"flax", "equinox", "haiku", "optax", "einops", "jaxtyping"})
 _BETWEEN = sys.stdlib_module_names | {"numpy"} - {"__main__"}  # who asks is who called these
 # Calls that look something up by its hash; others keep results by it, as those of jitted functions.
@@ -101,7 +101,7 @@ class Questions:
     Args:
         scope: That of the symbols.
         sizes: The sizes of the examples.
-        deep: Answer JAX itself for the examples, too, where it would give up.
+        deep: Whether to answer JAX for the examples too, where it would give up.
     """
 
     def __init__(self, scope: Any, sizes: Mapping[str, int], *, deep: bool = False) -> None:
@@ -256,10 +256,10 @@ class Questions:
         return self._number_or(method, one, other, self._user())
 
     def _number_or(self, method: str, one: Any, other: Any, frame: Any) -> Any:
-        """Returns what JAX makes of a size and `other`, or a number where it does not do.
+        """Returns JAX's result for a size and `other`, or a number if that fails.
 
-        JAX makes an array of what is not an integer. Where that fails, as in `range(int(n / 2))`,
-        the second recording knows the number.
+        JAX makes an array of anything that is not an integer. If that fails, as in
+        `range(int(n / 2))`, the second recording knows the number.
         """
         repeats = isinstance(other, list | tuple) and method in ("__mul__", "__rmul__")
         if repeats and (self._deep or frame is not None):
@@ -307,7 +307,7 @@ class Questions:
         if isinstance(one, _Symbol) and _name(frame) not in _FOR_JAX:
             self._fix(one, f"type({one}) is asked for", frame)
 
-    # --- what they are made of ---
+    # --- the expressions ---
 
     def _value(self, expression: Any) -> int:
         if not isinstance(expression, _Symbol):
@@ -352,9 +352,9 @@ class Questions:
         return answer
 
     def _need_no_zero(self, one: Any, other: Any, relation: str, answer: Any) -> None:
-        """Guards against a size of zero where the answer is another one then.
+        """Guards against a size of zero if that would change the answer.
 
-        JAX takes it that sizes are not zero.
+        JAX assumes that sizes are not zero.
         """
         difference = one - other
         if answer is NotImplemented or not isinstance(difference, _Symbol):

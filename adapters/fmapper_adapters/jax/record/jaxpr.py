@@ -1,4 +1,4 @@
-"""From a jaxpr to a graph as plain data."""
+"""Reads a jaxpr as a graph of plain data."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 
 class _Surroundings(ConversionError):
-    """A function uses an array of a recording that is over."""
+    """Raised when a function uses an array of a recording that has ended."""
 
 
 class Reader:
-    """Reads jaxprs of one program, of which the outermost may have constants.
+    """Reads the jaxprs of a program, of which the outermost may have constants.
 
     Args:
-        parts: For the calls of submodules, if they are wanted.
-        stacks: For arrays that are taken apart then.
+        parts: The reader of the calls of submodules; None to ignore them.
+        stacks: The stacked arrays to unstack; None to leave them.
 
     Attributes:
-        constants: The arrays that the code holds, by the names that they are given here.
-        equations: The equation that each call of the outermost graph comes from.
+        constants: The arrays in the code, by the names that they get here.
+        equations: The equation of each call of the outermost graph.
     """
 
     def __init__(self, parts: PartReader | None = None, stacks: Stacks | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Notes which submodules are called while a model is traced, with what, and what they give.
+"""Records the calls of submodules while a model is traced, with their arguments and results.
 
-Each call puts two marks into the jaxpr: an identity of the arrays that it is given, and one of
-those that it gives. They go through `vmap`, `grad` and inner functions as any operation does;
-whoever reads the jaxpr takes them out again.
+Each call puts two marks into the jaxpr: an identity of its arguments, and one of its results. The
+marks pass through `vmap`, `grad` and inner functions like any operation, and are removed when the
+jaxpr is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of JAX as functions of their arrays: functions, and trees that are called."""
+"""Turns models of JAX, functions and callable trees, into functions of their arrays."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def of(
     """Returns the function of a model and its arrays, and its arguments, in one of its modes.
 
     Args:
-        model: A function, a pair of a function and its parameters, a tree that is called, or what
-            was converted to JAX before.
+        model: A function, a pair of a function and its parameters, a callable tree, or a model that
+            was converted to JAX.
         args: The examples by position.
         kwargs: The examples by keyword.
         train: The mode.
@@ -33,7 +33,7 @@ def of(
 
 
 def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a model has modes: in its layers, or as arguments."""
+    """Returns whether a model has a training mode, in its layers or as an argument."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
     return bool(_inference(model) or _modes_of(model, args))

@@ -1,7 +1,7 @@
-"""Layers whose arrays are stacked, and that a `scan` runs one after the other, taken apart.
+"""Unstacks layers whose arrays are stacked, and that a `scan` runs one after the other.
 
-Where the calls of submodules are wanted, `scan` over the rows of a model's own arrays is recorded
-as as many calls of a submodule: `blocks.0`, `blocks.1` and so on, each with its rows.
+If the calls of submodules are recorded, a `scan` over the rows of a model's own arrays becomes
+calls of submodules `blocks.0`, `blocks.1` and so on, each with its own row.
 """
 
 from __future__ import annotations

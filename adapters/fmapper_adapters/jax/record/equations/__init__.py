@@ -1,1 +1,1 @@
-"""Reads single equations of a jaxpr: what they are, where they come from, and in what form."""
+"""Reads single equations of a jaxpr, and rewrites special ones in terms of ordinary ones."""

@@ -1,4 +1,4 @@
-"""Finds checks of values, as `equinox.error_if` makes: a branch that calls Python to raise."""
+"""Finds checks of values, as of `equinox.error_if`: branches that call Python to raise an error."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Check:
     """A check of values.
 
     Attributes:
-        message: What it says where it fails.
-        wrong: The index of the branch that is taken then.
-        branch: The other one, as a closed jaxpr: what the check lets through.
+        message: The message of its error.
+        wrong: The index of the branch that raises the error.
+        branch: The other branch, as a closed jaxpr: the values that pass the check.
     """
 
     message: str

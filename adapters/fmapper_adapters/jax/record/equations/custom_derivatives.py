@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own, with that derivative as a program."""
+"""Functions with a custom derivative, which becomes a program of its own."""
 
 from __future__ import annotations
 

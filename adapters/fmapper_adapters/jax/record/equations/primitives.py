@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-# Functions that are called where they stand: what they compute is part of the caller.
+# Calls of functions that are inlined into the caller.
 INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
 INLINED |= {"custom_vmap_call", "run_state", "xla_metadata_call"}
-# What says nothing about the values: layouts over devices, hints to compilers, names.
+# Operations without an effect on values: layouts over devices, hints to compilers, names.
 DROPPED = {"sharding", "out_sharding", "accuracy", "debug", "debug_info", "name", "mesh"}
 DROPPED |= {"ctx_mesh", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
 DROPPED |= {"_split_transpose", "const_lengths", "linear", "unroll", "update_consts"}
 DROPPED |= {"symbolic_zeros", "ft_in", "ft_out"}
-# Of Equinox: what they compute is in a function among their parameters.
+# Primitives of Equinox whose computation is a function among their parameters.
 OPAQUE = {"maybe_set", "vprim"}
-# What only shows values on the way.
+# Operations that only display values.
 SHOWN = {"debug_callback", "debug_print"}
-# Behind which there are no derivatives.
+# Operations that end derivatives.
 STOPPING = {"stop_gradient", "nontraceable", "nondifferentiable_backward", "nondifferentiable"}
-# What no other framework can run, and why.
+# Operations that no other framework can run, and why.
 HOST = {
     "pure_callback": "it calls back into Python on the host",
     "io_callback": "it calls back into Python on the host",
