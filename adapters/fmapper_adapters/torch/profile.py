@@ -1,4 +1,4 @@
-"""Running models for inference with torch, and counting what a run asks of a GPU."""
+"""Runs models for inference with torch, and counts the operations and bytes of a run."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Reads(TorchFunctionMode):
-    """Counts what brings values to the host without an operation that would show it here.
+    """Counts reads of values by the host that are not operations.
 
-    On the CPU they are there already; from a GPU each of these is a copy and a wait.
+    On the CPU, the values are there already; from a GPU, each read is a copy and a wait.
     """
 
     _METHODS = (

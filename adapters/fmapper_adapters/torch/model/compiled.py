@@ -1,4 +1,4 @@
-"""One program as a function of torch: its graph, and what is given to it."""
+"""A program as a function of torch: its graph, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fmapper_adapters.torch.lax import table, types
 from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted
 
 _SERIAL = itertools.count()
-# What a narrower integer of a program may be given as: JAX narrows these itself.
+# Wider dtypes that are accepted for the integers of a program: JAX narrows these itself.
 _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps torch from logging what fails: it is an error with the call, or a size gets fixed."""
+    """Keeps torch from logging failures, which are raised with the call, or fix a size."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -43,19 +43,19 @@ def _quiet() -> Iterator[None]:
 
 @functor(children=(), rebuild=lambda code, children: code)  # the graph has tensors without values
 class Code:
-    """The part of a model that is not an array: one program as a function of torch.
+    """The part of a model that is not an array: a program as a function of torch.
 
     Attributes:
         program: The program, without arrays.
-        targets: Where the module has each array of the program.
-        renamed: Floating dtypes of the program -> those that it is computed in.
+        targets: The path of each array of the program in the module.
+        renamed: Floating dtypes of the program -> the dtypes in which it is computed.
         graph: The graph.
-        source: It as Python code.
-        function: It as a function of the module and the arrays among its arguments.
+        source: The graph as Python code.
+        function: The graph as a function of the module and the tensors among its arguments.
         modules: The functions within it.
-        constants: Tensors that it needs beside the arrays of the program.
+        constants: Tensors that it needs in addition to the arrays of the program.
         changed: The arrays of the module that a call changes.
-        changed_inputs: Which of its tensors it changes, behind those in what `function` gives.
+        changed_inputs: The inputs that a call changes; `function` returns them last.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Code:
         self.function = _execute(made.src, made.globals, program.name)
 
     def observe(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
-        """Yields the operations of the program, with results where the graph has them."""
+        """Yields the operations of the program, with their results if the graph computes them."""
         found: dict[fx.Node, Any] = {}
 
         class Watching(fx.Interpreter):
@@ -160,7 +160,7 @@ class Code:
             yield Observation(call.module, call.op, call.source, tuple(shown))
 
     def fits(self, model: torch.nn.Module) -> bool:
-        """Returns whether the parameters have the dtypes that this was compiled for."""
+        """Returns whether the parameters have the dtypes for which the code was made."""
         for owner, last, dtype in self.probes:
             part: Any = model
             for name in owner:
@@ -293,14 +293,14 @@ class Code:
         return tensor
 
     def output(self, values: tuple[Any, ...]) -> Any:
-        """Returns the outputs in the structure that the source gives them."""
+        """Returns the outputs in the structure of the source's."""
         if self.program.out_spec.kind == "leaf":
             return values[0]
         return self.program.out_spec.unflatten(values)
 
 
 def readable(source: str) -> str:
-    """Cleans code of statements that only save memory, and of idle comments."""
+    """Removes statements that only save memory, and empty comments, from code."""
     lines: list[str] = []
     for line in source.strip("\n").splitlines():
         if line.strip() == _NOWHERE:
@@ -319,7 +319,7 @@ def _narrow(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
     """Narrows 64-bit integers to the 32 bits that the program was recorded with.
 
     Raises:
-        ProgramInputError: One does not fit. Where values cannot be seen, nobody asks.
+        ProgramInputError: One does not fit. Values that cannot be read are not checked.
     """
     if not torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel():
         limits = torch.iinfo(dtype)

@@ -1,6 +1,6 @@
-"""Hoists constants: values that depend on no input, computed once where that is cheap.
+"""Hoists constants: values that do not depend on an input are computed once, if that is cheap.
 
-As with `fx_passes`, that is what lowerings have written: torch's graph and not the program.
+Like `fx_passes`, it works on torch's graph, the output of lowerings, and not on the program.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SORTS = ("sort", "topk", "median", "quantile", "unique", "cum")
 
 
 def hoist(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
-    """Takes tensors out of a graph that depend on none of its inputs.
+    """Moves tensors that do not depend on an input out of a graph.
 
-    A graph may be of a file of anybody: what is large, or takes long, stays in it.
+    A graph may come from an untrusted file: tensors that are large, or take long, stay in it.
 
     Args:
-        graph: The graph; it gets attributes of the module in their places.
-        prefix: What the names of those attributes begin with.
+        graph: The graph, in which attributes of the module take their places.
+        prefix: The prefix of the names of those attributes.
 
     Returns:
         The tensors by the names of the attributes, on the CPU.
@@ -94,14 +94,14 @@ def _constant_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _elements(node: fx.Node) -> int:
-    """Returns how many elements the results of a node have."""
+    """Counts the elements of the results of a node."""
     value = node.meta.get("val")
     tensors = value if isinstance(value, tuple | list) else (value,)
     return sum(int(x.numel()) for x in tensors if isinstance(x, torch.Tensor))
 
 
 def _work(node: fx.Node, elements: int) -> int:
-    """Estimates how many steps a node takes, rather too many."""
+    """Returns an upper estimate of the number of steps of a node."""
     given = [max(1, _elements(source)) for source in node.all_input_nodes]
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", "")

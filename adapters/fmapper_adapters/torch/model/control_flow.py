@@ -1,8 +1,8 @@
 """Loops and branches of JAX at run time: Python's own, or torch's operators in graphs.
 
-Python's are as fast as torch is and autograd sees through them. Where a graph is made, by
-torch.compile or torch.export, a loop whose length is known and which is short is unrolled; all
-else is torch's `scan`, `while_loop` and `cond`.
+Python's are as fast as torch, and autograd supports them. In a graph of torch.compile or
+torch.export, a short loop of known length is unrolled; all others become torch's `scan`,
+`while_loop` and `cond`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _control_flow(function: F) -> F:
-    """Marks control flow, whose shapes come from JAX rather than a trial run."""
+    """Marks control flow, whose shapes are JAX's and are not found by a trial run."""
     function.is_control_flow = True  # type: ignore[attr-defined]
     return function
 
@@ -38,18 +38,18 @@ def scan(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """Runs `lax.scan` of at least one step.
+    """Runs a `lax.scan` of at least one step.
 
     Args:
-        body: From constants, carry and a row of each of `xs` to the next carry and a row of each
+        body: Maps constants, carry and a row of each of `xs` to the next carry and a row of each
             output.
-        constants: The same in each step.
-        carry: What the first step is given.
+        constants: Arrays that are the same in each step.
+        carry: The initial carry.
         xs: Arrays of `length` rows.
         length: The number of steps.
-        reverse: Begins with the last row.
+        reverse: Whether to begin with the last row.
         outputs: The dtype of each output.
-        unroll: Steps one by one even where a graph is made.
+        unroll: Whether to unroll the loop in a graph, whatever its length.
 
     Returns:
         The last carry, and the outputs stacked.
@@ -85,17 +85,17 @@ def lstm(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """Runs a `scan` of LSTM steps, by torch's own LSTM where that agrees.
+    """Runs a `scan` of LSTM steps, by torch's own LSTM if the results agree.
 
     Args:
-        body: As in `scan`, as the rest.
-        constants: The same.
-        carry: The states of the cell and of what it shows, in any order.
-        xs: What each step is given.
+        body: As for `scan`.
+        constants: As for `scan`.
+        carry: The cell state and the hidden state, in any order.
+        xs: The inputs of the steps.
         weights: Of the inputs, of the hidden state, and the sum of the biases, in torch's layout.
-        cell: Which of the carry is the state of the cell.
+        cell: The position of the cell state in the carry.
         length: The number of steps.
-        reverse: Begins with the last row.
+        reverse: Whether to begin with the last row.
         outputs: The dtype of each output, all of them the hidden state.
         unroll: As in `scan`.
     """
@@ -131,16 +131,16 @@ def gru(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """Runs a `scan` of GRU steps, by torch's own GRU where that agrees.
+    """Runs a `scan` of GRU steps, by torch's own GRU if the results agree.
 
     Args:
-        body: As in `scan`, as the rest.
-        constants: The same.
+        body: As for `scan`.
+        constants: As for `scan`.
         carry: The hidden state.
-        xs: What each step is given.
+        xs: The inputs of the steps.
         weights: Of the inputs and of the hidden state, and their biases, in torch's layout.
         length: The number of steps.
-        reverse: Begins with the last row.
+        reverse: Whether to begin with the last row.
         outputs: The dtype of each output, all of them the hidden state.
         unroll: As in `scan`.
     """
@@ -193,7 +193,7 @@ def _scan_in_graph(
 
 
 def _as_floats(x: Tensor, wide: bool) -> Tensor:
-    """Returns a tensor with memory of its own, its bits viewed as floats where wanted."""
+    """Returns a tensor with its own memory, with its bits viewed as floats on request."""
     if not wide or x.is_floating_point() or x.is_complex():
         return _own(x)
     return x.view(torch.float64).clone() if x.dtype is torch.int64 else x.to(torch.float64)
@@ -214,16 +214,16 @@ def _own(x: Tensor) -> Tensor:
 def check(
     fails: Tensor, operands: Sequence[Tensor], *, message: str, inner: bool
 ) -> tuple[Tensor, ...]:
-    """Returns the values that a check lets through.
+    """Returns values if a check holds.
 
     Args:
-        fails: Whether it fails.
-        operands: What it lets through.
-        message: What it says.
-        inner: It is part of a loop or a branch, which torch compiles without checks.
+        fails: Whether the check fails.
+        operands: The values.
+        message: The message of the error.
+        inner: Whether it is part of a loop or a branch, which torch compiles without checks.
 
     Raises:
-        RuntimeError: It fails.
+        RuntimeError: The check fails.
     """
     if torch.compiler.is_compiling():
         if not inner:
@@ -241,7 +241,7 @@ def while_loop(
     body_constants: Sequence[Tensor],
     carry: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Runs `lax.while_loop`; a condition with dimensions holds for each element alone."""
+    """Runs `lax.while_loop`; a condition with dimensions applies to each element separately."""
     state: Any = tuple(carry)
     if torch.compiler.is_compiling():
 
@@ -269,7 +269,7 @@ def while_loop(
 
 
 def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the new value where a loop goes on, else the old; batch dimensions are the first."""
+    """Returns the new value where a loop continues, else the old; batch dimensions come first."""
     return tuple(
         torch.where(going.reshape(going.shape + (1,) * (x.ndim - going.ndim)), x, y)
         for x, y in zip(new, old, strict=True)

@@ -1,4 +1,4 @@
-"""Lays out the weights of convolutions in memory as torch reads them."""
+"""Lays out the weights of convolutions in the order in which torch reads them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def weights_of(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory
     """Returns the arrays that are only used as weights of convolutions, by name.
 
     Returns:
-        The permutation to the shape that torch has for them, and the order in memory that its
-        convolutions of images with channels last want them in; others are copied in each call.
+        The permutation to torch's shape, and the order in memory that its channels-last
+        convolutions need; weights in another order would be copied in each call.
     """
     found = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own, at run time."""
+"""Functions with a custom derivative, at run time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def call(
 
     Args:
         body: The function.
-        backward: From the operands and the cotangents of results to the cotangents of operands;
-            where there is none, the reason, which is the error of who asks for it.
+        backward: Maps the operands and the cotangents of results to the cotangents of operands; or
+            the reason why there is none, which becomes the error of a differentiation.
         operands: The constants of the function, those of `backward`, and the operands.
         differentiable: The operands that have derivatives.
-        cotangents: The results that have them.
-        constants: How many constants each function has.
+        cotangents: The results that have derivatives.
+        constants: The number of constants of each function.
     """
     own, more = constants
     inner = (*operands[:own], *operands[own + more :])
@@ -108,12 +108,13 @@ def with_gradient(
     """Attaches a derivative function to results.
 
     Args:
-        backward: From the gradients of the results, and what is kept, to those of the arguments;
-            where there is none, the reason, which is the error of who asks for it.
+        backward: Maps the gradients of the results, and the saved values, to those of the
+            arguments; or the reason why there is none, which becomes the error of a
+            differentiation.
         ys: The results.
         xs: The arguments.
-        kept: What `backward` takes beside the gradients.
-        places: Which argument each of its results is for.
+        kept: The saved values.
+        places: The argument that each result of `backward` belongs to.
     """
     plan = backward, len(ys), len(xs), tuple(places)
     found: tuple[Tensor, ...] = _WithGradient.apply(  # type: ignore[no-untyped-call]
@@ -123,7 +124,7 @@ def with_gradient(
 
 
 class _WithGradient(torch.autograd.Function):
-    """Results with a derivative that is known beside them."""
+    """Results with a derivative that is computed by another function."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""From a program of JAX's primitives to a graph of torch's functions."""
+"""Writes a program of JAX's primitives as a graph of torch's functions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Value(fx.Proxy):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Its sizes: ints, or where they may vary values that are worked out in the graph."""
+        """Its sizes: ints, or, if they may vary, values that are computed in the graph."""
         return tuple(
             size if isinstance(size, int) else self.size(i)
             for i, size in enumerate(self.fake.shape)
@@ -82,9 +82,9 @@ class Value(fx.Proxy):
 
 
 class VaryingSize(fx.Proxy):
-    """A size that is worked out in the graph.
+    """A size that is computed in the graph.
 
-    As in JAX it is equal to another one if it always is, and to no number: it may be any from 1.
+    As in JAX, it equals another size if it always does, and never a number: it may be any from 1.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -101,7 +101,7 @@ class VaryingSize(fx.Proxy):
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
-    """Makes nodes that know what they give."""
+    """Makes nodes that know the shape and dtype of their results."""
 
     def __init__(self, graph: fx.Graph, mode: FakeTensorMode, lines: Mapping[str, str]) -> None:
         super().__init__(graph)
@@ -149,12 +149,13 @@ class Emitter:
     """Makes the graph of a program, or of a function within one.
 
     Args:
-        lowerings: By operation.
-        renamed: Floating dtypes of the program -> those that it is to be computed in.
-        mode: For what is known of tensors; shared by a graph and those within it.
-        fused: Use what torch has whole where the program spells it out.
+        lowerings: The lowerings by operation.
+        renamed: Floating dtypes of the program -> the dtypes in which to compute it.
+        mode: The mode of the fake tensors, shared by a graph and those within it.
+        fused: Whether to use torch's fused functions for what the program expands.
         lines: The code at the sources that calls name.
-        native: The program was recorded from torch: its operations are called as they are.
+        native: Whether the program was recorded from torch, so that its operations are called
+            directly.
     """
 
     def __init__(
@@ -187,12 +188,12 @@ class Emitter:
     # --- inputs and outputs ---
 
     def dtype(self, name: str) -> torch.dtype:
-        """Tells how values of a dtype of the program are carried."""
+        """Returns the dtype that represents values of a dtype of the program."""
         name = self._renamed.get(name, name)
         return types.dtype_of(name) if self._native else types.carrier_of(name)
 
     def placeholder(self, name: str, kind: tuple[str, tuple[Any, ...]], fake: Any) -> Any:
-        """Returns an input of the graph, carried as it is seen."""
+        """Returns an input of the graph in the dtype that users pass."""
         node = self._tracer.create_node("placeholder", name, (), {})
         node.target = node.name  # it becomes code as it is, and a node's name is an identifier
         return self._input(name, node, kind, fake)
@@ -215,13 +216,13 @@ class Emitter:
         return value
 
     def carry(self, name: str) -> None:
-        """Carries an input that users give as unsigned integers."""
+        """Converts an input that users pass as unsigned integers to one that stands for it."""
         dtype, _ = self._kinds[name]
         if types.is_carried(dtype) and not self._native:
             self._env[name] = self._env[name].view(types.carrier_of(dtype))
 
     def replace(self, name: str, value: Any) -> None:
-        """Replaces an input that is there."""
+        """Replaces an existing input."""
         self._env[name] = value
 
     def size(self, symbol: str, name: str, dimension: int) -> None:
@@ -234,7 +235,7 @@ class Emitter:
 
         Args:
             ref: The argument.
-            seen: As users see it, not as it is carried.
+            seen: Whether to return it in the dtype that users see.
         """
         found = self._plain(ref, numbers=False)
         kind = self._kind(ref) if seen else None
@@ -255,7 +256,7 @@ class Emitter:
         self.graph.create_node("output", "output", (nodes,), {})
         self.graph.eliminate_dead_code(fx_passes.is_kept)
 
-    # --- what lowerings may ask for ---
+    # --- for lowerings ---
 
     @property
     def fused(self) -> bool:
@@ -278,18 +279,18 @@ class Emitter:
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Emits a function of this library as one call of the graph."""
+        """Emits a function of this library as a single call of the graph."""
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
     def call_as(
         self, results: Sequence[tuple[str, tuple[Any, ...]]], function: Any, *args: Any, **kw: Any
     ) -> Any:
-        """Calls a function without trying it: it gives a tuple of these dtypes and shapes."""
+        """Emits a function without a trial run: it returns a tuple of these dtypes and shapes."""
         self._tracer.result = functools.partial(self._fake, results)
         return self.call(function, *args, **kw)
 
     def submodule(self, graph: Graph, kind: str) -> Any:
-        """Makes a function within the program a module of its own, to be called in the graph."""
+        """Makes an inner function of the program a module, to be called in the graph."""
         name = f"_{kind}_{len(self.modules)}"
         self.modules[name] = self._function(graph)
         node = self._tracer.create_node("get_attr", name, (), {})
@@ -309,13 +310,13 @@ class Emitter:
     # --- calls ---
 
     def run(self, graph: Graph) -> tuple[Any, ...]:
-        """Emits the calls of a graph whose inputs are there.
+        """Emits the calls of a graph whose inputs exist.
 
         Returns:
-            What its outputs are, for `value`.
+            The outputs, for `value`.
 
         Raises:
-            ConversionError: A lowering fails; names the call.
+            ConversionError: A lowering fails; the message names the call.
         """
         before = _Current.emitter
         _Current.emitter = self
@@ -456,9 +457,9 @@ class Emitter:
 
 
 def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) -> list[Any]:
-    """Returns a tensor without values for each input of a program; None for what is not an array.
+    """Returns a tensor without values for each input of a program; None for other inputs.
 
-    Sizes that may vary are symbols of `mode`, the same one wherever they have the same name.
+    Sizes that may vary are symbols of `mode`, one for each name.
     """
     numbers = {symbol: _EXAMPLE * 2**i + 7 * i for i, symbol in enumerate(program.symbols)}
     found: list[Any] = []
@@ -482,7 +483,7 @@ def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) ->
 
 
 class _Current:
-    """The emitter whose lowerings are running."""
+    """The emitter whose lowerings are being called."""
 
     emitter: Emitter | None = None
 

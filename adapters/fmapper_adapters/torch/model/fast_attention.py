@@ -1,9 +1,9 @@
-"""Attention and GELU as JAX spells them out: torch's fast ones where the two cannot differ.
+"""Attention and GELU as JAX expands them, by torch's fast kernels where the two cannot differ.
 
 torch's fast GELU on a CPU is NaN where JAX's is infinite. Its fast attention adds a mask to the
-scores, which does not remove infinite ones, leaves keys out that JAX multiplies by zero, and gives
-zeros where JAX gives NaN. None of this can happen where all numbers are of moderate size, which is
-asked in each call: it takes a small part of the time.
+scores, which does not remove infinite ones, skips keys that JAX multiplies by zero, and returns
+zeros where JAX returns NaN. None of this can happen if all numbers are of moderate size, which each
+call checks; the check takes a small part of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 # Scores up to here: sums of their exponentials are as exact as JAX's, forward and backward.
 _LARGEST_SCORE = 1e4
 _LARGEST_VALUE = 1e30
-_NOTHING = 800.0  # what is so far below the largest score has no weight, in float64 as well
+_NOTHING = 800.0  # scores this far below the largest have no weight, in float64 as well
 
 
 def attend(
@@ -43,14 +43,14 @@ def attend(
         q: Batch, heads, rows, depth.
         k: Batch, heads, columns, depth.
         v: Batch, heads, columns, any number.
-        mask: What each row sees; broadcasts against batch, heads, rows, columns.
-        bias: The same of what is added; there is no more than one of the two.
-        scale: Of the products.
-        fill: The score of what is not seen, far below zero.
-        is_causal: The mask lets each row see the columns up to its own.
+        mask: The columns that each row attends to; broadcasts against batch, heads, rows, columns.
+        bias: Numbers to add to the scores, of such a shape; not together with a mask.
+        scale: The factor of the products.
+        fill: The score of masked columns, far below zero.
+        is_causal: Whether the mask lets each row attend to the columns up to its own.
 
     Returns:
-        Batch, heads, rows and what `v` has last, as the only element.
+        A tuple of one tensor: batch, heads, rows, and the last dimension of `v`.
     """
     given = [x for x in (mask, bias) if x is not None]
     options: Any = mask is not None, scale, fill, is_causal
@@ -75,7 +75,7 @@ attend.is_control_flow = True  # type: ignore[attr-defined]
 
 
 def exact_gelu(x: Tensor) -> tuple[Tensor]:
-    """Returns `x * erfc(-x / sqrt(2)) / 2` as the only element."""
+    """Returns a tuple of one tensor, `x * erfc(-x / sqrt(2)) / 2`."""
     found = functional.gelu(x)
     if not x.is_cpu or torch.compiler.is_compiling():  # where torch computes just that
         return (found,)
@@ -89,7 +89,7 @@ exact_gelu.is_control_flow = True  # type: ignore[attr-defined]
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tells whether values cannot be asked for, or torch's fast attention lacks what is wanted."""
+    """Returns whether values cannot be read, or torch's fast attention lacks an option."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     if q.is_cpu and type(q).__module__.startswith("torch.distributed.tensor"):
@@ -143,7 +143,7 @@ def _fast(options: Any, q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tens
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     added = given[0] if given else None
     if is_masked:
-        # As in JAX: a row that sees nothing gives the mean, and has no gradient.
+        # As in JAX, a row that is masked everywhere gives the mean, and has no gradient.
         some = given[0].any(-1, keepdim=True)
         q = torch.where(some, q, 0.0)
         added = torch.logical_or(given[0], torch.logical_not(some))

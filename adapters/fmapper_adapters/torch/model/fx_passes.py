@@ -1,7 +1,7 @@
-"""Rewrites of a finished graph: what is computed twice or undone, masks that are causal.
+"""Passes over a finished graph: common subexpressions, permutations that cancel, causal masks.
 
-They look at what lowerings have written, so they go over torch's graph: a program has fewer and
-larger calls, in which there is nothing to share yet.
+They work on the output of lowerings, torch's graph: a program has fewer and larger calls, in which
+there is nothing to share yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def draws(node: fx.Node) -> bool:
 
 
 def share(graph: fx.Graph) -> None:
-    """Computes once what a graph computes several times from the same values."""
+    """Eliminates common subexpressions of a graph."""
     changed = {node.args[0] for node in graph.nodes if _is_in_place(node)}
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
@@ -70,7 +70,7 @@ def compose_permutations(graph: fx.Graph, *, across: bool = True) -> None:
 
     Args:
         graph: The graph.
-        across: Whether those of two submodules are composed, too.
+        across: Whether to compose permutations of different submodules too.
     """
     for node in list(graph.nodes):
         order, first = _permutation(node), node.args[0] if node.args else None

@@ -10,11 +10,11 @@ import torch
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.model import quoted
 
-MADE = ("_training_", "_evaluation_")  # how functions and constants of the graphs are called
+MADE = ("_training_", "_evaluation_")  # the names of functions and constants of the graphs
 
 
 class Part(torch.nn.Module):
-    """A part of a converted model: it holds parameters, buffers and parts, and computes nothing."""
+    """A submodule of a converted model, with its arrays and submodules but without a forward."""
 
     def __getitem__(self, key: int | str) -> Any:
         """Returns a part or an array by number or name."""

@@ -1,11 +1,11 @@
-"""Text of a program in code that is generated: whatever it says, it stays text."""
+"""Quotes text of a program for generated code, so that it always stays text."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# What ends a line for Python, or for who reads it, and what no source may hold.
+# Characters that end a line for Python or for readers, and those that no source may contain.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NO_ATTRIBUTE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\"'\\\\]")
 

@@ -152,8 +152,8 @@ def uniform(
 def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
     """Scales floats in [0, 1) to [low, low + span), in float32 or float64.
 
-    XLA compiles product and sum to one operation, where the processor has that, so that there is
-    one rounding; autograd is given the sum itself, from which that is the last bit away.
+    XLA compiles product and sum to one operation with one rounding, if the processor has it;
+    autograd gets the sum itself, which differs in the last bit.
     """
     plain = near(unit, span, low)
     with torch.no_grad():

@@ -33,11 +33,11 @@ _COMPUTED = tuple(f"{mode}made_" for mode in MADE)  # those that a graph compute
 class TorchModel(Part):
     """A model that was converted to torch.
 
-    Parameters, buffers and parts have the names that they have in the source; it is called as a
-    whole. It is trained, moved, compiled, exported and saved as any other module; JAX has no part
-    in it.
+    Parameters, buffers and submodules have the names of the source; only the whole model can be
+    called. It is trained, moved, compiled, exported and saved like any other module, and does not
+    need JAX.
 
-    In training mode it computes what was recorded for training, if that was recorded.
+    In training mode it runs the program that was recorded for training, if there is one.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TorchModel(Part):
         self.train(program.starts_in_training)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles without attributes that are made again from the program."""
+        """Pickles without attributes that can be recreated from the program."""
         state = super().__getstate__()
         state["_modules"] = _without(state["_modules"], MADE)
         state["_buffers"] = _without(state["_buffers"], _COMPUTED)
@@ -149,7 +149,7 @@ class TorchModel(Part):
         )
 
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool) -> bool:
-        """Returns whether a mode has a program that takes such arguments."""
+        """Returns whether a mode has a program that accepts these arguments."""
         code = self._codes.get("training" if train else "evaluation")
         try:
             return code is not None and code.leaves(args, kwargs) is not None
@@ -168,7 +168,7 @@ class TorchModel(Part):
         return list(outputs), dict(zip(names, changed, strict=True))
 
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-        """Records every operation of a call that is one in the graph."""
+        """Yields every operation of a call that is a single call in the graph."""
         code = self._code
         return list(code.observe(self, code.leaves(args, kwargs)))
 
@@ -228,7 +228,7 @@ class TorchModel(Part):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes arrays and program to one safetensors file; `load` needs no JAX to read it.
+        """Writes arrays and program to a safetensors file, which `load` reads without JAX.
 
         Raises:
             ConversionError: An array has a dtype that the format lacks.
@@ -240,14 +240,14 @@ class TorchModel(Part):
         """Returns the model in a file.
 
         Raises:
-            ConversionError: The file holds no program, or is damaged.
-            UnsupportedOpsError: It has operations of your own that are not added here.
+            ConversionError: The file does not contain a program, or is damaged.
+            UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
         found: TorchModel = convert(load_program(path), "torch")
         return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Implements `to`, `half` and the like; the graph's dtypes follow."""
+        """Implements `to`, `half` and similar methods; the graph's dtypes follow."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie()
         present = next(iter(self._codes.values())).renamed
@@ -267,7 +267,7 @@ class TorchModel(Part):
         return found
 
     def _tie(self) -> None:
-        """Ties arrays again, which methods of torch treat one by one."""
+        """Ties arrays again, after a method of torch that treats them one by one."""
         for target, first in self._tied.items():
             one = get(self, first)
             if get(self, target) is not one:
@@ -278,7 +278,7 @@ class TorchModel(Part):
         """Rebuilds the graphs where the dtypes of parameters have changed.
 
         Raises:
-            ProgramInputError: Parameters that had one dtype have several now.
+            ProgramInputError: Parameters that had the same dtype have different ones now.
         """
         renamed: dict[str, str] = {}
         code = next(iter(self._codes.values()))
@@ -360,11 +360,11 @@ def from_program(
 
     Args:
         program: The program.
-        lowerings: The user's own.
-        fused: Use what torch has whole, as softmax and attention, where the program spells it out.
+        lowerings: The user's lowerings.
+        fused: Whether to use torch's softmax, attention and others for what the program expands.
 
     Raises:
-        ConversionError: It cannot be lowered.
-        UnsupportedOpsError: Operations have no lowering; lists all of them.
+        ConversionError: The program cannot be lowered.
+        UnsupportedOpsError: Operations have no lowering; the message lists all of them.
     """
     return TorchModel(program, lowerings, fused=fused)

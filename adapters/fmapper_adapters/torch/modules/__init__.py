@@ -1,1 +1,1 @@
-"""Takes apart what holds tensors: modules, optimizers, caches; and finds what refers to them."""
+"""Modules, optimizers and caches as nodes, and the search for references to them."""

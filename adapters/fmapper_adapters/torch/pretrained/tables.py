@@ -1,7 +1,8 @@
 """The tables of transformers as rules: how a folder's arrays become those of a model, and back.
 
-Nothing of the tables is kept here. transformers' own functions run on tensors without memory that
-stand for the arrays, and what they do is recorded, so what it can load and save, rules can.
+The tables are not copied here. transformers' own functions run on tensors without memory that stand
+for the arrays, and their operations are recorded. So rules support all that transformers can load
+and save.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ def transformers_rules(
     Args:
         model: The model, which may be on the meta device; a configuration, for whose class one is
             made there; or a model type such as `"qwen3_moe"`, in the size that is its default.
-        arrays: What is in the folder, by name: anything with a shape. Without it, what
+        arrays: The arrays in the folder by name, as anything with a shape; None for those that
             `save_pretrained` writes.
-        back: Whether the rules go from the model's `state_dict()` to what `save_pretrained` writes.
+        back: Whether the rules go from the model's `state_dict()` to the folder.
 
     Returns:
-        The rules. Arrays of the folder that the model has no place for are dropped; tied ones that
-        it lacks are tied. Dtypes stay as they are. What a folder never has, such as sinusoids, the
-        model computes itself.
+        The rules. Arrays of the folder that the model does not have are dropped; tied arrays that
+        the folder lacks are tied. Dtypes do not change. Arrays that a folder never has, such as
+        sinusoids, are computed by the model.
 
     Raises:
-        CheckpointError: transformers does something to the arrays that rules cannot say.
-        ValueError: The model is none of transformers.
+        CheckpointError: transformers changes the arrays in a way that rules cannot express.
+        ValueError: The model is not one of transformers.
     """
     made = _model(model)
     state = made.state_dict()
@@ -120,7 +121,7 @@ def _rules_forward(model: Any, state: dict[str, Any], arrays: Mapping[str, Any])
 
 
 def _ties(model: Any, outputs: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the tied names that are missing, each with the one that is there."""
+    """Returns the tied names that are missing, each with the one that exists."""
     groups: dict[int, list[str]] = {}
     for name in state:
         groups.setdefault(_identity(model, name), []).append(name)

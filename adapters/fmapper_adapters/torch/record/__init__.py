@@ -1,1 +1,1 @@
-"""Records a module with `torch.export`, and removes what keeps a module from being recorded."""
+"""Records a module with `torch.export`, and removes obstacles to that."""

@@ -1,4 +1,4 @@
-"""Records a module with `torch.export`, and gives its program."""
+"""Records a module with `torch.export`, and returns its program."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Recording(NamedTuple):
 
     Attributes:
         exported: The program.
-        other_forms: The operations in it that are other forms of one, by name.
+        other_forms: The names of operations in it that are variants of another one.
     """
 
     exported: torch.export.ExportedProgram
@@ -75,13 +75,12 @@ def export_program(
     """Returns the program of a module for example inputs.
 
     The module is recorded in evaluation mode, or for `train=True` in training mode; a module that
-    is in training mode already keeps the modes of its submodules. Its modes, parameters and buffers
-    are afterwards what they were. Operations that are not in `whole`, nor in torch's core ATen, are
-    taken apart.
+    is already in training mode keeps the modes of its submodules. Its modes, parameters and buffers
+    are restored. Operations that are neither in `whole` nor in torch's core ATen are decomposed.
 
     Raises:
-        ConversionError: torch cannot record it; gives torch's reason and the usual remedy. Or what
-            it has recorded gives other results for the examples than the module does.
+        ConversionError: torch cannot record it; the message has torch's reason and the usual
+            remedy. Or the recording gives other results for the examples than the module.
     """
     module = _plain(module)
     obstacles.refuse(module)
@@ -167,8 +166,8 @@ def record(
         check: Compare it with the module.
         ways: The ways to go; all, if there are none.
         whole: The operations that are lowered whole.
-        again: Have torch trace it again in any case, so that no operation is another form of one.
-        calls: Notes the calls of submodules, if they are wanted.
+        again: Whether torch must trace it again, so that it contains no variants of operations.
+        calls: The recorder of the calls of submodules; None to ignore them.
 
     Raises:
         ConversionError: torch cannot record it.
@@ -185,7 +184,7 @@ def record(
 
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
-    """Warns of sizes that keep a program from being compiled."""
+    """Warns about sizes that prevent a program from being compiled."""
     calls = find_remaining(program)
     if not calls:
         return
@@ -272,7 +271,7 @@ def _try_ways(
 def _without_hooks_left() -> Iterator[None]:
     """Removes hooks that torch 2.11 leaves in modules after a failed recording.
 
-    It is a hook that lets no module assign a tensor to a buffer from then on.
+    Such a hook prevents every module from assigning a tensor to a buffer.
     """
     hooks = _private.buffer_hooks()
     before = set(hooks)
@@ -284,7 +283,7 @@ def _without_hooks_left() -> Iterator[None]:
 
 
 def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exception]) -> None:
-    """Raises for custom autograd functions, which strict export loses.
+    """Checks that there are no custom autograd functions, which strict export loses.
 
     Raises:
         ConversionError: There are such functions.
@@ -305,10 +304,10 @@ def _as_it_runs(
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
 ) -> torch.export.ExportedProgram:
-    """Returns the program, or another one where recording changed what the module does.
+    """Returns the program, or another recording if the module behaves differently when recorded.
 
     Raises:
-        ConversionError: They differ, and the module cannot be recorded so.
+        ConversionError: Program and module differ, and no other recording is possible.
     """
     with quiet(), step("comparing with the module"):
         try:

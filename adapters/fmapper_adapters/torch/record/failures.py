@@ -1,4 +1,4 @@
-"""Says in fmapper's words why torch could not record a module, where, and what helps."""
+"""Explains in fmapper's terms why torch could not record a module, where, and what helps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-# What torch says, and what helps.
+# Parts of torch's messages, and the remedies.
 _REMEDIES = (
     (
         ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),

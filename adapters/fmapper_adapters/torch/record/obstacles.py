@@ -1,6 +1,6 @@
-"""Obstacles to recording a module: reported before torch fails, or removed.
+"""Obstacles to recording a module, which are reported before torch fails, or removed.
 
-Weights without values, weights that others keep on a disk, quantised weights, compiled parts.
+They are weights without values, offloaded weights, quantised weights, and compiled parts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 
 
 def refuse(module: torch.nn.Module) -> None:
-    """Raises for a module that visibly cannot be recorded.
+    """Checks for weights that cannot be recorded.
 
     Raises:
-        ConversionError: Its weights are elsewhere, or packed by torch's quantisation.
+        ConversionError: The weights are offloaded, or packed by torch's quantisation.
     """
     name = type(module).__name__
     for path, inner in module.named_modules():
@@ -68,8 +68,8 @@ def _is_offloaded(module: torch.nn.Module) -> bool:
 def run_uncompiled() -> Iterator[None]:
     """Disables `torch.compile` within the block.
 
-    torch would compile it, together with what watches it here. What torch itself compiles, such as
-    the branches of `torch.cond`, it needs compiled.
+    Otherwise torch would compile the patches of the recording, too. Torch's own compilations, such
+    as of the branches of `torch.cond`, are not disabled.
     """
     compiler, stance = torch.compile, getattr(torch.compiler, "set_stance", None)
     if stance is None or torch.compiler.is_compiling():
@@ -104,7 +104,7 @@ def unpack(module: torch.nn.Module) -> torch.nn.Module:
     """Returns a copy with inner tensors as parameters, assembled on each call.
 
     Raises:
-        ConversionError: They cannot be taken apart; names the first.
+        ConversionError: A tensor cannot be taken apart; the message names it.
     """
     copied = with_tensors(module, lambda tensor: tensor)
     try:

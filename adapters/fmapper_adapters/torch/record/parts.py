@@ -1,4 +1,4 @@
-"""Notes which submodules are called while a module is recorded, with what, and what they give."""
+"""Records the calls of submodules while a module is recorded, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class PartCalls:
         """Returns the calls.
 
         Args:
-            inputs: The names of the graph's inputs, those apart that torch has made of constants.
-            graph: What the recording has become; what is not in it any more has a name with `?`.
+            inputs: The names of the graph's inputs, without those that torch made of constants.
+            graph: The final graph; values that it no longer contains have a name with `?`.
         """
         names = _private.marks_of_recording(graph)
         if len(inputs) == len(self._placeholders):

@@ -1,4 +1,4 @@
-"""Translates the varying sizes that users name to the form of torch.export."""
+"""Translates the users' names of varying sizes to the form of torch.export."""
 
 from __future__ import annotations
 

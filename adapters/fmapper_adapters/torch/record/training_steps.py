@@ -1,4 +1,4 @@
-"""Results, gradients and a few steps of descent, which a translation must match."""
+"""Runs and trains a module, for results that a translation must match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def training_steps(
 ) -> Callable[[float, float], dict[str, Any]]:
     """Returns a function of a rate and a disturbance that runs and trains a copy.
 
-    Dropout is left out. The module stays as it is.
+    Dropout is left out. The module is not changed.
     """
     model = _copy(model)
     model.train(train)

@@ -1,8 +1,8 @@
-"""Gradients that a module has of its own: those of `torch.autograd.Function`.
+"""Records the custom gradients of a module: those of `torch.autograd.Function`.
 
-torch.export records what `forward` of such a function does, and forgets `backward`. Here `backward`
-is recorded, too, with stand-ins for the gradients of its outputs; what depends on those is an inner
-graph afterwards, for the framework that takes the program.
+torch.export records the `forward` of such a function, and forgets its `backward`. Here `backward`
+is recorded too, with stand-ins for the gradients of the outputs; the operations that depend on them
+become an inner graph, for the target framework.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _(
 def record_functions() -> Iterator[None]:
     """Records custom autograd functions with their gradients, within the block.
 
-    `Function.apply` may be bound to a name already, and since torch 2.15 it calls nothing of Python
-    but the function's own `forward`. So that is changed, of every such class.
+    `Function.apply` may already be bound to a name, and since torch 2.15 it calls no Python code
+    but the function's own `forward`. So the `forward` of every such class is patched.
     """
     if _originals:  # inside of another recording
         yield
@@ -134,7 +134,7 @@ def _set_forward(cls: Any, original: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Makes nested functions part of the one that is being recorded."""
+    """Inlines nested functions into the one that is being recorded."""
     _within_forward.flag = True
     try:
         yield
@@ -146,8 +146,8 @@ def _alone() -> Iterator[None]:
 def _traced_grad_mode() -> Iterator[bool]:
     """Restores, within the block, the grad mode of the caller.
 
-    `apply` has switched them off, of which the recorder knows nothing: a `no_grad` inside that ends
-    would be recorded as switching off what follows the function.
+    `apply` has switched gradients off without the recorder's knowledge: the end of a `no_grad`
+    inside of it would be recorded as switching off gradients after the function.
     """
     mode = get_proxy_mode()
     nodes = () if mode is None else reversed(mode.tracer.graph.nodes)

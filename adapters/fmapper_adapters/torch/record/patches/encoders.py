@@ -1,8 +1,8 @@
-"""Makes `nn.TransformerEncoder` treat padded places alike in all modes.
+"""Makes `nn.TransformerEncoder` treat padded positions alike in all modes.
 
-Without gradients it leaves padded places out of its layers and gives zeros there, if each sequence
-is padded at its end. With gradients it gives what the layers make of the padding. A program has one
-of both: the one that the module gives in the mode in which it is recorded.
+Without gradients, it skips padded positions and returns zeros there, if each sequence is padded at
+its end. With gradients, it returns the outputs of its layers for the padding. A program does what
+the module does in the mode in which it is recorded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def that_leave_out(
     """Returns the encoders that drop padding for such inputs.
 
     Returns:
-        Those that do so in the mode that torch is in now, and the paths of those that do so
-        without gradients only.
+        The encoders that do so in torch's present mode, and the paths of those that do so only
+        without gradients.
     """
     paths = {
         id(part): path
@@ -70,13 +70,13 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
 def that_see_nothing(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Finds layers with attention whose mask hides everything from some place.
+    """Finds layers with attention whose mask hides everything from some position.
 
-    The kernels for inference return NaN there, and what is computed with gradients does not.
+    The kernels for inference return NaN there, and the computation with gradients does not.
 
     Returns:
-        The paths of the layers that use those kernels in the mode that torch is in now, and of
-        those that do so without gradients only.
+        The paths of the layers that use those kernels in torch's present mode, and of those that do
+        so only without gradients.
     """
     kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
     paths = {id(part): path for path, part in module.named_modules() if isinstance(part, kinds)}

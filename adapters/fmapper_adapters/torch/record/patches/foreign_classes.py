@@ -1,8 +1,8 @@
 """Classes that torch's pytree does not know but that hold tensors, such as key-value caches.
 
-`torch.export` takes and gives only what its pytree can take apart. While a module is recorded, any
-class met among its inputs and outputs is a node whose children are the attributes with tensors, and
-the integers beside them; the registry is afterwards what it was.
+`torch.export` accepts and returns only what its pytree can flatten. While a module is recorded, any
+class among its inputs and outputs is a node whose children are the attributes with tensors, and the
+integers beside them. Afterwards the registry is restored.
 """
 
 from __future__ import annotations

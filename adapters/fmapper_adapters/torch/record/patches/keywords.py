@@ -17,13 +17,13 @@ def name_keywords(
 ) -> Iterator[Any]:
     """Adds keyword arguments to the signature of `forward`.
 
-    Where sizes may vary, torch.export looks for keywords both by their names and in what `**` is
-    called, and finds that the two differ.
+    If sizes may vary, torch.export looks for keywords both by their names and under the name of
+    `**kwargs`, and finds that the two differ.
 
     Args:
-        module: The module; its forward is afterwards what it was.
+        module: The module; its forward is restored afterwards.
         kwargs: The example inputs by keyword.
-        dynamic_shapes: The sizes that may vary, with keywords by name or in what `**` is called.
+        dynamic_shapes: The sizes that may vary, by keyword or under the name of `**kwargs`.
 
     Yields:
         The sizes that may vary, with all keywords by name.

@@ -1,6 +1,6 @@
-"""Operations for what torch computes but cannot record, since it has no shapes for it.
+"""Operations for functions that torch cannot record, because it does not know their shapes.
 
-While a module is recorded, calls of such functions become operations of fmapper's own.
+While a module is recorded, calls of such functions become custom operations of fmapper.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _split(
 
 
 def _tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> Any:
-    """Computes `tensor_split` at places that a tensor has, which torch reads without asking."""
+    """Computes `tensor_split` at positions in a tensor, which torch would read."""
     at = indices_or_sections
     if isinstance(at, torch.Tensor):
         at = at.item() if at.ndim == 0 else at.tolist()
@@ -90,7 +90,7 @@ def _tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> Any:
 
 
 def _one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Computes `one_hot` for as many classes as the largest number says."""
+    """Computes `one_hot` with as many classes as the largest index needs."""
     if num_classes != -1:
         return torch.nn.functional.one_hot(input, num_classes)
     classes = torch.arange(input.max().item() + 1, device=input.device)
@@ -180,7 +180,7 @@ def _bounds(index: slice) -> slice:
 def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Handles a `Module.to` that changes nothing, as models call it in `forward`.
 
-    torch would put new parameters in the places of those that are recorded.
+    torch would replace the parameters that are being recorded.
     """
     device, dtype, *_ = _private.parse_to(*args, **kwargs)
     for x in (*module.parameters(), *module.buffers()):

@@ -1,7 +1,7 @@
 """Packed sequences, which are recorded as padded ones with their lengths.
 
-How long the data of a `PackedSequence` are depends on values. Recurrent networks and
-`pad_packed_sequence` need only the lengths beside padded data; what else reads the data is refused.
+The length of the data of a `PackedSequence` depends on values. Recurrent networks and
+`pad_packed_sequence` need only the lengths and padded data; other reads of the data are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.utils import rnn
 from fmapper_adapters.torch import _private
 
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-# What treats every row of the data alike, and what asks for no sizes.
+# Functions that treat all rows of the data alike, and those that do not read sizes.
 _ROW_BY_ROW = frozenset(
     ("dropout", "linear", "relu", "tanh", "sigmoid", "gelu", "silu", "layer_norm", "to", "cpu")
 )
@@ -22,11 +22,11 @@ _HARMLESS = frozenset(("dim", "size", "__get__"))
 
 
 class Refused(Exception):
-    """A function would be recorded as something else; says why, and what to write instead."""
+    """Raised for a function that would be recorded wrongly; says why, and what to write instead."""
 
 
 class _Longest(int):
-    """The number of steps, where nobody has said how many there shall be."""
+    """The number of steps of the longest sequence, if no total length was passed."""
 
 
 @torch.library.custom_op("fmapper::packed_network", mutates_args=())

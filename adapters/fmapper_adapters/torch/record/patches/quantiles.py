@@ -1,6 +1,6 @@
-"""Quantiles in operations that can be recorded: torch before 2.13 reads values on its way to them.
+"""Quantiles in operations that can be recorded, because torch before 2.13 reads values.
 
-By linear interpolation or another one of torch's, between the two neighbours of a rank.
+They interpolate between the two neighbours of a rank, linearly or in another way of torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of a module that leave its buffers and parameters as they were."""
+"""Restores the buffers and parameters that a call of a module changes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Restores buffers and parameters that calls within the block change.
 
-    Only those parameters that are changed are copied, since all of them may be too much.
+    Only the parameters that are changed are copied, because all of them may be too large.
 
     Yields:
-        The buffers as they were, by name, and the parameters that have been changed so far.
+        The original buffers by name, and the parameters that have been changed so far.
     """
     buffers = [
         (inner._buffers, name, buffer, buffer.detach().clone())
@@ -69,7 +69,7 @@ def _leave_dual_level() -> None:
 
 
 class _Keeper(TorchFunctionMode):
-    """Copies parameters before something is written to them."""
+    """Copies parameters before they are written to."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

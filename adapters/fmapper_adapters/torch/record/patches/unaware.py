@@ -1,7 +1,7 @@
-"""Models that are not told that they are being recorded.
+"""Hides from models that they are being recorded.
 
-Libraries ask torch whether a call is being recorded and then do without what depends on values,
-such as leaving out a mask that masks nothing. Where that changes the numbers, they are told no.
+Libraries ask torch whether a call is being recorded, and if so avoid operations that depend on
+values, such as dropping a mask that masks nothing. If that changes the numbers, the answer is no.
 """
 
 from __future__ import annotations

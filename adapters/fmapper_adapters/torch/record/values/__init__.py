@@ -1,1 +1,1 @@
-"""Records modules where what they do depends on the values of tensors, not on their sizes alone."""
+"""Records modules whose behaviour depends on the values of tensors."""
