@@ -106,9 +106,10 @@ def _network(
     params: Sequence[Any],
     has_biases: bool,
     num_layers: int,
+    dropout: float,
+    train: bool,
     bidirectional: bool,
     *,
-    dropout: float = 0.0,
     key: Any = None,
     active: Any = None,
 ) -> tuple[Any, ...]:
@@ -134,7 +135,7 @@ def _network(
             outputs.append(y)
             lasts.append(last)
         x = outputs[0] if directions == 1 else jnp.concatenate(outputs, -1)
-        if dropout and key is not None and layer < num_layers - 1:
+        if train and dropout and key is not None and layer < num_layers - 1:
             kept = jax.random.bernoulli(jax.random.fold_in(key, layer), 1.0 - dropout, x.shape)
             larger = 0.0 if dropout >= 1 else 1.0 / (1.0 - dropout)
             x = jnp.where(kept, x * larger, jnp.zeros((), dtype))
@@ -144,33 +145,14 @@ def _network(
     return x.astype(small), *ends
 
 
-def _pad(
-    step: Step,
-    x: Any,
-    states: Sequence[Any],
-    params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    *,
-    key: Any = None,
+def _run_padded(
+    step: Step, x: Any, states: Sequence[Any], params: Sequence[Any], *options: Any, key: Any = None
 ) -> tuple[Any, ...]:
+    """Runs all layers over padded sequences; the last option is whether the batch comes first."""
+    *options, batch_first = options  # type: ignore[assignment]
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)
-    x, *ends = _network(
-        step,
-        x,
-        states,
-        params,
-        has_biases,
-        num_layers,
-        bidirectional,
-        dropout=dropout if train else 0.0,
-        key=key,
-    )
+    x, *ends = _network(step, x, states, params, *options, key=key)
     return (jnp.swapaxes(x, 0, 1) if batch_first else x), *ends
 
 
@@ -180,12 +162,7 @@ def _run_packed(
     batch_sizes: Any,
     states: Sequence[Any],
     params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    *,
+    *options: Any,
     key: Any = None,
 ) -> tuple[Any, ...]:
     """Pads packed sequences, and packs the results again, which is a gather each."""
@@ -196,18 +173,7 @@ def _run_packed(
     first = jnp.cumsum(sizes) - sizes
     places = jnp.clip(first[:, None] + jnp.arange(batch)[None, :], 0, data.shape[0] - 1)
     x = jnp.where(active[:, :, None], data[places], jnp.zeros((), data.dtype))
-    x, *ends = _network(
-        step,
-        x,
-        states,
-        params,
-        has_biases,
-        num_layers,
-        bidirectional,
-        dropout=dropout if train else 0.0,
-        key=key,
-        active=active,
-    )
+    x, *ends = _network(step, x, states, params, *options, key=key, active=active)
     row = jnp.arange(data.shape[0])
     time = jnp.searchsorted(first, row, side="right") - 1
     # Steps without elements begin where the next one does; the last of them is the one that counts.
@@ -217,56 +183,38 @@ def _run_packed(
 # --- operations ---------------------------------------------------------------------------------
 
 
-@lowering("aten::lstm.input")
-def lstm(x: Any, hx: Any, params: Any, *options: Any) -> tuple[Any, ...]:
-    """Returns outputs, and the last hidden and cell states."""
-    return _pad(_lstm_step, x, hx, params, *options)
-
-
-@lowering("aten::lstm.data")
-def lstm_packed(data: Any, sizes: Any, hx: Any, params: Any, *options: Any) -> tuple[Any, ...]:
-    """Runs an LSTM over packed sequences."""
-    return _run_packed(_lstm_step, data, sizes, hx, params, *options)
-
-
-@lowering("fmapper::lstm_with_dropout.input", random=True)
-def lstm_dropout(x: Any, hx: Any, params: Any, *options: Any, key: Any) -> tuple[Any, ...]:
-    """Runs an LSTM with dropout between the layers."""
-    return _pad(_lstm_step, x, hx, params, *options, key=key)
-
-
-@lowering("fmapper::lstm_with_dropout.data", random=True)
-def lstm_packed_dropout(
-    data: Any, sizes: Any, hx: Any, params: Any, *options: Any, key: Any
-) -> tuple[Any, ...]:
-    """Runs an LSTM over packed sequences, with dropout between the layers."""
-    return _run_packed(_lstm_step, data, sizes, hx, params, *options, key=key)
-
-
 Network = Callable[..., tuple[Any, ...]]
 
 
-def _single(name: str, step: Step) -> tuple[Network, Network]:
-    """Registers a network with one kind of state in its four variants, padded and packed."""
+def _register(
+    name: str, step: Step, states: Callable[[Any], Sequence[Any]]
+) -> tuple[Network, Network]:
+    """Registers a network, padded and packed, each with dropout between the layers or without.
 
-    def pad(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
-        return _pad(step, x, (hx,), params, *options, key=key)
+    Args:
+        name: The name of torch's operation.
+        step: One step of it.
+        states: Returns the kinds of states in torch's argument for them.
+    """
 
-    def pack(
+    def run(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
+        return _run_padded(step, x, states(hx), params, *options, key=key)
+
+    def run_packed(
         data: Any, sizes: Any, hx: Any, params: Any, *options: Any, key: Any = None
     ) -> tuple[Any, ...]:
-        return _run_packed(step, data, sizes, (hx,), params, *options, key=key)
+        return _run_packed(step, data, sizes, states(hx), params, *options, key=key)
 
-    lowering(f"aten::{name}.input")(pad)
-    lowering(f"aten::{name}.data")(pack)
-    lowering(f"fmapper::{name}_with_dropout.input", random=True)(pad)
-    lowering(f"fmapper::{name}_with_dropout.data", random=True)(pack)
-    return pad, pack
+    for variant, function in (("input", run), ("data", run_packed)):
+        lowering(f"aten::{name}.{variant}")(function)
+        lowering(f"fmapper::{name}_with_dropout.{variant}", random=True)(function)
+    return run, run_packed
 
 
-gru, gru_packed = _single("gru", _gru_step)
-rnn_tanh, rnn_tanh_packed = _single("rnn_tanh", _tanh_step)
-rnn_relu, rnn_relu_packed = _single("rnn_relu", _relu_step)
+lstm, lstm_packed = _register("lstm", _lstm_step, tuple)
+gru, gru_packed = _register("gru", _gru_step, lambda state: (state,))
+rnn_tanh, rnn_tanh_packed = _register("rnn_tanh", _tanh_step, lambda state: (state,))
+rnn_relu, rnn_relu_packed = _register("rnn_relu", _relu_step, lambda state: (state,))
 _STEPS = {"lstm": _lstm_step, "gru": _gru_step, "rnn_tanh": _tanh_step, "rnn_relu": _relu_step}
 
 
@@ -277,12 +225,7 @@ def packed_network(
     lengths: Any,
     states: Sequence[Any],
     params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    *,
+    *options: Any,
     key: Any = None,
 ) -> tuple[Any, ...]:
     """Runs a network over sequences of these lengths, which are padded to one length."""
@@ -290,18 +233,8 @@ def packed_network(
     steps = data.shape[0] // batch
     active = jnp.arange(steps)[:, None] < lengths
     x = data.reshape(steps, batch, -1)
-    x, *ends = _network(
-        _STEPS[name],
-        jnp.where(active[:, :, None], x, jnp.zeros((), x.dtype)),
-        states,
-        params,
-        has_biases,
-        num_layers,
-        bidirectional,
-        dropout=dropout if train else 0.0,
-        key=key,
-        active=active,
-    )
+    x = jnp.where(active[:, :, None], x, jnp.zeros((), x.dtype))
+    x, *ends = _network(_STEPS[name], x, states, params, *options, key=key, active=active)
     return x.reshape(data.shape[0], -1), *ends
 
 

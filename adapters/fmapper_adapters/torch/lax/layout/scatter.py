@@ -151,30 +151,14 @@ def _last_of_each(at: Any, count: Any) -> Any:
     return torch.index_select(last, 0, at) == order
 
 
-@lax("scatter", takes_avals=True)
-def scatter(
-    x: Any,
-    indices: Any,
-    updates: Any,
-    *,
-    dimension_numbers: Any,
-    mode: str,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Graph | None = None,
-    update_consts: tuple[Any, ...] = (),
-    avals: Avals,
-) -> Any:
-    if 0 in updates.shape or 0 in x.shape:
-        return x
-    found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
-    if update_jaxpr is None or _gives_the_update(update_jaxpr):
-        return found.whole(write(found, found.updates))
+def _replace(found: Rows, update: Graph | None, avals: Avals) -> Any:
+    if update is None or _gives_the_update(update):
+        return write(found, found.updates)
     if found.distinct:
         before = torch.index_select(found.operand, 0, found.at)
-        (after,) = element_functions.apply(update_jaxpr, (before, found.updates))
-        return found.whole(write(found, after))
-    return found.whole(_in_turn(found, update_jaxpr))
+        (after,) = element_functions.apply(update, (before, found.updates))
+        return write(found, after)
+    return _in_turn(found, update)
 
 
 def _gives_the_update(graph: Graph) -> bool:
@@ -204,7 +188,10 @@ def _in_turn(found: Rows, graph: Graph) -> Any:
     return operand
 
 
-def _register(name: str, combine: Callable[[Rows, Avals], Any]) -> None:
+Combine = Callable[[Rows, "Graph | None", Avals], Any]
+
+
+def _register(name: str, combine: Combine) -> None:
     @lax(name, takes_avals=True)
     def lowering(
         x: Any,
@@ -222,10 +209,10 @@ def _register(name: str, combine: Callable[[Rows, Avals], Any]) -> None:
         if 0 in updates.shape or 0 in x.shape:
             return x
         found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
-        return found.whole(combine(found, avals))
+        return found.whole(combine(found, update_jaxpr, avals))
 
 
-def _add(found: Rows, avals: Avals, alpha: int = 1) -> Any:
+def _add(found: Rows, update: Graph | None, avals: Avals, alpha: int = 1) -> Any:
     if found.operand.dtype is torch.bool:
         return _reduce(found, "amax", False)
     updates = found.updates
@@ -238,11 +225,11 @@ def _add(found: Rows, avals: Avals, alpha: int = 1) -> Any:
     return torch.index_add(found.operand, 0, found.at, updates, alpha=alpha)
 
 
-def _subtract(found: Rows, avals: Avals) -> Any:
-    return _add(found, avals, -1)
+def _subtract(found: Rows, update: Graph | None, avals: Avals) -> Any:
+    return _add(found, update, avals, -1)
 
 
-def _multiply(found: Rows, avals: Avals) -> Any:
+def _multiply(found: Rows, update: Graph | None, avals: Avals) -> Any:
     if found.operand.dtype is torch.bool:
         return _reduce(found, "amin", True)
     if found.operand.is_complex():
@@ -262,8 +249,8 @@ def _reduce(found: Rows, how: str, nothing: Any) -> Any:
     return result.to(torch.bool) if found.operand.dtype is torch.bool else result
 
 
-def _extreme(how: str) -> Callable[[Rows, Avals], Any]:
-    def combine(found: Rows, avals: Avals) -> Any:
+def _extreme(how: str) -> Combine:
+    def combine(found: Rows, update: Graph | None, avals: Avals) -> Any:
         dtype = found.operand.dtype
         largest = how == "amax"
         if dtype is torch.bool:
@@ -315,6 +302,7 @@ def _combine_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
     return torch.narrow(torch.index_copy(longer, 0, at, values), 0, 0, count)
 
 
+_register("scatter", _replace)
 _register("scatter-add", _add)
 _register("scatter-sub", _subtract)
 _register("scatter-mul", _multiply)
