@@ -1,7 +1,7 @@
-"""Every private name of torch that fmapper uses: what it needs has no public one.
+"""All private names of torch that fmapper uses, where no public one exists.
 
-They are known to work in torch 2.11, 2.13 and 2.15. `tests/house/test_private_apis.py` says what
-each promises, so that a release which changes one fails there, under its name.
+They are known to work in torch 2.11, 2.13 and 2.15. `tests/house/test_private_apis.py` tests the
+behaviour that fmapper relies on, so that a release which changes one fails there, under its name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def identity_of(content: Any) -> int:
 
 
 def version_of(tensor: Any) -> int:
-    """Returns how often a tensor was written to in place."""
+    """Returns the number of in-place writes to a tensor."""
     version: int = tensor._version
     return version
 
@@ -215,12 +215,12 @@ def get_recurrent(name: str) -> Callable[..., Any]:
 
 
 def get_nesting() -> tuple[Any, Any]:
-    """Returns the functions by which an encoder leaves padding out."""
+    """Returns the functions by which an encoder skips padding."""
     return _torch._nested_tensor_from_mask, _torch._nested_tensor_from_mask_left_aligned
 
 
 def set_nesting(nest: Any, is_aligned: Any) -> None:
-    """Replaces the functions by which an encoder leaves padding out."""
+    """Replaces the functions by which an encoder skips padding."""
     _torch._nested_tensor_from_mask = nest
     _torch._nested_tensor_from_mask_left_aligned = is_aligned
 
@@ -328,13 +328,14 @@ def set_replace_symbol(method: Any) -> None:
 
 @contextlib.contextmanager
 def follow_constants(count: int) -> Iterator[None]:
-    """Lets recordings within the block know the values of tensors that are made of numbers.
+    """Makes recordings within the block know the values of tensors that are made of numbers.
 
-    torch knows those of one element. When a tensor is written, torch goes on to answer with the old
-    value of what shares its memory; here that is forgotten.
+    torch itself knows the values of tensors of one element. After a write to a tensor, it still
+    returns the old values of all tensors that share its memory; within the block they are
+    forgotten.
 
     Args:
-        count: How many elements they have at most.
+        count: The largest number of elements of such a tensor.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -369,7 +370,7 @@ def follow_constants(count: int) -> Iterator[None]:
 
 
 def _memory_of(x: torch.Tensor) -> int | None:
-    """Returns what tensors that share memory have in common; None without a storage."""
+    """Returns the identity of a tensor's storage; None without one."""
     return x.untyped_storage()._cdata if x.layout is torch.strided else None
 
 
@@ -379,9 +380,9 @@ def expression_of(symbol: Any) -> Any:
 
 
 def place_in_recording() -> tuple[str, str, list[str]] | None:
-    """Returns the module call that `torch.export` is at, its path, and the graph's inputs.
+    """Returns the module call that `torch.export` is recording, its path, and the graph's inputs.
 
-    None where it records nothing. The call is named by the path, with `@1` for the second one.
+    Returns None outside of a recording. The call is named by the path, with `@1` for the second.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -406,9 +407,9 @@ _SELF = re.compile(r"^(L\['self'\]|__self__|L__self__|_export_root(?=\.|$))\.?")
 
 
 def name_in_recording(tensor: torch.Tensor) -> str:
-    """Returns the name of the node that gave a tensor in a recording; empty if there is none.
+    """Returns the name of the node that computed a tensor in a recording; empty without one.
 
-    The node is marked with it, which goes with it through what `torch.export` does later.
+    The node is marked with the name, which survives the later passes of `torch.export`.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -426,9 +427,9 @@ def name_in_recording(tensor: torch.Tensor) -> str:
 
 
 def note_lines(code: Any) -> None:
-    """Makes the recording note the line of a function in nodes without one.
+    """Adds the line of a function to recorded nodes that have none.
 
-    Those are the nodes of the outermost `forward`; `line_of_node` returns it.
+    These are the nodes of the outermost `forward`; `line_of_node` returns the line.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -459,7 +460,7 @@ def line_of_node(node: torch.fx.Node) -> str:
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     """Maps names by `name_in_recording` to those of the same nodes in a graph.
 
-    Of the nodes that one was taken apart to it is the last one of its shape.
+    If a node was decomposed, this is the last resulting node of its shape.
     """
     found: dict[str, tuple[bool, str]] = {}
     for node in graph.nodes:
@@ -476,7 +477,7 @@ def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
 
 
 def strided_shard(dim: int, parts: int) -> Any:
-    """Returns a placement by which an axis divides what `parts` parts of later axes are."""
+    """Returns a placement by which an axis divides the `parts` parts of later axes."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     make: Any = _StridedShard

@@ -40,7 +40,7 @@ _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|12
 
 
 class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
-    """Arrays are tensors; `Parameter`s stay parameters as long as they stay in torch."""
+    """The adapter for tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
@@ -86,7 +86,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns `array.shape`.
 
         Raises:
-            TypeError: It has none, as a lazy parameter or a nested tensor.
+            TypeError: The tensor has no shape: a lazy parameter or a nested tensor.
         """
         return tensors.shape(array)
 
@@ -151,10 +151,10 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return tensors.is_freed(array)
 
     def check(self, array: Any) -> None:
-        """Raises for tensors without values in strided memory.
+        """Checks that a tensor has values in strided memory.
 
         Raises:
-            TypeError: Says what it is.
+            TypeError: It has none; the message says what it is.
         """
         tensors.check(array)
 
@@ -368,7 +368,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return isinstance(x, torch.nn.Module)
 
     def advice(self, x: Any) -> str:
-        """Says what to convert in place of an exported program."""
+        """Returns what to convert instead of an exported program."""
         is_exported = isinstance(x, torch.export.ExportedProgram)
         return "convert its module, exported.module()" if is_exported else ""
 

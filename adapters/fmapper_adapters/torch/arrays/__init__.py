@@ -1,1 +1,1 @@
-"""Tensors: where they live, how they reach other devices and libraries, and what hangs on them."""
+"""Tensors: devices, transfers, exchange with other libraries, gradients and attributes."""

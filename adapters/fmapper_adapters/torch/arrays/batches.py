@@ -1,4 +1,4 @@
-"""Many tensors to another device at once, with what hangs on them."""
+"""Moves many tensors to another device at once, with their gradients and attributes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def to_device(
 ) -> Iterator[torch.Tensor]:
     """Yields copies on a device: parameters with gradients, autograd leaves as leaves.
 
-    A tensor with a history keeps it, as `tensor.to(device)` does. Tensors inside of tensors go
-    along, and those that are attributes of tensors.
+    A tensor with a history keeps it, as with `tensor.to(device)`. Tensors inside of tensors, and
+    attributes of tensors, are moved with them.
 
     Args:
         tensors: The tensors.
-        device: Where to.
-        known: What tensors inside of others have become, by their ids.
+        device: The target device.
+        known: The copies of inner tensors, by the ids of the originals.
 
     Raises:
         BatchError: One of them could not be moved.
@@ -98,12 +98,12 @@ def carry(
     """Copies bare tensors to a device.
 
     Args:
-        tensors: Tensors without what hangs on them.
-        device: Where to.
-        known: What inner tensors have become, by their ids.
+        tensors: The tensors, whose gradients and attributes are ignored.
+        device: The target device.
+        known: The copies of inner tensors, by the ids of the originals.
 
     Raises:
-        BatchError: One of them could not be.
+        BatchError: One of them could not be copied.
     """
     upwards = device.type != "cpu"
     batch = [at for at, t in enumerate(tensors) if t.is_cpu == upwards and _is_bare(t)]

@@ -1,4 +1,4 @@
-"""Casts of tensors, and whether every value has survived them."""
+"""Casts tensors, and checks that every value survives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmapper_adapters.torch.arrays import parameters, wrappers
 from fmapper_adapters.torch.arrays.tensors import are_whole, check_filled, has_memory
 
 _PART = 1 << 18  # elements whose cast is checked at a time: the check needs memory, too
-# The least magnitudes that round to more than the largest number, or to what comes behind it.
+# The smallest magnitudes that do not round to a finite number.
 _LIMITS = {
     torch.float8_e4m3fn: 464.0 * (1 + 2.0**-23),  # 464 itself is a tie and goes to even
     torch.float8_e5m2: 61440.0,
@@ -54,7 +54,7 @@ def _judge(
 
     Args:
         pairs: Tensors of any kind; the new ones are of one dtype.
-        trusted: They are whole, so that a look at all at once may do.
+        trusted: Whether the tensors are whole, so that they may be checked all at once.
     """
     have_survived = trusted and len(pairs) > 1 and _have_survived(pairs)
     for old, new in pairs:
@@ -87,7 +87,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> tor
         new = real.to(dtype)
         wrappers.check_class(real, new)
         if dtype is torch.float8_e4m3fn and has_memory(values):
-            # It has no infinity; torch takes the largest number, but what was none stays none.
+            # It has no infinity, and torch would use the largest number: here it becomes NaN.
             wide = real.detach().float()
             new.detach().view(torch.uint8).masked_fill_(wide.isinf(), 0x7F)
         return new

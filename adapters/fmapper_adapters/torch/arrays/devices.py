@@ -35,7 +35,7 @@ def is_capturing(tensor: torch.Tensor) -> bool:
 
 
 def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
-    """Returns name, total and free bytes of an accelerator; None for what torch does not say."""
+    """Returns name, total and free bytes of an accelerator; None for what torch does not know."""
     module: Any = getattr(torch, kind)
     if hasattr(module, "recommended_max_memory"):  # memory that is the host's, too
         total = module.recommended_max_memory()
@@ -49,7 +49,7 @@ def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
 
 
 def why_not(kind: str) -> str | None:
-    """Returns whether the build or the driver is to blame that there is no device of a kind."""
+    """Explains why there is no device of a kind: the build or the driver."""
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is None:
         return (
@@ -69,10 +69,10 @@ def why_not(kind: str) -> str | None:
 
 
 def check_fork(device: Device) -> None:
-    """Raises for devices that this process cannot use because it was forked.
+    """Checks that this process is not a fork of one that has used the device.
 
     Raises:
-        DeviceUnavailableError: Drivers do not survive a fork.
+        DeviceUnavailableError: It is, and drivers do not survive a fork.
     """
     if _private.is_fork_of_user(device.kind):
         raise DeviceUnavailableError(
@@ -98,9 +98,9 @@ def _what_the_driver_says(kind: str) -> str:
 
 
 class Shared:
-    """A tensor on an accelerator for others to read through DLPack.
+    """A tensor on an accelerator, to be read through DLPack.
 
-    torch lets go of memory of its current device only; this makes it so.
+    torch exports only memory of its current device, so this makes the tensor's device current.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -122,7 +122,7 @@ class Shared:
 def take(data: Sequence[Any], private: Any, device: torch.device) -> Iterator[torch.Tensor]:
     """Yields tensors from foreign accelerator memory, copied unless it is private.
 
-    The memory may be used again when the last one has been given.
+    The memory may be reused once the last tensor was yielded.
     """
     views = []  # or memory would be used again while it is read
     try:

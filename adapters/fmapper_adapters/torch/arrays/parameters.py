@@ -20,8 +20,8 @@ Step = Callable[[], object]
 def is_replaceable(tensor: torch.Tensor) -> bool:
     """Returns whether a new autograd leaf may replace a tensor.
 
-    Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
-    would cut that off.
+    Not that of a tensor with a history, and not while a gradient is taken with respect to it: a new
+    leaf would cut the graph.
     """
     if tensors.is_transformed(tensor) or not tensor.is_leaf:
         return False
@@ -44,8 +44,7 @@ def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
     """Returns a function that gives a parameter another's values, by the rules of `Module.to`.
 
     Returns:
-        What does that, and what takes it back; None where `Module.to` would replace the parameter,
-        too.
+        Functions that do it and undo it; None where `Module.to` would replace the parameter too.
     """
     is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
     if not (is_tied and isinstance(new, torch.Tensor)):

@@ -1,12 +1,12 @@
-"""Tensors over the link between host and accelerator, in batches.
+"""Transfers of tensors between host and accelerator, in batches.
 
-A copy costs some 10 us however small it is, and a device reads pageable memory at a seventh of the
-rate of pinned memory. So small tensors cross side by side in one copy, and large ones in pieces;
-both through pinned memory of torch's own cache, and on the caller's stream. Nothing else is needed
-for the right order: torch hands memory out again only when the copies that use it are done.
+A copy costs about 10 us however small it is, and a device reads pageable memory at a seventh of the
+rate of pinned memory. So small tensors are transferred together in one copy, and large ones in
+pieces, both through pinned memory of torch's own cache, and on the caller's stream. This is enough
+for the right order: torch reuses memory only when the copies that use it are done.
 
-Every tensor gets a storage of its own on the other side: safetensors refuses tensors that share
-one, and `torch.save` writes all of it with each. `benchmarks/link.py` measures what is chosen here.
+Every tensor gets its own storage at the destination: safetensors refuses tensors that share one,
+and `torch.save` writes all of it with each. `benchmarks/link.py` measures the sizes chosen here.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Tensors = Sequence[torch.Tensor]
 def upload(tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
     """Copies tensors from the host to a device.
 
-    The caller may change the sources as soon as this returns, and use the results on the stream
-    that is current. Strides are those that `tensor.to(device)` gives. The tensors are strided and
-    require no gradient.
+    The caller may change the sources as soon as this returns, and use the results on the current
+    stream. Strides are those of `tensor.to(device)`. The tensors must be strided and not require a
+    gradient.
 
     Raises:
-        BatchError: A tensor could not be brought over, for want of memory for example. Nothing
-            that was made for the call is left, while the error is held either.
+        BatchError: A tensor could not be transferred, for example for lack of memory. No memory of
+            the call remains in use, not even while the error is held.
     """
     return _cross(tensors, device, device, _send_up)
 
@@ -54,8 +54,8 @@ def upload(tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
 def download(tensors: Tensors) -> list[torch.Tensor]:
     """Copies tensors from their devices to pageable memory of the host.
 
-    It waits for the values: the results are there, and the sources free, when it returns. Else it
-    is as `upload`; the devices may be several.
+    It waits for the values: when it returns, the results are complete and the sources may be
+    changed. The tensors may be on several devices. Otherwise it is like `upload`.
     """
     places: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):

@@ -1,4 +1,4 @@
-"""Tensors on the host: what they are, and to NumPy and back without a copy."""
+"""Tensors on the host: their memory, and their exchange with NumPy without a copy."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def is_mirror(tensor: torch.Tensor) -> bool:
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Raises for a tensor without values in strided memory.
+    """Checks that a tensor has values in strided memory.
 
     Raises:
-        TypeError: Says what it is.
+        TypeError: It has none; the message says what it is.
     """
     if not has_memory(tensor):
         raise TypeError(_why_not(tensor))
@@ -141,7 +141,7 @@ def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
 def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
     """Returns a generator with the state of another one, or with a seed made from that state.
 
-    Each kind of device has an algorithm of its own, so a state means nothing on another kind.
+    Each kind of device has its own algorithm, so a state has no meaning on another kind.
     """
     new = torch.Generator(device)
     state = old.get_state()
@@ -176,7 +176,7 @@ def shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Returns the shape of a tensor.
 
     Raises:
-        TypeError: It has none.
+        TypeError: It has no shape.
     """
     try:
         return tuple(tensor.shape)
@@ -251,7 +251,7 @@ def ml_dtype(name: str) -> np.dtype[Any]:
     """Returns the NumPy dtype of a name in ml_dtypes.
 
     Raises:
-        TypeError: It has none, or is not installed.
+        TypeError: ml_dtypes does not have the dtype, or is not installed.
     """
     import numpy as np
 
@@ -263,7 +263,7 @@ def ml_dtype(name: str) -> np.dtype[Any]:
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torch.Tensor:
-    """Returns a tensor on the memory of a NumPy array, or a copy where torch has no such strides.
+    """Returns a tensor on the memory of a NumPy array, or a copy if torch has no such strides.
 
     Raises:
         BufferError: It must share the memory and cannot.
@@ -356,10 +356,10 @@ def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check_filled(tensor: torch.Tensor) -> None:
-    """Raises for an uninitialised lazy parameter, and for freed memory.
+    """Checks that a tensor is not an uninitialised lazy parameter, and its memory is not freed.
 
     Raises:
-        TypeError: It has no values.
+        TypeError: The tensor has no values.
     """
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise TypeError(_why_not(tensor))

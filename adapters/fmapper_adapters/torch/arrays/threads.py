@@ -1,4 +1,4 @@
-"""Tensors that are made in one thread and used in another: settings, and the order on a GPU."""
+"""Tensors that are created in one thread and used in another: settings, and order on a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fmapper_adapters.torch.arrays import devices
 def settings() -> Callable[[], AbstractContextManager[object]]:
     """Captures the thread-local settings of torch that affect a move.
 
-    These are the grad and inference mode, the default device and the current accelerator. There
-    the other thread works on a stream of its own, so that its copies do not wait for what this
-    thread has told the device to compute since; it starts after what has been told up to now.
+    These are the grad and inference mode, the default device and the current accelerator. On the
+    accelerator, the other thread uses its own stream, so that its copies wait for the work that
+    this thread has submitted so far, but not for later work.
     """
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     default = torch.get_default_device()
@@ -42,8 +42,8 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
 def hand_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
     """Returns the function that the consuming thread must call before it uses these tensors.
 
-    Its streams wait for the streams that they were made on, and the allocator is told that they are
-    used there too; else it could give their memory away while the GPU still reads it.
+    Its streams wait for those that the tensors were created on, and the allocator learns that they
+    are used there too; otherwise it could reuse their memory while the GPU still reads it.
     """
     there = [tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
     if not there:

@@ -160,9 +160,9 @@ def _carried_attributes(module: Any) -> list[tuple[str, Any]]:
 
 
 def _write_own_hooks() -> Callable[[dict[str, Any]], bool]:
-    """Generates a function that gives a copy hook tables of its own, unrolled for speed.
+    """Generates a function that gives a copy its own hook tables, unrolled for speed.
 
-    It says whether there are any hooks.
+    The function returns whether there are any hooks.
     """
     used = " or ".join(f"state[{name!r}]" for name, _ in _HOOKS)
     copies = "".join(f"        state[{name!r}] = state[{name!r}].copy()\n" for name, _ in _HOOKS)
@@ -199,7 +199,7 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
 def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
     """Returns a fast check of whether all attributes of an instance are plain settings.
 
-    It is often asked and nearly always true, of the same names as the last time.
+    The check is called often, nearly always succeeds, and nearly always for the same names.
     """
     last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
     are_settings = _SETTINGS.issuperset
@@ -350,8 +350,8 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
 def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
     """Redirects references from old modules to new ones, once all exist.
 
-    That is bound methods, closures and weak references in attributes and hooks, and what
-    `module.compile()` has left.
+    These are bound methods, closures and weak references in attributes and hooks, and the compiled
+    call of `module.compile()`.
     """
     tables = [name for name, _ in _HOOKS if state[name] and isinstance(state[name], dict)]
     names = [
@@ -425,7 +425,7 @@ def _refuse_script(module: Any, keep: Any = None) -> Any:
 
 
 def _is_fsdp(cls: type) -> bool:
-    """Returns whether a class is one that `fully_shard` has made, without importing that."""
+    """Returns whether a class was made by `fully_shard`, without importing it."""
     places = ((base.__name__, base.__module__) for base in cls.__mro__)
     return any(n == "FSDPModule" and m.startswith("torch.distributed") for n, m in places)
 

@@ -62,7 +62,7 @@ def node_type(cls: type) -> NodeType | None:
 
 
 def _children(optimizer: Any) -> dict[str, Any]:
-    """Returns the parameters by group, the state by number of the parameter as in `state_dict()`.
+    """Returns the parameters by group, and the state by parameter number as in `state_dict()`.
 
     Other entries of the groups are settings, unless they are tensors.
     """
@@ -161,7 +161,7 @@ def _steps(optimizer: Any) -> Iterable[tuple[Any, Aside]]:
 
 
 def _moments(optimizer: Any) -> Iterable[tuple[Any, Any]]:
-    """Yields the state that torch keeps beside a parameter, with the parameter."""
+    """Yields the state of each parameter, with the parameter."""
     for key, entries in optimizer.state.items():
         if isinstance(key, torch.Tensor) and isinstance(entries, dict):
             for name, value in entries.items():

@@ -36,10 +36,11 @@ def rebind(value: Any, new_of: NewOf) -> Any:
 
     Args:
         value: Anything; it is not changed.
-        new_of: Gives what an object has become, and the object itself if it was not in the tree.
+        new_of: Returns the new object for an old one, or the object itself if it was not in the
+            tree.
 
     Returns:
-        The value itself if nothing that it refers to has become another object.
+        The new value, or the value itself if none of its references changed.
     """
     if not _is_concerned(value, new_of, {}):
         return value

@@ -1,6 +1,6 @@
-"""Folds what a program asserts: each fact is read once and asserted once.
+"""Folds the assertions of a program, so that each fact is read and asserted once.
 
-torch asserts the value of a number about five times: that it is at least, at most, and just that
+torch asserts the value of a number about five times: that it is at least, at most, and exactly that
 value, and again for each symbol that stands for it.
 """
 
@@ -79,7 +79,7 @@ def _drop_implied(graph: Graph) -> Graph:
         if call.op != _ASSERTION or not isinstance(call.args[0], Ref):
             continue
         condition = call.args[0].name
-        # What fails is left to be said when it runs.
+        # An assertion that fails is kept, and raises its error at run time.
         if condition in asserted or (condition not in fixing and values.get(condition) is True):
             implied.add(call.name)
         asserted.add(condition)

@@ -1,4 +1,4 @@
-"""Gradients that a module has of its own, as inner graphs of the calls that they belong to."""
+"""Turns the custom gradients of a module into inner graphs of their calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Writes operations of torch that are another form of one as that one, as torch's own tracing does.
+"""Canonicalizes operations of torch: variants of an operation become that operation.
 
-torch traces a recorded program twice more to take it apart, which takes longer than recording it
-did. Yet most of what that changes are views, casts and flags by other names, and changes in place
-of what nobody else sees. `from_fx/forms.py` says where this is all.
+torch would do this by tracing a recorded program twice more, which takes longer than the recording.
+Yet most of the changes concern other names of views, casts and flags, and in-place changes that
+nothing else sees. `from_fx/forms.py` decides whether this is enough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def one_form(program: Program, ops: Collection[str]) -> Program:
 
     Args:
         program: A program whose sizes are all known.
-        ops: The operations. What runs without gradients is put in its place beside.
+        ops: The operations. Calls without gradients are inlined as well.
     """
     if not ops:
         return program
@@ -34,11 +34,11 @@ def one_form(program: Program, ops: Collection[str]) -> Program:
 
 
 class _Writer:
-    """Writes one graph anew.
+    """Rewrites a graph.
 
     Attributes:
         kinds: dtype and shape of each array so far.
-        names: Results that are others now: those that are left out, or were changed in place.
+        names: The new names of results that were dropped or changed in place.
     """
 
     def __init__(self, ops: Collection[str], kinds: dict[str, Kind]) -> None:

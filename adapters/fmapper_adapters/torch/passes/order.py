@@ -1,8 +1,8 @@
 """The passes over a program from torch, in their order.
 
-A pass takes a program, or one graph, and gives a program or graph that computes the same. It looks
-at names, calls, shapes and constants, and at what torch says of an operation by its name; of the
-graph that torch recorded only what is handed in here as plain data, or as symbols of SymPy.
+A pass takes a program, or one graph, and returns an equivalent one. It looks at names, calls,
+shapes and constants, and at torch's facts about an operation by its name. Of torch's own graph it
+sees only what it gets as plain data, or as symbols of SymPy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> 
     """Runs all passes on a program.
 
     Args:
-        program: As it was read.
-        other_forms: The operations in it that are other forms of one.
-        facts: What torch knows of its sizes.
+        program: The program as it was read.
+        other_forms: The names of operations in it that are variants of another one.
+        facts: torch's facts about its sizes.
     """
     passes: tuple[Pass, ...] = (
         partial(one_form, ops=other_forms),

@@ -45,7 +45,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
     """Reads a folder; returns None without a configuration of transformers.
 
     Raises:
-        CheckpointError: It is of a class that transformers has not, or is damaged.
+        CheckpointError: Its class is not in transformers, or the folder is damaged.
     """
     if not (folder / _CONFIG).is_file():
         return None
@@ -166,7 +166,7 @@ def _without_memory(cls: Any, config: Any, dtype: str, count: Parameters) -> tor
 def _parameters_on_meta(count: Parameters) -> Iterator[None]:
     """Makes modules register abstract parameters within the block.
 
-    Initialisation then writes to nothing; buffers are computed as ever.
+    Initialisation then has no effect; buffers are computed as usual.
     """
     module_class: Any = torch.nn.Module
     register = module_class.register_parameter

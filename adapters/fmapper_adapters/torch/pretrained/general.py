@@ -36,7 +36,7 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
         names: The names of all arrays at the beginning.
 
     Raises:
-        CheckpointError: They cannot be done one after the other.
+        CheckpointError: The steps cannot run one after the other.
     """
     live = dict.fromkeys(names)
     groups: dict[Any, list[Step]] = {}

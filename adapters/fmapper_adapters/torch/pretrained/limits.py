@@ -38,14 +38,14 @@ _FEW_ELEMENTS = 1 << 30
 
 
 def check_sizes(config: Path, found: Any) -> None:
-    """Raises for a configuration with sizes that its weights cannot have.
+    """Checks a configuration for sizes that its weights cannot have.
 
     Args:
         config: The file.
-        found: What it says.
+        found: Its contents.
 
     Raises:
-        CheckpointError: It has one; says which.
+        CheckpointError: It has such a size; the message names it.
     """
     if not settings.bounds:
         return
@@ -82,10 +82,10 @@ class Parameters:
         self._count = self._elements = 0
 
     def add(self, elements: int) -> None:
-        """Counts one more.
+        """Counts a parameter.
 
         Raises:
-            CheckpointError: There are more than the weights of the folder can fill.
+            CheckpointError: There are more parameters than the weights of the folder can fill.
         """
         self._count += 1
         self._elements += elements
@@ -98,10 +98,10 @@ class Parameters:
 
 
 class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes that are computed while a model is made, before they are.
+    """Counts the bytes of tensors that are computed while a model is created, beforehand.
 
-    Parameters are made without values, but tables of positions and masks are buffers, with the
-    sizes of the configuration. Each operation runs without memory first, which gives its sizes.
+    Parameters are created without values, but tables of positions and masks are buffers with the
+    sizes of the configuration. Each operation runs without memory first, to find its sizes.
 
     Args:
         config: The file with the configuration.
@@ -116,10 +116,10 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs an operation whose results fit.
+        """Runs an operation if its results fit.
 
         Raises:
-            CheckpointError: There is more than the weights of the folder are worth.
+            CheckpointError: They are too large for the weights of the folder.
         """
         kwargs = kwargs or {}
         if settings.bounds and func.overloadpacket not in _WITHOUT_VALUES:

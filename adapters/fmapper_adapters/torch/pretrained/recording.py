@@ -1,4 +1,4 @@
-"""Records what is done to tensors without memory, as far as it moves elements and no more."""
+"""Records operations on tensors without memory, which may only move elements."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _SHAPES = {
 
 @dataclass(eq=False)
 class Node:
-    """An array, and what it is made from.
+    """An array, and how it is made from others.
 
     Attributes:
         kind: `leaf`, `reshape`, `transpose`, `concatenate`, `stack`, or `part` of another.
-        parents: What it is made from.
-        value: The new axes, the axis, or which part it is.
+        parents: The arrays it is made from.
+        value: The new axes, the axis, or the number of the part.
         shape: Its shape.
         name: The name of a leaf.
-        parts: The parts that it is taken apart in, once for each time.
+        parts: The parts into which it is split, for each split.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Parts:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives tensors without memory for arrays, and says of others what they are made from."""
+    """Makes tensors without memory for arrays, and records how others are made from them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

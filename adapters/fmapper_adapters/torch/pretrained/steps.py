@@ -25,14 +25,14 @@ OVER = "n"
 
 
 class Step(NamedTuple):
-    """A rule for arrays with names; those of one kind are to become one rule.
+    """A rule for arrays with names; steps of the same kind become one rule.
 
     Attributes:
-        depth: How many steps come before it at least.
-        kind: Which rule.
-        values: Its fields but for names.
-        sources: The names that it takes.
-        targets: The names that it gives.
+        depth: The least number of steps before it.
+        kind: The kind of rule.
+        values: Its fields other than names.
+        sources: The names that it consumes.
+        targets: The names that it produces.
         numbers: The first and last number of a stack.
     """
 

@@ -1,4 +1,4 @@
-"""Gives results whose size depends on values a size that is a number: rows with padding."""
+"""Replaces sizes that depend on values by numbers, with padding."""
 
 from fmapper_adapters.torch.passes.static_sizes.rewriter import find_remaining as find_remaining
 from fmapper_adapters.torch.passes.static_sizes.rewriter import fix_sizes as fix_sizes

@@ -1,4 +1,4 @@
-"""Operations that bring rows together, and how each leaves out the padding among them."""
+"""Operations that combine rows, and how each ignores the padding among them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Gives results whose size depends on values a size that is a number, so that a program compiles.
+"""Replaces sizes that depend on values by numbers, so that a program compiles.
 
-What is asserted to be of one size has that size. What has as many rows as some mask has true
-elements gets as many as the mask has elements: those that count come first, the others are padding
-behind them, which goes where nobody looks. Row by row a program may compute with them; what brings
-rows together leaves the padding out. A program that does more with such rows stays as it is.
+A size that is asserted to be a number is that number. An array with a row for each true element of
+a mask gets a row for each element of the mask: the valid rows come first, and the others are
+padding, which is never read. Operations that work row by row compute the padding too; operations
+that combine rows ignore it. A program with other operations on such rows is left unchanged.
 """
 
 from __future__ import annotations

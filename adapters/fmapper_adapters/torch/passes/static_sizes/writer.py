@@ -20,10 +20,10 @@ class Writer:
 
     Attributes:
         calls: The new calls.
-        rows: By the name of an array with padding: in which dimension, and its symbol.
+        rows: The name of an array with padding -> its padded dimension, and its symbol.
         most: Symbol -> the number of rows with padding.
-        counts: Symbol -> the name of how many rows count.
-        renamed: Results that are other ones now.
+        counts: Symbol -> the name of the number of valid rows.
+        renamed: Results -> the results that replace them.
     """
 
     def __init__(self, graph: Graph, facts: SizeFacts) -> None:
@@ -137,7 +137,7 @@ class Writer:
         return self.sizes(shape)
 
     def count_true(self, mask: Ref) -> Ref:
-        """Returns how many elements of a mask are true, as a number."""
+        """Counts the true elements of a mask, as a number."""
         hit = self.add("aten::ne.Scalar", mask, 0, shape=self.static(mask), dtype="bool")
         total = self.add("aten::sum.default", hit, shape=(), dtype="int64")
         return self.add("aten::item.default", total)
@@ -158,7 +158,7 @@ class Writer:
         self.calls.append(dataclasses.replace(call, result=result))
 
     def _refuse_reads(self, call: Call) -> None:
-        """Raises for sizes made of numbers read from arrays."""
+        """Checks that no size is made of numbers read from arrays."""
         for name in call.refs():
             expression = self.numbers.get(name)
             if expression is not None and self.unknowns(expression) - set(self.most):
