@@ -1,4 +1,4 @@
-"""Estimates the kernels that XLA makes of a program, from what fuses in its jaxpr."""
+"""Estimates the kernels of a compiled program, from the fusions that XLA finds in its jaxpr."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class _Tally:
 def count(traced: Any) -> Counts:
     """Counts the kernels of a closed jaxpr.
 
-    The rule: elementwise operations, slices, gathers and the like are fused into the elementwise
-    operation or reduction that uses them, so that one kernel is made for each value that a product,
-    a convolution, a loop or the caller reads; products and their like are a kernel each. See
-    https://openxla.org/xla/gpu_architecture for the fusions of XLA on GPUs.
+    Elementwise operations, slices, gathers and similar ones are fused into the elementwise
+    operation or reduction that uses them, so that there is one kernel for each value that a
+    product, a convolution, a loop or the caller reads; products and convolutions are a kernel each.
+    See https://openxla.org/xla/gpu_architecture for the fusions of XLA on GPUs.
     """
     tally = _program(_inner(traced))
     return Counts(

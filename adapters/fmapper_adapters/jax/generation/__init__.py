@@ -1,1 +1,1 @@
-"""Generates text: a program for prompts, one for steps, and a loop that is compiled as a whole."""
+"""Generates text with a program for prompts, one for steps, and a loop compiled as a whole."""

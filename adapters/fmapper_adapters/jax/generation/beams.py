@@ -1,7 +1,7 @@
-"""Beam search: the best texts of each prompt, as `generate` of transformers finds them.
+"""Beam search: the best texts of each prompt, as in `generate` of transformers.
 
-Rows of a batch are prompts times beams. A text that is done goes to those that are kept, and the
-others go on; what a cache holds of a row goes where its text goes.
+Rows of a batch are prompts times beams. A text that is finished is kept, and the others continue;
+the rows of a cache move with their texts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def start(fixed: Fixed, knobs: Knobs, state: State, done: Any) -> State:
     """Returns the state before the first token.
 
     Args:
-        fixed: What is compiled.
-        knobs: How tokens are chosen.
-        state: With the tokens of the prompts, each as often as there are beams.
-        done: Rows that nobody has asked for.
+        fixed: The settings that are compiled.
+        knobs: The other settings.
+        state: The state, with the tokens of each prompt repeated for its beams.
+        done: The rows of the batch that no prompt uses.
     """
     tokens = state["tokens"]
     prompts = len(tokens) // fixed.beams
@@ -53,7 +53,7 @@ def start(fixed: Fixed, knobs: Knobs, state: State, done: Any) -> State:
 def advance(fixed: Fixed, knobs: Knobs, logits: Any, state: State) -> State:
     """Returns the state after one more token of all beams.
 
-    Its `source` says of which row each row goes on.
+    Its `source` is the row that each row continues.
     """
     at, count, tokens = state["at"], state["count"], state["tokens"]
     prompts, beams = state["running"].shape
@@ -121,9 +121,9 @@ def reorder(cache: Any, before: Any, source: Any) -> Any:
     """Reorders the rows of a cache by their beams.
 
     Args:
-        cache: After a step.
-        before: The same one before it: what a step leaves alone is alike for all beams.
-        source: Of which row each row goes on.
+        cache: The cache after a step.
+        before: The cache before it; entries that a step does not change are equal for all beams.
+        source: The row that each row continues.
     """
 
     def move(one: Any, old: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Weights of linear layers in blocks of columns, which XLA reads in order on the CPU.
+"""Weights of linear layers in blocks of columns, which XLA reads sequentially on the CPU.
 
-A step multiplies few rows with each weight, so that it is as fast as weights are read. torch keeps
-a weight as (out, in), of which XLA makes a product at a fifth of the speed of memory. Held as
-(blocks, in, 64), a product per block reads everything once and in order, at two thirds of that
-speed. Where rows are many a product is bound by arithmetic, and (in, out) as a single block is
-best. On accelerators it makes no difference.
+A step multiplies few rows with each weight, so its speed is that of reading the weights. torch
+stores a weight as (out, in), which XLA multiplies at a fifth of the memory bandwidth. Stored as
+(blocks, in, 64), with a product per block, everything is read once and in order, at two thirds of
+the bandwidth. With many rows, a product is bound by arithmetic, and (in, out) as a single block is
+best. On accelerators there is no difference.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LOOKUP = "aten::embedding.default"
 
 
 class Block(NamedTuple):
-    """How one weight is held.
+    """The layout of a weight.
 
     Attributes:
-        outputs: How many columns it has.
-        width: How many of them a block has; the last one is filled up with zeros.
-        turned: Whether the model has it as (out, in).
+        outputs: The number of columns.
+        width: The number of columns in a block; the last block is padded with zeros.
+        turned: Whether the model stores it as (out, in).
     """
 
     outputs: int
@@ -58,7 +58,7 @@ Layout = Mapping[str, Block]
 
 
 def choose(generation: Generation, params: Arrays) -> Layout:
-    """Returns the layout of the weights that products and lookups alone use."""
+    """Returns the layout of the weights that are used only in products and lookups."""
     if generation.batch == 1 or not all(map(_is_on_one_cpu, params.values())):
         return {}
     found: dict[str, bool] = {}
@@ -132,7 +132,7 @@ def lay_out(params: Arrays, layout: Layout) -> Arrays:
 
 
 def restore(held: Arrays, layout: Layout) -> Arrays:
-    """Puts the blocks of weights together, as the model has them."""
+    """Joins the blocks of weights to the model's own weights."""
     return held | {name: _join(held[name], block) for name, block in layout.items()}
 
 

@@ -1,7 +1,7 @@
-"""Chooses tokens from logits, as the processors of transformers do, in their order.
+"""Chooses tokens from logits by the rules of transformers' processors, in their order.
 
-What is asked for is a dict of arrays: what is not in it is not done, and its values may change
-from call to call without anything being compiled anew.
+The settings are a dict of arrays: a processor without an entry does not run, and values may change
+from call to call without recompilation.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Fixed(NamedTuple):
 
     Attributes:
         sample: Whether tokens are drawn.
-        top_k: How many tokens may come; 0 for all.
-        ngram: No sequence of so many tokens comes twice; 0 for nothing.
+        top_k: The number of tokens to choose from; 0 for all.
+        ngram: The length of sequences that may not occur twice; 0 for none.
         valid: Whether NaN and infinity are replaced.
         normalized: Whether logits become logarithms of probabilities.
-        scores: Whether they are kept.
-        beams: How many texts a prompt has in beam search; 1 for none.
-        candidates: How many texts more by one token are looked at for each prompt.
-        stop_early: As `early_stopping` has it.
+        scores: Whether the logits are kept.
+        beams: The number of beams for each prompt; 1 without beam search.
+        candidates: The number of continuations that are considered for each prompt.
+        stop_early: The value of `early_stopping`.
     """
 
     sample: bool
@@ -49,8 +49,8 @@ def static_settings(decoding: Decoding, stops: Any, *, scores: bool = False) -> 
     """Returns the settings that are compiled into a loop.
 
     Args:
-        decoding: What is asked for.
-        stops: The stop tokens of each row; None where they are those of `decoding`.
+        decoding: The decoding options.
+        stops: The stop tokens of each row; None for those of `decoding`.
         scores: Whether the logits are kept.
     """
     many = max(map(len, stops)) if stops else len(decoding.eos_token_id)
@@ -80,12 +80,12 @@ def settings(
     """Returns the settings that are arrays, and so arguments of a loop.
 
     Args:
-        decoding: What is asked for.
-        stops: The stop tokens of each row; None where they are those of `decoding`.
-        shape: How many rows, and how many places for tokens.
-        vocabulary: How many tokens there are.
-        prompt: How many columns of tokens there are before the first new one.
-        end: How many there may be.
+        decoding: The decoding options.
+        stops: The stop tokens of each row; None for those of `decoding`.
+        shape: The number of rows, and of positions for tokens.
+        vocabulary: The size of the vocabulary.
+        prompt: The number of columns of tokens before the first new one.
+        end: The largest number of columns.
         asked: The tokens of the prompts with their padding, of shape (rows, width).
     """
     batch, places = shape
@@ -161,7 +161,7 @@ def _biases(pairs: Iterable[tuple[tuple[int, ...], float]], vocabulary: int) -> 
     """Returns the biases of single tokens, and those of longer sequences by their length.
 
     Raises:
-        ValueError: There is no such token.
+        ValueError: A token is not in the vocabulary.
     """
     single = np.zeros(vocabulary, np.float32)
     groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
@@ -184,7 +184,7 @@ def _biases(pairs: Iterable[tuple[tuple[int, ...], float]], vocabulary: int) -> 
 
 
 def _ngrams(tokens: Any, size: int, batch: int) -> Any:
-    """Returns the sequences of so many tokens of each row: beginnings, and what follows them."""
+    """Returns the n-grams of each row: their beginnings, and their last tokens."""
     rows, width = tokens.shape
     count = max(width - size + 1, 0)
     room = max(16, 1 << (width - 1).bit_length())  # or each width would be a program
@@ -205,11 +205,11 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
 
     Args:
         logits: Of shape (batch, vocabulary).
-        fixed: What is compiled.
-        knobs: As `settings` gives them.
-        tokens: Those that there are, of shape (batch, places).
-        at: The place of the next one.
-        seen: Which tokens a row has, of shape (batch, vocabulary); None if nobody asks.
+        fixed: The settings that are compiled.
+        knobs: The other settings, from `settings`.
+        tokens: The tokens so far, of shape (batch, positions).
+        at: The position of the next token.
+        seen: The tokens that occur in each row, of shape (batch, vocabulary); None if not needed.
     """
     never = -jnp.inf
     if "bias" in knobs:
@@ -285,10 +285,10 @@ def pick(logits: Any, fixed: Fixed, key: Any, count: Any) -> Any:
     """Returns a token per row.
 
     Args:
-        logits: As `process` gives them.
-        fixed: What is compiled.
-        key: Where random numbers come from.
-        count: How many tokens were chosen before.
+        logits: The result of `process`.
+        fixed: The settings that are compiled.
+        key: The key of the random numbers.
+        count: The number of tokens that were chosen before.
     """
     if not fixed.sample:
         return logits.argmax(-1).astype(jnp.int32)
@@ -308,7 +308,7 @@ def _nucleus(logits: Any, share: Any) -> Any:
 
 
 def _typical(logits: Any, share: Any) -> Any:
-    """Keeps the tokens whose surprise is nearest to the mean, until they have a share together."""
+    """Keeps the tokens whose surprise is nearest to the mean, up to a total share (typical p)."""
     logs = jax.nn.log_softmax(logits)
     order = jnp.argsort(jnp.abs(-logs - _entropy(logits)), axis=-1)
     sums = jnp.cumsum(jax.nn.softmax(jnp.take_along_axis(logits, order, -1)), -1)
@@ -364,10 +364,10 @@ def _find_prompt_repeats(known: Any, tokens: Any, at: Any, vocabulary: int) -> A
     """Finds the tokens that would repeat an n-gram of the prompt.
 
     Args:
-        known: The sequences of each prompt, of shape (batch, sequences, tokens).
-        tokens: Those that there are.
-        at: The place of the next one.
-        vocabulary: How many tokens there are.
+        known: The n-grams of each prompt, of shape (batch, n-grams, tokens).
+        tokens: The tokens so far.
+        at: The position of the next token.
+        vocabulary: The size of the vocabulary.
     """
     size = known.shape[2] - 1
     same = (known[..., :-1] == _last(tokens, at, size)[:, None]).all(-1)

@@ -1,7 +1,7 @@
-"""Attention of one token whose heads share keys and values, without a copy of these for each head.
+"""Attention of a single token whose heads share keys and values, without repeating these.
 
-Models repeat keys and values to as many heads as the queries have: of the whole cache, at every
-step. For a single token the heads of a group are as good as so many queries of one head.
+Models repeat keys and values for each head of the queries: the whole cache, at every step. For a
+single token, the heads of a group are equivalent to several queries of one head.
 """
 
 from __future__ import annotations

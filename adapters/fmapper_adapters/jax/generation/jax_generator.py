@@ -21,12 +21,12 @@ from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codes:
-    """The programs of a generator, shared by all that differ in arrays and settings only.
+    """The programs of a generator, shared by generators with other arrays and settings.
 
     Attributes:
         first: The program of a prompt, if there is one.
-        step: The program of one token more.
-        layout: How both take weights that are not as the model has them.
+        step: The program of a step.
+        layout: The layout of weights that differs from the model's.
     """
 
     first: StaticProgram | None
@@ -45,11 +45,11 @@ class Codes:
 
 
 class JaxGenerator(Generator):
-    """Generates text in JAX; torch is not involved.
+    """Generates text in JAX, without torch.
 
     Attributes:
         buffers: The arrays of the model that are not trained, by the names of its state dict.
-        precision: Of matrix products in float32.
+        precision: The precision of matrix products in float32.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class JaxGenerator(Generator):
         """Returns this generator with other arrays.
 
         Args:
-            params: Arrays by name, sharded as they like, or a model that `convert` has given, as a
-                `JaxModel` or a `FlaxModel`, whose arrays are taken.
+            params: Arrays by name, with any sharding, or a converted model, such as a `JaxModel` or
+                a `FlaxModel`, with such arrays.
             buffers: Other arrays by name.
-            precision: Of matrix products in float32.
+            precision: The precision of matrix products in float32.
 
         Raises:
             ConversionError: Names are missing, or shapes differ.
@@ -217,7 +217,7 @@ class _Call:
         return {**state, "cache": cache, "holds": np.ones(len(step.checks), bool)}
 
     def advance(self, state: loop.State, until: int) -> loop.State:
-        """Advances the state by so many tokens."""
+        """Advances the state by a number of tokens."""
         own = self.own
         step = own._codes.run_step
         found: loop.State = loop.loop(
@@ -234,7 +234,7 @@ class _Call:
         return found
 
     def best(self, state: loop.State, many: int, scores: bool) -> Any:
-        """Returns the best texts of each prompt and, if wanted, their scores."""
+        """Returns the best texts of each prompt and, if requested, their scores."""
         prompts = self.rows // self.fixed.beams
         made = int(state["best_lengths"][:prompts, :many].max())
         tokens = state["best"][:prompts, :many, : self.prompt + made]
@@ -339,10 +339,10 @@ def from_generation(
 
 
 def _refuse(code: StaticProgram) -> None:
-    """Raises for programs that cannot be part of a loop.
+    """Checks that programs can be part of a loop.
 
     Raises:
-        ConversionError: Says why.
+        ConversionError: One cannot; the message says why.
     """
     name = code.program.name
     changed = [str(o.target) for o in code.program.outputs if o.kind not in ("user", "input")]

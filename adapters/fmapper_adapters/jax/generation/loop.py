@@ -1,7 +1,7 @@
 """The compiled parts: a prompt, the first token, and the loop over all others.
 
-The state of the loop is a dict of arrays. Its cache is donated: each step writes where the one
-before has written.
+The state of the loop is a dict of arrays. Its cache is donated: each step reuses the memory of the
+one before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Arrays = dict[str, Any]
 
 
 def pick(code: StaticProgram, params: Arrays, buffers: Arrays) -> tuple[Any, Any]:
-    """Returns the arrays that a program takes as a flat list, which costs less per call."""
+    """Returns the arrays of a program as a flat list, which makes calls cheaper."""
     return code.pick_params(params), code.pick_buffers(buffers)
 
 
@@ -57,15 +57,15 @@ def prefill_by_steps(
 ) -> tuple[Any, Any, Any]:
     """Does what `prefill` does, one token after the other.
 
-    Where a row has no token yet, its cache stays as it is. What is not a row of a cache counts, for
-    all rows.
+    While a row has no token yet, its rows of the cache do not change. Other parts of the cache,
+    such as counters, change for all rows.
 
     Args:
         code: The program of a step.
-        precision: Of matrix products.
-        arrays: As `pick` gives them.
-        prompts: Tokens and mask, both of shape (batch, columns), and how many columns there are.
-        cache: An empty one.
+        precision: The precision of matrix products.
+        arrays: The result of `pick`.
+        prompts: Tokens and mask, both of shape (batch, columns), and the number of columns.
+        cache: An empty cache.
     """
     tokens, mask, count = prompts
     batch = tokens.shape[0]
@@ -93,16 +93,16 @@ def prefill_by_steps(
 def begin(
     fixed: Fixed, knobs: Knobs, key: Any, logits: Any, tokens: Any, mask: Any, done: Any
 ) -> State:
-    """Returns the state after the first token, but for the cache.
+    """Returns the state after the first token, without the cache.
 
     Args:
-        fixed: What is compiled.
-        knobs: How tokens are chosen.
-        key: Where random numbers come from; None where none are drawn.
-        logits: After the prompts.
-        tokens: Places for all tokens, of shape (batch, places), with the prompts in them.
-        mask: Which of them are tokens.
-        done: Rows that nobody has asked for.
+        fixed: The settings that are compiled.
+        knobs: The other settings.
+        key: The key of the random numbers; None if none are drawn.
+        logits: The logits after the prompts.
+        tokens: Positions for all tokens, of shape (batch, positions), filled with the prompts.
+        mask: The positions that are tokens.
+        done: The rows of the batch that no prompt uses.
     """
 
     def run(knobs: Knobs, key: Any, logits: Any, tokens: Any, mask: Any, done: Any) -> State:
@@ -155,7 +155,7 @@ def loop(
     key: Any,
     until: Any,
 ) -> State:
-    """Loops until there are `until` tokens, or all rows have stopped."""
+    """Generates until there are `until` tokens, or all rows have stopped."""
 
     def run(arrays: Any, state: State, knobs: Knobs, key: Any, until: Any) -> State:
         def goes_on(state: State) -> Any:

@@ -1,4 +1,4 @@
-"""Recording and replaying in turns: torch refuses to run a program while any thread records one."""
+"""A lock for recordings: torch refuses to run a program while any thread records one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 
 
 class Turns:
-    """Any number of threads may replay at once, or one may record.
+    """A lock that any number of replays share, or a single recording owns.
 
     Attributes:
-        taken: Whether this thread has one of them under way: another one it must not wait for.
+        taken: Whether this thread holds it, and so must not wait for it again.
     """
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class Turns:
 
     @property
     def taken(self) -> bool:
-        """See above."""
+        """Whether this thread holds the lock."""
         return getattr(self._here, "taken", False)
 
     def begin_replay(self) -> None:
-        """Waits until nobody records."""
+        """Waits until no thread records."""
         with self._changed:
             while self._records:
                 self._changed.wait()

@@ -1,7 +1,7 @@
 """Special functions that torch lacks, or whose derivatives it lacks, as functions of tensors.
 
-They add terms in double precision until all elements have converged. While a graph is recorded
-nobody can ask for that: then there are as many terms as JAX has at most for float32.
+They add terms in double precision until all elements have converged. Convergence cannot be checked
+while a graph is recorded; then they add JAX's largest number of terms for float32.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def value_and_grad(
         return _functional(run, arrays)
     depth = here.depth
     if depth:
-        # Another gradient is being taken through this one, and goes on through views of the arrays.
+        # Another gradient is being taken through this one, by way of views of the arrays.
         leaves = [stand_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
     else:
         # Parameters go in as they are, which spares making another module around others.
@@ -70,7 +70,7 @@ def _fresh_like(values: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
 
 
 def _enable_autograd() -> AbstractContextManager[object]:
-    """Enables autograd within the block, whatever the caller has switched off."""
+    """Enables autograd within the block, even if the caller has switched it off."""
     if torch.is_inference_mode_enabled():
         return torch.inference_mode(False)
     return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
@@ -116,7 +116,7 @@ _UNKNOWN: Any = object()
 def compile(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]], give_up: Callable[[str], None]
 ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
-    """Records what `run` does to tensors with fake ones; `torch.compile` compiles it."""
+    """Records `run` with fake tensors, and compiles the recording with `torch.compile`."""
     programs: dict[Hashable, Any] = {}
 
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
@@ -169,7 +169,7 @@ def _record(
     key: Any,
     give_up: Callable[[str], None],
 ) -> Any:
-    """Records a program: returns it compiled, its static results and its first ones; or None."""
+    """Records and compiles a program; returns it, its static and its first results; or None."""
     rests: list[Any] = []
 
     def trace(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -192,9 +192,9 @@ def _record(
 
 @contextmanager
 def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Makes reads of values, and of sizes that depend on them, raise within the block.
+    """Makes reads of values, and of sizes that depend on them, raise errors within the block.
 
-    A symbol would go out among the results, where no program can fill it in.
+    Otherwise a symbol would be among the results, which no program can replace.
     """
     modes = {x.fake_mode: x.fake_mode.shape_env for x in fakes if isinstance(x, FakeTensor)}
     for mode in modes:

@@ -1,1 +1,1 @@
-"""Makes a program as plain data of the graph that torch recorded, and checks it."""
+"""Turns the graph that torch recorded into a program of plain data, and checks it."""

@@ -27,12 +27,12 @@ def check(
 ) -> None:
     """Runs both on the example inputs.
 
-    A module that asks whether it is being recorded (`torch.compiler.is_compiling`, or a mask that
-    is made in another way then) may do something else when it is not: then its program is wrong,
-    and nobody says so. Programs that draw random numbers are not compared.
+    A module that asks whether it is being recorded (`torch.compiler.is_compiling`) may behave
+    differently when it is not: then its program is silently wrong. Programs that draw random
+    numbers are not compared.
 
     Raises:
-        ConversionError: They differ; says where and by how much.
+        ConversionError: The results differ; the message says where and by how much.
     """
     program = exported.module()
     may_be_random = any(_draws(node.target) for node in exported.graph.nodes)
@@ -61,7 +61,7 @@ def check(
 
 
 def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Describes the first difference; empty where there is none."""
+    """Describes the first difference; empty if there is none."""
     for path, expected in wanted.items():
         difference = _difference(recorded.get(path), expected)
         if difference is not None:
@@ -91,7 +91,7 @@ def leaves_open(target: Any) -> bool:
 
 
 def _draws(target: Any) -> bool:
-    """Returns whether an operation may draw random numbers: attention is tagged so in any case."""
+    """Returns whether an operation may draw random numbers; attention is always tagged so."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
@@ -105,7 +105,7 @@ def run(
 ) -> dict[str, Any]:
     """Runs copies of the inputs; returns outputs by path, and the arrays that changed.
 
-    The module is afterwards as it was.
+    The module is restored afterwards.
     """
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with (
@@ -126,9 +126,9 @@ def run(
 
 @contextlib.contextmanager
 def attention(*, wanted: bool = False) -> Iterator[None]:
-    """Allows the inference kernels of `nn.TransformerEncoder` only where they are wanted.
+    """Allows or forbids the inference kernels of `nn.TransformerEncoder` within the block.
 
-    They give zeros where a padding mask is set, and are taken only where no gradients are wanted.
+    They return zeros where a padding mask is set, and are used only without gradients.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     wanted = before and (wanted or encoders.leave_out())
@@ -145,7 +145,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Any, expected: Any) -> str | None:
-    """Describes what is wrong with an output; None if nothing is."""
+    """Describes what is wrong with an output; None if it is right."""
     if not isinstance(expected, torch.Tensor):
         return None
     if not isinstance(found, torch.Tensor):

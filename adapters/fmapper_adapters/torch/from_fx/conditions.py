@@ -1,4 +1,4 @@
-"""Conditions that a program asserts, as those of the arrays that they are read from."""
+"""Rewrites the conditions that a program asserts in terms of the arrays they are read from."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FUNCTIONS["sym::sym_ite"] = lambda condition, yes, no: yes if condition else no
 
 
 def with_plain_conditions(program: Program) -> Program:
-    """Rewrites conditions: each array's yes or no is asserted once, as the array itself.
+    """Rewrites conditions so that each boolean array is asserted once, directly.
 
-    torch reads it as a number, and asserts that this is at least 0, at most 1, and the one of both
-    that it was.
+    torch reads it as a number, and asserts that the number is at least 0, at most 1, and the value
+    that it had.
     """
     graph = program.graph
     if not any(call.op.startswith(_ASSERTIONS) for call in graph.calls):

@@ -1,7 +1,7 @@
 """Chooses which ATen operations are decomposed, and which the target lowers whole.
 
-Torch runs them itself, on its own graph with tensors that have no values: they need more than a
-program has.
+Torch runs its decompositions on its own graph, with fake tensors, because they need more
+information than a program has.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Table = dict[Any, Callable[..., Any]]
 
 
 class Decompositions:
-    """Torch's own decompositions, less those of what a target lowers whole.
+    """Torch's own decompositions, without those of operations that the target lowers whole.
 
     Args:
-        table: All of them.
-        whole: The operations that stay, as `aten::gelu`; `aten::std.correction` for one overload.
+        table: All decompositions.
+        whole: The operations to keep, such as `aten::gelu`; `aten::std.correction` for an overload.
 
     Attributes:
-        table: Those that are left, for `run_decompositions`.
+        table: The remaining decompositions, for `run_decompositions`.
     """
 
     def __init__(self, table: Table, whole: Collection[str]) -> None:
@@ -44,8 +44,7 @@ class Decompositions:
     def leave(self, target: Any) -> bool:
         """Returns whether the decompositions leave an operation whole.
 
-        Composite operations that change what they are given, or give it back, torch takes apart in
-        any case.
+        torch always decomposes composite operations that change or return their arguments.
         """
         if target not in self._left:
             self._left[target] = self._leaves(target)
@@ -70,7 +69,7 @@ class Decompositions:
 
 
 class _Cache:
-    """Torch's last table, and the operations outside of ATen that were there when it was made."""
+    """Torch's last table, and the operations outside of ATen that existed when it was made."""
 
     table: Table | None = None
     known: frozenset[Any] = frozenset()
@@ -80,12 +79,12 @@ class _Cache:
 def choose(exported: torch.export.ExportedProgram, whole: Collection[str] = ()) -> Decompositions:
     """Returns the decompositions for a program and a target.
 
-    torch lists all operations there are for it, so they are made anew only for a program with
-    custom operations that no earlier one had: they may have been registered since.
+    torch enumerates all existing operations for its table. So the table is made again only for a
+    program with custom operations that may have been registered since the last time.
 
     Args:
         exported: The program.
-        whole: What the target lowers whole.
+        whole: The operations that the target lowers whole.
     """
     custom = {
         node.target
@@ -159,10 +158,10 @@ _CLAMPS = {
 
 
 def _as_strided_of_contiguous(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """Decomposes `as_strided` into views of a contiguous array, since there is no storage.
+    """Decomposes `as_strided` into views of a contiguous array, because there is no storage.
 
     Raises:
-        ValueError: The view shows elements that x does not have.
+        ValueError: The view contains elements that x does not have.
     """
     start = 0 if storage_offset is None else storage_offset - x.storage_offset()
     last = start + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

@@ -1,8 +1,8 @@
-"""Returns whether a recorded program has to be traced again before it can be read.
+"""Decides whether torch must trace a recorded program again before it can be read.
 
-It need not be where all of its operations stay as they are, or are another form of one that does,
-which `passes/one_form.py` writes as that one. This asks what only torch's graph says: how arrays
-lie in memory, which operation writes to which of them, and on which device.
+It need not if all operations are in their final form, or are variants that `passes/one_form.py`
+canonicalizes. The decision needs facts that only torch's graph has: strides, devices, and which
+operation writes to which array.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dr
 def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
     """Removes dropout that is switched off; changes the program.
 
-    Torch's decompositions give a copy, which is something else if either is changed in place.
+    Torch's decompositions return a copy instead, which differs if either is changed in place.
     """
     owner = exported.graph_module
     idle = [node for node in owner.graph.nodes if node.target in _DROPOUT and not node.args[2]]
@@ -47,8 +47,8 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
 def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
     """Rewrites `expand`s that repeat nothing as unsqueezes; changes the program.
 
-    Where it is changed in place, torch gives what it was expanded from the sum of all differences,
-    in which infinities, NaN and the digits of large numbers are lost.
+    After an in-place change of an `expand`, torch adds the sum of all differences to the original,
+    which loses infinities, NaN and the digits of large numbers.
     """
     owner = exported.graph_module
     if not any(_is_mutable(node) for node in owner.graph.nodes):
@@ -87,7 +87,7 @@ def _replace(exported: torch.export.ExportedProgram, node: Node, made: Node) -> 
 def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
     """Returns whether an `expand` only adds dimensions of size one.
 
-    Inside of `torch.vmap` nothing is rewritten: values of there cannot be computed with any more.
+    Nothing is rewritten inside of `torch.vmap`, whose values cannot be used afterwards.
     """
     if _private.is_wrapped(made):
         return False
@@ -119,11 +119,11 @@ def _is_mutable(node: Node) -> bool:
 def other_forms(
     exported: torch.export.ExportedProgram, table: Decompositions
 ) -> frozenset[str] | None:
-    """Finds operations that are other forms; None if the program has to be traced again.
+    """Finds operations that are variants of others; None if the program must be traced again.
 
     Args:
-        exported: As torch has recorded it.
-        table: Torch's decompositions less those of what is lowered whole.
+        exported: The program as torch recorded it.
+        table: Torch's decompositions without those of operations that are lowered whole.
     """
     found: set[str] = set()
     if exported.range_constraints or not _look(exported.graph_module, table, found):
@@ -132,7 +132,7 @@ def other_forms(
 
 
 def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
-    """Returns whether sizes are known, and operations are final or other forms."""
+    """Returns whether sizes are known, and operations are in final form or variants."""
     order = {node: i for i, node in enumerate(owner.graph.nodes)}
     for node in owner.graph.nodes:
         if node.op == "get_attr":
@@ -168,7 +168,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _form_of(node: Node, order: dict[Node, int]) -> str | None:
-    """Returns the operation that a call is another form of; None for others."""
+    """Returns the operation of which a call is a variant; None for others."""
     op = _FORMS.get(node.target)
     if op is None:
         return None

@@ -1,9 +1,8 @@
-"""Keeps in a recorded program where gradients end: `detach` and `torch.no_grad`.
+"""Marks the places in a recording where gradients end: `detach` and `torch.no_grad`.
 
-Decompositions forget both, since neither changes a value. Before they run, each such place gets an
-operation of fmapper's own, which they leave alone.
-
-So this changes torch's graph, in which tensors are still changed in place; a program comes later.
+Decompositions remove both, because neither changes a value. So each such place gets a custom
+operation, which they keep, before they run: this works on torch's graph, in which tensors are still
+changed in place.
 """
 
 from __future__ import annotations

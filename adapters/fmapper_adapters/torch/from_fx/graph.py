@@ -1,4 +1,4 @@
-"""From an exported program to a program as plain data."""
+"""Reads an exported program as a program of plain data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
 from fmapper_adapters.torch.record.parts import PartCalls
 
-# Where results have no use and nothing but the device or the recording itself is at stake.
+# Calls without results that only concern the device or the recording itself.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert", "aten::_print")
@@ -57,14 +57,14 @@ def program(
 
     Args:
         module: The module.
-        exported: What was recorded of it.
-        other_forms: Its operations that are still to be written as others, by name.
-        train: Whether it was in training mode.
-        whole: What the target lowers whole.
-        calls: The calls of submodules, if they are wanted.
+        exported: The recording.
+        other_forms: The names of its operations that are variants of others.
+        train: Whether the module was in training mode.
+        whole: The operations that the target lowers whole.
+        calls: The recorded calls of submodules; None to ignore them.
 
     Raises:
-        ConversionError: The graph holds what is not a plain data.
+        ConversionError: The graph contains something that is not plain data.
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
@@ -135,7 +135,7 @@ def program(
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
-    """Returns what parts converted earlier know of their arrays, by name."""
+    """Returns the facts that parts converted earlier have about their arrays, by name."""
     found = {}
     for path, part in module.named_modules():
         for name, kind in getattr(part, attribute, {}).items():
@@ -186,7 +186,7 @@ def _numbered_inputs(specs: Any, nodes: list[Any]) -> Any:
 
 
 class _Names:
-    """The arrays of a module by name, each once, and what each input of the graph is."""
+    """The arrays of a module by name, each once, and the meaning of each input of the graph."""
 
     def __init__(self, module: torch.nn.Module, exported: torch.export.ExportedProgram) -> None:
         self.aliases: dict[str, str] = {}
@@ -380,7 +380,7 @@ def _is_of_storage(node: torch.fx.Node) -> bool:
 def place(node: torch.fx.Node, *, by_call: bool = False) -> tuple[str, str]:
     """Returns the module path of a node, and its innermost line outside of torch.
 
-    With `by_call` its second call is another one, `path@1`.
+    With `by_call`, the second call of a module is `path@1`.
     """
     stack = node.meta.get("nn_module_stack") or {}
     key = next(reversed(stack), "")
@@ -407,8 +407,8 @@ _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
     """Returns the operation name of a node.
 
-    Operations with dropout inside draw random numbers only where it is switched on. There they have
-    a name of their own, if the target lowers that.
+    Operations with dropout inside draw random numbers only if it is switched on. Then they have
+    another name, if the target lowers that.
     """
     target = node.target
     if isinstance(target, _OVERLOAD):

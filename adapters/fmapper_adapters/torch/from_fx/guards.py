@@ -1,11 +1,11 @@
-"""Keeps what Python asks of sizes that vary while a module is recorded, and which sizes it fixes.
+"""Records Python's questions about sizes that vary, and the sizes that they fix.
 
-torch decides `n % 2 == 0` for the examples and goes on: what it has recorded holds for sizes with
-the same answers, which become guards of the program. Sizes of 0 and 1 among the examples are not
-symbols, and torch takes symbols for at least 2 without a word; here `n == 1` is a question as well.
-A size that the code leaves only one value is fixed, which users are told, with the line.
+torch answers `n % 2 == 0` for the examples and continues. Its recording holds for sizes with the
+same answers, so the answers become guards of the program. Sizes of 0 and 1 among the examples are
+not symbols, and torch silently assumes that symbols are at least 2; here `n == 1` is a question as
+well. A size for which only one value remains is fixed, and users are told the line that fixed it.
 
-All this is said in torch's symbols while it records; a program gets it as text.
+The questions are in torch's symbols while it records; a program gets them as text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _END = os.path.join(_OWN, "record", "export.py")  # beyond is who called convert
 _MADE = "<string>"  # functions that torch makes
 _DYNAMO = _TORCH + "_dynamo" + os.sep
 _OF_SYMBOLS = (os.path.join(_TORCH, "__init__.py"), os.path.join(_TORCH, "fx", ""), _DYNAMO, _OWN)
-# Code that decides as a model does; elsewhere torch asks for shapes, strides and broadcasting.
+# Code that decides for a model; elsewhere torch asks for shapes, strides and broadcasting.
 _MODELS = tuple(_TORCH + name + os.sep for name in ("nn", "distributions", "utils", "func"))
 _ASKS_FOR = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -63,8 +63,8 @@ class _Notes:
     Attributes:
         questions: In order.
         places: Each symbol that got a value, and each condition of torch's own -> the line.
-        wanted: A tensor of the examples, a dimension of it that was to vary, and its symbol; None
-            where torch has given it none.
+        wanted: A tensor of the examples, its dimension that was requested to vary, and its symbol;
+            None if torch has made none.
     """
 
     questions: list[_Question] = field(default_factory=list)
@@ -193,9 +193,9 @@ def of(
     """Returns the guards of a program, and the sizes that have become fixed.
 
     Args:
-        exported: What torch has recorded, with no more than is lowered.
-        inputs: What users give, flattened.
-        paths: What errors call each.
+        exported: The recording, after decomposition.
+        inputs: The users' inputs, flattened.
+        paths: The name of each in errors.
     """
     env = _env_of(exported)
     notes = _notes.get(env) if env is not None else None
@@ -222,7 +222,7 @@ def of(
 def _questions_of_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
     """Yields torch's own questions; those of the model are recorded already.
 
-    Where it asks whether sizes differ, that is for strides and broadcasting.
+    Its questions whether sizes differ are about strides and broadcasting, and are left out.
     """
     for guard in env.guards:
         if not isinstance(guard.expr, sympy.Ne):
@@ -230,11 +230,11 @@ def _questions_of_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
 
 
 class _Reader:
-    """Makes guards of questions.
+    """Turns questions into guards.
 
     Attributes:
-        guards: By their condition.
-        fixed: The sizes that a question which cannot be checked leaves no other value.
+        guards: The guards by their condition.
+        fixed: The sizes that are fixed by a question that cannot be a guard.
     """
 
     def __init__(self, env: Any, names: Mapping[str, str], asked: Sequence[_Question]) -> None:

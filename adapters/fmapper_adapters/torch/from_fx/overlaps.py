@@ -1,15 +1,16 @@
-"""Refuses changes in place that no program without changes can stand for.
+"""Refuses in-place changes that no functional program can represent.
 
-`y *= y[..., :1]` reads elements that it has changed already, or not yet: how many a processor takes
-at a time decides it, and torch calls the result undefined. A program without changes in place reads
-all before it writes any, so it may give other numbers, and which ones nobody can say. What reads
-only elements that are written at the same time or later (`y[:-1] = y[1:]`) is the same either way.
+`y *= y[..., :1]` reads elements that may or may not have been changed already, depending on how
+many a processor handles at a time; torch calls the result undefined. A functional program reads all
+elements before it writes any, so its results may differ unpredictably. An operation that reads only
+elements that are written at the same time or later (`y[:-1] = y[1:]`) has the same result either
+way.
 
-What is written through two kinds of views comes back wrong when torch makes a recorded program free
-of changes: through `expand` the differences of all copies are added up, and through `unfold` the
-elements that no window has become zero.
+Writes through two kinds of views come out wrong when torch functionalises a recording: through
+`expand`, the differences of all copies are added up, and through `unfold`, elements outside of all
+windows become zero.
 
-This is asked of torch's graph: a program has no strides and no storages.
+This works on torch's graph, because a program has no strides and no storages.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class _Layout(NamedTuple):
 
 
 def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
-    """Raises for writes to overlapping memory, in a program before functionalisation.
+    """Checks for writes to overlapping memory, in a program before functionalisation.
 
     Args:
         name: The module, for the error.
-        exported: As torch has recorded it.
+        exported: The program as torch recorded it.
 
     Raises:
-        ConversionError: An operation writes what it reads at other places.
+        ConversionError: An operation writes to memory that it also reads as other elements.
     """
     for owner in exported.graph_module.modules():
         if not isinstance(owner, GraphModule):
@@ -168,7 +169,7 @@ def _is_by_element(target: Any) -> bool:
 def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool) -> bool:
     """Returns whether a write may change what the same operation reads.
 
-    Elements are written in the order of their addresses, as far as that can be said.
+    Elements are assumed to be written in the order of their addresses.
     """
     try:
         if _private.identity_of(out.untyped_storage()) != _private.identity_of(

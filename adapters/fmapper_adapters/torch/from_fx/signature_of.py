@@ -1,4 +1,4 @@
-"""The parameters of a module's forward, and the sizes in it that may vary."""
+"""Reads the parameters of a module's forward, and the sizes that may vary."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Writes that torch's gradients do not see: to what `detach` gives, and in `torch.no_grad`.
+"""Writes that autograd does not see: to the results of `detach`, and in `torch.no_grad`.
 
-A tensor and what was detached from it are one memory with two gradients. Decompositions know one
-gradient for one memory. So the detached one becomes a copy, and each write to one of them is
-followed by a write of the same values to the others, which leaves their gradients as they were.
+A tensor and its detached alias share one memory but have two gradients. Decompositions know only
+one gradient per memory. So the alias becomes a copy, and each write to one of them is followed by a
+write of the same values to the others, which leaves their gradients unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fmapper_adapters.torch import _private
 
 @torch.library.custom_op("fmapper::overwrite", mutates_args=())
 def overwrite(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns the value, with the gradient of x: what x is after a write that nobody sees."""
+    """Returns the value with the gradient of x: x after a write that autograd does not see."""
     return value.clone()
 
 
@@ -41,9 +41,9 @@ _COPY: Any = torch.ops.aten.copy_.default
 
 
 def inline(owner: GraphModule, call: Node, stop: Any) -> None:
-    """Replaces a part without gradients that writes by its operations; leaves others.
+    """Inlines a part without gradients if it writes to tensors; leaves others unchanged.
 
-    What it writes to gets the values alone.
+    Tensors that it writes to get the values only, not the gradients.
 
     Args:
         owner: The module with the graph of the call.
@@ -90,7 +90,7 @@ def _adopt(owner: GraphModule, call: Node, inner: GraphModule, node: Node) -> No
 
 
 def _copy(graph: Graph, node: Node, values: dict[Node, Any], stop: Any) -> Node:
-    """Copies an operation; one that writes does so to a copy, whose values then go there."""
+    """Copies an operation; one that writes gets a copy to write to, whose values are copied on."""
     new = graph.node_copy(node, values.__getitem__)
     for target in list(_writes(new)):
         with graph.inserting_before(new):
@@ -133,7 +133,7 @@ def _overwrite(graph: Graph, target: Node, source: Node) -> Node:
 
 
 def end_at_detach(graph: Graph, stop: Any) -> bool:
-    """Ends gradients at each `detach`, also where its memory is written to; tells if there was one.
+    """Ends gradients at each `detach`, also if its memory is written to; returns if there was one.
 
     Args:
         graph: The graph, which is changed.
@@ -170,7 +170,7 @@ def end_at_detach(graph: Graph, stop: Any) -> bool:
 
 
 def _branch(node: Node, detached: list[Node]) -> Node:
-    """Returns what a view is of: a tensor with memory of its own, or one that was detached."""
+    """Returns the base of a view: a tensor with its own memory, or one that was detached."""
     while node not in detached:
         base = _base_of(node)
         if base is None:

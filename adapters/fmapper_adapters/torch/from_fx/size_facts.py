@@ -1,4 +1,4 @@
-"""Facts of torch about sizes that depend on values, of which a program has only names."""
+"""torch's facts about sizes that depend on values, which a program knows only by name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SizeFacts:
 
     Attributes:
         shapes: The shape of each array, with symbols.
-        numbers: What each number that is read or computed is, with symbols.
+        numbers: Each number that is read or computed, with symbols.
         dtypes: The dtype of each array.
         known: Symbols that are asserted to be a number.
-        symbols: All that stand for what is read from arrays.
-        is_sized: Whether values make sizes, also such as torch knows.
+        symbols: All symbols for numbers that are read from arrays.
+        is_sized: Whether sizes depend on values, even on values that torch knows.
     """
 
     shapes: dict[str, Sizes]

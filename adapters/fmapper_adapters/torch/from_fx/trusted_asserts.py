@@ -1,6 +1,6 @@
 """Checks that a program asserts what its recording assumed about values.
 
-It goes by torch's symbols, of which a program has the names alone.
+It works on torch's symbols, which a program knows only by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ASSERTION = torch.ops.aten._assert_scalar.default
 def is_asserted(graph: fx.Graph, expressions: Iterable[Any]) -> bool:
     """Returns whether each value read in a graph and used in an expression is asserted.
 
-    `draft_export` of torch 2.11 goes the way of the examples where a bool of a tensor decides, and
-    leaves the assertion out.
+    `draft_export` of torch 2.11 follows the examples where a boolean tensor decides, and omits the
+    assertion.
     """
     assumed = " ".join(str(expression) for expression in expressions)
     words = set("".join(c if c.isalnum() else " " for c in assumed).split())

@@ -1,4 +1,4 @@
-"""Runs the passes over a program whose parts are wanted."""
+"""Runs the passes over a program with recorded submodules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EFFECTS = ("aten::_assert", "aten::_print")
 def with_parts(program: Program, run: order.Pass) -> Program:
     """Runs the passes while keeping track of the arguments and results of parts.
 
-    What the parts refer to are results of the program meanwhile, which passes keep.
+    Meanwhile, the values that the parts refer to are results of the program, which passes keep.
     """
     graph = program.graph
     there = {*graph.inputs, *(call.name for call in graph.calls)}

@@ -1,8 +1,8 @@
-"""Recognises what JAX spells out and torch has whole, in programs of JAX's primitives.
+"""Fuses primitives into operations that torch has as a whole, in programs of JAX.
 
-A program is rewritten before it is emitted: calls of `torch::softmax` and the like take the place
-of what computes them, and what nobody uses any more is left out. Each file knows one kind of thing.
-The results are those of the primitives up to rounding, and so are the gradients.
+A program is rewritten before it is emitted: calls of `torch::softmax` and others replace the
+primitives that compute them, and unused calls are dropped. Each file fuses one kind of operation.
+Results and gradients are those of the primitives up to rounding.
 """
 
 from fmapper_adapters.torch.fuse.gru import Gru as Gru
