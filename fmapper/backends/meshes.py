@@ -27,10 +27,12 @@ class Meshes(Framework):
 
     Attributes:
         divides_unevenly: Its arrays may lie so that the last devices have less; see `box_at`.
+        gathers: It has nodes whose parameters are gathered for use; see `fully_shard`.
     """
 
     lacking = "meshes"
     divides_unevenly: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
         """Returns the axis sizes of a mesh by name; None if it is not a mesh of this framework.
@@ -92,6 +94,33 @@ class Meshes(Framework):
         Raises:
             PlacementError: The framework does not compute with what was divided so; names it.
         """
+
+    def submesh(self, mesh: Any, axes: Sequence[str]) -> Any:
+        """Returns the mesh of some axes of a mesh, through this process."""
+        raise NotImplementedError
+
+    def copy_whole(self, array: Any, mesh: Any) -> Any:
+        """Returns a copy of an array on the device of this process; without values as it is."""
+        raise NotImplementedError
+
+    def fully_shard(
+        self, nodes: Sequence[tuple[str, str, Any]], mesh: Any, asked: Mapping[Any, Sequence[str]]
+    ) -> None:
+        """Shards the parameters of nodes in place, so that they are gathered for use.
+
+        Args:
+            nodes: What errors call each node of a new tree, its name, and the node.
+            mesh: The mesh.
+            asked: The axes of the mesh for each class or pattern of nodes; see `shard`.
+
+        Raises:
+            PlacementError: A key selects no node, or a node cannot be sharded so; names it.
+        """
+        raise NotImplementedError
+
+    def is_gathered(self, array: Any) -> bool:
+        """Returns whether `fully_shard` shards an array of a node: a parameter."""
+        return False
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns the mesh of an array and its division there; None for an array without a mesh."""

@@ -137,8 +137,8 @@ def _entry(entry: Any) -> tuple[str, ...]:
 
 
 def shard_shape(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> tuple[int, ...]:
-    """Returns the shape of the parts of an array."""
-    return tuple(size // parts_of(axes, mesh) for axes, size in zip(spec, shape, strict=True))
+    """Returns the shape of the largest part of an array."""
+    return tuple(-(-size // parts_of(axes, mesh)) for axes, size in zip(spec, shape, strict=True))
 
 
 def box_at(

@@ -17,6 +17,7 @@ from fmapper.meshes.layout import (
     read_spec,
 )
 from fmapper.meshes.plan import ShardPlan, plan_array
+from fmapper.meshes.units import AskedUnits, read_units
 from fmapper.moves.carry import UNTOUCHED
 from fmapper.moves.collect import Leaves
 from fmapper.moves.mover import Mover
@@ -25,7 +26,7 @@ from fmapper.moves.place import Keep
 from fmapper.moves.router import Router
 from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree.fmap import fmap
-from fmapper.tree.keypath import KeyPath, format_link
+from fmapper.tree.keypath import KeyPath, format_link, name_of
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import visit
 
@@ -46,6 +47,7 @@ class Sharding(Router):
         rules: How arrays are divided; see `shard`.
         names: What other words for axes mean.
         uneven: What becomes of a dimension that does not divide evenly.
+        fsdp: The modules of torch whose parameters are gathered for use; see `shard`.
         copy: False shares the memory of shards with the framework that they come from.
         strict: False leaves objects alone that hold arrays but are not declared.
         report: Called with the `ShardPlan` of what was done, such as `print`.
@@ -62,6 +64,7 @@ class Sharding(Router):
         *,
         names: Mapping[str, Any] | None = None,
         uneven: Uneven = "refuse",
+        fsdp: AskedUnits | None = None,
         copy: bool | None = None,
         strict: bool | None = None,
         report: Callable[[ShardPlan], object] | None = None,
@@ -79,7 +82,19 @@ class Sharding(Router):
             raise PlacementError(f"uneven= is 'refuse' or 'replicate', not {uneven!r}.")
         self._adapter = adapter_of_mesh(mesh)
         self.axes: dict[str, int] = mesh_sizes(mesh)
-        self._meanings = read_names(names, self.axes)
+        self._units = read_units(fsdp, self.axes)
+        gathered = {axis for own in (self._units or {}).values() for axis in own}
+        self._own = {axis: size for axis, size in self.axes.items() if axis not in gathered}
+        self._on = mesh  # the axes that rules divide by; None for no axes
+        if gathered and self._adapter is not None:
+            if not self._adapter.gathers:
+                raise PlacementError(
+                    "fsdp= is for modules of torch on a DeviceMesh. In "
+                    f"{self._adapter.name}, write rules that divide arrays along the axis, such as "
+                    '{"*": ("fsdp",)}; "derive" does it for an axis of that name.'
+                )
+            self._on = self._adapter.submesh(mesh, [*self._own]) if self._own else None
+        self._meanings = read_names(names, self._own)
 
     def __repr__(self) -> str:
         return f"Sharding({self.axes}, {self.rules!r})"
@@ -89,8 +104,11 @@ class Sharding(Router):
         try:
             new = fmap(self, tree)
             if self._adapter is not None:
-                nodes = ((link, node) for link, node, kind in visit(new, once=True) if kind)
+                nodes = [(link, node) for link, node, kind in visit(new, once=True) if kind]
                 self._adapter.prepare((format_link(link), node) for link, node in nodes)
+                if self._units is not None:
+                    named = [(format_link(link), name_of(link), node) for link, node in nodes]
+                    self._adapter.fully_shard(named, self.mesh, self._units)
             return new
         except Exception as error:
             shorten_traceback(error)
@@ -132,6 +150,12 @@ class Sharding(Router):
         The parts that belong here are read, and nothing else of arrays in files.
         """
         adapter = self._needs_mesh()
+        if self._units is not None:
+            raise PlacementError(
+                "fsdp= cannot be followed while arrays are read. Shard the module without memory, "
+                'shard(module.to("meta"), mesh, rules, fsdp=...), and load into its state: '
+                "module.load_state_dict(fmapper.load(path, like=module.state_dict()), assign=True)."
+            )
         specs, _ = self._specs(tree)
 
         def place(old: Any, new: Any) -> Any:
@@ -159,7 +183,7 @@ class Sharding(Router):
 
     def _specs(self, tree: Any, *, refuse: bool = True) -> tuple[dict[int, Any], _rules.Found]:
         """Returns the spec of each array, None for one that stays, and what the rules found."""
-        parts = {word: parts_of(axes, self.axes) for word, axes in self._meanings.items()}
+        parts = {word: parts_of(axes, self._own) for word, axes in self._meanings.items()}
         found = _rules.Found(self.rules, tree, parts)
         specs: dict[int, Any] = {}
         problems = []
@@ -170,10 +194,13 @@ class Sharding(Router):
                 continue
             shape = _shape(array)
             try:
-                spec = read_spec(tuple(rule or ()), shape, self.axes, self._meanings)
+                spec = read_spec(tuple(rule or ()), shape, self._own, self._meanings)
                 specs[id(array)] = self._even(spec, shape)
             except (PlacementError, TypeError) as error:
                 said = f", by the rule {name}" if name else ""
+                taken = [axis for axis in self.axes if axis not in self._own]
+                if any(repr(axis) in str(error) for axis in taken):
+                    error = PlacementError(f"{error}; {', '.join(taken)} is for fsdp= alone")
                 problems.append(f"{found.where(array)}{said}: {error}")
                 specs[id(array)] = problems[-1]
         if problems and refuse:
@@ -206,6 +233,9 @@ class Sharding(Router):
             adapter = _arrays(array)
             path = KeyPath.from_link(found.links[id(array)])
             own = () if problem else spec
+            if self._units and own and isinstance(adapter, Meshes) and adapter.is_gathered(array):
+                first = next(iter(self._units.values()))
+                own = ((*own[0], first[-1]), *own[1:])  # after what rules divide
             dtype = adapter.dtype(array)
             lines.append(plan_array(path, _shape(array), dtype, own, rule, self.axes, problem))
         return ShardPlan(self.axes, tuple(lines), found.sums, found.moves)
@@ -230,17 +260,26 @@ class Sharding(Router):
         assert isinstance(adapter, Arrays)
         own = [at for at, array in enumerate(arrays) if _arrays(array) is adapter]
         results: list[Any] = list(arrays)
+        if self._on is None:
+            here = Mover("shard", adapter.name)
+            for at, array in enumerate(arrays):
+                mine = array if _arrays(array) is adapter else here(array)
+                try:
+                    results[at] = adapter.like(adapter.copy_whole(mine, self.mesh), array)
+                except PlacementError as error:
+                    raise PlacementError(f"{where(array)}: {error} {UNTOUCHED}") from error
+            return results
         for at, array in enumerate(arrays):
             if _arrays(array) is not adapter:
                 try:
-                    results[at] = bring(array, self.mesh, specs[at], adapter, copy=self.copy)
+                    results[at] = bring(array, self._on, specs[at], adapter, copy=self.copy)
                 except CopyNeededError as error:
                     raise CopyNeededError(f"{where(array)}: {error}. {UNTOUCHED}") from error
                 except (FmapperError, TypeError) as error:
                     raise PlacementError(f"{where(array)}: {error} {UNTOUCHED}") from error
         mine = [arrays[at] for at in own]
         wanted = [specs[at] for at in own]
-        new = adapter.shard(mine, self.mesh, wanted, lambda at: where(mine[at]))
+        new = adapter.shard(mine, self._on, wanted, lambda at: where(mine[at]))
         for at, one in zip(own, new, strict=True):
             results[at] = adapter.like(one, arrays[at])
         return results
@@ -254,6 +293,7 @@ def shard(
     *,
     names: Mapping[str, Any] | None = None,
     uneven: Uneven = "refuse",
+    fsdp: AskedUnits | None = None,
     copy: bool | None = None,
     strict: bool | None = None,
     report: Callable[[ShardPlan], object] | None = None,
@@ -288,6 +328,12 @@ def shard(
             the first axis of the mesh that has a usual name for that is meant.
         uneven: What becomes of a dimension that does not divide evenly: `refuse` raises, and
             `replicate` leaves it whole.
+        fsdp: For modules of torch: along which axis of the mesh `fully_shard` (FSDP2) shards what
+            rules leave, as `{Block: "data"}` with classes or paths of the modules whose parameters
+            are gathered together (`"layers.*"`, where `*` is one key). An axis alone takes the
+            modules that transformers does not split; of two axes the first has copies. Optimizers
+            in the tree follow. Rules cannot use these axes, and each process computes with its
+            own part of a batch.
         copy: For arrays that lie on a mesh of the other framework: False shares the memory of each
             shard, and raises where that cannot be; None copies what could be written to.
         strict: False leaves objects alone that hold arrays but are not declared.
@@ -308,7 +354,7 @@ def shard(
         'model'
     """
     return Sharding(
-        mesh, rules, names=names, uneven=uneven, copy=copy, strict=strict, report=report
+        mesh, rules, names=names, uneven=uneven, fsdp=fsdp, copy=copy, strict=strict, report=report
     )(tree)
 
 

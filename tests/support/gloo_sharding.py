@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmapper
 from fmapper.meshes import Sharding
+from fmapper.tree.keypath import name_of
 
 FOLDER = Path()
 MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
@@ -244,6 +245,96 @@ def check_modules_of_fully_shard() -> None:
             torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, want)
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.layers = nn.Sequential(Block(), Block())
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 5, bias=False)
+        self.head.weight = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.norm(self.layers(self.first(x))))
+
+
+def check_fsdp_where_asked() -> None:
+    own = MESH["data"].get_local_rank()
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+    cases: tuple[tuple[Any, Any, Any], ...] = (
+        ({"data": 2, "model": 2}, {"up": ("model",), "down.weight": (None, "model")},
+         {Block: "data"}),
+        ({"data": 2, "model": 2}, {}, {"layers.*": ("data", "model"), "first": ("data", "model")}),
+        ({"data": 2, "model": 2}, {"head": (None, "model")}, {Block: "data", nn.Linear: "data"}),
+    )  # fmt: skip
+    for at, (sizes, rules, fsdp) in enumerate(cases):
+        torch.manual_seed(0)
+        net = Stack().eval()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        step(net, optimizer, x)
+        with Sent() as sent:
+            new, new_optimizer = fmapper.shard((net, optimizer), MESH, rules, fsdp=fsdp)
+        assert not sent.counts
+        assert type(net.layers[0]) is Block
+        assert isinstance(new, FSDPModule)
+        assert isinstance(new.layers[0], FSDPModule)
+        plan = fmapper.plan(Sharding(sizes, rules, fsdp=fsdp), net)
+        parts = {name_of(leaf.path): leaf.shard for leaf in plan}
+        for name, mine in new.named_parameters():
+            assert isinstance(mine, DTensor), name
+            assert mine.numel() > mine.to_local().numel(), name
+            assert MESH.get_coordinate() != [0, 0] or mine.to_local().shape == parts[name], name
+            assert new_optimizer.state[mine]["exp_avg"].placements == mine.placements, name
+        for _ in range(2):
+            want = step(net, optimizer, x)
+            with implicit_replication():
+                got = step(new, new_optimizer, x[4 * own : 4 * own + 4])
+            got = got.full_tensor() if isinstance(got, DTensor) else got
+            torch.testing.assert_close(got, want[4 * own : 4 * own + 4], rtol=1e-5, atol=1e-5)
+        path = FOLDER / f"fsdp{at}.safetensors"
+        fmapper.save(new, path)
+        for name, want in net.named_parameters():
+            given = torch.from_numpy(fmapper.load(path)[name].read())
+            torch.testing.assert_close(given, want.detach(), rtol=1e-5, atol=1e-5)
+
+
+def check_what_fsdp_cannot_be_is_refused_by_name() -> None:
+    net = Stack()
+    for asked, match in (
+        ({"layer.*": "data"}, r"'layer\.\*', which no module is; there are first, layers"),
+        ({nn.Conv1d: "data"}, "fsdp= has Conv1d, which no module is"),
+        ({1: "data"}, "not by 1"),
+        ({}, "names no module"),
+        ("rows", "write an axis of the mesh"),
+        (("model", "data"), r"or two in its order, the one with copies"),
+        ("data", "do not say which of their parameters are gathered together"),
+        ({nn.Sequential: "data", nn.ModuleList: "data"}, "ModuleList, which no module is"),
+    ):
+        with pytest.raises(fmapper.PlacementError, match=match):
+            fmapper.shard(net, MESH, {}, fsdp=asked)
+    with pytest.raises(fmapper.PlacementError, match="data is for fsdp= alone"):
+        fmapper.shard(net, MESH, {"head": ("data",)}, fsdp={Block: "data"})
+    with pytest.raises(fmapper.PlacementError, match="this tree has none"):
+        fmapper.shard({"w": torch.ones(8)}, MESH, {}, fsdp={Block: "data"})
+    lists = nn.Sequential(nn.ModuleList([Block()]))
+    with pytest.raises(fmapper.PlacementError, match=r"model\[0\]: torch's fully_shard refuses it"):
+        fmapper.shard(lists, MESH, {}, fsdp={nn.ModuleList: "data"})
+    net.layers[1].up.weight = net.layers[0].up.weight
+    with pytest.raises(fmapper.PlacementError, match=r"layers\.0\.up\.weight and layers\.1\.up"):
+        fmapper.shard(net, MESH, {}, fsdp={Block: "data"})
+    with pytest.raises(fmapper.PlacementError, match=r'shard\(module\.to\("meta"\)'):
+        fmapper.materialize(net, {}, sharding=Sharding(MESH, {}, fsdp={Block: "data"}))
+
+
 def check_uneven_parts_are_written_whole() -> None:
     array = torch.arange(15.0).reshape(5, 3)
     for placements in ([Shard(0), Shard(0)], [Shard(0), Replicate()], [Shard(1), Shard(0)]):
@@ -309,3 +400,10 @@ def check_the_plan_of_transformers() -> None:
     assert fmapper.plan(Sharding({"model": 1}, "model"), module).sums == ()
     want = module(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(got.full_tensor(), want, rtol=1e-5, atol=1e-5)
+    gathered = fmapper.shard(module, MESH, "model", fsdp="data")
+    assert isinstance(gathered.model.layers[1], FSDPModule)
+    assert not isinstance(gathered.model.layers[1].mlp, FSDPModule)
+    own = MESH["data"].get_local_rank()
+    with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+        got = gathered(input_ids=ids[own : own + 1], use_cache=False).logits
+    torch.testing.assert_close(got.full_tensor(), want[own : own + 1], rtol=1e-5, atol=1e-5)

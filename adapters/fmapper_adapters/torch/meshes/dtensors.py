@@ -15,7 +15,7 @@ from fmapper.backends import Box, Meshes, Spec
 from fmapper.meshes import DimensionRule, box_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
-from fmapper_adapters.torch.meshes import layers, tp_plan
+from fmapper_adapters.torch.meshes import fully_shard, layers, tp_plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +37,7 @@ class TorchMeshes(Meshes):
     """A part of the adapter: `DeviceMesh`es, and tensors on them."""
 
     divides_unevenly = True
+    gathers = True
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
         """Returns the dimensions of a `DeviceMesh`, which must have names."""
@@ -114,6 +115,27 @@ class TorchMeshes(Meshes):
             found = None if dim is None else self.layout(node.weight)
             if dim is not None and found is not None and found[1][dim]:
                 node.register_forward_hook(add_up)
+
+    def submesh(self, mesh: Any, axes: Sequence[str]) -> Any:
+        """Returns the part of a `DeviceMesh` through this process."""
+        return mesh[axes[0] if len(axes) == 1 else tuple(axes)]
+
+    def copy_whole(self, array: Any, mesh: Any) -> Any:
+        """Returns a copy on the mesh's kind of device."""
+        if is_dtensor(array):
+            raise PlacementError(_not_again(array))
+        own = array.detach()
+        return own.clone() if own.is_meta else own.to(mesh.device_type, copy=True)
+
+    def fully_shard(
+        self, nodes: Sequence[tuple[str, str, Any]], mesh: Any, asked: Mapping[Any, Sequence[str]]
+    ) -> None:
+        """Applies `fully_shard` to modules, those inside of others first."""
+        fully_shard.fully_shard(nodes, mesh, asked)
+
+    def is_gathered(self, array: Any) -> bool:
+        """Returns whether it is a parameter."""
+        return isinstance(array, torch.nn.Parameter)
 
     def _check_convolution(self, where: str, node: Any) -> None:
         for name, tensor in node.named_parameters(recurse=False):
@@ -200,6 +222,13 @@ def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
 
     wanted = [Replicate() if p.is_partial() else p for p in output.placements]
     return output.redistribute(output.device_mesh, wanted)
+
+
+def _not_again(array: Any) -> str:
+    return (
+        f"is a DTensor on {array.device_mesh} already: pass fsdp= where it is sharded first, or "
+        "gather it with tensor.full_tensor()."
+    )
 
 
 def _tensors(node: Any) -> list[Any]:

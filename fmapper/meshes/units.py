@@ -1,0 +1,38 @@
+"""What `fsdp=` says: the modules whose parameters are gathered together, and along which axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from fmapper.errors import PlacementError
+
+AskedUnits: TypeAlias = "Mapping[Any, str | tuple[str, ...]] | str | tuple[str, ...]"
+
+
+def read_units(
+    asked: AskedUnits | None, mesh: Mapping[str, int]
+) -> dict[Any, tuple[str, ...]] | None:
+    """Returns the axes of the mesh for each class or pattern; of None where axes stand alone.
+
+    Raises:
+        PlacementError: It cannot be read, or the mesh lacks an axis.
+    """
+    if asked is None:
+        return None
+    found: dict[Any, tuple[str, ...]] = {}
+    for key, axes in (asked if isinstance(asked, Mapping) else {None: asked}).items():
+        if not isinstance(key, str | type | None):
+            raise PlacementError(
+                f"fsdp= selects modules by a class or a path pattern, not by {key!r}."
+            )
+        own = (axes,) if isinstance(axes, str) else tuple(axes)
+        if not 1 <= len(own) <= 2 or [axis for axis in mesh if axis in own] != [*own]:
+            raise PlacementError(
+                f"fsdp= has {axes!r}: write an axis of the mesh ({', '.join(mesh)}), or two in its "
+                "order, the one with copies before the one that shards."
+            )
+        found[key] = own
+    if not found:
+        raise PlacementError('fsdp={} names no module: write fsdp={Block: "data"}.')
+    return found
