@@ -109,6 +109,16 @@ def test_no_function_is_named_by_a_participle(path):
     assert [name for name in sorted(names) if is_named_by_a_participle(name)] == []
 
 
+NAMELESS = {"of", "call", "known", "given"}  # what is done, and to what, is left open
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_function_of_a_module_says_what_it_does(path):
+    body = ast.parse(path.read_text()).body
+    names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    assert [name for name in names if name in NAMELESS] == []
+
+
 def test_what_a_participle_is():
     bad = ["held", "_renamed", "_turned_inside", "looked_up", "waiting", "_given", "moved_by"]
     good = ["named_arrays", "embedding", "known_devices", "is_fitted", "check_borrowed", "hold"]

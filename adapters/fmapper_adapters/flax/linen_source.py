@@ -58,7 +58,7 @@ def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
     return getattr(method, "__func__", method), module
 
 
-def of(
+def make_source(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
 ) -> tuple[Source, Mapping[str, Any]]:
     """Returns a module with its variables, and the keywords without those of `apply`.

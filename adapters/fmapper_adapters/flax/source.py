@@ -69,9 +69,9 @@ def options(model: Any) -> tuple[str, ...]:
 def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
     if _is_nnx(model):
         whole = _whole(model)
-        return train_flags.of(type(whole).__call__, 1, args, whole)
+        return train_flags.find_flags(type(whole).__call__, 1, args, whole)
     function, own = linen_source.function_of(model, kwargs.get("method"))
-    return train_flags.of(function, 1, args, own)
+    return train_flags.find_flags(function, 1, args, own)
 
 
 def _parts_say(model: Any) -> Iterator[bool]:
@@ -94,7 +94,9 @@ def _is_converted(model: Any) -> bool:
     return isinstance(model, nnx.Module) and hasattr(model, "_programs")
 
 
-def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, Args, Kwargs]:
+def make_source(
+    model: Any, args: Args, kwargs: Kwargs, *, train: bool
+) -> tuple[Source, Args, Kwargs]:
     """Returns the function of a model in a mode, its arrays and its arguments."""
     if _is_nnx(model):
         whole = _whole(model)
@@ -103,7 +105,7 @@ def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, 
             return source, args, kwargs
     else:
         modes = _modes_of(model, args, kwargs)
-        source, kwargs = linen_source.of(model, args, kwargs, train=train)
+        source, kwargs = linen_source.make_source(model, args, kwargs, train=train)
         return train_flags.set_mode(source, modes, args, kwargs, train=train)
     modes = _modes_of(model, args, kwargs)
     return train_flags.set_mode(source, modes, args, kwargs, train=train)
@@ -126,7 +128,7 @@ def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kw
     said = None
     if not _is_converted(model):
         said = train_flags.mode_of(_modes_of(model, args, kwargs), args, kwargs)
-    return of(model, args, kwargs, train=bool(said))
+    return make_source(model, args, kwargs, train=bool(said))
 
 
 def evaluate(model: Any, args: Args, kwargs: Kwargs) -> Any:

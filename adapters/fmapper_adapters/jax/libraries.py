@@ -104,9 +104,10 @@ class JaxModels(Models):
     def sources(self) -> Any:
         """Returns the module that makes the `Source` of a model.
 
-        It has the functions `of(model, args, kwargs, *, train)` and `evaluation(model, args,
-        kwargs)`, which return the source and the arguments that it takes, `evaluate(model, args,
-        kwargs)`, which calls the model, and `has_training` and `is_in_training`, as in `Models`.
+        It has the functions `make_source(model, args, kwargs, *, train)` and
+        `evaluation(model, args, kwargs)`, which return the source and the arguments that it takes,
+        `evaluate(model, args, kwargs)`, which calls the model, and `has_training` and
+        `is_in_training`, as in `Models`.
         """
 
     @abstractmethod
@@ -146,7 +147,7 @@ class JaxModels(Models):
         """Records the model by `jax.make_jaxpr`."""
         from fmapper_adapters.jax.record import trace
 
-        source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
+        source, args, kwargs = self.sources().make_source(model, args, kwargs, train=train)
         options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
         return trace.record(source, args, kwargs, parts=parts, **options)
 
@@ -178,7 +179,7 @@ class JaxModels(Models):
         """Prepares a call of the model, compiled with little effort."""
         from fmapper_adapters.jax import verify
 
-        return verify.outcome(*self.sources().of(model, args, kwargs, train=train))
+        return verify.outcome(*self.sources().make_source(model, args, kwargs, train=train))
 
     def training_steps(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
@@ -186,7 +187,7 @@ class JaxModels(Models):
         """Returns a function that runs the model and trains it for five steps."""
         from fmapper_adapters.jax.record import training_steps as _steps
 
-        source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
+        source, args, kwargs = self.sources().make_source(model, args, kwargs, train=train)
         return _steps.training_steps(source, args, kwargs)
 
     def as_argument(self, value: Any) -> Any:

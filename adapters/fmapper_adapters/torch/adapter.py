@@ -435,7 +435,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Calls a module in evaluation mode, without gradients, on copies of the inputs."""
         from fmapper_adapters.torch import verify
 
-        return verify.call(model, args, kwargs)
+        return verify.call_module(model, args, kwargs)
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool

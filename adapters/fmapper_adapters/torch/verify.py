@@ -19,7 +19,7 @@ from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
 
 
-def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def call_module(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Calls a module in evaluation mode on copies of the inputs, without changing it."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
@@ -65,7 +65,7 @@ def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     with foreign_classes.register(model, (args, kwargs)):
         args, kwargs = pytree.tree_map(widen, (args, dict(kwargs)))
     try:
-        return call(copy.deepcopy(model).double(), args, kwargs)
+        return call_module(copy.deepcopy(model).double(), args, kwargs)
     except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
         return None
 

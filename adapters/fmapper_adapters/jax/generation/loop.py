@@ -27,7 +27,7 @@ def pick(code: StaticProgram, params: Arrays, buffers: Arrays) -> tuple[Any, Any
     return code.pick_params(params), code.pick_buffers(buffers)
 
 
-def call(
+def run_program(
     code: StaticProgram, precision: str | None, arrays: tuple[Any, Any], *given: Any
 ) -> tuple[Any, Any, Any]:
     """Runs a program: returns logits, cache, and whether its assertions hold."""
@@ -45,7 +45,7 @@ def prefill(
     code: StaticProgram, precision: str | None, arrays: Any, tokens: Any, mask: Any
 ) -> tuple[Any, Any, Any]:
     """Runs prompts: returns logits, cache, and whether assertions hold."""
-    run = partial(call, code, precision)
+    run = partial(run_program, code, precision)
     inputs = (arrays, tokens, mask)
     found: tuple[Any, Any, Any] = _on_mesh(run, inputs, _outputs_of_nothing)
     return found
@@ -74,7 +74,7 @@ def prefill_by_steps(
         at, logits, cache, holds = state
         here = jax.lax.dynamic_index_in_dim(mask, at, 1, keepdims=False) > 0
         token = jax.lax.dynamic_index_in_dim(tokens, at, 1, keepdims=False)
-        new, after, check = call(code, precision, arrays, token, cache)
+        new, after, check = run_program(code, precision, arrays, token, cache)
 
         def keep(one: Any, old: Any) -> Any:
             if one.ndim == 0 or one.shape[0] != batch:
@@ -83,7 +83,7 @@ def prefill_by_steps(
 
         return at + 1, keep(new, logits), jax.tree.map(keep, after, cache), holds & check
 
-    shapes = jax.eval_shape(partial(call, code, precision), arrays, tokens[:, 0], cache)
+    shapes = jax.eval_shape(partial(run_program, code, precision), arrays, tokens[:, 0], cache)
     logits, holds = jnp.zeros(shapes[0].shape, shapes[0].dtype), jnp.ones(shapes[2].shape, bool)
     start = (jnp.int32(0), logits, cache, holds)
     return jax.lax.while_loop(lambda state: state[0] < count, body, start)[1:]
@@ -163,7 +163,7 @@ def loop(
 
         def body(state: State) -> State:
             before = state["cache"]
-            logits, cache, holds = call(code, precision, arrays, state["last"], before)
+            logits, cache, holds = run_program(code, precision, arrays, state["last"], before)
             new = _choose(fixed, knobs, key, logits, state)
             if fixed.beams > 1:
                 cache = beams.reorder(cache, before, new["source"])

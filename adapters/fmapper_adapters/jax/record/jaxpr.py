@@ -251,7 +251,7 @@ class _Body:
             return self._read_closed(branch, args[1:], path, source)
         if prng_keys.is_identity(eqn):
             return args
-        check = checks.of(eqn)
+        check = checks.find_check(eqn)
         if check is not None:
             return self._read_check(check, eqn, args, path, source)
         if checks.holds_one(eqn):  # its derivative is that of what it gives

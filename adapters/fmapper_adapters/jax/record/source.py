@@ -13,7 +13,7 @@ from fmapper_adapters.jax.record.closure import Lifted
 from fmapper_adapters.jax.record.trace import Source
 
 
-def of(
+def make_source(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
 ) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
     """Returns the function of a model and its arrays, and its arguments, in one of its modes.
@@ -28,7 +28,7 @@ def of(
     if getattr(type(model), "is_converted_model", False) is True:
         return _source_of_model(model), args, kwargs
     source = of_callable(model, train=train)
-    modes = train_flags.of(source.function, source.skipped, args)
+    modes = train_flags.find_flags(source.function, source.skipped, args)
     return train_flags.set_mode(source, modes, args, kwargs, train=train)
 
 
@@ -66,14 +66,14 @@ def evaluation(
 ) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
     """Returns a model and its arguments in evaluation mode, or in the mode the arguments name."""
     if getattr(type(model), "is_converted_model", False) is True:
-        return of(model, args, kwargs, train=False)
+        return make_source(model, args, kwargs, train=False)
     given = train_flags.mode_of(_modes_of(model, args), args, kwargs)
-    return of(model, args, kwargs, train=bool(given))
+    return make_source(model, args, kwargs, train=bool(given))
 
 
 def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
     function, skipped = _function(model)
-    return train_flags.of(function, skipped, args)
+    return train_flags.find_flags(function, skipped, args)
 
 
 def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:

@@ -18,7 +18,7 @@ _NAMES = {
 }
 
 
-def of(
+def find_flags(
     function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], own: Any = None
 ) -> dict[str, tuple[bool, int | None]]:
     """Returns the parameters of a function that set its mode.

@@ -56,7 +56,7 @@ def _direct_lowering(op: str) -> Lowering | None:
     overload = overload_of(op)
     if overload is None:
         return None
-    return Lowering(lambda *args, **kwargs: call(overload, *args, **kwargs))
+    return Lowering(lambda *args, **kwargs: emit_call(overload, *args, **kwargs))
 
 
 def overload_of(op: str) -> Any:
@@ -88,7 +88,7 @@ def _kind(argument: Any) -> str:
     return text
 
 
-def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
+def emit_call(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Emits a call of an operation into the graph."""
     emitter = current()
     args, kwargs = _native(args), _native(kwargs)
@@ -119,12 +119,12 @@ def _native(value: Any) -> Any:
 @lowering("aten::view.default", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_copy")
 def view(x: Any, size: Sequence[Any]) -> Any:
     """Reshapes: a program does not record the order in memory."""
-    return call(aten.reshape.default, x, size)
+    return emit_call(aten.reshape.default, x, size)
 
 
 @lowering("aten::view.dtype")
 def view_dtype(x: Any, dtype: DType) -> Any:
-    return call(aten.view.dtype, contiguous(x), dtype)
+    return emit_call(aten.view.dtype, contiguous(x), dtype)
 
 
 @lowering("aten::contiguous")
@@ -135,49 +135,49 @@ def contiguous(x: Any) -> Any:
 @lowering("aten::as_strided", "aten::as_strided_copy")
 def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
     """Returns a strided window into the contiguous elements."""
-    whole = call(aten.clone.default, x, memory_format=torch.contiguous_format)
-    return call(aten.as_strided.default, whole, size, stride, storage_offset or 0)
+    whole = emit_call(aten.clone.default, x, memory_format=torch.contiguous_format)
+    return emit_call(aten.as_strided.default, whole, size, stride, storage_offset or 0)
 
 
 @lowering("aten::empty.memory_format", "aten::empty_permuted")
 def empty(size: Any, order: Any = None, dtype: Any = None) -> Any:
     """Returns zeros rather than uninitialised memory."""
-    return call(aten.zeros.default, size, dtype=dtype)
+    return emit_call(aten.zeros.default, size, dtype=dtype)
 
 
 @lowering("aten::empty_strided")
 def empty_strided(size: Any, stride: Any, dtype: Any = None) -> Any:
-    return call(aten.zeros.default, size, dtype=dtype)
+    return emit_call(aten.zeros.default, size, dtype=dtype)
 
 
 @lowering("aten::empty_like")
 def empty_like(x: Any, dtype: Any = None) -> Any:
-    return call(aten.zeros_like.default, x, dtype=dtype)
+    return emit_call(aten.zeros_like.default, x, dtype=dtype)
 
 
 @lowering("aten::new_empty")
 def new_empty(x: Any, size: Any, dtype: Any = None) -> Any:
-    return call(aten.new_zeros.default, x, size, dtype=dtype)
+    return emit_call(aten.new_zeros.default, x, size, dtype=dtype)
 
 
 @lowering("aten::new_empty_strided")
 def new_empty_strided(x: Any, size: Any, stride: Any, dtype: Any = None) -> Any:
-    return call(aten.new_zeros.default, x, size, dtype=dtype)
+    return emit_call(aten.new_zeros.default, x, size, dtype=dtype)
 
 
 @lowering("aten::_unsafe_index")
 def index(x: Any, indices: Any) -> Any:
     """Returns elements at indices, which are bounds-checked."""
-    return call(aten.index.Tensor, x, indices)
+    return emit_call(aten.index.Tensor, x, indices)
 
 
 @lowering("aten::_unsafe_index_put")
 def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    return call(aten.index_put.default, x, indices, values, accumulate)
+    return emit_call(aten.index_put.default, x, indices, values, accumulate)
 
 
 def _with_dropout(overload: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: call(overload, *args, **kwargs)
+    return lambda *args, **kwargs: emit_call(overload, *args, **kwargs)
 
 
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
@@ -254,8 +254,8 @@ def assert_async(condition: Any, message: str) -> Any:
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """Calls what torch has gradients of."""
     if source.dtype != x.dtype:
-        source = call(aten.to.dtype, source, x.dtype)
-    return call(aten.expand_as.default, source, x)
+        source = emit_call(aten.to.dtype, source, x.dtype)
+    return emit_call(aten.expand_as.default, source, x)
 
 
 @lowering("aten::_assert_scalar")
@@ -273,7 +273,7 @@ def stop_gradient(x: Any) -> Any:
 
 @lowering("fmapper::overwrite")
 def overwrite(x: Any, value: Any) -> Any:
-    return call(silent_writes.OVERWRITE, x, value)
+    return emit_call(silent_writes.OVERWRITE, x, value)
 
 
 @lowering("higher_order::wrap_with_set_grad_enabled")

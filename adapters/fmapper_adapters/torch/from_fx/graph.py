@@ -119,7 +119,7 @@ def program(
         name=type(module).__name__,
     )
     given = [one for one in inputs if one.kind in ("user", "static")]
-    found.guards, found.fixed = guards.of(exported, given, found.input_paths())
+    found.guards, found.fixed = guards.find_guards(exported, given, found.input_paths())
     facts = SizeFacts.read(exported.graph_module)
     run = functools.partial(order.run, other_forms=other_forms, facts=facts)
     if calls is None:

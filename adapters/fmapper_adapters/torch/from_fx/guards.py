@@ -187,7 +187,7 @@ def _step(key: Any) -> str:
     return f"[{key.idx if isinstance(key, pytree.SequenceKey) else key.key!r}]"
 
 
-def of(
+def find_guards(
     exported: torch.export.ExportedProgram, inputs: Sequence[Input], paths: Sequence[str]
 ) -> tuple[tuple[Guard, ...], tuple[str, ...]]:
     """Returns the guards of a program, and the sizes that have become fixed.

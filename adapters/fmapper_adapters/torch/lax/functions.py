@@ -50,7 +50,7 @@ def custom_call(
         return emitter.inline(call_jaxpr, (*tensors[:own], *tensors[own + more :]))
     options = {"constants": constants} if own or more else {}
     results = emitter.call(
-        derivatives.call,
+        derivatives.call_with_derivative,
         emitter.submodule(call_jaxpr, "function"),
         f"{function}: {backward}"
         if isinstance(backward, str)

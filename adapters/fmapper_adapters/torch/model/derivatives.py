@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 Body = Callable[..., tuple[Tensor, ...]]
 
 
-def call(
+def call_with_derivative(
     body: Body,
     backward: Body | str,
     operands: Sequence[Tensor],
@@ -46,7 +46,7 @@ def call(
     return found
 
 
-call.is_control_flow = True  # type: ignore[attr-defined]
+call_with_derivative.is_control_flow = True  # type: ignore[attr-defined]
 
 
 def _is_differentiated(tensors: Sequence[Tensor]) -> bool:

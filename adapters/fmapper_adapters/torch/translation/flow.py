@@ -18,7 +18,7 @@ def is_flow(target: Any) -> bool:
     return target in (*_SCANS, control_flow.while_loop, control_flow.switch)
 
 
-def call(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call:
+def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call:
     """Returns a loop or branch as a call, closed as yet: its functions take all that they need.
 
     Args:

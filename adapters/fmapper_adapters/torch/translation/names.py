@@ -23,7 +23,7 @@ _PLACES = {
 }
 
 
-def of(function: Callable[..., Any]) -> str:
+def public_name(function: Callable[..., Any]) -> str:
     """Returns what a function is called in a file; empty if it is none of torch's or Python's."""
     if isinstance(function, type(torch.ops.aten.add.Tensor)):
         return f"torch.ops.{function!s}"

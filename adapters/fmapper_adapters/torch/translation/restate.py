@@ -244,7 +244,7 @@ class _Restated:
             self._kind(one) for one in (value if isinstance(value, tuple | list) else [value])
         )
         if flow.is_flow(node.target):
-            found = flow.call(node, self._plain, inner)
+            found = flow.call_of_flow(node, self._plain, inner)
             return dataclasses.replace(
                 found, name=name, module=module, source=source, result=result
             )
@@ -265,7 +265,7 @@ class _Restated:
             before = node.args[0].meta.get("val")
             if isinstance(before, tuple | list):
                 return "sym::getitem"
-        public = names.of(target)
+        public = names.public_name(target)
         if public:
             return f"torch::{public}"
         op = f"fmapper::{target.__module__}:{target.__qualname__}"

@@ -23,7 +23,7 @@ class Check:
     branch: Any
 
 
-def of(eqn: Any) -> Check | None:
+def find_check(eqn: Any) -> Check | None:
     """Recognises a check; returns None for any other equation."""
     if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != 2:
         return None
@@ -39,7 +39,7 @@ def holds_one(eqn: Any) -> bool:
     """Returns whether an equation wraps a check in a custom derivative."""
     if eqn.primitive.name != "custom_jvp_call":
         return False
-    return any(of(inner) is not None for inner in eqn.params["call_jaxpr"].jaxpr.eqns)
+    return any(find_check(inner) is not None for inner in eqn.params["call_jaxpr"].jaxpr.eqns)
 
 
 def _find_raise(branch: Any) -> Any | None:

@@ -293,7 +293,7 @@ class _StandIns(TorchFunctionMode):
         if getattr(func, "__name__", "") == "_pack_padded_sequence":
             return packed.pack(*args)
         if (lengths := packed.lengths_in(args, kwargs or {})) is not None:
-            return packed.call(func, args, kwargs or {}, lengths)
+            return packed.call_packed(func, args, kwargs or {}, lengths)
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
 
 

@@ -91,7 +91,7 @@ def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
     return data, sizes
 
 
-def call(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
+def call_packed(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
     """Calls a function with a packed sequence among its arguments.
 
     Raises:
