@@ -1,4 +1,4 @@
-"""Activation functions that JAX writes out: GELU in both forms, SiLU."""
+"""Activation functions that JAX expands: GELU in both forms, SiLU."""
 
 from __future__ import annotations
 

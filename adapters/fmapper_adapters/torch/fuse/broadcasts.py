@@ -1,4 +1,4 @@
-"""Broadcasts that torch's functions make themselves."""
+"""Drops broadcasts that torch's functions do themselves."""
 
 from __future__ import annotations
 

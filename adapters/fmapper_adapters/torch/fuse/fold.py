@@ -1,4 +1,4 @@
-"""Constants: numbers that are computed from numbers, and calls that change nothing."""
+"""Folds constants, and drops calls that return an operand unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at a graph: who computes a value, and how its dimensions lie in another value."""
+"""An index of a graph: the call that computes a value, and the layout of its dimensions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Look:
     Args:
         graph: The graph.
         kinds: dtype and shape of its inputs, by name.
-        roles: Which inputs are arrays of the model: `trained`, or `fixed` for those that nobody
-            takes a gradient of.
+        roles: The inputs that are arrays of the model: `trained`, or `fixed` for those that have no
+            gradient.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Look:
                 self.kinds[call.name] = call.result[0]
 
     def add(self, call: Call) -> Ref:
-        """Adds a call that was made while rewriting."""
+        """Adds a call that a rewrite has made."""
         self.calls[call.name] = call
         self.kinds[call.name] = call.result[0]
         return Ref(call.name)
@@ -79,11 +79,11 @@ class Look:
 
         Args:
             value: The value.
-            detached: It may be one that no gradient flows through.
+            detached: Whether to look through calls that end gradients.
 
         Returns:
-            The value that it comes from by moving dimensions only, and for each dimension of that
-            which is not of size 1 the dimension of `value` that shows it.
+            The value from which it is made by moving dimensions only, and for each of its
+            dimensions that is not of size 1 the corresponding dimension of `value`.
         """
         at = {i: i for i, n in enumerate(self.shape(value)) if n != 1}
         while True:
@@ -131,8 +131,8 @@ class Look:
     ) -> Any | None:
         """Returns the reduction over `axes`, of shape `full`, that a value is broadcast from.
 
-        Its dimensions must be those of `full` without `axes`, or with 1 in their places, or be
-        broadcast to all of `full`; None if they lie otherwise.
+        Its dimensions must be those of `full` without `axes`, or with 1 in their places, or
+        broadcast to `full`; otherwise None.
         """
         source, at = self.origin(value, detached=detached)
         dropped = set(axes)

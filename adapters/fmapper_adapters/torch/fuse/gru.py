@@ -1,4 +1,4 @@
-"""GRU cells whose reset gate takes the product with the hidden state, as torch's does."""
+"""GRU cells whose reset gate applies to the product with the hidden state, as in torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Gru:
     """A GRU cell.
 
     Attributes:
-        size: How many units it has.
-        reset, update: The gates. The update gate says what is kept.
-        new: The input's part of what is new.
-        hidden: The product with the hidden state that is reset.
-        hidden_biases: What is added to that before it is reset.
-        hidden_number: A number that is added there.
+        size: The number of units.
+        reset, update: The gates; the update gate is the share of the old state.
+        new: The input's part of the new state.
+        hidden: The product with the hidden state, to which the reset gate applies.
+        hidden_biases: The biases that are added to it before that.
+        hidden_number: A number that is added to it before that.
     """
 
     size: int

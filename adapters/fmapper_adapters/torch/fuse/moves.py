@@ -1,4 +1,4 @@
-"""Chains of transpositions and dimensions of size 1 that come and go, as one move."""
+"""Merges chains of transpositions, and of dimensions of size 1, into a single one."""
 
 from __future__ import annotations
 

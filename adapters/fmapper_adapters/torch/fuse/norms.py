@@ -45,7 +45,7 @@ def _extend(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> An
 def _weight(
     look: Any, value: Any, axes: tuple[int, ...], shape: tuple[Any, ...], dtype: str
 ) -> Any | None:
-    """Returns a scale or bias in the shape that torch takes."""
+    """Returns a scale or bias in torch's shape."""
     found = look.align(value, axes)
     if found is None or look.shape(found) != tuple(shape[i] for i in axes):
         return None

@@ -1,4 +1,4 @@
-"""LSTM cells: what a step of a loop computes, in any order of the gates and of what is carried."""
+"""Recognises LSTM cells in the step of a loop, in any order of the gates and of the carry."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Lstm:
     """An LSTM cell.
 
     Attributes:
-        cell: Which of the two arrays that are carried is the state of the cell.
-        size: How many units it has.
-        gates: Of the input, forgetting, the cell, the output: torch's order.
+        cell: The position of the cell state in the carry.
+        size: The number of units.
+        gates: The input, forget, cell and output gates, in torch's order.
     """
 
     cell: int
@@ -112,14 +112,14 @@ def _argument(look: Any, value: Any, name: str) -> Any | None:
 
 
 class Reader:
-    """Takes the sums apart that go into gates.
+    """Splits the sums in gates into their terms.
 
     Args:
         look: The step.
-        x: What the step is given.
+        x: The input of the step.
         h: The hidden state before it.
         constants: The names of the weights.
-        size: How many units there are.
+        size: The number of units.
     """
 
     def __init__(self, look: Any, x: Ref, h: Ref, constants: set[str], size: int) -> None:

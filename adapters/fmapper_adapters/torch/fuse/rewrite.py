@@ -1,4 +1,4 @@
-"""The rewriting of a graph: which recognisers there are, and how their finds are put in."""
+"""Rewrites a graph: the list of recognisers, and the insertion of the calls that they find."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Rewriter:
     Args:
         graph: The graph.
         kinds: dtype and shape of its inputs, by name.
-        roles: Which inputs are arrays of the model.
-        taken: Names that no new call may have; those of new calls are added.
+        roles: The inputs that are arrays of the model.
+        taken: Names that no new call may have; the names of new calls are added.
 
     Attributes:
         look: The graph.
@@ -62,9 +62,10 @@ class Rewriter:
     def run(
         self, graph: Graph, find: Callable[[Rewriter, Call], Any]
     ) -> tuple[Graph, dict[str, Any]]:
-        """Rewrites the graph by `find`; returns it and the replacements by name.
+        """Rewrites the graph by `find`, which returns None for most calls.
 
-        It gives None for most.
+        Returns:
+            The graph, and the replacements by name.
         """
         known: dict[str, Any] = {}
         calls: list[Call] = []
@@ -91,8 +92,8 @@ def simplify(
     Args:
         graph: The graph.
         kinds: dtype and shape of its inputs, by name.
-        roles: Which inputs are arrays of the model, as `Look` takes it.
-        fused: False: only what needs no recognition, constants and needless broadcasts.
+        roles: The inputs that are arrays of the model, as for `Look`.
+        fused: Whether to fuse primitives; if not, only constants and broadcasts are simplified.
     """
     found = fold(graph, kinds).without_dead_calls(lambda call: False)
     taken = {*graph.inputs, *(call.name for call in graph.calls)}

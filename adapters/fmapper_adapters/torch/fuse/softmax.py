@@ -60,7 +60,7 @@ def _operand_of(look: Any, call: Call) -> tuple[Any, int] | None:
 
 
 def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
-    """Tells whether a value is the largest of x along a dimension, in each place of the others."""
+    """Returns whether a value is the maximum of x along a dimension."""
     source = look.unreduce(value, look.shape(x), (axis,), detached=True)
     greatest = look.call(source, "reduce_max")
     if greatest is None or tuple(greatest.kwargs["axes"]) != (axis,):

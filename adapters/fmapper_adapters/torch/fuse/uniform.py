@@ -9,7 +9,7 @@ import torch
 
 from fmapper.programs import Call, Scalar
 
-# Bits that are drawn, how far they are moved to be a mantissa, the pattern of one.
+# Bits that are drawn, their shift to the mantissa, and the bit pattern of 1.
 _LAYOUTS = {
     "float64": (64, 12, 0x3FF0000000000000),
     "float32": (32, 9, 0x3F800000),

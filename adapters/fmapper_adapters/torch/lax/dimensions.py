@@ -1,6 +1,6 @@
-"""Rules for which dimensions a primitive of JAX shares among operands and results.
+"""Rules for the dimensions that operands and results of a JAX primitive have in common.
 
-Rules for meshes follow from that. A primitive that is not here needs its operands whole.
+Rules for meshes are derived from these. A primitive that is not listed needs whole operands.
 """
 
 from __future__ import annotations

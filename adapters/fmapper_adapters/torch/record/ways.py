@@ -1,4 +1,4 @@
-"""The ways in which torch can record a module, from the one that keeps most to the last resort."""
+"""The ways in which torch can record a module, from the most general program to the last resort."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def is_data_dependent(error: Exception) -> bool:
     return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
 
 
-# What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
-# examples go, and asserts in the program that other inputs go it too.
+# Failures that `draft_export` handles soundly: it follows the examples, and the program asserts
+# that other inputs lead to the same path.
 _SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
 _FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from arrays
 
@@ -78,8 +78,8 @@ def _for_branches(
 def _without_provenance() -> Iterator[None]:
     """Switches off torch's record of the provenance of size expressions.
 
-    That is for people who read its report, and takes most of the time of `draft_export`: minutes
-    where sizes depend on sizes that depend on values.
+    It is only for its report, and takes most of the time of `draft_export`: minutes, if sizes
+    depend on sizes that depend on values.
     """
     log = getattr(sym_node, "dtrace_structured", None)
 
@@ -154,8 +154,8 @@ WAYS_FOR_ANY_VALUES = (_over_experts,)
 def quiet() -> Iterator[None]:
     """Silences torch's warnings and logs about its internals.
 
-    Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
-    back until it is known that it has not failed.
+    After a failure, torch prints the graph so far on stderr too. So the output of a forward is held
+    back until it has succeeded.
     """
     printed = io.StringIO()
     # Each has a level of its own, so that of `torch` would not do.

@@ -1,7 +1,7 @@
-"""Calls whose results depend on values, made where the values are known: they are asserted.
+"""Calls whose results depend on values, recorded with known values, which are asserted.
 
-Results that have as many elements as some condition has true ones get a size that is a number, so
-that the program can be compiled.
+Results with an element for each true element of a condition get a size that is a number, so that
+the program can be compiled.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Call:
     """A call of a function that was observed.
 
     Attributes:
-        results: Of each result its shape, or the integer or bool that it is; else None.
-        numbers: The values of tensors that stand for sizes.
-        counts: How many elements are true, of each mask in an index.
+        results: The shape of each result, or its value if it is an integer or bool; else None.
+        numbers: The values of tensors that are used as sizes.
+        counts: The number of true elements of each mask in an index.
     """
 
     results: list[Any]

@@ -1,8 +1,8 @@
-"""Records a module for the values of its examples, where what it does depends on values.
+"""Records a module for the values of its examples, if its behaviour depends on values.
 
-The module is run once to see which values it reads from tensors and which sizes depend on values.
-While it is recorded it gets the same ones, and the program asserts each of them: for inputs that
-give other values it raises.
+The module runs once to find the values that it reads from tensors, and the sizes that depend on
+values. While it is recorded it gets the same values, and the program asserts each of them: inputs
+with other values raise an error.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def record_values(
 ) -> torch.export.ExportedProgram:
     """Records the program of a module for the values of the examples.
 
-    Where it is not `aware` of it, the module does what it does when it is not recorded.
+    Unless it is `aware`, the recording is hidden from the module.
 
     Raises:
-        Exception: What torch raises where it cannot record it so either.
+        Exception: torch's error if it cannot record the module this way either.
     """
     seen = _observe_values(module, args, kwargs)
     forward = module.forward
@@ -160,7 +160,7 @@ def _facts(result: Any) -> list[Any]:
 
 
 def _tell(result: Any, fact: Any) -> Any:
-    """Makes a value known to torch, and asserts it."""
+    """Tells torch a value, and asserts it."""
     if isinstance(result, _Tensor):
         if not free_unbacked_symbols(result) or len(fact or ()) != result.ndim:
             return result
