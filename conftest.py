@@ -30,6 +30,7 @@ pytest_collect_file = Sybil(
 collect_ignore_glob = ["docs/*.py", "docs/**/*.py"]  # programs that need more than the tests do
 
 WORKERS = 8  # each may take 5 GB
+SECOND = 1.0
 LONG = 4.0  # seconds
 DURATIONS = Path(__file__).parent / "tests" / "durations.json"
 
@@ -43,20 +44,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests that take more than a second, as tests/durations.json has them.
+    """Marks the tests that take more than half a second, as tests/durations.json has them.
 
-    The shortest case of each function is `thorough`, unless it is long; the others are `slow`.
-    Tests that are asked for by name are run, whatever they take.
+    Those of less than a second are `thorough`. Of the others, the shortest case of each function is
+    `thorough`, unless it is long, and the rest are `slow`. Tests that are selected by name always
+    run.
     """
     named = any("::" in argument for argument in config.args)
     if named or config.pluginmanager.has_plugin("support.durations") or not DURATIONS.exists():
         return
     seconds = json.loads(DURATIONS.read_text())
     functions = defaultdict(list)
-    for name in seconds:
+    for name in filter(lambda name: seconds[name] >= SECOND, seconds):
         functions[re.sub(r"\[.*", "", name)].append(name)
     shortest = {min(names, key=seconds.__getitem__) for names in functions.values()}
     for item in items:
         if item.nodeid in seconds:
-            short = item.nodeid in shortest and seconds[item.nodeid] < LONG
+            took = seconds[item.nodeid]
+            short = took < SECOND or (item.nodeid in shortest and took < LONG)
             item.add_marker("thorough" if short else "slow")

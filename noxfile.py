@@ -66,7 +66,7 @@ def sweeps(session: nox.Session) -> None:
 
 @nox.session
 def durations(session: nox.Session) -> None:
-    """Run all tests and write which take more than a second: tests/durations.json."""
+    """Run all tests and write which take more than half a second: tests/durations.json."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
     options = ("-p", "support.durations", "-m", "not slow")
     session.run("python", "-m", "pytest", *options, env={"PYTHONPATH": "tests"})

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 PLACE = Path(__file__).parents[1] / "durations.json"
-FAST = 1.0  # seconds; what takes less is part of the usual run
+FAST = 0.5  # seconds; tests that take less are part of the usual run
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Keeps the tests of tests/ that took more than a second."""
+    """Keeps the tests of tests/ that took more than half a second."""
     reports = terminalreporter.stats.get("passed", [])
     took = {r.nodeid: round(r.duration, 1) for r in reports if r.when == "call"}
     slow = {name: t for name, t in took.items() if t >= FAST and name.startswith("tests/")}
