@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
 Ranges: TypeAlias = Sequence[tuple[int, int] | slice]  # what a user writes for a box
@@ -87,8 +87,22 @@ def panel_boxes(shape: Sequence[int], elements: int) -> Iterator[Box]:
         return
     axis = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= elements)
     rows = max(1, elements // max(1, math.prod(shape[axis + 1 :])))
+    rows = math.ceil(shape[axis] / math.ceil(shape[axis] / rows))  # of equal size
     rest = full_box(shape[axis + 1 :])
     for index in itertools.product(*map(range, shape[:axis])):
         head = tuple((at, at + 1) for at in index)
         for start in range(0, shape[axis], rows):
             yield (*head, (start, min(start + rows, shape[axis])), *rest)
+
+
+def parts_of_box(box: Box, elements: int) -> Iterator[tuple[Box, Any]]:
+    """Yields consecutive boxes of a box, and the index of each in an array of its shape.
+
+    Examples:
+        >>> list(parts_of_box(((4, 6), (1, 3)), 2))[1]
+        (((5, 6), (1, 3)), (slice(1, 2, None), slice(0, 2, None), Ellipsis))
+    """
+    for part in panel_boxes(box_shape(box), elements):
+        pairs = zip(part, box, strict=True)
+        inner = tuple((begin + low, begin + high) for (low, high), (begin, _) in pairs)
+        yield inner, (*box_slices(part), ...)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +16,40 @@ if TYPE_CHECKING:
 _ROWS = 256  # of a tile, along the dimension that is dense in the source
 _COLUMNS = 128  # along the one that is dense in the target; twice as many bytes
 _SMALL = 4096  # elements that fit into the nearest cache in any order
+_MOST_KEPT = 32 << 20  # bytes of a buffer that a thread keeps
+
+
+class _Kept(threading.local):
+    """The memory of a thread that is not in use at the moment."""
+
+    def __init__(self) -> None:
+        self.buffers: list[np.ndarray[Any, Any]] = []
+        self.squares: dict[int, _Squares] = {}
+
+
+_kept = _Kept()
+
+
+@contextmanager
+def scratch(shape: Sequence[int], dtype: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """Lends an uninitialised array in C order, for as long as the block runs.
+
+    Each thread keeps the memory for the next time: to bring new pages takes longer than to read a
+    file in the cache.
+    """
+    import numpy as np
+
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    buffers = _kept.buffers
+    buffer = buffers.pop() if buffers else np.empty(0, np.uint8)
+    if buffer.nbytes < nbytes:
+        del buffer  # before its successor is there
+        buffer = np.empty(nbytes, np.uint8)
+    try:
+        yield buffer[:nbytes].view(dtype).reshape(shape)
+    finally:
+        if buffer.nbytes <= _MOST_KEPT:
+            buffers.append(buffer)
 
 
 def dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -61,7 +99,7 @@ def _copy_plane(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> N
     is_dense = target.strides[1] == source.strides[0] == size
     copy: Any = np.copyto
     if size in (1, 2, 4) and is_dense and sys.byteorder == "little":
-        copy = _Squares(target.dtype)
+        copy = _kept.squares.get(size) or _kept.squares.setdefault(size, _Squares(size))
     width = _COLUMNS if size > 1 else 2 * _COLUMNS
     for i in range(0, rows, _ROWS):
         for j in range(0, columns, width):
@@ -76,35 +114,49 @@ class _Squares:
     which may lie at the same places of the cache, are written one after the other.
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, itemsize: int) -> None:
         import numpy as np
 
-        bits = 8 * dtype.itemsize
-        self._wide = wide = np.dtype(f"u{2 * dtype.itemsize}")
-        self._bits, self._low = wide.type(bits), wide.type((1 << bits) - 1)
+        bits = 8 * itemsize
+        self._dtype, self._wide = np.dtype(f"u{itemsize}"), np.dtype(f"u{2 * itemsize}")
+        self._bits = self._wide.type(bits)
+        self._low = self._wide.type((1 << bits) - 1)
         self._high = ~self._low
-        self._tile = np.empty((_ROWS, 2 * _COLUMNS), dtype)
-        self._parts = np.empty((2, _COLUMNS, _ROWS // 2), wide)
+        self._shape = (0, 0)
 
     def __call__(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         import numpy as np
 
-        rows, columns = target.shape[0] // 2 * 2, target.shape[1] // 2 * 2
-        turned, tile = source[:rows, :columns].T, self._tile[:rows, :columns]
+        rows, columns = target.shape
+        if rows % 2 or columns % 2:
+            rows, columns = rows // 2 * 2, columns // 2 * 2
+            target[rows:] = source[rows:]
+            target[:, columns:] = source[:, columns:]
+            target, source = target[:rows, :columns], source[:rows, :columns]
+        if self._shape != (rows, columns):
+            self._resize(rows, columns)
+        turned = source.T
         a, b = turned[0::2].view(self._wide), turned[1::2].view(self._wide)
-        upper, lower = tile[0::2].view(self._wide), tile[1::2].view(self._wide)
-        found, other = self._parts[:, : columns // 2, : rows // 2]
+        found, other = self._found, self._other
         np.left_shift(b, self._bits, out=found)
         np.bitwise_and(a, self._low, out=other)
         np.bitwise_or(found, other, out=found)
-        upper[...] = found.T
+        self._upper[...] = self._turned
         np.right_shift(a, self._bits, out=found)
         np.bitwise_and(b, self._high, out=other)
         np.bitwise_or(found, other, out=found)
-        lower[...] = found.T
-        target[:rows, :columns] = tile
-        target[rows:] = source[rows:]
-        target[:, columns:] = source[:, columns:]
+        self._lower[...] = self._turned
+        target[...] = self._tile
+
+    def _resize(self, rows: int, columns: int) -> None:
+        import numpy as np
+
+        self._shape = rows, columns
+        self._tile = np.empty((rows, columns), self._dtype)
+        self._upper = self._tile[0::2].view(self._wide)
+        self._lower = self._tile[1::2].view(self._wide)
+        self._found, self._other = np.empty((2, columns // 2, rows // 2), self._wide)
+        self._turned = self._found.T
 
 
 def _dense_axis(array: np.ndarray[Any, Any]) -> int:

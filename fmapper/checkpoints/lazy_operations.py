@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fmapper.backends.arrays import HOST, Arrays
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.dtypes import dtype_name, wanted_dtype
-from fmapper.checkpoints.boxes import Box, box_shape, flat_range
+from fmapper.checkpoints.boxes import Box, box_shape, flat_range, parts_of_box
 from fmapper.checkpoints.dense import copy_into, dense
 from fmapper.checkpoints.lazy import ByteRun, LazyArray, Operation
+from fmapper.checkpoints.stored import BLOCK, StoredArray
 from fmapper.errors import CheckpointError, LossyCastError
 from fmapper.files.dtypes import numpy_dtype
 
@@ -289,7 +290,30 @@ class Cast(Operation):
             wanted = numpy_dtype(wanted_dtype(array.dtype.name, dtype_name(dtype)))
         except ValueError as error:
             raise CheckpointError(str(error)) from None
-        return array if wanted == array.dtype else Cast(array, wanted, name)
+        return Cast._inside(array, wanted, name)
+
+    @staticmethod
+    def _inside(array: LazyArray, dtype: Any, name: str) -> LazyArray:
+        """Casts before elements are moved: as they come from the file, block by block."""
+        if array.dtype == dtype:
+            return array
+        if isinstance(array, Transpose | Part | Concatenate | Reshape):
+            operands = [Cast._inside(operand, dtype, name) for operand in array.operands]
+            if isinstance(array, Transpose):
+                return Transpose(operands[0], array.axes)
+            if isinstance(array, Part):
+                return Part(operands[0], array.box)
+            if isinstance(array, Reshape):
+                return Reshape(operands[0], array.shape)
+            return Concatenate(operands, array.along)
+        return Cast(array, dtype, name)
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        if not isinstance(self.operands[0], StoredArray):
+            super()._fill(box, out)
+            return
+        for part, place in parts_of_box(box, BLOCK // self.dtype.itemsize):
+            copy_into(out[place], self._read(part))
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
         array = self.operands[0]

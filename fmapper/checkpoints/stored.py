@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fmapper.checkpoints.boxes import Box, box_shape, full_box
+from fmapper.checkpoints.boxes import Box, box_shape, full_box, parts_of_box
+from fmapper.checkpoints.dense import copy_into, scratch
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
 
-_COVER = 1 << 20  # bytes: up to that what lies between wanted runs is read, too
+_COVER = 1 << 20  # bytes that are read at a time where what lies between runs is read, too
 _RUN = 4 << 10  # bytes: runs of a local file that are longer are read one by one
+_GAP = 16 << 10  # bytes that take as long to read as a call takes
 _PIECE = 8 << 20  # bytes that one call reads
+BLOCK = 1 << 20  # bytes that are read and put elsewhere while they are in the cache
 
 
 class SourceFile:
@@ -87,15 +90,22 @@ class StoredArray(LazyArray):
     def _fill(self, box: Box, out: Any) -> None:
         if out.flags.c_contiguous:
             self.read_into(out, box)
-        else:
-            super()._fill(box, out)
+            return
+        with self.file.handle() as handle:
+            for part, place in parts_of_box(box, BLOCK // self.dtype.itemsize):
+                with scratch(box_shape(part), self.dtype) as rows:
+                    self._read_part(handle, rows, part)
+                    copy_into(out[place], rows)
 
     def read_into(self, out: Any, box: Box) -> None:
         """Reads a part into a C-contiguous array of its shape."""
         if not out.size:
             return
         with self.file.handle() as handle:
-            self._gather(handle, out, box, self.offset)
+            self._read_part(handle, out, box)
+
+    def _read_part(self, handle: int, out: Any, box: Box) -> None:
+        self._gather(handle, out, box, self.offset)
         if self.dtype.kind == "b" and (out.view("u1") > 1).any():
             raise CheckpointError(f"{self.file.path}: a bool is neither true nor false")
 
@@ -107,12 +117,26 @@ class StoredArray(LazyArray):
             self.file.read_into(handle, _bytes(out), offset + begin)
             return
         start, stop = box[axis]
-        is_short = not self.file.is_local or self._run(box[axis + 1 :]) < _RUN
-        if is_short and (stop - start) * strides[axis] <= _COVER:
-            self._cover(handle, out, box[axis:], self.shape[axis:], offset)
+        count = self._rows_to_cover(box[axis:], strides[axis])
+        if not count:
+            for row, at in zip(out, range(start, stop), strict=True):
+                self._gather(handle, row, box, offset + at * strides[axis])
             return
-        for row, at in zip(out, range(start, stop), strict=True):
-            self._gather(handle, row, box, offset + at * strides[axis])
+        for at in range(start, stop, count):
+            rows = (at, min(at + count, stop)), *box[axis + 1 :]
+            inner = out[at - start : at - start + count]
+            self._cover(handle, inner, rows, self.shape[axis:], offset)
+
+    def _rows_to_cover(self, box: Box, stride: int) -> int:
+        """Returns how many rows to read at a time with what lies between them; 0 for runs alone."""
+        count = box[0][1] - box[0][0]
+        if not self.file.is_local:  # each read is a request
+            return count if count * stride <= _COVER else 0
+        run = self._run(box[1:])
+        if run >= _RUN:
+            return 0
+        wanted = math.prod(box_shape(box[1:])) * self.dtype.itemsize
+        return _COVER // stride if stride - wanted <= _GAP * (wanted // run) else 0
 
     def _run(self, box: Box) -> int:
         """Returns the length in bytes of the contiguous runs of a box."""
@@ -125,13 +149,11 @@ class StoredArray(LazyArray):
 
     def _cover(self, handle: int, out: Any, box: Box, shape: Sequence[int], offset: int) -> None:
         """Reads the rows that hold wanted elements, and selects those."""
-        import numpy as np
-
         (start, stop), *rest = box
-        rows = np.empty((stop - start, *shape[1:]), self.dtype)
         step = math.prod(shape[1:]) * self.dtype.itemsize
-        self.file.read_into(handle, _bytes(rows), offset + start * step)
-        out[...] = rows[(slice(None), *itertools.starmap(slice, rest))]
+        with scratch((stop - start, *shape[1:]), self.dtype) as rows:
+            self.file.read_into(handle, _bytes(rows), offset + start * step)
+            copy_into(out, rows[(slice(None), *itertools.starmap(slice, rest))])
 
 
 def _strides(shape: Sequence[int], itemsize: int) -> list[int]:

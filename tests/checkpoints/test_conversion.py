@@ -101,9 +101,9 @@ def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch, target):
     written = []
     original = writer.write_piece
 
-    def write(handle, piece):
+    def write(handle, piece, check):
         written.append((piece.name, piece.offset))
-        return original(handle, piece)
+        return original(handle, piece, check)
 
     monkeypatch.setattr(writer, "write_piece", write)
     convert_checkpoint(source, tmp_path / f"whole-{target}", form)
@@ -158,8 +158,8 @@ def test_two_processes_do_not_write_one_target(source, tmp_path, monkeypatch):
 def test_what_reads_otherwise_than_it_was_written_is_found(source, tmp_path, monkeypatch):
     original = writer.write_piece
 
-    def spoil(handle, piece):
-        done = original(handle, piece)
+    def spoil(handle, piece, check):
+        done = original(handle, piece, check)
         if piece.name == "c":
             os.pwrite(handle, b"\xff", piece.offset + 17)
         return done
@@ -174,7 +174,7 @@ def test_what_reads_otherwise_than_it_was_written_is_found(source, tmp_path, mon
 
 
 def test_a_full_disk_loses_nothing(source, tmp_path, monkeypatch):
-    def full(handle, piece):
+    def full(handle, piece, check):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -234,4 +234,5 @@ def test_panels_of_a_stack_of_transposed_matrices_do_not_grow_with_their_number(
         assert sum(sizes) == stacked.nbytes
         assert max(sizes) <= 16 << 20
     first = LazyArray.full((128, 256, 600), 1, np.float16).transpose((2, 0, 1))
-    assert max(nbytes for _, nbytes in panels(first)) == 512 * 128 * 256 * 2  # runs of 1 KiB
+    two = [nbytes for _, nbytes in panels(first)]  # not more than with runs of 1 KiB, and alike
+    assert two == [300 * 128 * 256 * 2] * 2

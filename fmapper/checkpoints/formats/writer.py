@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fmapper.checkpoints.boxes import Box, box_shape, panel_boxes
+from fmapper.checkpoints.dense import scratch
 from fmapper.checkpoints.lazy import LazyArray, Operation
-from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.checkpoints.stored import BLOCK, SourceFile, StoredArray
 from fmapper.errors import CheckpointError, LossyCastError
 
 T = TypeVar("T")
 
 _PANEL = 8 << 20  # bytes of a part that is held in memory
+_WIDE = 32 << 20  # of one that takes runs from everywhere in a file, which is read again for each
 _SHORTEST_RUN = 1 << 10  # bytes: below that reading across the rows of a file is slow
 _COPY = 64 << 20  # bytes that are copied within the kernel at a time
+_PAGE = 4 << 10  # bytes; the kernel is quick where source and target lie alike in them
 _WORKERS = 2  # one reads and computes while another writes
+_large = threading.Lock()  # of panels that are larger than _WIDE there is one at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +50,21 @@ class Piece:
     nbytes: int
 
 
-def panels(array: LazyArray) -> Iterator[tuple[Box, int]]:
+def panels(array: LazyArray, wide: int = _PANEL) -> Iterator[tuple[Box, int]]:
     """Yields parts of an array of some 8 MiB in the order of its memory, each with its bytes.
 
     They are larger where a part would need short runs from everywhere in a file.
+
+    Args:
+        array: The array.
+        wide: The bytes of a part that takes runs from everywhere.
     """
     itemsize = array.dtype.itemsize
     most = _PANEL // itemsize
     if array.ndim > 1 and array.byte_runs() is None:
         axis = _axis_of_runs(array)
         behind = array.shape[1:] if axis is None else array.shape[array.ndim + axis + 1 :]
+        most = most if axis == -1 else wide // itemsize
         most = max(most, math.prod(behind) * _SHORTEST_RUN // itemsize)
     for box in panel_boxes(array.shape, most):
         yield box, math.prod(box_shape(box)) * itemsize
@@ -95,26 +105,39 @@ def pieces(name: str, array: LazyArray, offset: int) -> Iterator[Piece]:
                 yield Piece(name, (stored.file, stored.offset + at), (), offset, part)
                 offset += part
         return
-    for box, nbytes in panels(array):
+    for box, nbytes in panels(array, _WIDE):
         if nbytes:
             yield Piece(name, array, box, offset, nbytes)
             offset += nbytes
 
 
-def write_piece(handle: int, piece: Piece) -> int | None:
+def write_piece(handle: int, piece: Piece, check: bool) -> int | None:
     """Writes a piece to its place.
 
     Returns:
-        The checksum of what was written; None where the kernel has copied it.
+        The checksum of what was written, if it is to be compared later; None where it was copied.
     """
     if isinstance(piece.array, tuple) and piece.array[0].is_local:
         file, start = piece.array
         with file.handle() as source:
             _copy(source, handle, start, piece.offset, piece.nbytes)
         return None
-    data = read_bytes(piece)
-    _pwrite(handle, data, piece.offset)
-    return zlib.crc32(data)
+    with _bytes_of(piece) as data:
+        _pwrite(handle, data, piece.offset)
+        return zlib.crc32(data) if check else None
+
+
+@contextmanager
+def _bytes_of(piece: Piece) -> Iterator[memoryview]:
+    """Reads a panel in the form in which it is written, into memory of this thread."""
+    if not isinstance(piece.array, Operation | StoredArray):
+        yield read_bytes(piece)
+        return
+    shape, dtype = box_shape(piece.box), piece.array.dtype
+    with _large if piece.nbytes > _WIDE else nullcontext(), scratch(shape, dtype) as values:
+        with _named(piece):
+            piece.array.read(piece.box, values)
+        yield memoryview(values.reshape(-1).view("u1").data)
 
 
 def read_bytes(piece: Piece) -> memoryview:
@@ -127,30 +150,39 @@ def read_bytes(piece: Piece) -> memoryview:
         with file.handle() as source:
             file.read_into(source, data, start)
         return data
-    try:
+    with _named(piece):
         values = np.ascontiguousarray(piece.array.read(piece.box))
-    except (CheckpointError, LossyCastError) as error:
-        raise type(error)(f"{piece.name}: {error}") from error
     return memoryview(values.reshape(-1).view("u1").data)
 
 
+@contextmanager
+def _named(piece: Piece) -> Iterator[None]:
+    """Names the array in errors."""
+    try:
+        yield
+    except (CheckpointError, LossyCastError) as error:
+        raise type(error)(f"{piece.name}: {error}") from error
+
+
 def _copy(source: int, target: int, start: int, offset: int, nbytes: int) -> None:
-    """Copies bytes from file to file, in the kernel where it can."""
+    """Copies bytes from file to file: in the kernel where it can, unless that copies by halves."""
     done = 0
     try:
-        while done < nbytes:
+        while done < nbytes and not (start - offset) % _PAGE:
             count = os.copy_file_range(source, target, nbytes - done, start + done, offset + done)
             if not count:
                 break
             done += count
     except (AttributeError, OSError):  # not here, or not between these file systems
         pass
-    while done < nbytes:
-        data = os.pread(source, min(_PANEL, nbytes - done), start + done)
-        if not data:
-            raise CheckpointError("a file became shorter while it was copied")
-        _pwrite(target, memoryview(data), offset + done)
-        done += len(data)
+    with scratch((BLOCK,), "u1") as block:
+        data = memoryview(block.data)
+        while done < nbytes:
+            count = os.preadv(source, [data[: nbytes - done]], start + done)
+            if not count:
+                raise CheckpointError("a file became shorter while it was copied")
+            _pwrite(target, data[:count], offset + done)
+            done += count
 
 
 def _pwrite(handle: int, data: memoryview, offset: int) -> None:
@@ -246,7 +278,7 @@ class Writer:
                 at += array.nbytes
 
         def write(piece: Piece) -> tuple[Piece, int | None]:
-            return piece, write_piece(handle, piece)
+            return piece, write_piece(handle, piece, self._check)
 
         for piece, checksum in in_order(write, todo()):
             if self._journal is not None:
@@ -272,19 +304,9 @@ class Writer:
             handle = file.fileno()
 
             def is_same(written: tuple[Piece, int | None]) -> str | None:
-                piece, checksum = written
-                data = _buffer(piece.nbytes)
-                at = 0
-                while at < len(data):
-                    count = os.preadv(handle, [data[at:]], piece.offset + at)
-                    if not count:
-                        return piece.name
-                    at += count
-                if checksum is None:
-                    return None if _are_equal(data, read_bytes(piece)) else piece.name
-                return None if zlib.crc32(data) == checksum else piece.name
+                return None if _reads_back(handle, *written) else written[0].name
 
-            for wrong in in_order(is_same, _in_panels(self._written)):
+            for wrong in in_order(is_same, self._written):
                 if wrong is not None:
                     raise CheckpointError(
                         f"{path}: {wrong}: reads back differently than it was written"
@@ -298,25 +320,38 @@ def _buffer(nbytes: int) -> memoryview:
     return memoryview(np.empty(nbytes, np.uint8).data)
 
 
-def _are_equal(a: memoryview, b: memoryview) -> bool:
-    """Compares bytes as arrays; `==` of views is slow."""
+def _reads_back(handle: int, piece: Piece, checksum: int | None) -> bool:
+    """Returns whether a file has what was written, by its checksum or by what was copied."""
     import numpy as np
 
-    return np.array_equal(np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8))
+    found = 0
+    with ExitStack() as stack:
+        data, other = (stack.enter_context(scratch((BLOCK,), "u1")) for _ in range(2))
+        copied = piece.array if isinstance(piece.array, tuple) else None
+        source = stack.enter_context(copied[0].handle()) if copied else -1
+        for at in range(0, piece.nbytes, BLOCK):
+            count = min(BLOCK, piece.nbytes - at)
+            if not _read_fully(handle, memoryview(data[:count].data), piece.offset + at):
+                return False
+            if copied is None:
+                found = zlib.crc32(data[:count].data, found)
+                continue
+            file, start = copied
+            file.read_into(source, memoryview(other[:count].data), start + at)
+            if not np.array_equal(data[:count], other[:count]):
+                return False
+    return copied is not None or found == checksum
 
 
-def _in_panels(
-    written: Iterable[tuple[Piece, int | None]],
-) -> Iterator[tuple[Piece, int | None]]:
-    """Yields, in panels, what was copied within the kernel."""
-    for piece, checksum in written:
-        if not isinstance(piece.array, tuple):
-            yield piece, checksum
-            continue
-        file, start = piece.array
-        for at in range(0, piece.nbytes, _PANEL):
-            nbytes = min(_PANEL, piece.nbytes - at)
-            yield Piece(piece.name, (file, start + at), (), piece.offset + at, nbytes), None
+def _read_fully(handle: int, data: memoryview, offset: int) -> bool:
+    """Fills a buffer; returns whether the file is long enough."""
+    at = 0
+    while at < len(data):
+        count = os.preadv(handle, [data[at:]], offset + at)
+        if not count:
+            return False
+        at += count
+    return True
 
 
 def _panels(name: str, array: LazyArray) -> Iterator[Piece]:
