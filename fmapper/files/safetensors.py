@@ -52,9 +52,11 @@ _TEXT = re.compile(rb'"' + _CHARACTERS + rb'"')
 _ENTRY = re.compile(rb"\{" + _W + (_W + rb"," + _W).join([_FIELD] * 3) + _W + rb"\}")
 _ARRAY = re.compile(_KEY.pattern + _ENTRY.pattern + _NEXT.pattern)
 _USUAL = re.compile(  # as safetensors itself and JSON's writers in Python and Rust have it
-    rb'"([^"\\\x00-\x1f]{1,4096}+)":\{"dtype":"(\w++)","shape":\[([0-9,]{0,2000}+)\],"data_offsets":\['
-    + _INTEGER + rb"," + _INTEGER + rb"\]\}([,}])"
+    rb'"([^"\\\x00-\x1f]{1,4096}+)":\{("dtype":"(?:\w++)","shape":\[(?:[0-9,]{0,2000}+)\]),'
+    rb'"data_offsets":\[' + _INTEGER + rb"," + _INTEGER + rb"\]\}([,}])"
 )  # fmt: skip
+_UNKNOWN: tuple[str, tuple[int, ...], int] = ("", (), -1)  # a form that was not seen before
+_FORM = re.compile(rb'"dtype":"(\w++)","shape":\[([0-9,]*+)\]')
 _LONG_NUMBER = re.compile(r"[0-9]{26,}")
 _DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
 
@@ -200,28 +202,28 @@ class _Parser:
 
     def _usual(self) -> bool:
         """Adds the arrays that follow, up to an unusual one; returns whether the object ends."""
-        data, at, begin, entries, forms = (
-            self._data,
-            self._at,
-            self._begin,
-            self.entries,
-            self._forms,
-        )
-        while (found := _USUAL.match(data, at)) is not None:
-            key, dtype, shape, start, stop, more = found.groups()
-            form = forms.get((dtype, shape))
+        data, at, begin, entries = self._data, self._at, self._begin, self.entries
+        match, new_entry = _USUAL.match, Entry.__new__
+        forms: dict[bytes, tuple[str, tuple[int, ...], int]] = {}  # most arrays share a few
+        last, stop = 0, b"0"
+        while (found := match(data, at)) is not None:
+            key, form, start, end, more = found.groups()
             name = key.decode()
-            first, last = int(start), int(stop)
+            first = last if start == stop else int(start)
+            last, stop = int(end), end
+            dtype, shape, nbytes = forms.get(form, _UNKNOWN)
             if (
-                form is not None
-                and last - first == form[2]
+                last - first == nbytes
                 and name not in entries
                 and name.isprintable()
                 and name != _METADATA
             ):
-                entries[name] = Entry(begin + first, begin + last, form[0], form[1])
-            elif not self._is_added(key, dtype, shape, start, stop):
-                break
+                entries[name] = new_entry(Entry, begin + first, begin + last, dtype, shape)
+            else:
+                code, sizes = _FORM.fullmatch(form).groups()  # type: ignore[union-attr]
+                if not self._is_added(key, code, sizes, start, end):
+                    break
+                forms[form] = self._forms[code, sizes]
             self._at = at = found.end()
             if more == b"}":
                 return True

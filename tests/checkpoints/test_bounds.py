@@ -110,7 +110,7 @@ def test_tensors_whose_values_do_not_lie_there_are_refused_by_name(value, said, 
 @pytest.mark.parametrize(
     ("value", "legacy", "said"),
     [
-        (np.float32(1), False, "scalar.*weights_only=False"),
+        (np.ones(1), False, "array of NumPy.*weights_only=False"),
         (torch.ones(1).expand(4), False, r"save tensor\.contiguous\(\)"),
         ({("a", 1): torch.ones(1)}, False, "has a dict at 'v' with keys"),
         (torch.ones(1), True, "of torch before 1.6"),

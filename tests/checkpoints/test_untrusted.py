@@ -1,11 +1,15 @@
 """What is refused of checkpoints that anybody may have written, each with the one error."""
 
+import argparse
 import json
 import os
 import pickle
 import struct
 import tracemalloc
 import zipfile
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -260,3 +264,49 @@ def test_a_name_that_no_file_can_have(name):
             call(name)
         assert isinstance(one.value, fmapper.CheckpointError | fmapper.ProgramFileError)
         assert str(one.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (np.float64(3.5), {"x": 3.5}),
+        (np.float32(0.25), {"x": 0.25}),
+        (np.int64(-3), {"x": -3}),
+        (np.bool_(True), {"x": True}),
+        (argparse.Namespace(lr=0.1, name="a"), {"x.lr": 0.1, "x.name": "a"}),
+        (defaultdict(int, {"a": 1}), {"x.a": 1}),
+        (defaultdict(list, {"a": [1]}), {"x.a.0": 1}),
+        (Path("runs") / "one", {"x": "runs/one"}),
+        (datetime(2020, 1, 1), {}),
+        (np.complex64(1j), {}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_values_of_training_scripts_beside_tensors(tmp_path, value, wanted, protocol):
+    place = tmp_path / "x.pt"
+    torch.save({"w": torch.ones(2), "x": value}, place, pickle_protocol=protocol)
+    found = dict(fmapper.load(place))
+    assert found.pop("w").shape == (2,)
+    assert {name: (type(v), v) for name, v in found.items()} == {
+        name: (type(v), v) for name, v in wanted.items()
+    }
+
+
+class Unknown:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones(3), "holds an array of NumPy.*torch.from_numpy"),
+        (torch.nn.Linear(1, 1), r"holds a whole module, of class torch.*Linear.*state_dict\(\)"),
+        (Unknown(), r"an object of .*Unknown.*safe_globals\(\[Unknown\]\)"),
+    ],
+    ids=["array", "module", "object"],
+)
+def test_what_a_pickle_holds_is_named_with_the_way_out(tmp_path, value, message):
+    torch.save({"w": torch.ones(2), "x": value}, tmp_path / "x.pt")
+    with pytest.raises(fmapper.CheckpointError, match=message):
+        fmapper.load(tmp_path / "x.pt")

@@ -85,7 +85,8 @@ class SafetensorsFolder(Format):
         places: dict[str, str] = {}
         for name in names:
             found, own = _read_file(file_in(path, name))
-            for twice in found.keys() & arrays.keys():
+            if not arrays.keys().isdisjoint(found):
+                twice = min(arrays.keys() & found)
                 raise CheckpointError(f"{path / name}: {show(twice)} is in another shard as well")
             places |= dict.fromkeys(found, name)
             arrays |= found
@@ -94,9 +95,9 @@ class SafetensorsFolder(Format):
                 check_count(len(arrays), "arrays in all files")
             except Misfit as error:
                 raise CheckpointError(f"{path}: {error}") from None
-        for array, name in (index or {}).items():
-            if places.get(array) != name:
-                raise CheckpointError(f"{path / INDEX}: {show(array)} is not in {show(name)}")
+        if index is not None and not index.items() <= places.items():
+            array, name = min(index.items() - places.items())
+            raise CheckpointError(f"{path / INDEX}: {show(array)} is not in {show(name)}")
         return _with_about(arrays, metadata, tuple(path / name for name in names))
 
     def write(self, out: Writer, contents: Contents) -> None:
@@ -279,15 +280,15 @@ def _read_index(path: Path) -> dict[str, str]:
         places = index.get("weight_map") if type(index) is dict else None
         if type(places) is not dict or not places:
             raise Misfit("has no weight_map")
-        known = set()
+        known: dict[str, bool] = {}
         for name, file_name in places.items():
-            if type(file_name) is not str or not (
-                file_name in known or _SHARD.fullmatch(file_name)
-            ):
+            if type(file_name) is str and file_name in known:
+                continue
+            if type(file_name) is not str or not _SHARD.fullmatch(file_name):
                 raise Misfit(
                     f"{show(name)} refers to {show(file_name)}, which is not a file of the folder"
                 )
-            known.add(file_name)
+            known[file_name] = True
     except Misfit as error:
         raise CheckpointError(f"{path}: {error}") from None
     return places

@@ -112,11 +112,7 @@ class Archive:
         except NotAllowed as error:
             if unknown:
                 return unknown["unknown"]
-            raise Misfit(
-                f"its pickle names {error}, which torch does not read with weights_only=True. It "
-                "is not read in any other way, because a pickle could run code. If you trust the "
-                "file, load it with torch.load(path, weights_only=False) and save its tensors alone"
-            ) from None
+            raise Misfit(str(error)) from None
         except Exception as error:  # of the unpickler: it raises anything
             reason = str(error).partition("\n")[0][:200]
             raise Misfit(f"its pickle is damaged: {type(error).__name__}: {reason}") from None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fmapper.checkpoints import Misfit, check_count
+from fmapper_adapters.torch.checkpoints.values import values_beside_tensors, way_out
 
 _MOST_LONG = 1000  # integers of more than four bytes: as keys of a dict they may all collide
 _MOST_DIMENSIONS = 64
@@ -191,7 +192,10 @@ class Record:
 
 
 def names_of_tensors() -> Names:
-    """Returns the stand-ins for what `torch.load(weights_only=True)` allows, for one pickle."""
+    """Returns the stand-ins for one pickle: of what `torch.load(weights_only=True)` allows.
+
+    Values that training scripts save beside tensors have some as well.
+    """
     count = 0
 
     def tensor(
@@ -250,11 +254,11 @@ def names_of_tensors() -> Names:
         "torch.nn.parameter.Parameter": lambda data, *rest: data,
         "collections.OrderedDict": OrderedDict,
         "collections.Counter": OrderedDict,
-        "_codecs.encode": lambda text, *rest: None,
         "builtins.set": lambda items=(): None,
         "__builtin__.set": lambda items=(): None,
         "builtins.complex": lambda *args: None,
         "__builtin__.complex": lambda *args: None,
+        **values_beside_tensors(),
     }
 
     def find(module: str, name: str) -> Any:
@@ -263,14 +267,14 @@ def names_of_tensors() -> Names:
             return calls[full]
         dtype = dtype_of(module, name)
         if dtype is None:
-            raise NotAllowed(f"{module[:60]!a}.{name[:60]!a}")
+            raise NotAllowed(way_out(module, name))
         return dtype
 
     return find
 
 
 class NotAllowed(Exception):
-    """Says which name of a pickle is not among those that torch reads without running code."""
+    """Says what a pickle holds that is not read, and the way out."""
 
 
 def dtype_of(module: str, name: str) -> Dtype | None:

@@ -1,0 +1,103 @@
+"""Stand-ins for the values that training scripts save beside tensors: NumPy's numbers, settings.
+
+`torch.load(weights_only=True)` refuses them, unless they are named in
+`torch.serialization.add_safe_globals`. The stand-ins need no such list: they run nothing of
+NumPy or of the classes for which they stand.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from fmapper.checkpoints import Misfit
+
+_NUMBERS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"}  # codes of NumPy and of `struct`
+_NUMBERS |= {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+_FACTORIES = ("int", "long", "float", "bool", "str", "list", "dict", "tuple")
+_LONGEST = 16  # bytes of a number
+_MODULE = "torch.save(module.state_dict(), path)"
+
+
+def values_beside_tensors() -> dict[str, Callable[..., Any]]:
+    """Returns the stand-ins by full name, for one pickle: it can set their attributes."""
+
+    class Settings(dict[Any, Any]):
+        """Stands for a namespace: its attributes are the items of a dict."""
+
+        def __init__(self, *_: Any, **items: Any) -> None:  # a factory of defaults is dropped
+            super().__init__(items)
+
+        def __setstate__(self, state: Any) -> None:
+            self.update(state)
+
+    class NumberDtype:
+        """Stands for a dtype of NumPy."""
+
+        def __init__(self, code: Any, *_: Any) -> None:
+            self.code = _NUMBERS.get(code) if type(code) is str else None
+            self.order = "<"
+
+        def __setstate__(self, state: Any) -> None:
+            self.order = state[1] if state[1] in ("<", ">") else "<"
+
+    def number(dtype: Any, data: Any) -> Any:
+        if not isinstance(dtype, NumberDtype) or type(data) is not bytes or dtype.code is None:
+            return None  # a complex one, or a text
+        try:
+            return struct.unpack(dtype.order + dtype.code, data)[0]
+        except struct.error:
+            raise Misfit("has a number of NumPy without its bytes") from None
+
+    def factory(*_: Any) -> None:
+        """Stands for what a `defaultdict` makes, which is named and never called."""
+        raise Misfit("calls a type of Python, which checkpoints do not")
+
+    def path(*parts: Any) -> str:
+        return "/".join(part for part in parts if type(part) is str)
+
+    return {
+        "numpy._core.multiarray.scalar": number,
+        "numpy.core.multiarray.scalar": number,
+        "numpy.dtype": NumberDtype,
+        "argparse.Namespace": Settings,
+        "types.SimpleNamespace": Settings,
+        "collections.defaultdict": Settings,
+        **{
+            f"{room}.{name}": factory for room in ("builtins", "__builtin__") for name in _FACTORIES
+        },
+        "_codecs.encode": _encode,
+        **{f"pathlib.{name}Path": path for name in ("", "Posix", "Windows", "PurePosix", "Pure")},
+        **{f"pathlib._local.{name}Path": path for name in ("", "Posix", "Windows", "PurePosix")},
+        "datetime.datetime": lambda *_: None,
+        "datetime.date": lambda *_: None,
+        "datetime.timedelta": lambda *_: None,
+    }
+
+
+def _encode(text: Any, *_: Any) -> bytes | None:
+    """Decodes bytes as the pickles of torch have them; long ones are not numbers, and dropped."""
+    if type(text) is not str or len(text) > _LONGEST:
+        return None
+    try:
+        return text.encode("latin1")
+    except UnicodeEncodeError:
+        return None
+
+
+def way_out(module: str, name: str) -> str:
+    """Returns what a pickle holds that is not read, and how to get at its tensors."""
+    full = f"{module[:60]}.{name[:60]}"
+    if not full.isprintable() or not full.isascii():
+        full = ascii(full)
+    trusted = "If you trust the file, load it with torch.load(path, weights_only=False)"
+    if module.startswith("torch.nn.") or name == "_rebuild_module":
+        return f"holds a whole module, of class {full}. {trusted} and write its arrays: {_MODULE}"
+    if full.startswith(("numpy._core.multiarray._", "numpy.core.multiarray._", "numpy.ndarray")):
+        return f"holds an array of NumPy. {trusted} and save it as torch.from_numpy(array)"
+    return (
+        f"holds an object of {full}. It is not created, because a pickle could run code. {trusted}, "
+        f"or with weights_only=True within torch.serialization.safe_globals([{name[:60]}]) if its "
+        "class is harmless, and save the tensors alone, in a dict"
+    )
