@@ -97,7 +97,7 @@ def way_out(module: str, name: str) -> str:
     if full.startswith(("numpy._core.multiarray._", "numpy.core.multiarray._", "numpy.ndarray")):
         return f"holds an array of NumPy. {trusted} and save it as torch.from_numpy(array)"
     return (
-        f"holds an object of {full}. It is not created, because a pickle could run code. {trusted}, "
-        f"or with weights_only=True within torch.serialization.safe_globals([{name[:60]}]) if its "
-        "class is harmless, and save the tensors alone, in a dict"
+        f"holds an object of {full}. It is not created, because a pickle could run code. "
+        f"{trusted}, or with weights_only=True within torch.serialization.safe_globals("
+        f"[{name[:60]}]) if its class is harmless, and save the tensors alone, in a dict"
     )
