@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -22,7 +23,12 @@ from fmapper.checkpoints.rules.naming import Drop
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.checkpoints.save import contents_of_tree
 from fmapper.checkpoints.transient import transient_in
-from fmapper.errors import CheckpointError, FmapperWarning, StructureMismatchError
+from fmapper.errors import (
+    CheckpointError,
+    ConversionError,
+    FmapperWarning,
+    StructureMismatchError,
+)
 from fmapper.files.bounded_json import read_json_file
 from fmapper.files.untrusted import Misfit
 from fmapper.files.urls import local_place
@@ -149,14 +155,15 @@ def from_pretrained(
                 if dynamic_shapes == "auto":
                     dynamic_shapes = found.dynamic_shapes
             say(f"converting {type(model).__name__}")
-            model = _convert(
-                model,
-                to,
-                tuple(example_inputs or ()),
-                {**inputs, **(example_kwargs or {})},
-                dynamic_shapes=dynamic_shapes,
-                **options,
-            )
+            with _note_of(inputs):
+                model = _convert(
+                    model,
+                    to,
+                    tuple(example_inputs or ()),
+                    {**inputs, **(example_kwargs or {})},
+                    dynamic_shapes=dynamic_shapes,
+                    **options,
+                )
         elif options:
             raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
         say(f"reading the weights of {source.name}")
@@ -175,6 +182,21 @@ def from_pretrained(
         place = None if sharding is None else sharding.placer(model)
         filled = back(fill(tree, state, device=device, strict=False, place=place))
         return filled if sharding is None else sharding(filled)
+
+
+@contextmanager
+def _note_of(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Notes on errors of a conversion which example inputs were made for it."""
+    try:
+        yield
+    except ConversionError as error:
+        made = ", ".join(f"{name}{list(array.shape)}" for name, array in inputs.items())
+        if inputs:
+            error.add_note(
+                f"The example inputs were made from the configuration: {made}. If the model takes "
+                "others, pass them as example_kwargs="
+            )
+        raise
 
 
 def _convert(*args: Any, **options: Any) -> Any:

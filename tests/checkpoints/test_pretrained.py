@@ -322,7 +322,22 @@ def test_a_damaged_generation_config_is_the_one_error(folders, tmp_path, text, s
         ("MixtralForCausalLM", "mixtral"),  # experts that are stacked
         ("T5ForConditionalGeneration", "t5"),  # ties
         ("ParakeetForRNNT", "parakeet_rnnt"),  # an LSTM, which has its weights in a list as well
+        ("CLIPModel", "clip"),  # text and pictures, which are made from the configuration
     ],
 )
 def test_a_folder_is_the_same_after_flax(name, kind):
-    assert pretrained.folder_case(name, kind, "flax")["class"] == "ok"
+    found = pretrained.folder_case(name, kind, "flax")
+    assert found["class"] == "ok"
+    assert found["examples"] == ("given" if name == "ParakeetForRNNT" else "from the configuration")
+
+
+def test_an_error_names_the_example_inputs_that_were_made(folders, monkeypatch):
+    def fail(*_, **__):
+        raise fmapper.ConversionError("cannot be recorded")
+
+    monkeypatch.setattr("fmapper.checkpoints.pretrained._convert", fail)
+    with pytest.raises(fmapper.ConversionError) as caught:
+        fmapper.from_pretrained(folders["llama"][0], "jax")
+    (note,) = caught.value.__notes__
+    assert "input_ids[2, 8], attention_mask[2, 8]" in note
+    assert "example_kwargs=" in note

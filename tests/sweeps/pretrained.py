@@ -1,8 +1,9 @@
 """Every architecture of transformers: its folder as transformers writes it, by rules and back.
 
 `nox -s pretrained` runs one class of each; `nox -s pretrained -- Mixtral` runs some. With
-`--to flax` each folder becomes a model of Flax, which is saved as a folder again. Nothing is
-computed with the models; what is compared is names, shapes, dtypes and bits.
+`--to flax` each folder becomes a model of Flax, which is saved as a folder again; the example
+inputs are those made from its configuration, where the model runs with them. What is compared is
+names, shapes, dtypes and bits.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def folder_case(name: str, kind: str, to: str) -> dict[str, Any]:
             kept = type(tiny.model).from_pretrained(folder).state_dict()
         except Exception as error:  # a configuration whose heads do not divide what is permuted
             return {"class": "torch", "reason": sweeping.reason(error)}
-        options = {"example_kwargs": tiny.inputs, "dynamic_shapes": None}
+        options: dict[str, Any] = {"dynamic_shapes": None}
+        are_made = _takes_what_is_made(tiny.model)
+        if not are_made:
+            options["example_kwargs"] = tiny.inputs
         try:
             model = fmapper.from_pretrained(folder, to, **options)
         except fmapper.UnsupportedOpsError as error:
@@ -83,7 +87,23 @@ def folder_case(name: str, kind: str, to: str) -> dict[str, Any]:
         wrong = [n for n in kept.keys() | opened.keys() if not _same(kept.get(n), opened.get(n))]
         if wrong:
             return {"class": sweeping.MISMATCH, "reason": f"transformers reads otherwise: {wrong}"}
-    return {"class": sweeping.OK, "arrays": found.compared}
+    examples = "from the configuration" if are_made else "given"
+    return {"class": sweeping.OK, "arrays": found.compared, "examples": examples}
+
+
+def _takes_what_is_made(model: Any) -> bool:
+    """Whether a model runs with the inputs that are made from its configuration."""
+    import torch
+
+    from fmapper_adapters.torch.pretrained import inputs
+
+    made = inputs.example_kwargs(model)
+    try:
+        with torch.no_grad():
+            model(**made)
+    except Exception:
+        return False
+    return bool(made)
 
 
 def _same(a: Any, b: Any) -> bool:
