@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fmapper.backends.discovery import adapter_of, adapters
@@ -29,6 +29,7 @@ Said: TypeAlias = "list[tuple[str, Any, Axes]]"
 
 MODEL, DERIVE, LAYOUT = "model", "derive", "layout"
 _NO_RULE: Final = ""
+_WEAK = (_NO_RULE, "'*'")  # what another rule for the same array takes the place of
 _RANGE = re.compile(r"\[-?\d*:-?\d*\]")
 _INDEX = re.compile(r"\[(\d+|\*)\]")
 
@@ -58,6 +59,7 @@ class Found:
         self.rules: dict[int, tuple[Rule, str]] = {}
         self.links: dict[int, Link] = {}
         self._leads: list[tuple[Any, Any]] = []
+        self._aliases: dict[str, list[str]] = {}
         self._nodes: list[Any] = []
         if isinstance(rules, Mapping):
             self._by_patterns(rules, tree)
@@ -91,6 +93,7 @@ class Found:
         for link, value, kind, inner in walk(tree, once=False, state=state, down=down):
             if kind is not None:
                 self._nodes.append(value)
+                self._know_aliases(value)
                 if isinstance(kind, NodeType) and kind.follows:
                     self._leads += kind.follows(value)
             elif adapter_of(value) is not None:
@@ -99,6 +102,21 @@ class Found:
                     self.names[id(value)] = name_of(link)
                     self.links[id(value)] = link
                 self._meet(value, link, inner)
+
+    def _know_aliases(self, node: Any) -> None:
+        """Records the other names of arrays that are tied in the source of a converted model."""
+        from fmapper.meshes.derivation import program_of
+
+        program = program_of(node)
+        for alias, name in program.aliases.items() if program is not None else ():
+            self._aliases.setdefault(name, []).append(alias)
+
+    def _names(self, link: Link) -> Iterator[str]:
+        """Yields the name of an array at a place, and with the others that it has in its source."""
+        yield (name := name_of(link))
+        for own, others in self._aliases.items():
+            if name == own or name.endswith(f".{own}"):
+                yield from (f"{name.removesuffix(own)}{other}" for other in others)
 
     def _meet(self, array: Any, link: Link, state: Any) -> None:
         """Records the rules by pattern and class for an array at one of its places."""
@@ -129,20 +147,23 @@ class Found:
             if state[1]:  # an optimizer has it of a model, whose rule decides
                 lent.append((array, link, (state[0], False)))
                 return
-            name = name_of(link)
-            taken = [rule for rule, p in patterns.items() if p.search(name)] + list(state[0])
+            for name in self._names(link):
+                take(array, link, name, state[0])
+
+        def take(array: Any, link: Link, name: str, inside: Iterable[Any]) -> None:
+            taken = [rule for rule, p in patterns.items() if p.search(name)] + list(inside)
             for rule in taken:
                 met.setdefault(rule, name)
             first = min(taken, key=order.__getitem__, default=None)
             won.add(first)
             said = (None, _NO_RULE) if first is None else (rules[first], _name(first))
             known = self.rules.setdefault(id(array), said)
-            if known[1] == _NO_RULE:
+            if known[1] in _WEAK and said[1] != _NO_RULE:
                 self.rules[id(array)] = said
-            elif said[1] != _NO_RULE and _plain(known[0]) != _plain(said[0]):
+            elif said[1] not in _WEAK and _plain(known[0]) != _plain(said[0]):
                 raise PlacementError(
-                    f"{self.where(array)} and {format_keys(KeyPath.from_link(link))} are the same "
-                    f"array, but the rule {known[1]} says {known[0]!r} and the rule {said[1]} says "
+                    f"{self.where(array)} and {self._place(name, link)} are the same array, but "
+                    f"the rule {known[1]} says {known[0]!r} and the rule {said[1]} says "
                     f"{said[0]!r}. Make both rules agree, or untie the arrays."
                 )
 
@@ -156,9 +177,7 @@ class Found:
         problems = []
         for rule in order:
             if rule not in met:
-                known = self.names.values()
-                close = did_you_mean(rule.strip("*."), known) if isinstance(rule, str) else ""
-                problems.append(f"the rule {_name(rule)} matches no array.{close}")
+                problems.append(f"the rule {_name(rule)} matches no array.{self._hint(rule)}")
             elif rule not in won:
                 problems.append(
                     f"the rule {_name(rule)} never applies: earlier rules match all of its arrays, "
@@ -166,6 +185,26 @@ class Found:
                 )
         if problems:
             raise PlacementError("\n".join(problems))
+
+    def _place(self, name: str, link: Link) -> str:
+        """Returns where an array is, or by which other name it is there, for errors."""
+        own = name_of(link)
+        return format_keys(KeyPath.from_link(link)) if name == own else repr(name)
+
+    def _hint(self, rule: Any) -> str:
+        """Returns what a rule that matches nothing may have meant."""
+        if isinstance(rule, type):
+            return (
+                f" Nothing in this tree is a {rule.__qualname__}; a converted model has no such "
+                "classes, only names."
+            )
+        keys = rule.strip("*.").split(".")
+        known: dict[str, None] = {}
+        for name in self.names.values():
+            parts = name.split(".")
+            starts = range(len(parts) - len(keys) + 1)
+            known |= dict.fromkeys(".".join(parts[at : at + len(keys)]) for at in starts)
+        return did_you_mean(".".join(keys), known)
 
     # --- what a model says itself ---------------------------------------------------------------
 

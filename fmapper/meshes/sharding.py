@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from fmapper.backends.arrays import Arrays
@@ -194,7 +194,7 @@ class Sharding(Router):
                 continue
             shape = _shape(array)
             try:
-                spec = read_spec(tuple(rule or ()), shape, self._own, self._meanings)
+                spec = read_spec(_axes(rule), shape, self._own, self._meanings)
                 specs[id(array)] = self._even(spec, shape)
             except (PlacementError, TypeError) as error:
                 said = f", by the rule {name}" if name else ""
@@ -356,6 +356,23 @@ def shard(
     return Sharding(
         mesh, rules, names=names, uneven=uneven, fsdp=fsdp, copy=copy, strict=strict, report=report
     )(tree)
+
+
+def _axes(rule: Any) -> tuple[Any, ...]:
+    """Returns the axes that a rule says.
+
+    Raises:
+        PlacementError: It is not a tuple of them.
+    """
+    if rule is None:
+        return ()
+    if isinstance(rule, str):
+        raise PlacementError(f"a rule is a tuple, an axis for each dimension: write ({rule!r},)")
+    if not isinstance(rule, Iterable):
+        raise PlacementError(
+            f"a rule is a tuple, an axis or None for each dimension, not {rule!r:.60}"
+        )
+    return tuple(rule)
 
 
 def _arrays(array: Any) -> Arrays:
