@@ -98,6 +98,11 @@ def check_what_a_dtensor_cannot_be_is_refused_by_name() -> None:
         fmapper.shard(tree, MESH, {"w": (("model", "data"),)})
     with pytest.raises(fmapper.PlacementError, match=r"model.b.*does not divide evenly by 2"):
         fmapper.shard(tree, MESH, {"*": ("model",)})
+    with pytest.raises(fmapper.PlacementError, match=r"model\.s: .*torch\.sparse_coo.*to_dense"):
+        fmapper.shard({"s": torch.eye(4).to_sparse()}, MESH, {"s": ("model",)})
+    for layer in (nn.LSTM(4, 4), nn.EmbeddingBag(8, 4)):
+        with pytest.raises(fmapper.PlacementError, match=r"model\[0\]: torch cannot compute a"):
+            fmapper.shard(nn.Sequential(layer), MESH, ())
     flat = init_device_mesh("cpu", (4,), mesh_dim_names=("model",))
     on_flat = fmapper.shard(tree, flat, {"w": ("model",)})
     with pytest.raises(fmapper.PlacementError, match=r"model.w: is on another mesh"):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 # Layer -> the dimension of its weight over which it adds up.
-_ADDED: dict[type, int] = {torch.nn.Embedding: 0, torch.nn.EmbeddingBag: 0, torch.nn.Linear: 1}
+_ADDED: dict[type, int] = {torch.nn.Embedding: 0, torch.nn.Linear: 1}
+_LACKING = (torch.nn.RNNBase, torch.nn.EmbeddingBag)  # layers without operations for DTensors
 
 
 _Convolution = (
@@ -108,6 +109,12 @@ class TorchMeshes(Meshes):
         """
         for where, node in nodes:
             if any(map(is_dtensor, _tensors(node))):
+                if isinstance(node, _LACKING):
+                    raise PlacementError(
+                        f"{where}: torch cannot compute a {type(node).__name__} of DTensors. Shard "
+                        "the other parts of the model without it, or convert the model to JAX, "
+                        "which can."
+                    )
                 layers.localize(node)
             if isinstance(node, _Convolution) and not layers.is_local(node):
                 self._check_convolution(where, node)
@@ -303,6 +310,11 @@ def _check(tensor: torch.Tensor, mesh: DeviceMesh, where: str) -> None:
                 f"{where}: is on another mesh, {own.device_mesh}. Gather it first with "
                 f"tensor.full_tensor(), or save it and load it on the new mesh."
             )
+    elif tensor.layout is not torch.strided:
+        raise PlacementError(
+            f"{where}: a tensor with layout {tensor.layout} cannot be sharded: make it dense with "
+            "tensor.to_dense(), or keep it with fmapper.keep"
+        )
     elif wrappers.is_wrapper(tensor):
         raise PlacementError(
             f"{where}: a {type(tensor).__name__} keeps its values in other tensors, which cannot "
