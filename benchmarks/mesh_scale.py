@@ -1,6 +1,6 @@
 """What do large models take on large meshes, by plans alone?
 
-    python benchmarks/mesh_scale.py
+    python benchmarks/mesh_scale.py [--lower [LAYERS]]
 
 Models of transformers without memory, in bfloat16: Llama of 8 and 70 billion parameters, and
 DeepSeek-V3 of 671. Each is planned on 8 to 4,096 devices, 8 of them in a process: `model` goes over
@@ -11,10 +11,14 @@ the time and the memory that planning took.
 Per device: the weights; with gradients and Adam, 16 bytes a parameter. Per process: what it reads.
 A forward pass: how often devices add up, what each sends of one token for that (a ring passes each
 number on twice, but for one part of it), and what it receives of weights that others keep.
+
+`--lower` records the program of the Llama of 70 billion instead, derives its rules, and lowers it
+for 64 devices that there are not, on an abstract mesh.
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
 import time
 from collections.abc import Callable
@@ -60,8 +64,51 @@ def gib(number: float) -> str:
     return f"{number / 2**30:.2f} GiB" if number >= 2**28 else f"{number / 2**20:.1f} MiB"
 
 
+def lower(layers: int) -> None:
+    """Record, derive, plan and lower a model that no machine here could hold."""
+    import jax
+    from jax.sharding import AbstractMesh
+
+    with torch.device("meta"):
+        config = hub.LlamaConfig(
+            **BIG, hidden_size=8192, intermediate_size=28672, num_hidden_layers=layers,
+            num_attention_heads=64)  # fmt: skip
+        module = hub.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        ids = torch.zeros((8, 128), dtype=torch.int64)
+    begun = time.perf_counter()
+    example = {"input_ids": ids, "use_cache": False}
+    model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
+    recorded = time.perf_counter()
+    mesh = AbstractMesh((8, 8), ("data", "model"))
+    plan = fmapper.plan(Sharding(mesh, "derive"), model)
+    planned = time.perf_counter()
+    new = fmapper.shard(model, mesh, "derive")
+    rows = fmapper.shard(jax.ShapeDtypeStruct((8, 128), "int32"), mesh, ("data",))
+    call = jax.jit(lambda model, ids: model(input_ids=ids, use_cache=False)["logits"])
+    text = call.trace(new, rows).lower(lowering_platforms=("cpu",)).as_text()
+    lowered = time.perf_counter()
+    print(
+        f"{layers} layers: recorded in {recorded - begun:.0f} s, planned in "
+        f"{planned - recorded:.1f} s ({len(plan.sums)} sums, {gib(plan.nbytes_per_device)} of "
+        f"{gib(plan.nbytes)} a device), lowered in {lowered - planned:.0f} s to "
+        f"{len(text) / 2**20:.1f} MiB of text"
+    )
+
+
+def tell_memory() -> None:
+    """Print how much memory all this took."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{memory:.2f} GiB of memory at most, with what was imported")
+
+
 def main() -> None:
-    """Plan each model on each mesh."""
+    """Plan each model on each mesh, or lower one."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--lower", nargs="?", type=int, const=80)
+    layers = parser.parse_args().lower
+    if layers:
+        lower(layers)
+        return tell_memory()
     print(", ".join(f"{n} {v}" for n, v in machine(("fmapper", "torch", "transformers")).items()))
     print("| model | mesh | weights a device | with Adam | a process reads | sums | sent a token "
           "| weights received | planned in |")  # fmt: skip
@@ -85,8 +132,7 @@ def main() -> None:
                      f"{seconds:.1f} s"]  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
         del module
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{memory:.2f} GiB of memory at most, with what was imported")
+    return tell_memory()
 
 
 if __name__ == "__main__":

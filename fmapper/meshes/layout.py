@@ -114,11 +114,12 @@ def read_spec(
 
 def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tuple[str, ...]:
     found: list[str] = []
+    likely = next((axis for axis in LOGICAL["tensor"] if axis in mesh), next(iter(mesh), "model"))
     for word in _entry(entry):
         if word not in names:
             raise PlacementError(
                 f"{word!r} is neither an axis of the mesh ({', '.join(mesh)}) nor a name that "
-                f"names= translates, as in names={{{word!r}: {next(iter(mesh), 'model')!r}}}"
+                f"names= translates, as in names={{{word!r}: {likely!r}}}"
             )
         found += names[word]
     return tuple(found)

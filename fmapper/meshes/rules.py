@@ -64,7 +64,7 @@ class Found:
         if isinstance(rules, Mapping):
             self._by_patterns(rules, tree)
         elif isinstance(rules, tuple):
-            self._by_patterns({"*": rules}, tree)
+            self._by_patterns({"*": rules}, tree, may_be_empty=True)
         elif callable(rules):
             self._walk(tree)
             for array in self.arrays:
@@ -123,7 +123,9 @@ class Found:
 
     # --- patterns and classes -------------------------------------------------------------------
 
-    def _by_patterns(self, rules: Mapping[Any, Rule], tree: Any) -> None:
+    def _by_patterns(
+        self, rules: Mapping[Any, Rule], tree: Any, *, may_be_empty: bool = False
+    ) -> None:
         patterns = {rule: _pattern(rule) for rule in rules if isinstance(rule, str)}
         classes = tuple(rule for rule in rules if isinstance(rule, type))
         for rule in rules:
@@ -177,6 +179,8 @@ class Found:
         problems = []
         for rule in order:
             if rule not in met:
+                if may_be_empty and not self.arrays:
+                    continue
                 problems.append(f"the rule {_name(rule)} matches no array.{self._hint(rule)}")
             elif rule not in won:
                 problems.append(

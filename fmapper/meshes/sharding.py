@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.meshes import Meshes, Spec, parts_of, uneven_dimension
+from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import CopyNeededError, FmapperError, PlacementError
 from fmapper.meshes import rules as _rules
 from fmapper.meshes.layout import (
@@ -27,7 +28,7 @@ from fmapper.moves.router import Router
 from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import KeyPath, format_link, name_of
-from fmapper.tree.nodes import sync
+from fmapper.tree.nodes import node_type_of, sync
 from fmapper.tree.walk import visit
 
 T = TypeVar("T")
@@ -249,6 +250,9 @@ class Sharding(Router):
             mover.check_node(node, kind, leaves.where)
         for node, leaf in leaves.missing:
             mover.check_borrowed(node, leaf, leaves.where)
+        for leaf in leaves.by_id.values() if self.strict is not False else ():
+            if adapter_of(leaf) is None and node_type_of(leaf) is None:
+                check_leaf(leaf, leaves.where, leaf)
 
     def _divide(
         self,
@@ -276,7 +280,8 @@ class Sharding(Router):
                 except CopyNeededError as error:
                     raise CopyNeededError(f"{where(array)}: {error}. {UNTOUCHED}") from error
                 except (FmapperError, TypeError) as error:
-                    raise PlacementError(f"{where(array)}: {error} {UNTOUCHED}") from error
+                    said = str(error).removesuffix(f" {UNTOUCHED}").removeprefix("model: ")
+                    raise PlacementError(f"{where(array)}: {said} {UNTOUCHED}") from error
         mine = [arrays[at] for at in own]
         wanted = [specs[at] for at in own]
         new = adapter.shard(mine, self._on, wanted, lambda at: where(mine[at]))

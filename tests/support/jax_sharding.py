@@ -129,11 +129,22 @@ def check_rules_that_cannot_be_followed() -> None:
         fmapper.shard(tree, {"model": 2}, {"up": ("model",)})
     with pytest.raises(TypeError, match="is not a mesh"):
         fmapper.shard(tree, "model", {"up": ("model",)})
+    for undeclared, path in (({**tree, "own": Own(np.ones(8))}, "model.own"),
+                             (Own(np.ones(8)), "model")):  # fmt: skip
+        for rules in ((), {"up": ("model",)}):
+            with pytest.raises(fmapper.NotAFunctorError, match=rf"^{path}: Own holds arrays in"):
+                fmapper.shard(undeclared, MESH, rules)
+    assert fmapper.shard({**tree, "own": Own(0)}, MESH, ())["own"].w == 0
+    assert fmapper.shard({"state": ()}, MESH, ("data",)) == {"state": ()}
 
 
-class Stack:
+class Own:
     def __init__(self, w: Any) -> None:
         self.w = w
+
+
+class Stack(Own):
+    pass
 
 
 fmapper.functor(Stack)
