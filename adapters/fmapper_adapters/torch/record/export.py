@@ -36,11 +36,13 @@ from fmapper_adapters.torch.record.patches.encoders import (
     that_see_nothing,
 )
 from fmapper_adapters.torch.record.patches.restore import unwind
+from fmapper_adapters.torch.record.values import split_rows
 from fmapper_adapters.torch.record.ways import (
     STRICTLY,
     WAYS,
     WAYS_FOR_ANY_VALUES,
     WAYS_FOR_VALUES,
+    WAYS_WITH_WHOLE_ROWS,
     Way,
     is_data_dependent,
     quiet,
@@ -105,14 +107,18 @@ def export_program(
         encoders, later = that_leave_out(recording, args, inputs)
         for path in later:
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
-        with leave_padding_out(encoders):
-            recorded = record(recording, args, inputs, dynamic_shapes, **settings)
-        found = graph.program(module, *recorded, train=train, whole=whole, calls=calls)
-        if specialize and find_remaining(found):
-            ways = WAYS_FOR_VALUES[::-1]
+
+        def by(ways: Sequence[Way] = ()) -> Program:
             with leave_padding_out(encoders):
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
-            found = graph.program(module, *recorded, train=train, whole=whole, calls=calls)
+            return graph.program(module, *recorded, train=train, whole=whole, calls=calls)
+
+        found = by()
+        if find_remaining(found) and split_rows.has_splits(recording):
+            with contextlib.suppress(ConversionError):
+                found = by(WAYS_WITH_WHOLE_ROWS)
+        if specialize and find_remaining(found):
+            found = by(WAYS_FOR_VALUES[::-1])
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 
@@ -236,7 +242,7 @@ def _try_ways(
 ) -> Recording:
     reasons: list[Exception] = []
     for_values = [] if ways else [*WAYS_FOR_ANY_VALUES, *WAYS_FOR_VALUES]
-    ways = [*(ways or WAYS), unaware]
+    ways = [*(ways or WAYS), *([] if ways is WAYS_WITH_WHOLE_ROWS else [unaware])]
     autograd.met.clear()
     while ways:
         way = ways.pop(0)

@@ -18,7 +18,7 @@ from torch.fx.experimental import sym_node
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import check, trusted_asserts
 from fmapper_adapters.torch.record.patches import operations
-from fmapper_adapters.torch.record.values import examples, expert_loops, loop_proof
+from fmapper_adapters.torch.record.values import examples, expert_loops, loop_proof, split_rows
 
 Way = Callable[..., torch.export.ExportedProgram]
 
@@ -118,6 +118,14 @@ def _over_experts(
                 raise
 
 
+def _with_whole_rows(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Records functions of rows that are split by counts as functions of all rows."""
+    with examples.replace_forward(module, split_rows.keep_rows_together(module.forward)):
+        return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
+
+
 def _for_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
@@ -148,6 +156,7 @@ WAYS: tuple[Way, ...] = (
 # Those that keep more of the program general come first.
 WAYS_FOR_VALUES = (_for_branches, _for_values)
 WAYS_FOR_ANY_VALUES = (_over_experts,)
+WAYS_WITH_WHOLE_ROWS: tuple[Way, ...] = (_with_whole_rows,)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,200 @@
+"""Records experts that take rows by counts without sizes that depend on values.
+
+    counts = chosen.sum(0).tolist()
+    parts = rows.split(counts, dim=0)
+    out = torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights)], dim=0)
+
+Each part stands for all rows here: functions that take each row by itself are applied to all of
+them, and what puts the parts together again takes each row from its own part. Nothing else may be
+done with the parts or the counts, or the recording is abandoned.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.record.values.loop_proof import NotProved
+
+_Tensor = torch.Tensor
+_SPLITS: set[Any] = {_Tensor.split, torch.split, _Tensor.split_with_sizes, torch.split_with_sizes}
+_CATS: set[Any] = {torch.cat, torch.concat, torch.concatenate}
+# What takes each row by itself, wherever its first argument alone has rows.
+_BY_ROW: set[Any] = {
+    F.linear,
+    F.relu,
+    F.gelu,
+    F.silu,
+    F.softplus,
+    F.leaky_relu,
+    torch.relu,
+    torch.sigmoid,
+    torch.tanh,
+}
+
+
+class _Count(NamedTuple):
+    """A number of rows, in the place of an integer.
+
+    Attributes:
+        counts: The tensor of all.
+        at: Its place among them.
+    """
+
+    counts: _Tensor
+    at: int
+
+
+class _Part:
+    """The rows of one count.
+
+    Attributes:
+        rows: Those of all.
+        count: How many of them are meant.
+    """
+
+    def __init__(self, rows: _Tensor, count: _Count) -> None:
+        self.rows, self.count = rows, count
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _refuse(func)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _refuse(name)
+
+
+def has_splits(module: torch.nn.Module) -> bool:
+    """Returns whether the code of a module may split rows by counts."""
+    classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
+    return any(map(_has_counts, classes)) and any(map(_has_split, classes))
+
+
+def _has_counts(cls: type) -> bool:
+    return ".tolist()" in _source(cls)
+
+
+def _has_split(cls: type) -> bool:
+    return ".split(" in _source(cls)
+
+
+@functools.cache
+def _source(cls: type) -> str:
+    if cls.__module__.partition(".")[0] in ("torch", "builtins"):
+        return ""
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return ""
+
+
+def keep_rows_together(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a forward function whose parts of rows are all rows.
+
+    Raises:
+        NotProved: During a call: it does something else with parts or counts, or has none.
+    """
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        splits = _Splits()
+        with splits:
+            result = forward(*args, **kwargs)
+        if not splits.met:
+            raise NotProved("there are no rows that are split by counts")
+        return result
+
+    return run
+
+
+class _Splits(TorchFunctionMode):
+    """Observes the operations of a call.
+
+    Attributes:
+        met: Whether rows were split.
+        elements: Those of tensors of integers, and what count each is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+        self.elements: dict[int, tuple[_Tensor, _Count]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _Tensor.unbind and _may_count(args[0]):  # as torch records tolist
+            found = func(*args, **kwargs)
+            for at, element in enumerate(found):
+                self.elements[id(element)] = element, _Count(args[0], at)
+            return found
+        if func is _Tensor.item and id(args[0]) in self.elements:
+            return self.elements[id(args[0])][1]
+        if func in _SPLITS and (counts := _counts_of(*args[1:], **kwargs)) is not None:
+            self.met = True
+            return tuple(_Part(args[0], count) for count in counts)
+        if func in _CATS and args and any(isinstance(x, _Part) for x in args[0]):
+            return _put_together(*args, **kwargs)
+        if args and isinstance(args[0], _Part):
+            given = [*args[1:], *kwargs.values()]
+            if func not in _BY_ROW or any(isinstance(x, _Part) for x in given):
+                _refuse(func)
+            return _Part(func(args[0].rows, *args[1:], **kwargs), args[0].count)
+        return func(*args, **kwargs)
+
+
+def _may_count(x: Any) -> bool:
+    whole = not x.dtype.is_floating_point and not x.dtype.is_complex and x.dtype != torch.bool
+    return whole and x.ndim == 1 and isinstance(x.shape[0], int)
+
+
+def _counts_of(
+    split_size_or_sections: Any = None, dim: int = 0, *, split_sizes: Any = None
+) -> list[_Count] | None:
+    """Returns the counts by which rows are split; None for other sizes."""
+    sizes = split_size_or_sections if split_sizes is None else split_sizes
+    if not isinstance(sizes, list | tuple) or not any(isinstance(x, _Count) for x in sizes):
+        return None
+    if dim != 0 or not _are_all(sizes):
+        raise NotProved("rows are split by some of the counts, or along another dimension")
+    return list(sizes)
+
+
+def _put_together(tensors: Any, dim: int = 0) -> Any:
+    """Returns the rows of all parts, each from its own."""
+    if dim != 0 or not all(isinstance(x, _Part) for x in tensors):
+        raise NotProved("parts of rows are joined with something else")
+    if not _are_all([part.count for part in tensors]):
+        raise NotProved("parts of rows are joined in another order, or not all of them")
+    counts = tensors[0].count.counts
+    many = tensors[0].rows.shape[0]
+    ends = counts.cumsum(0)
+    fits = (counts >= 0).all() & (ends[-1] == many)
+    _private.assert_async(fits, "the counts by which rows are split are not those of the rows")
+    own = torch.searchsorted(ends, torch.arange(many, device=ends.device), right=True)
+    found = tensors[0].rows
+    for at, part in enumerate(tensors[1:], 1):
+        here = (own == at).reshape(-1, *(1,) * (found.ndim - 1))
+        found = torch.where(here, part.rows, found)
+    return found
+
+
+def _are_all(counts: Any) -> bool:
+    """Returns whether these are the counts of one tensor, in order."""
+    if not all(isinstance(one, _Count) for one in counts):
+        return False
+    first = counts[0].counts
+    same = all(one.counts is first and one.at == at for at, one in enumerate(counts))
+    return same and len(counts) == first.shape[0]
+
+
+def _refuse(what: Any) -> NoReturn:
+    raise NotProved(f"{getattr(what, '__name__', what)} takes a part of the rows")
