@@ -117,7 +117,7 @@ def _fit(kind: str, name: str) -> int:
 _LAYERS = re.compile(
     r"^(num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth|num_(en|de)coder_layers"
     r"|.*num_hidden_layers|num_.*_layers|layers|num_blocks|.*_depth|num_hidden_groups"
-    r"|resampler_depth|num_mel_attn_blocks)$"
+    r"|resampler_depth|num_mel_attn_blocks|num_layers_per_stack)$"
 )
 _STAGES = ("out_features", "out_indices", "stage_names")
 _SHARED = "num_kv_shared_layers"  # the last ones, which take the keys of the others
@@ -142,7 +142,9 @@ _MORE_SIZES = re.compile(r"^(d_latents|num_filters|n_filters)$")
 _MORE_LAYERS = re.compile(r"^num_self_attends_per_block$")
 _QUERIES = re.compile(r"^num_(object_)?queries$")
 _STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is recorded apart
-_EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
+_EXPERTS = re.compile(
+    r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|zero_expert_num)$"
+)
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
 _PLACES = re.compile(
     r"(indexes|indices|hook_ids|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$"
