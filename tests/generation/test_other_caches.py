@@ -105,3 +105,17 @@ def test_experts_in_a_loop_are_visited_in_a_step() -> None:
     tokens, mask = tokens.flip(1), mask.flip(1)
     found = generator(tokens, mask, max_new_tokens=12)
     assert np.array_equal(found, in_torch(model, tokens, mask, 12))
+
+
+def test_a_model_without_a_mask_in_a_step_is_refused() -> None:
+    """FSMT would attend to the zeros in a cache of fixed size."""
+    sizes = {"d_model": 32, "src_vocab_size": 99, "tgt_vocab_size": 99, "langs": ["en", "de"]}
+    layers = {f"{one}_{what}": n for one in ("encoder", "decoder") for what, n in _FSMT.items()}
+    torch.manual_seed(0)
+    config = transformers.FSMTConfig(**sizes, **layers, max_position_embeddings=64)
+    model = transformers.FSMTForConditionalGeneration(config).eval()
+    with pytest.raises(fmapper.ConversionError, match="applies no mask to its cache in a step"):
+        fmapper.generator(model, max_length=20)
+
+
+_FSMT = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}

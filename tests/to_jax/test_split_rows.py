@@ -33,7 +33,9 @@ class Experts(torch.nn.Module):
 
     def take(self, parts: Any) -> Any:
         linear = torch.nn.functional.linear
-        return torch.cat([torch.relu(linear(parts[i], self.weight[i])) for i in range(COUNT)], dim=0)
+        return torch.cat(
+            [torch.relu(linear(parts[i], self.weight[i])) for i in range(COUNT)], dim=0
+        )
 
 
 class Scaled(Experts):

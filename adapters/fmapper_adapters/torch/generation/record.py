@@ -100,6 +100,7 @@ def _export(
     with mode(own, train=False), torch.no_grad():
         logits, cache = own.prefill(tokens, mask)
         _refuse_too_long(own, logits, cache, max_length)
+        _refuse_without_mask(own, logits, cache)
     columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
     sizes = None
     if hasattr(own, "sizes") and not lengths:
@@ -175,6 +176,36 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
         f"{name} cannot compute a token with a cache of fixed size: {type(error).__name__}: {why}. "
         f"Wrap it in a module with prefill and step; see fmapper.generator."
     ) from error
+
+
+def _refuse_without_mask(own: Any, logits: Any, cache: Any) -> None:
+    """Raises for a model that reads places of the cache which no token has taken.
+
+    Raises:
+        ConversionError: Its logits depend on them.
+    """
+    if not isinstance(cache, dict) or not hasattr(own, "model") or "length" not in cache:
+        return
+    length = int(cache["length"])
+    other = {name: _fill_from(length, name, state) for name, state in cache.items()}
+    tokens = logits.argmax(-1)
+    want, found = own.step(tokens, cache)[0], own.step(tokens, other)[0]
+    if not torch.allclose(want, found, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise ConversionError(
+            f"{type(own.model).__name__} applies no mask to its cache in a step, so that it would "
+            f"see places which no token has taken, and transformers' static cache fails, too. Wrap "
+            f"it in a module with prefill and step; see fmapper.generator."
+        )
+
+
+def _fill_from(length: int, name: str, state: torch.Tensor) -> torch.Tensor:
+    """Returns the keys or values of a cache with other numbers in the places that are not taken."""
+    where, _, kind = name.rpartition(".")
+    if kind not in ("keys", "values") or not where.isdigit():
+        return state
+    found = state.clone()
+    found[..., length:, :] = 3.0
+    return found
 
 
 def _error_of_step(own: Any, logits: Any, cache: Any) -> Exception | None:
