@@ -119,3 +119,23 @@ def test_a_model_without_a_mask_in_a_step_is_refused() -> None:
 
 
 _FSMT = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
+
+
+def test_state_in_the_module_is_refused() -> None:
+    """RecurrentGemma keeps the states of its recurrent layers there."""
+    config = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = small("RecurrentGemmaForCausalLM", **config, intermediate_size=64, lru_width=32)
+    with pytest.raises(fmapper.ConversionError, match="conv1d_state in the module"):
+        fmapper.generator(model, max_length=20)
+
+
+@pytest.mark.thorough
+def test_minimax_takes_a_cache_of_its_own_class() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 8}
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    experts = {"num_local_experts": 2, "num_key_value_heads": 2}
+    model = small("MiniMaxForCausalLM", **sizes, **layers, **experts)
+    generator = fmapper.generator(model, max_length=40, batch=3)
+    tokens, mask = prompts()
+    found = generator(tokens, mask, max_new_tokens=24)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 24))

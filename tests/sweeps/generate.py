@@ -53,7 +53,10 @@ def case(name: str, kind: str) -> Found:
         model = tiny_models.build(name, kind).model.eval()
     except tiny_models.CannotBuild as error:
         return {"class": "not built", "reason": str(error)}
-    tokens, mask = prompts(model)
+    try:
+        tokens, mask = prompts(model)
+    except AttributeError:
+        return {"class": "torch", "reason": "its tokens are of several codebooks, not of a text"}
     options = prepared(model)
     given = {"input_ids": tokens, "attention_mask": mask, **options}
     runs = []

@@ -20,6 +20,8 @@ from fmapper import ConversionError
 State = dict[str, torch.Tensor]
 
 _NO_WINDOW = 1 << 30
+_OWN_CLASS = "minimax"  # takes no cache of another class; its linear layers keep one state each
+_LINEAR = "linear"
 
 
 class Places(NamedTuple):
@@ -57,9 +59,28 @@ def _positions_in_ring(last: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
 # --- the prompt -----------------------------------------------------------------------------------
 
 
-def for_prompt(config: Any) -> DynamicCache:
+def empty(config: Any) -> Any:
+    """Returns an empty cache of the class that the model takes."""
+    if config.model_type != _OWN_CLASS:
+        return DynamicCache(config=config)
+    from transformers.models.minimax.modeling_minimax import MiniMaxCache
+
+    cache = MiniMaxCache()
+    cache.layers = [cache_utils.DynamicLayer() for _ in range(config.num_hidden_layers)]
+    cache.linear_cache = [None] * config.num_hidden_layers
+    return cache
+
+
+def is_recurrent(config: Any) -> bool:
+    """Returns whether layers keep a state that sees padding at the right."""
+    linear = cache_utils.LinearAttentionCacheLayerMixin
+    layers = empty(config).layers
+    return config.model_type == _OWN_CLASS or any(isinstance(layer, linear) for layer in layers)
+
+
+def for_prompt(config: Any) -> Any:
     """Returns an empty cache for a prompt."""
-    cache = DynamicCache(config=config)
+    cache = empty(config)
     for layer in cache.layers:
         _refuse_unknown(layer)
         if isinstance(layer, cache_utils.DynamicSlidingWindowLayer):
@@ -81,7 +102,7 @@ def windows(config: Any) -> list[int | None]:
         getattr(layer, "sliding_window", None)
         if isinstance(layer, cache_utils.DynamicSlidingWindowLayer)
         else None
-        for layer in DynamicCache(config=config).layers
+        for layer in empty(config).layers
     ]
 
 
@@ -95,6 +116,9 @@ def states(cache: Any, widths: Iterable[int | None], places: Places) -> State:
             if states is not None:
                 found[f"{at}.{name}"] = states.index_select(dim, slots)
         found |= _recurrent_states(layer, at)
+    for at, state in enumerate(getattr(cache, "linear_cache", ())):
+        if isinstance(state, torch.Tensor):
+            found[f"{at}.{_LINEAR}"] = state
     return found
 
 
@@ -182,7 +206,7 @@ class _Positions:
 
 def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots: int) -> Any:
     """Returns a cache that holds the given states."""
-    cache = DynamicCache(config=config)
+    cache = empty(config)
     for at in range(len(cache.layers)):
         layer: Any = cache.layers[at]
         if isinstance(layer, cache_utils.DynamicLayer):
@@ -193,7 +217,10 @@ def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots:
             layer.is_initialized = True
         own = {name: one for name, one in state.items() if name.startswith(f"{at}.")}
         for name, one in own.items():
-            _put(layer, name.split(".")[1:], one)
+            if name.endswith(_LINEAR):
+                cache.set_linear_cache(at, one)
+            else:
+                _put(layer, name.split(".")[1:], one)
     return cache
 
 
@@ -224,9 +251,12 @@ def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
     for name in state:
         at, kind, *rest = name.split(".")
         layer = cache.layers[int(at)]
-        found[name] = (
-            getattr(layer, f"{kind}_states")[int(rest[0])] if rest else getattr(layer, kind)
-        )
+        if rest:
+            found[name] = getattr(layer, f"{kind}_states")[int(rest[0])]
+        elif kind == _LINEAR:
+            found[name] = cache.get_linear_cache(int(at))
+        else:
+            found[name] = getattr(layer, kind)
     return found
 
 

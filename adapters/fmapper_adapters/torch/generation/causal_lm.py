@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import cache_utils
 
 from fmapper import ConversionError
 from fmapper_adapters.torch.generation import cache_layers
@@ -33,9 +32,8 @@ class CausalLM(torch.nn.Module):
         self.max_length = max_length
         self.config = model.config
         self.accepts = set(inspect.signature(model.forward).parameters)
-        layers = cache_layers.for_prompt(model.config).layers
-        linear = cache_utils.LinearAttentionCacheLayerMixin
-        self.is_recurrent = any(isinstance(layer, linear) for layer in layers)
+        cache_layers.for_prompt(model.config)  # raises for layers that are not known
+        self.is_recurrent = cache_layers.is_recurrent(model.config)
         self.cache_name = "past_key_values"
         if "past_key_values" not in self.accepts and "cache_params" in self.accepts:  # as of Mamba
             self.cache_name = "cache_params"

@@ -13,7 +13,7 @@ import torch
 from fmapper import ConversionError, NotCompiledWarning
 from fmapper.generation import Decoding, Generation, read_config
 from fmapper.programs import Graph, Program
-from fmapper_adapters.torch.generation import recurrent, rotary
+from fmapper_adapters.torch.generation import recurrent, refusals, rotary
 from fmapper_adapters.torch.record.export import export_program, mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
@@ -88,7 +88,10 @@ def _export(
     mask = torch.ones_like(tokens)
     settings: dict[str, Any] = {"check": check, "whole": whole}
     lengths: tuple[int, ...] = ()
-    prefill = None
+    prefill = example = None
+    if own is not model:
+        with mode(own, train=False), torch.no_grad():
+            example = refusals.prefill(own, tokens, mask, max_length)
     try:
         if not getattr(own, "by_steps", False):
             prefill, most = _of_any_columns(own, (tokens, mask), most, settings)
@@ -96,11 +99,10 @@ def _export(
         if not getattr(own, "is_recurrent", False):  # or its code goes over the prompt in Python
             tokens = torch.ones((batch, max_length), dtype=torch.int64)
             mask, lengths = torch.ones_like(tokens), (max_length,)
+            example = None
             prefill = export_program(_Prefill(own), (tokens, mask), {}, **settings)
     with mode(own, train=False), torch.no_grad():
-        logits, cache = own.prefill(tokens, mask)
-        _refuse_too_long(own, logits, cache, max_length)
-        _refuse_without_mask(own, logits, cache)
+        logits, cache = example or own.prefill(tokens, mask)
     columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
     sizes = None
     if hasattr(own, "sizes") and not lengths:
@@ -149,71 +151,6 @@ def _of_any_columns(
         if made.has_unknown_sizes():
             raise ConversionError("sizes that depend on values are known for fixed columns alone")
         return made, most
-
-
-def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
-    """Raises for a cache with more places than the model has positions.
-
-    Raises:
-        ConversionError: The model has no such position; or it takes no cache of a fixed size.
-    """
-    if not isinstance(cache, dict) or not hasattr(own, "model") or "length" not in cache:
-        return
-    full = torch.full((), max_length - 1, dtype=torch.int64)
-    last = {"length": full}
-    if "position" in cache:
-        last["position"] = torch.full_like(cache["position"], max_length - 1)
-    error = _error_of_step(own, logits, {**cache, **last})
-    if error is None:
-        return
-    name, why = type(own.model).__name__, str(error).splitlines()[0]
-    if _error_of_step(own, logits, cache) is None:
-        raise ConversionError(
-            f"{name}: max_length={max_length} exceeds the positions of the model ({why}). Create "
-            f"the generator with a smaller max_length."
-        ) from error
-    raise ConversionError(
-        f"{name} cannot compute a token with a cache of fixed size: {type(error).__name__}: {why}. "
-        f"Wrap it in a module with prefill and step; see fmapper.generator."
-    ) from error
-
-
-def _refuse_without_mask(own: Any, logits: Any, cache: Any) -> None:
-    """Raises for a model that reads places of the cache which no token has taken.
-
-    Raises:
-        ConversionError: Its logits depend on them.
-    """
-    if not isinstance(cache, dict) or not hasattr(own, "model") or "length" not in cache:
-        return
-    length = int(cache["length"])
-    other = {name: _fill_from(length, name, state) for name, state in cache.items()}
-    tokens = logits.argmax(-1)
-    want, found = own.step(tokens, cache)[0], own.step(tokens, other)[0]
-    if not torch.allclose(want, found, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise ConversionError(
-            f"{type(own.model).__name__} applies no mask to its cache in a step, so that it would "
-            f"see places which no token has taken, and transformers' static cache fails, too. Wrap "
-            f"it in a module with prefill and step; see fmapper.generator."
-        )
-
-
-def _fill_from(length: int, name: str, state: torch.Tensor) -> torch.Tensor:
-    """Returns the keys or values of a cache with other numbers in the places that are not taken."""
-    where, _, kind = name.rpartition(".")
-    if kind not in ("keys", "values") or not where.isdigit():
-        return state
-    found = state.clone()
-    found[..., length:, :] = 3.0
-    return found
-
-
-def _error_of_step(own: Any, logits: Any, cache: Any) -> Exception | None:
-    try:
-        own.step(logits.argmax(-1), cache)
-    except (IndexError, RuntimeError) as error:
-        return error
-    return None
 
 
 def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
