@@ -226,9 +226,17 @@ def check_modules_of_fully_shard() -> None:
         fmapper.save(net, path)
     torch.distributed.barrier()
     hollow = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).to("meta")
-    new = fmapper.shard(hollow, MESH["model"], {"0": ("model",), "2.weight": (None, "model")})
+    rules = {"0": ("model",), "2.weight": (None, "model")}
+    new = fmapper.shard(hollow, MESH["model"], rules)
     for module in (new[0], new[2], new):
         fully_shard(module, mesh=MESH["data"])
+    by_option = fmapper.shard(hollow, MESH, rules, fsdp={nn.Linear: "data"})
+    for name, own in new.named_parameters():
+        other = by_option.get_parameter(name)
+        assert other.is_meta
+        assert (other.placements, other.device_mesh) == (own.placements, own.device_mesh)
+        assert other.to_local().shape == own.to_local().shape
+    by_option.load_state_dict(fmapper.load(path, like=by_option.state_dict()), assign=True)
     with pytest.raises(fmapper.RebuildError, match=r"like=module\.state_dict\(\)"):
         fmapper.load(path, like=new)
     with Sent() as sent:
@@ -243,6 +251,7 @@ def check_modules_of_fully_shard() -> None:
     again = fmapper.load(FOLDER / "again.safetensors")
     for name, want in net.named_parameters():
         np.testing.assert_array_equal(again[name].read(), want.detach(), err_msg=name)
+        assert torch.equal(by_option.get_parameter(name).full_tensor(), want)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (net, new)]
     with implicit_replication():
         for _ in range(2):
