@@ -85,7 +85,8 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
         parts: Into how many parts the axes `tensor`, `expert` and `zero` divide; 1 for none.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
-    groups = [group for group in Dimensions(program, _rule).groups() if not group.whole]
+    dimensions = Dimensions(program, _rule)
+    groups = [group for group in dimensions.groups() if not group.whole]
     axes: dict[str, list[str | None]] = {name: [None] * len(s) for name, s in shapes.items()}
     chosen = []
     for group in groups if parts["expert"] > 1 else ():
@@ -108,7 +109,12 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
             _mark_rest(own, shapes[name], parts)
     return Derivation(
         {name: tuple(own) for name, own in axes.items()},
-        tuple(call.module or call.name for group in chosen for call in group.sums),
+        tuple(
+            call.module or call.name
+            for group in chosen
+            for call in group.sums
+            for _ in range(dimensions.times(call))
+        ),
         tuple(call.module or call.name for group in chosen for call in group.moves),
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from fmapper.programs.program import Call, Program
+from fmapper.programs.program import Call, Graph, Program
 from fmapper.programs.treespec import Ref
 
 Dims: TypeAlias = "list[int]"
@@ -69,6 +69,8 @@ class Dimensions:
         self._moves: list[tuple[int, Call]] = []
         self._whole: list[tuple[int, Call]] = []
         self._experts: list[int] = []
+        self._times = 1
+        self._repeats: dict[int, int] = {}  # by id of a call, where that is not once
         self._values: dict[str, list[Dims]] = {}
         self._parameters: dict[str, Dims] = {}
         for name, spec in zip(program.graph.inputs, program.inputs, strict=True):
@@ -122,6 +124,29 @@ class Dimensions:
     def sum(self, dim: int, call: Call) -> None:
         """Records that a call sums over a dimension."""
         self._sums.append((dim, call))
+        self._repeats[id(call)] = self._times
+
+    def inside(self, graph: Graph, operands: Sequence[Any], *, times: int = 1) -> list[Any]:
+        """Follows the calls of an inner graph; returns the dimensions of its outputs.
+
+        Args:
+            graph: The graph, as a call holds it.
+            operands: The dimensions of its inputs; None for a number.
+            times: How often it runs.
+        """
+        saved, self._times = (self._values, self._times), self._times * times
+        pairs = zip(graph.inputs, operands, strict=True)
+        self._values = {name: [] if dims is None else [dims] for name, dims in pairs}
+        try:
+            for call in graph.calls:
+                self._call(call)
+            return [self._dims(value) for value in graph.outputs]
+        finally:
+            self._values, self._times = saved
+
+    def times(self, call: Call) -> int:
+        """Returns how often a call runs that sums: more than once inside of a loop."""
+        return self._repeats.get(id(call), 1)
 
     def contract(self, a: int, b: int, call: Call) -> None:
         """Records that a call contracts two dimensions, as a product does."""

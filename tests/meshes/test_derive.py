@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 
+import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 
@@ -239,3 +240,36 @@ def test_rules_can_be_changed_and_are_refused_for_what_has_no_program():
         derive(net, {"model": 2})
     with pytest.raises(fmapper.PlacementError, match="nothing in this tree has a program"):
         fmapper.plan(fmapper.meshes.Sharding({"model": 1}, "derive"), {"w": torch.ones(2)})
+
+
+def scanned(params, x):
+    def body(carry, layer):
+        return carry + jax.nn.relu(carry @ layer["up"] + layer["bias"]) @ layer["down"], carry
+
+    return jax.lax.scan(body, x, params)
+
+
+def test_stacked_layers_of_a_loop_are_divided_like_layers_apart():
+    params = {
+        "up": np.ones((3, 8, 16), np.float32),
+        "bias": np.ones((3, 16), np.float32),
+        "down": np.ones((3, 16, 8), np.float32),
+    }
+    model = fmapper.convert((scanned, params), "torch", (np.ones((4, 8), np.float32),))
+    found = derive(model, {"model": 2})
+    assert found.axes == {
+        "up": (None, None, "tensor"),
+        "bias": (None, "tensor"),
+        "down": (None, "tensor", None),
+    }
+    assert len(found.sums) == 3  # once a turn
+    assert derive(model, {"model": 3}).axes["up"] == (None, None, None)
+
+
+def test_functions_that_are_called_as_a_whole_are_looked_into():
+    def call(params, x):
+        return jax.checkpoint(jax.jit(jax.nn.relu))(x @ params["a"]) @ params["b"]
+
+    params = {"a": np.ones((8, 16), np.float32), "b": np.ones((16, 8), np.float32)}
+    model = fmapper.convert((call, params), "torch", (np.ones((4, 8), np.float32),))
+    assert derive(model, {"model": 2}).axes == {"a": (None, "tensor"), "b": ("tensor", None)}

@@ -12,6 +12,7 @@ from fmapper.meshes import DimensionRule, Dimensions, Dims
 from fmapper.programs import Call
 
 RULES: dict[str, DimensionRule] = {}
+_BODIES = ("call_jaxpr", "fun_jaxpr", "jaxpr")  # which keywords primitives have for what they call
 
 
 def _says(names: str) -> Callable[[DimensionRule], DimensionRule]:
@@ -170,6 +171,37 @@ def _split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
     _along(own, call, x, results, () if even else {at})
     if even:  # what was packed in one array, as the gate of a perceptron beside it
         own.move(x[at], call)
+
+
+@_says("custom_jvp_call custom_vjp_call jit pjit closed_call core_call remat checkpoint")
+def _inner(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Follows a function that is called as a whole."""
+    graph = next(call.kwargs[name] for name in _BODIES if name in call.kwargs)
+    for new, result in zip(own.inside(graph, operands), results, strict=True):
+        _join_all(own, new, result)
+
+
+@_says("scan")
+def _scan(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Follows a loop over the first dimension of arrays, such as layers that are stacked."""
+    graph, length = call.kwargs["jaxpr"], call.kwargs["length"]
+    first = call.kwargs["num_consts"]
+    rest = first + call.kwargs["num_carry"]
+    for stack in (*operands[rest:], *results[rest - first :]):
+        own.need(stack[:1], call)
+    rows = [stack[1:] for stack in operands[rest:]]
+    outputs = own.inside(graph, [*operands[:rest], *rows], times=length)
+    for at, new in enumerate(outputs):
+        is_carry = at < rest - first
+        _join_all(own, new, results[at] if is_carry else results[at][1:])
+        if is_carry and operands[first + at] is not None:
+            _join_all(own, new, operands[first + at])
+
+
+def _join_all(own: Dimensions, new: Any, result: Dims) -> None:
+    """Joins the dimensions of what an inner graph returns with those of a result."""
+    for a, b in zip(new or (), result, strict=bool(new)):
+        own.join(a, b)
 
 
 def _along(
