@@ -18,14 +18,18 @@ from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.checkpoints.formats.format import (
     Contents,
     Format,
+    file_in,
     format_for,
     merge_ties,
     read_contents,
 )
+from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Journal, Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.remote import url_writer
 from fmapper.errors import CheckpointError
+from fmapper.files.bounded_json import read_json
+from fmapper.files.untrusted import Misfit, open_regular
 from fmapper.files.urls import Place, Url, place_of
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 _PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
+_CONFIG = "config.json"
+_TEXTS = (".json", ".txt", ".jinja", ".model")  # beside the weights in a folder of the Hub
+_MOST_TEXT = 100_000_000  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Converted:
         format: The name of its format.
         arrays: How many arrays it has; a tied one counts once.
         nbytes: Their bytes.
-        seconds: What it took, comparing included.
+        seconds: What it took, comparing included, and imports of libraries not.
     """
 
     path: Place
@@ -69,6 +76,8 @@ def convert_checkpoint(
 
     Memory is a few panels of some 8 MiB, or what is needed of one array where its layout changes.
     Bytes that do not change are copied by the system where source and target lie row by row.
+    From a folder of the Hub to a folder of safetensors, the configuration and tokenizer come along,
+    unless rules change the names.
 
     What is written lies in the folder `TARGET.partial` until it is complete. A run that was
     interrupted is continued by the next one with the same arguments: what its journal has is
@@ -92,13 +101,13 @@ def convert_checkpoint(
         OSError: The disk is full, or may not be written to; what was written stays in
             `TARGET.partial`, and the next run continues.
     """
-    begin = time.perf_counter()
     origin, goal = place_of(source), place_of(target)
     _check_places(origin, goal)
     asked = None if dtype is None else dtype_name(dtype)
     with step(f"converting {origin.name}") as say:
         contents = _change(read_contents(origin)[1], asked, rules)
         form = format_for(goal, format)
+        begin = time.perf_counter()  # the libraries of the formats are there
         total = sum(array.nbytes for array in contents.arrays.values())
         on_bytes = _Meter(f"converting {origin.name}", total, say)
         done = len(contents.arrays), total
@@ -107,9 +116,12 @@ def convert_checkpoint(
                 form.write(writer, contents)
             return Converted(goal, form.name, *done, time.perf_counter() - begin)
         plan = _plan(origin, contents, form, asked, rules)
+        texts = _texts_beside(origin) if isinstance(form, SafetensorsFolder) and not rules else []
         partial = goal.with_name(f"{goal.name}.partial")
         with _Staging(partial, plan, form) as (out, journal):
             form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
+            for text in texts:
+                (out / text.name).write_bytes(_read_text(text, asked))
             if goal.exists():
                 raise FileExistsError(f"{goal} was created by another process meanwhile")
             out.rename(goal)
@@ -172,6 +184,34 @@ def _plan(
         "dtype": dtype,
         "rules": hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+def _texts_beside(folder: Place) -> list[Path]:
+    """Returns what stands beside the weights in a folder of the Hub, without code."""
+    if isinstance(folder, Url) or not (folder / _CONFIG).is_file():
+        return []
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in _TEXTS)
+    return [file_in(folder, name) for name in names if not name.endswith(".index.json")]
+
+
+def _read_text(path: Path, dtype: str | None) -> bytes:
+    """Reads a text; a configuration gets the new dtype."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(_MOST_TEXT + 1)
+        if len(data) > _MOST_TEXT:
+            raise Misfit("is too long for what stands beside weights")
+        return data if dtype is None or path.name != _CONFIG else _with_dtype(data, dtype)
+    except (Misfit, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _with_dtype(config: bytes, dtype: str) -> bytes:
+    settings = read_json(config.decode())
+    if type(settings) is not dict:
+        raise Misfit("is not an object")
+    key = "torch_dtype" if "torch_dtype" in settings else "dtype"
+    return json.dumps({**settings, key: dtype}, indent=2).encode() + b"\n"
 
 
 class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):

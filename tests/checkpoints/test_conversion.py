@@ -1,5 +1,6 @@
 """`convert_checkpoint`: whole or absent, continued after a kill, nothing held."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,15 @@ import numpy as np
 import pytest
 
 import fmapper
-from fmapper.checkpoints import LazyArray, concatenate, convert_checkpoint, diff, stack
+from fmapper.checkpoints import (
+    LazyArray,
+    Rename,
+    Rules,
+    concatenate,
+    convert_checkpoint,
+    diff,
+    stack,
+)
 from fmapper.checkpoints.formats import safetensors, writer
 
 SHAPES = {"a": (300, 70), "b": (7,), "c": (64, 33, 5), "empty": (0, 4), "scalar": ()}
@@ -236,3 +245,28 @@ def test_panels_of_a_stack_of_transposed_matrices_do_not_grow_with_their_number(
     first = LazyArray.full((128, 256, 600), 1, np.float16).transpose((2, 0, 1))
     two = [nbytes for _, nbytes in panels(first)]  # not more than with runs of 1 KiB, and alike
     assert two == [300 * 128 * 256 * 2] * 2
+
+
+def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
+    folder = tmp_path / "llama"
+    fmapper.save({"w": np.ones(3, np.float32)}, folder, "safetensors")
+    (folder / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    (folder / "modeling_own.py").write_text("raise SystemExit")
+    (tmp_path / "secret.txt").write_text("secret")
+    convert_checkpoint(folder, tmp_path / "half", "safetensors", dtype="float16")
+    names = {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "half").iterdir()} == names
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert config == {"model_type": "llama", "dtype": "float16"}
+    convert_checkpoint(folder, tmp_path / "same", "safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "same" / name).read_bytes() == (folder / name).read_bytes()
+    renamed = Rules([Rename("w", "v")])
+    convert_checkpoint(folder, tmp_path / "renamed", "safetensors", rules=renamed)
+    assert [path.name for path in (tmp_path / "renamed").iterdir()] == ["model.safetensors"]
+    (folder / "merges.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(fmapper.CheckpointError, match="a link that leads out of the folder"):
+        convert_checkpoint(folder, tmp_path / "again", "safetensors")
+    assert not (tmp_path / "again").exists()
+    assert not (tmp_path / "again.partial").exists()

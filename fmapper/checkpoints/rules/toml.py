@@ -115,7 +115,10 @@ def read_toml(text: str) -> list[Rule]:
         raise CheckpointError(f"the rules are not TOML: {show(str(error))}") from None
     tables = found.get("rules")
     if set(found) - {"rules"} or type(tables) is not list:
-        raise CheckpointError("the rules must be tables under [[rules]]")
+        raise CheckpointError(
+            'the rules must be tables under [[rules]], such as\n[[rules]]\ndo = "rename"\n'
+            'from = "layers.{i}.weight"\nto = "blocks.{i}.kernel"'
+        )
     if len(tables) > _MOST_RULES:
         raise CheckpointError(f"there are {len(tables)} rules; {_MOST_RULES} are allowed")
     return [_rule(table, number) for number, table in enumerate(tables, 1)]
