@@ -210,8 +210,8 @@ def _with_dtype(config: bytes, dtype: str) -> bytes:
     settings = read_json(config.decode())
     if type(settings) is not dict:
         raise Misfit("is not an object")
-    key = "torch_dtype" if "torch_dtype" in settings else "dtype"
-    return json.dumps({**settings, key: dtype}, indent=2).encode() + b"\n"
+    names = [name for name in settings if name.endswith("dtype")] or ["dtype"]
+    return json.dumps({**settings, **dict.fromkeys(names, dtype)}, indent=2).encode() + b"\n"
 
 
 class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):
