@@ -45,7 +45,7 @@ def keyed_children(node: Any) -> list[tuple[Any, Any]]:
 def registered_type(cls: type) -> NodeType | None:
     """Returns the node type of a class that is in JAX's registry: Equinox, flax.struct, chex ...
 
-    Also of one whose objects are not pytrees, but give and take their state as one.
+    Classes whose objects are not pytrees, but have a state that is one, count too.
     """
     if any(_GET_STATE in base.__dict__ for base in cls.__mro__):
         return _variable_type()
@@ -61,17 +61,17 @@ def registered_type(cls: type) -> NodeType | None:
     return NodeType(children, rebuild, static=_structure)
 
 
-# The protocol of mutable variables for JAX, which penzai's have; the last is one of the state.
+# The protocol of mutable variables in JAX, as in penzai; the last name is that of the state.
 _GET_STATE = "__get_state_as_jax_pytree__"
 _SET_STATE = "__set_state_from_jax_pytree__"
 _FROM_STATE = "__jax_pytree_state_to_new_variable__"
 
 
 def _variable_type() -> NodeType:
-    """Opens a variable, whose children are those of its state.
+    """Makes the type of a variable, whose children are those of its state.
 
-    Where attributes hold these very children, another variable has other objects there: the methods
-    of the protocol may make arrays of JAX of whatever they are given.
+    Attributes that hold these children are set to the new ones directly, because the methods of the
+    protocol may convert their arguments to JAX arrays.
     """
 
     def children(variable: Any) -> dict[Any, Any]:

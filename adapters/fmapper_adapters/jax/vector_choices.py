@@ -1,4 +1,4 @@
-"""Another right choice of the vectors that factorisations give, to see what hangs on them."""
+"""Chooses other valid vectors in factorisations, to find the outputs that depend on the choice."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _VECTORS: dict[str, tuple[int | None, ...]] = {
 
 
 def turn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Rewrites a function so that its eigenvectors and the like have other signs.
+    """Rewrites a function so that eigenvectors and singular vectors have other signs.
 
-    Those that are complex have another phase. What it computes is as right as before.
+    Complex vectors get another phase. The results are as valid as before.
     """
 
     def run(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Running a model of JAX operation by operation, and in float64, to compare it with another."""
+"""Runs a model of JAX operation by operation, or in float64, to compare it with another."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _shake(x: Any, off: float, generator: np.random.Generator) -> Any:
 def in_float64(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
-    """Computes the output in float64; None where the code insists on another dtype."""
+    """Computes the output in float64; None if the code requires another dtype."""
     with jax.enable_x64(True):
         arrays = jax.tree.map(_wide, (dict(source.parameters), dict(source.buffers)))
         own_args, own_kwargs = jax.tree.map(_wide, (args, dict(kwargs)))

@@ -25,7 +25,7 @@ _NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
 
 
 class NumpyAdapter(Adapter):
-    """Arrays are `np.ndarray` and NumPy's scalars of numbers; there is one device."""
+    """The adapter for `np.ndarray` and NumPy's numeric scalars; the only device is the CPU."""
 
     name: ClassVar[str] = "numpy"
     host_only: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class NumpyAdapter(Adapter):
         return [CPU]
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Says, for `meta`, which backend has it."""
+        """Returns, for `meta`, the backends that have it."""
         if kind == "meta":
             return (
                 "NumPy has no arrays without values, but other backends do: "
@@ -98,10 +98,10 @@ class NumpyAdapter(Adapter):
         return list(map(_dtype, arrays))
 
     def check(self, array: Any) -> None:
-        """Raises for arrays that are not plain arrays of numbers.
+        """Checks that an array is a plain array of numbers.
 
         Raises:
-            TypeError: Says what it is.
+            TypeError: It is not; the message says what it is.
         """
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(
@@ -189,7 +189,7 @@ class NumpyAdapter(Adapter):
         )
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """Calls `np.shares_memory`; True where that would take too long."""
+        """Calls `np.shares_memory`; True if that would take too long."""
         try:
             return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
         except np.exceptions.TooHardError:

@@ -158,7 +158,7 @@ def max_pool(x: Array, window: Sizes, stride: Sizes, padding: Sizes) -> Array:
 def avg_pool(
     x: Array, window: Sizes, stride: Sizes, padding: Sizes, count_include_pad: bool
 ) -> Array:
-    """Returns the sum over windows, divided by how many elements there were."""
+    """Returns the sum over windows, divided by the number of elements."""
     pads = tuple((p, p) for p in padding)
     windows, axes = _pool(_pad(_wide(x), pads), window, stride)
     total = windows.sum(axes)
@@ -308,7 +308,7 @@ def _per_channel(rank: int, *scales: Array | None) -> list[Array | None]:
 def batch_norm_with(
     x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """Normalises with mean and variance that are given."""
+    """Normalises with a given mean and variance."""
     centre, spread = (_channels(_wide(s), x.ndim) for s in (mean, var))
     normal = (_wide(x) - centre) / np.sqrt(spread + eps)
     return _scale(normal, x, *_per_channel(x.ndim, weight, bias))
@@ -323,7 +323,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """Normalises with mean and variance of the batch, which also go into the running ones."""
+    """Normalises with mean and variance of the batch, and updates the running ones."""
     wide = _wide(x)
     axes = (0, *range(2, x.ndim))
     centred, own_var = _moments(wide, axes)
@@ -338,7 +338,7 @@ def _mix(old: Array, new: Array, momentum: float) -> Array:
 
 
 def dropout(x: Array, kept: Array, factor: float) -> Array:
-    """Puts zero where elements are dropped, whatever was there."""
+    """Sets dropped elements to zero, even NaN and infinities."""
     return np.where(kept, _as(_wide(x) * factor, x), np.zeros((), x.dtype))
 
 

@@ -125,7 +125,7 @@ def _between(unit: Array, low: Array, high: Array) -> Array:
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Returns a sum and what its rounding has lost (Knuth)."""
+    """Returns a sum and its rounding error (Knuth)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)

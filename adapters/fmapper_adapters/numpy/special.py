@@ -1,4 +1,4 @@
-"""erf, erfc and the inverse of erf, which NumPy lacks."""
+"""erf, erfc and the inverse of erf, which NumPy does not have."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def hash_counters(key: Array, high: Array, low: Array, spare: Array) -> None:
 
 
 def blocks(key: Array, size: int) -> Iterator[tuple[int, int, Array, Array]]:
-    """Yields start and stop of each block of elements, and its two words, lent until the next."""
+    """Yields start and stop of each block, and its two words, which the next block overwrites."""
     room = min(_BLOCK, size)
     ramp = np.arange(room, dtype=np.uint32)
     high, low, spare = (np.empty(room, np.uint32) for _ in range(3))

@@ -13,7 +13,7 @@ NAMESPACE = "fmapper"
 
 
 class OptreeAdapter(Nodes):
-    """Functors as nodes of `optree.tree_*(..., namespace="fmapper")`, and the other way round."""
+    """The adapter for optree: functors as its nodes in the namespace `fmapper`, and vice versa."""
 
     name: ClassVar[str] = "optree"
 

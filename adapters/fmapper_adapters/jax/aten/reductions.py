@@ -34,7 +34,7 @@ def axes(x: Any, dim: Any) -> tuple[int, ...]:
 
 
 def count_of(x: Any, dims: Sequence[int]) -> Any:
-    """Returns how many elements are reduced to one result."""
+    """Counts the elements that are reduced to one result."""
     return math.prod(x.shape[d] for d in dims)
 
 
@@ -182,7 +182,7 @@ def is_any_true(x: Any) -> jax.Array:
 
 @lowering("aten::count_nonzero")
 def count_nonzero(x: Any, dim: Any = None) -> jax.Array:
-    """Returns how many elements are not zero."""
+    """Counts the elements that are not zero."""
     return jnp.sum((x != 0).astype(dtype_of("int64")), axes(x, dim))
 
 
@@ -204,13 +204,13 @@ lowering("aten::amin", "aten::min.default", int64="moves")(_lowest)
 
 @lowering("aten::argmax", int64="looks")
 def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Returns where the first largest element is; NaN is larger than all others."""
+    """Returns the index of the first largest element; NaN is larger than all others."""
     return _place(jnp.argmax, x, dim, keepdim)
 
 
 @lowering("aten::argmin", int64="looks")
 def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Returns where the first smallest element is; NaN is smaller than all others."""
+    """Returns the index of the first smallest element; NaN is smaller than all others."""
     return _place(jnp.argmin, x, dim, keepdim)
 
 
@@ -230,13 +230,13 @@ def _at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Arr
 
 @lowering("aten::max.dim", int64="picks")
 def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest elements along a dimension and where the first of each is."""
+    """Returns the largest elements along a dimension and their first indices."""
     return _at(x, argmax(x, dim, True), dim, keepdim)
 
 
 @lowering("aten::min.dim", int64="picks")
 def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest elements along a dimension and where the first of each is."""
+    """Returns the smallest elements along a dimension and their first indices."""
     return _at(x, argmin(x, dim, True), dim, keepdim)
 
 
@@ -343,13 +343,13 @@ def _logcumsumexp(x: Any, dim: int) -> jax.Array:
 
 @lowering("aten::cummax", int64="picks")
 def cummax(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Returns running maxima and where the last of each is; after NaN all are NaN."""
+    """Returns running maxima and their last indices; after NaN all are NaN."""
     return _run(x, dim, lambda new, old: new >= old)
 
 
 @lowering("aten::cummin", int64="picks")
 def cummin(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Returns running minima and where the last of each is; after NaN all are NaN."""
+    """Returns running minima and their last indices; after NaN all are NaN."""
     return _run(x, dim, lambda new, old: new <= old)
 
 
@@ -433,7 +433,7 @@ def _median(x: Any, dim: int, keepdim: bool, *, ignore_nan: bool) -> tuple[jax.A
 
 @lowering("aten::mode")
 def mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest of the most frequent elements, and where the last of them is."""
+    """Returns the smallest of the most frequent elements, and its last index."""
     if x.ndim == 0:
         return x, jnp.zeros((), dtype_of("int64"))
     dim %= x.ndim

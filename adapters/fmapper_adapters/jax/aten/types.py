@@ -1,4 +1,4 @@
-"""PyTorch's type promotion, and the dtypes that it computes in.
+"""PyTorch's type promotion, and the dtypes in which it computes.
 
 The rules are those of https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc:
 arrays with dimensions outrank arrays without, which outrank Python numbers, unless the lower one is
@@ -121,7 +121,7 @@ def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
 
 
 def promote_arrays(*operands: Any) -> list[Any]:
-    """Returns arrays of one dtype, where those without dimensions count as much as the others."""
+    """Returns arrays of one dtype; those without dimensions count as much as the others."""
     dtype = functools.reduce(jnp.promote_types, (x.dtype for x in operands))
     return [cast(x, dtype) for x in operands]
 
@@ -188,7 +188,7 @@ def saturate(x: Any) -> Any:
 
 
 def wide(dtype: Any) -> Dtype:
-    """Returns the dtype that torch accumulates in: float32 for halves, itself for the others."""
+    """Returns the dtype in which torch accumulates: float32 for halves, itself for the others."""
     dtype = np.dtype(dtype)
     return np.dtype("float32") if dtype.name in ("float16", "bfloat16") else dtype
 

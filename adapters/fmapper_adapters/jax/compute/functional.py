@@ -1,7 +1,7 @@
 """Kernels of `fmapper.nn.functional` for JAX, by `jax.lax` and `jax.nn`.
 
-What takes several primitives is jitted, so that outside of `jax.jit` a call is one dispatch.
-float16 and bfloat16 are summed in float32, as torch does.
+Functions of several primitives are jitted, so that outside of `jax.jit` a call is one dispatch.
+float16 and bfloat16 are summed in float32, as in torch.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def max_pool(x: Array, window: Sizes, stride: Sizes, padding: Sizes) -> Array:
 def avg_pool(
     x: Array, window: Sizes, stride: Sizes, padding: Sizes, count_include_pad: bool
 ) -> Array:
-    """Computes `lax.reduce_window` with the sum, divided by how many elements there were."""
+    """Computes `lax.reduce_window` with the sum, divided by the number of elements."""
     wide = _wide(x)
     total = _windows(wide, np.array(0, wide.dtype), lax.add, window, stride, padding)
     if count_include_pad or not any(padding):
@@ -244,7 +244,7 @@ def group_norm(
 def batch_norm_with(
     x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """Normalises with mean and variance that are given."""
+    """Normalises with a given mean and variance."""
     mean, var = (_channels(_wide(lax.stop_gradient(s)), x.ndim) for s in (mean, var))
     scales = (None if s is None else _channels(s, x.ndim) for s in (weight, bias))
     return _scale((_wide(x) - mean) * lax.rsqrt(var + eps), x.dtype, *scales)
@@ -260,7 +260,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """Normalises with mean and variance of the batch, which also go into the running ones."""
+    """Normalises with mean and variance of the batch, and updates the running ones."""
     wide = _wide(x)
     axes = (0, *range(2, x.ndim))
     centred, own_var = _moments(wide, axes)
@@ -278,7 +278,7 @@ def _mix(old: Array, new: Array, momentum: float) -> Array:
 
 @jax.jit
 def dropout(x: Array, kept: Array, factor: float) -> Array:
-    """Puts zero where elements are dropped, whatever was there."""
+    """Sets dropped elements to zero, even NaN and infinities."""
     # Rounded once: in bfloat16 the factor itself would be off by up to 0.4 %.
     return jnp.where(kept, (_wide(x) * factor).astype(x.dtype), jnp.zeros((), x.dtype))
 

@@ -45,7 +45,7 @@ def to_host(key: Any) -> np.ndarray[Any, Any]:
     """Returns the words as a NumPy array.
 
     Raises:
-        TypeError: The key is traced, so that it has none yet.
+        TypeError: The key is traced, and has no values yet.
     """
     if isinstance(key, jax.core.Tracer):
         raise TypeError("a key that jax traces cannot be given to another backend")
@@ -126,7 +126,7 @@ def truncated_normal(key: Any, lower: float, upper: float, shape: Sequence[int],
 
 @_partitionable
 def bernoulli(key: Any, p: Any, shape: Sequence[int] | None) -> Any:
-    """Calls `jax.random.bernoulli`, with p in float32 whatever jax_enable_x64 says."""
+    """Calls `jax.random.bernoulli`, with p in float32 regardless of jax_enable_x64."""
     p = jnp.asarray(p, jnp.float32)
     return jax.random.bernoulli(_typed_key(key), p, None if shape is None else tuple(shape))
 
@@ -139,7 +139,7 @@ def randint(key: Any, shape: Sequence[int], low: Any, high: Any, dtype: str) -> 
 
 @_partitionable
 def permutation(key: Any, x: Any, axis: int, independent: bool) -> Any:
-    """Calls `jax.random.permutation`; a range is of int32 whatever jax_enable_x64 says."""
+    """Calls `jax.random.permutation`; a range is of int32 regardless of jax_enable_x64."""
     values = jnp.arange(x, dtype=jnp.int32) if isinstance(x, int) else x
     return jax.random.permutation(_typed_key(key), values, axis, independent=independent)
 

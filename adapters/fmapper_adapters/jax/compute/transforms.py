@@ -13,7 +13,7 @@ Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
 
 
 def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
-    """Calls `jax.value_and_grad`; conjugates gradients by complex arrays, as torch has them."""
+    """Calls `jax.value_and_grad`; conjugates gradients by complex arrays, as in torch."""
     (value, further), gradients = jax.value_and_grad(run, has_aux=True)(list(arrays))
     return value, further, [jnp.conj(g) if jnp.iscomplexobj(g) else g for g in gradients]
 
@@ -27,7 +27,7 @@ def vectorize(
 
 
 class _Rest:
-    """The structure of results; equal to itself alone."""
+    """The structure of results, compared by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

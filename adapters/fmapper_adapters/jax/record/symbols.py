@@ -1,6 +1,6 @@
-"""The class of JAX's symbols for sizes, with methods that ask a recording for their answers.
+"""Patches JAX's class of symbols for sizes, whose methods then ask the recording for answers.
 
-The methods are there while there is a recording, and only symbols of a recording ask.
+The patch is in place during recordings, and affects only the symbols of a recording.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _active: dict[int, Any] = {}  # the recordings, by the ids of their scopes
 
 
 def enter(scope: Any, questions: Any) -> None:
-    """Has the symbols of a scope ask `questions`."""
+    """Makes the symbols of a scope ask `questions`."""
     with _lock:
         if not _active:
             for name, method in _ANSWERING.items():
@@ -41,7 +41,7 @@ def enter(scope: Any, questions: Any) -> None:
 
 
 def leave(scope: Any) -> None:
-    """Ends what `enter` began, and leaves the class as it was."""
+    """Undoes `enter`, and restores the class after the last one."""
     with _lock:
         del _active[id(scope)]
         if not _active:
@@ -174,7 +174,7 @@ def _attribute(self: Any, name: str) -> Any:
 
 
 def _more_attributes(self: Any, name: str) -> Any:
-    """Looks up what symbols do not have: methods of integers, and NumPy's functions.
+    """Looks up attributes that symbols lack: methods of integers, and NumPy's functions.
 
     NumPy calls the method `log2` of an object for `np.log2`.
     """

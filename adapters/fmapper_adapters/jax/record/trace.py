@@ -1,4 +1,4 @@
-"""Records what a function of arrays computes, as a program with its arrays."""
+"""Records the computation of a function of arrays as a program with its arrays."""
 
 from __future__ import annotations
 
@@ -35,23 +35,22 @@ class Source:
     """A model as a function of its arrays.
 
     Attributes:
-        call: Takes parameters and buffers by name, then arguments and keywords; gives the output
-            and the arrays that are changed, by name.
-        parameters: The arrays that are trained.
-        buffers: The others; keys as they are.
-        aliases: Other names of arrays -> the name under which they are.
+        call: Takes parameters and buffers by name, then arguments and keywords; returns the output
+            and the changed arrays by name.
+        parameters: The trained arrays.
+        buffers: The other arrays, among them random keys.
+        aliases: Other names of arrays -> their name in `parameters` or `buffers`.
         frozen: Names of parameters that are not trained.
         transient: Names of buffers that are not part of a state dict.
-        variable_types: Names of arrays -> the types of the variables that hold them, as a program
-            has them.
-        axes: Names of arrays -> how the model says that they are divided on a mesh.
-        function: Whose signature the model has.
-        skipped: How many of its first parameters are not arguments of the model.
-        signature: The signature itself, where it is known.
-        defaults: Parameters of the signature that may be left out -> what they are then.
-        name: What errors call it.
-        suspects: Arrays of objects that nobody declared, and `refusal`, the error that says so: it
-            is raised where the program uses them, for they would be constants.
+        variable_types: Names of arrays -> the types of their variables, as names in a program.
+        axes: Names of arrays -> the mesh axes that the model names for them.
+        function: The function with the signature of the model.
+        skipped: The number of its first parameters that are not arguments of the model.
+        signature: The signature itself, if it is known.
+        defaults: Optional parameters of the signature -> their default values.
+        name: The name in errors.
+        suspects: Arrays of undeclared objects, with the error `refusal`, which is raised if the
+            program uses them, because they would be constants.
     """
 
     call: Callable[..., Any]
@@ -108,13 +107,13 @@ def record(
         source: The model.
         args: The examples by position.
         kwargs: The examples by keyword.
-        dynamic_shapes: Which sizes may vary; see `_dynamic`.
-        train: What the program says of itself.
-        strict: False: arrays of objects that nobody declared become constants.
-        parts: Note the calls of submodules.
+        dynamic_shapes: The sizes that may vary; see `trace_sizes`.
+        train: Whether the program is one of training.
+        strict: False turns arrays of undeclared objects into constants.
+        parts: Whether to record the calls of submodules.
 
     Raises:
-        ConversionError: It cannot be recorded.
+        ConversionError: The model cannot be recorded.
         NotAFunctorError: Inputs or outputs are of classes that hold arrays and are not declared.
     """
     if strict is False:
@@ -253,7 +252,7 @@ def _lines(graph: Graph) -> dict[str, str]:
 
 
 class Traced:
-    """The function that is traced, and what it says beside arrays.
+    """The function that is traced, and its results other than arrays.
 
     Attributes:
         outputs: Each leaf of the output, and whether it is not an array.
@@ -314,7 +313,7 @@ class Traced:
 
 
 def _check_leaf(leaf: Any, where: str) -> None:
-    """Raises for a holder of arrays that is not a pytree of JAX."""
+    """Checks that an object that holds arrays is a pytree of JAX."""
     if not _is_array(leaf) and not callable(leaf) and holds_arrays(leaf):
         cls = type(leaf).__name__
         raise NotAFunctorError(

@@ -1,4 +1,4 @@
-"""Arguments that tell a model its mode, as `train=True`: the mode that is recorded sets them."""
+"""Arguments that set the mode of a model, such as `train=True`, and are set for a recording."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def find_flags(
 
     Args:
         function: The function.
-        skipped: How many of its first parameters are not arguments of the model.
-        args: What it is called with by position.
-        own: An object whose attributes may say the same: a parameter whose default is None is no
-            mode then.
+        skipped: The number of its first parameters that are not arguments of the model.
+        args: The positional arguments.
+        own: An object whose attributes may set the mode too: then a parameter with the default None
+            does not count.
 
     Returns:
-        Name -> its value in training, and where it is among `args`, None if it is not.
+        Name -> its value in training, and its position in `args`, or None.
     """
     if function is None:
         return {}
@@ -54,7 +54,7 @@ def find_flags(
 def mode_of(
     modes: Mapping[str, tuple[bool, int | None]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool | None:
-    """Returns whether the examples ask for training; None if they do not say."""
+    """Returns whether the examples ask for training; None if they leave it open."""
     for name, (in_training, position) in modes.items():
         value = kwargs.get(name) if position is None else args[position]
         if isinstance(value, bool):
@@ -72,8 +72,8 @@ def set_mode(
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
     """Returns a model and its arguments with the mode set.
 
-    Where the examples lack one, the model is called with it all the same; it may be given to the
-    converted model, as what it is then.
+    An argument that the examples lack is added. It may be passed to the converted model too, with
+    the value that it had in the recording.
     """
     if not modes:
         return source, args, kwargs

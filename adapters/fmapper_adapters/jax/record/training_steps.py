@@ -1,4 +1,4 @@
-"""Results, gradients and a few steps of descent, which a translation must match."""
+"""Runs and trains a model, for results that a translation must match."""
 
 from __future__ import annotations
 

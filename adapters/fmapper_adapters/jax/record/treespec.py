@@ -1,4 +1,4 @@
-"""The structure of inputs and outputs, from JAX's pytrees to plain data."""
+"""Translates the structure of inputs and outputs from JAX's pytrees to plain data."""
 
 from __future__ import annotations
 

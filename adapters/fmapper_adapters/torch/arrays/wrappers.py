@@ -1,4 +1,4 @@
-"""Tensors that keep their values in other tensors, and other tensors that hang on a tensor."""
+"""Wrapper tensors, which keep their values in inner tensors, and tensors in attributes."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def why_not(tensor: torch.Tensor) -> str:
 def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:
     """Moves the inner tensors of a wrapper to a device.
 
-    A class of torch's own moves itself, where that moves all; others are taken apart and put
-    together as they say with `__tensor_flatten__`.
+    Classes of torch move themselves, if that moves everything; others are flattened and rebuilt by
+    their `__tensor_flatten__`.
 
     Args:
         tensor: The wrapper.
-        device: Where to.
-        move: Brings an inner tensor there.
+        device: The target device.
+        move: Moves an inner tensor there.
 
     Raises:
-        TypeError: Something would stay behind; says what.
+        TypeError: A part would not move; the message names it.
     """
     cls = type(tensor)
     has_parts = is_traceable_wrapper_subclass(tensor)
@@ -90,10 +90,10 @@ def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch
 
 
 def check_class(old: torch.Tensor, new: torch.Tensor) -> None:
-    """Asks whether a cast tensor has lost what its class keeps beside its values.
+    """Checks that a cast tensor has not lost the state of its class.
 
     Raises:
-        TypeError: It became one of another class that keeps tensors inside.
+        TypeError: It became a tensor of another class, without that state.
     """
     cls, made = type(old), type(new)
     if made is not cls and dispatches(cls) and dispatches(made) and issubclass(cls, made):

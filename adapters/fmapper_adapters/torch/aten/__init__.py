@@ -1,1 +1,1 @@
-"""Operations of torch in programs that go back to torch: which may be called, and how."""
+"""Operations of torch in programs that are converted back to torch."""

@@ -1,7 +1,7 @@
 """Calls of torch's own operations in a graph, for programs that were recorded from torch.
 
-Devices, layouts and memory formats are not part of a program, so tensors are made where the inputs
-are, and a view of what may lie in memory in another order is a reshape.
+Devices, layouts and memory formats are not part of a program. So tensors are created on the device
+of the inputs, and a view of a tensor whose layout is unknown is a reshape.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def assert_async(condition: Any, message: str) -> Any:
 
 @lowering("aten::copy")
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
-    """Calls what torch has gradients of."""
+    """Copies by operations that have gradients in torch."""
     if source.dtype != x.dtype:
         source = emit_call(aten.to.dtype, source, x.dtype)
     return emit_call(aten.expand_as.default, source, x)
@@ -326,7 +326,7 @@ def with_gradient(
     places: Sequence[int],
     name: str,
 ) -> Any:
-    """Returns the ys, whose gradients with respect to the xs are what a function gives."""
+    """Returns the ys, whose gradients with respect to the xs a function computes."""
     if not all(isinstance(x, Value) for x in (*xs, *ys, *kept)):
         raise TypeError(
             f"{name}: a torch.autograd.Function that saves numbers cannot be converted back"

@@ -1,8 +1,8 @@
 """Tensors that stand in for parameters while a function is being transformed.
 
-A `torch.nn.Parameter` is a leaf of autograd, so one that is made of an intermediate result cuts the
-gradient off. While one is being taken, what takes the place of a parameter stays the tensor that it
-is, and remembers what it stands for: it is trained as that was, and becomes a parameter again where
+A `torch.nn.Parameter` is a leaf of autograd, so making one from an intermediate result would cut
+the gradient off. While a gradient is taken, the replacement of a parameter therefore stays a
+tensor, and remembers the parameter: it is trained if that was, and becomes a parameter again when
 it leaves the transformation.
 """
 

@@ -1,8 +1,8 @@
 """Kernels of `fmapper.random` for torch: threefry2x32 as in JAX, in int64 with masks.
 
-torch has uint32 but next to no arithmetic for it. Nothing here is in place and nothing looks at
-values, so that torch.compile and torch.func.vmap can trace it; nor are bits viewed as another
-dtype, for which torch.func.vmap of torch 2.11 has no rule.
+torch has uint32 but almost no arithmetic for it. For torch.compile and torch.func.vmap, nothing is
+done in place and no values are read; nor are bits viewed as another dtype, for which
+torch.func.vmap of torch 2.11 has no rule.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) 
 
 
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns a sum and what its rounding has lost (Knuth)."""
+    """Returns a sum and its rounding error (Knuth)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
