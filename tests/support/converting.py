@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fmapper
+from support import comparing
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -100,40 +101,14 @@ def arrays(tree: Any) -> Any:
 
 
 def compare(got: Any, want: Any, *, scale: float = 1.0, path: str = "output") -> None:
-    """Asserts that outputs of JAX are those of torch."""
-    if torch.is_tensor(want):
-        compare_arrays(got, want, scale, path)
-    elif isinstance(want, dict):
-        for key, inner in want.items():
-            compare(got[key], inner, scale=scale, path=f"{path}[{key!r}]")
-    elif isinstance(want, list | tuple):
-        assert len(got) == len(want), path
-        for i, inner in enumerate(want):
-            compare(got[i], inner, scale=scale, path=f"{path}[{i}]")
-    else:
-        assert got == want, path
+    """Asserts that outputs of JAX are those of torch, of which there are some."""
+    comparing.compare_trees(got, want, lambda a, b, at: compare_arrays(a, b, scale, at), path)
 
 
 def compare_arrays(got: Any, want: Any, scale: float, path: str) -> None:
-    assert tuple(got.shape) == tuple(want.shape), path
     expected = str(want.dtype).removeprefix("torch.")
     assert got.dtype == jax.dtypes.canonicalize_dtype(expected), f"{path}: {got.dtype} {expected}"
     want = want.detach().resolve_conj().resolve_neg()
-    if want.dtype == torch.bfloat16:
-        want = want.float()
-    a = np.asarray(got)
-    b = want.numpy()
-    if not np.issubdtype(b.dtype, np.inexact):
-        np.testing.assert_array_equal(a, b.astype(a.dtype), err_msg=path)
-        return
-    wide = np.complex128 if np.iscomplexobj(b) else np.float64
-    a, b = a.astype(wide), b.astype(wide)
-    finite = np.isfinite(b)
-    np.testing.assert_array_equal(np.isnan(a), np.isnan(b), err_msg=path)
-    np.testing.assert_array_equal(a[~finite & ~np.isnan(b)], b[~finite & ~np.isnan(b)], path)
-    if not finite.any():
-        return
-    size = max(float(np.abs(b[finite]).max()), 1e-30)
-    error = float(np.abs(a[finite] - b[finite]).max()) / size
-    allowed = TOLERANCE.get(expected.replace("complex64", "float32"), 1e-5) * scale
-    assert error <= allowed, f"{path}: off by {error:.2e} of the largest element"
+    want = want.float() if want.dtype == torch.bfloat16 else want
+    tolerance = scale * TOLERANCE.get(expected.replace("complex64", "float32"), 1e-5)
+    comparing.compare_numbers(np.asarray(got), want.numpy(), tolerance, path, least=1e-30)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fmapper
+from support import comparing
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -32,8 +33,7 @@ def check(function: Callable[..., Any], *args: Any, gradients: bool = True) -> A
     wanted = jax.tree.leaves(jax.jit(function)(*args))
     converted = fmapper.convert(function, "torch", args)
     inputs = [fmapper.to_torch(a) for a in args]
-    for got, want in zip(jax.tree.leaves(converted(*inputs)), wanted, strict=True):
-        same(got, want)
+    comparing.compare_trees(jax.tree.leaves(converted(*inputs)), wanted, same)
     floats = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.inexact)]
     factors = [_factors(w) if jnp.issubdtype(w.dtype, jnp.inexact) else None for w in wanted]
     if not gradients or not floats or all(f is None for f in factors):
@@ -63,21 +63,14 @@ def check(function: Callable[..., Any], *args: Any, gradients: bool = True) -> A
     return converted
 
 
-def same(got: Any, want: Any) -> None:
+def same(got: Any, want: Any, path: str = "output") -> None:
     """Asserts that a tensor is an array of JAX, but for rounding."""
     dtype = want.dtype.name
-    assert str(got.dtype) == f"torch.{dtype}"
-    assert tuple(got.shape) == tuple(want.shape)
-    if dtype not in TOLERANCE:
-        np.testing.assert_array_equal(fmapper.to_numpy(got), np.asarray(want))
-        return
-    wide = np.complex128 if "complex" in dtype else np.float64
-    x = np.asarray(fmapper.to_numpy(got.detach())).astype(wide)
-    y = np.asarray(want).astype(wide)
-    finite = np.isfinite(y)
-    np.testing.assert_array_equal(x[~finite], y[~finite])
-    scale = np.abs(y[finite]).max(initial=0.0)
-    np.testing.assert_allclose(x[finite], y[finite], rtol=0, atol=TOLERANCE[dtype] * scale)
+    assert str(got.dtype) == f"torch.{dtype}", path
+    a, b = fmapper.to_numpy(got.detach()), np.asarray(want)
+    if "float" in dtype:  # NumPy has not all of them
+        a, b = a.astype(np.float64), b.astype(np.float64)
+    comparing.compare_numbers(a, b, TOLERANCE.get(dtype, 0.0), path)
 
 
 def operations(converted: Any) -> list[str]:
