@@ -1,4 +1,4 @@
-"""What `fsdp=` says: the modules whose parameters are gathered together, and along which axes."""
+"""The modules whose parameters `fsdp=` gathers together, and the axes along which it does."""
 
 from __future__ import annotations
 

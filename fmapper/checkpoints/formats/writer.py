@@ -135,7 +135,7 @@ def _bytes_of(piece: Piece) -> Iterator[memoryview]:
         return
     shape, dtype = box_shape(piece.box), piece.array.dtype
     with _large if piece.nbytes > _WIDE else nullcontext(), scratch(shape, dtype) as values:
-        with _named(piece):
+        with _name_piece(piece):
             piece.array.read(piece.box, values)
         yield memoryview(values.reshape(-1).view("u1").data)
 
@@ -150,13 +150,13 @@ def read_bytes(piece: Piece) -> memoryview:
         with file.handle() as source:
             file.read_into(source, data, start)
         return data
-    with _named(piece):
+    with _name_piece(piece):
         values = np.ascontiguousarray(piece.array.read(piece.box))
     return memoryview(values.reshape(-1).view("u1").data)
 
 
 @contextmanager
-def _named(piece: Piece) -> Iterator[None]:
+def _name_piece(piece: Piece) -> Iterator[None]:
     """Names the array in errors."""
     try:
         yield

@@ -65,8 +65,10 @@ def empty(config: Any) -> Any:
         return DynamicCache(config=config)
     from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
-    cache = MiniMaxCache()
-    cache.layers = [cache_utils.DynamicLayer() for _ in range(config.num_hidden_layers)]
+    new_cache: Any = MiniMaxCache
+    new_layer: Any = cache_utils.DynamicLayer
+    cache = new_cache()
+    cache.layers = [new_layer() for _ in range(config.num_hidden_layers)]
     cache.linear_cache = [None] * config.num_hidden_layers
     return cache
 

@@ -99,7 +99,7 @@ class XLSTM(Recurrent):
         if state is not None:
             given = xLSTMCache(self.model.config, len(tokens), dtype=self.model.dtype)
             for layer, old in given.rnn_state.items():
-                own = tuple(state[f"{layer}.{i}"] for i in range(len(old)))
+                own: Any = tuple(state[f"{layer}.{i}"] for i in range(len(old)))
                 given.rnn_state[layer] = own
         found = self.model(input_ids=tokens, cache_params=given, use_cache=True, return_dict=True)
         after = {

@@ -192,7 +192,8 @@ class _BatchNorm:
         if layer.weight is not None:
             new = new * channels.local(layer.weight).view(shape)
             new = new + channels.local(layer.bias).view(shape)
-        return channels.output(new)
+        result: torch.Tensor = channels.output(new)
+        return result
 
 
 class _Channels:

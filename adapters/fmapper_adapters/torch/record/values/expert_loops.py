@@ -35,7 +35,7 @@ from fmapper_adapters.torch.record.values.row_questions import Question
 
 _Tensor = torch.Tensor
 _Place: TypeAlias = tuple[types.CodeType, int, int]
-_NOT_CALLERS = tuple(os.path.dirname(one.__file__) + os.sep for one in (torch, adapters))
+_NOT_CALLERS = tuple(os.path.dirname(str(one.__file__)) + os.sep for one in (torch, adapters))
 _NONZERO: set[Any] = {torch.nonzero, _Tensor.nonzero}
 _PLACES: set[Any] = {torch.where, _Tensor.where, *_NONZERO}
 _SHAPE: Any = _Tensor.shape.__get__  # type: ignore[attr-defined] # another object each time
