@@ -57,7 +57,7 @@ def translate(
     agree with those of the model; otherwise nothing is written.
     """
     from fmapper.cli.target import load_model
-    from fmapper.translation.prove import write_test
+    from fmapper.translation.proving.prove import write_test
     from fmapper.translation.source import format_code, translate_proved
     from fmapper.translation.source import translate as run
 

@@ -14,6 +14,7 @@ from fmapper.translation.functions.forms import Statement
 from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, tables_of, whole_arrays
 from fmapper.translation.printing import PrinterTable, Printing
+from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in
@@ -48,6 +49,7 @@ __all__ = [
     "local_array",
     "names_in",
     "other_names",
+    "proof_script",
     "run_file",
     "statements_at",
     "tables_of",

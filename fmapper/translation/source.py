@@ -22,7 +22,7 @@ from fmapper.programs.steps import (
     source_of_callable,
 )
 from fmapper.progress import step
-from fmapper.translation.prove import Proof, prove
+from fmapper.translation.proving.prove import Proof, prove
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
-    from fmapper_adapters.jax.translation.functions.stateless import PROOF
+    from fmapper_adapters.jax.translation.functions.stateless import STATELESS
     from fmapper_adapters.jax.translation.layers.slices import (
         TAKE_APART,
         Slices,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
-    "PROOF",
+    "STATELESS",
     "TAKE_APART",
     "JaxDialect",
     "JaxModels",
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PROOF": "translation.functions.stateless",
+    "STATELESS": "translation.functions.stateless",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "Lifted": "record.closure",

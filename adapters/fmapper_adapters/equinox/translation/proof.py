@@ -1,16 +1,15 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
-from fmapper_adapters.jax.libraries import PROOF
+from fmapper.translation import proof_script
+from fmapper_adapters.jax.libraries import STATELESS
 
+_IMPORTS = "import functools, inspect, equinox as eqx, jax, jax.numpy as jnp"
 _MODEL = '''
-import equinox as eqx
-
-
-def make():
+def make(train):
     return net.load_weights(getattr(net, name)(key=jax.random.key(0)), weights)
 
 
-def run(model, train):
+def call(model, train):
     key = {"key": jax.random.key(0)} if train and takes_key(type(model).__call__) else {}
     return without_dropout(model)(*args, **kwargs, **key)
 
@@ -21,12 +20,13 @@ def without_dropout(model):
     return jax.tree.map(still, model, is_leaf=is_dropout)
 
 
-def gradients(model, train):
-    return eqx.filter_jit(eqx.filter_grad(lambda model: loss(run(model, train))))(model)
+@functools.cache
+def differentiate(train):
+    return eqx.filter_jit(eqx.filter_grad(lambda model: loss(model, train), has_aux=True))
 
 
-def descend(model, grads, rate):
-    return eqx.apply_updates(model, jax.tree.map(lambda g: -rate * g, grads))
+def descend(model, slopes, rate):
+    return eqx.apply_updates(model, jax.tree.map(lambda g: -rate * g, slopes))
 
 
 def named(model):
@@ -45,4 +45,4 @@ def named(model):
         found[key] = array
     return found
 '''
-SCRIPT = PROOF.replace("# the model", _MODEL.strip())
+SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL)

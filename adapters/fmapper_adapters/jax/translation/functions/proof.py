@@ -1,34 +1,40 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
-from fmapper_adapters.jax.translation.functions.stateless import PROOF
+from fmapper.translation import proof_script
+from fmapper_adapters.jax.translation.functions.stateless import STATELESS
 
+_IMPORTS = "import functools, inspect, jax, jax.numpy as jnp"
 _MODEL = '''
 has_buffers = hasattr(net, "BUFFERS")
 if hasattr(net, "dropout"):
     net.dropout = lambda x, *args, **kwargs: x
 
 
-def make():
+def make(train):
     if not hasattr(net, "load_weights"):
         return ()
     trees = net.load_weights(getattr(net, f"init_{name}")(jax.random.key(0)), weights)
     return tuple(trees) if has_buffers else (trees,)
 
 
-def run(model, train):
+def call(model, train):
     function = getattr(net, name)
     key = {"key": jax.random.key(0)} if train and takes_key(function) else {}
     return function(*model, *args, **kwargs, **key)
 
 
-def gradients(model, train):
-    first, *rest = model
-    return jax.jit(jax.grad(lambda first: loss(run((first, *rest), train))))(first)
+@functools.cache
+def differentiate(train):
+    def first_loss(first, rest):
+        return loss((first, *rest), train)
+
+    compiled = jax.jit(jax.grad(first_loss, has_aux=True))
+    return lambda model: compiled(model[0], model[1:])
 
 
-def descend(model, grads, rate):
+def descend(model, slopes, rate):
     first, *rest = model
-    return jax.tree.map(lambda p, g: p - rate * g, first, grads), *rest
+    return jax.tree.map(lambda p, g: p - rate * g, first, slopes), *rest
 
 
 def named(model):
@@ -42,4 +48,4 @@ def named(model):
             np.argsort(order))
     return found
 '''
-SCRIPT = PROOF.replace("# the model", _MODEL.strip())
+SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL)

@@ -1,0 +1,116 @@
+"""The script that runs a translated file in a process of its own, without the source framework."""
+
+_SCRIPT = '''"""Runs a translated model and compares it with what its source gave."""
+import importlib.util, json, sys
+import numpy as np
+# imports
+
+file, data, name = sys.argv[1:4]
+spec = importlib.util.spec_from_file_location("translated", file)
+net = importlib.util.module_from_spec(spec)
+sys.modules["translated"] = net
+spec.loader.exec_module(net)
+given = dict(np.load(data, allow_pickle=False))
+
+
+def pick(prefix):
+    return {key[len(prefix):]: value for key, value in given.items() if key.startswith(prefix)}
+
+
+def built(what):
+    if isinstance(what, list):
+        return tuple(built(one) for one in what)
+    if not isinstance(what, dict):
+        return what
+    if "dict" in what:
+        return {key: built(one) for key, one in what["dict"].items()}
+    return array(given[f"input.{what['array']}"])
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        value = [value[key] for key in in_order(value)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for one in value for leaf in leaves(one)]
+    return [value] if hasattr(value, "dtype") else []
+
+
+def whole(found):
+    """Returns arrays by name with slices and rows put together as in the source."""
+    for end, slices in getattr(net, "SLICES", {}).items():
+        for name in [name for name in weights if f".{name}".endswith(f".{end}")]:
+            parts = [name.removesuffix(end) + key for key in slices]
+            if all(part in found for part in parts):
+                found[name] = np.concatenate([found.pop(part) for part in parts])
+    for path, count in reversed(getattr(net, "STACKED", {}).items()):
+        for name in [name for name in found if name.startswith(f"{path}.0")]:
+            rest = name[len(path) + 2 :]
+            found[path + rest] = np.stack([found.pop(f"{path}.{i}{rest}") for i in range(count)])
+    return found
+
+
+def compare(found, wanted, scale):
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return float("inf")
+    if not found.size:
+        return 0.0
+    a, b = found.astype(np.complex128), wanted.astype(np.complex128)
+    both = np.isnan(a) & np.isnan(b) | (a == b)
+    error = np.where(both, 0, np.abs(np.where(both, 0, a) - np.where(both, 0, b)))
+    finite = np.abs(b[np.isfinite(b)])
+    error = float(error.max() / max(finite.max(initial=0.0), scale, 1e-30))
+    return float("inf") if error != error else error
+
+
+def largest_error(found, expected, scale):
+    errors = [
+        compare(found[key], value, scale) if key in found else float("inf")
+        for key, value in expected.items()
+    ]
+    return max([*errors, 0.0])
+
+
+# the model
+
+weights = {key: array(value) for key, value in pick("weight.").items()}
+args, kwargs = map(built, json.loads(str(given["inputs"])))
+report = {}
+for mode in json.loads(sys.argv[4]):
+    train = mode == "train"
+    wanted = pick(f"{mode}.output.")
+    wanted = [wanted[str(i)] for i in range(len(wanted))]
+    expected = pick(f"{mode}.gradient.")
+    model = make(train)
+    found, slopes = learn(model, train) if expected else (run(model, train), None)
+    if len(found) != len(wanted):
+        report[mode + " outputs"] = float("inf")
+        continue
+    report[mode + " outputs"] = max([compare(a, b, 1e-6) for a, b in zip(found, wanted)] + [0.0])
+    if not expected:
+        continue
+    largest = max([float(np.abs(g).max(initial=0)) for g in expected.values()] + [0.0])
+    known = whole(gradients_by_name(model, slopes))
+    report[mode + " gradients"] = largest_error(known, expected, 1e-3 * largest)
+    for step in range(5):
+        if step:
+            _, slopes = learn(model, train)
+        model = descend(model, slopes, float(given[f"{mode}.rate"]))
+    known = whole(arrays_by_name(model))
+    report[mode + " steps"] = largest_error(known, pick(f"{mode}.after."), 1e-3)
+print(json.dumps(report))
+'''
+
+
+def proof_script(imports: str, model: str) -> str:
+    """Returns the script for the files of one framework.
+
+    Args:
+        imports: What its part imports.
+        model: Its part, which defines `array(x)`, an array of the framework, and `in_order(x)`, the
+            keys of a dict in the order in which the source flattens it; `make(train)`, the model
+            with `weights` and without dropout; `run(model, train)`, its outputs; `learn(model,
+            train)`, its outputs and gradients; `descend(model, slopes, rate)`, the model after a
+            step; `gradients_by_name(model, slopes)` and `arrays_by_name(model)`, as in the source.
+    """
+    return _SCRIPT.replace("# imports", imports.strip()).replace("# the model", model.strip())
