@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fmapper.translation.align import align
 from fmapper.translation.code import identifier, text
+from fmapper.translation.functions.origins import with_comments
 from fmapper.translation.functions.shapes import Shapes, combine, comment
 
 
@@ -55,10 +56,14 @@ class Method:
     parameters: tuple[str, ...]
     lines: list[str]
     shapes: list[Shapes] = field(default_factory=list)
+    comments: dict[str, str] = field(default_factory=dict)
 
     def print_lines(self) -> list[str]:
-        """Returns the statements, after a comment on the shapes."""
-        return [*comment(combine(self.shapes), self.lines), *self.lines]
+        """Returns the statements, after a comment on the shapes, with those on single lines."""
+        found = comment(combine(self.shapes), self.lines)
+        for line in self.lines:
+            found += with_comments(line, self.comments)
+        return found
 
 
 @dataclass(slots=True)
@@ -203,6 +208,7 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
     methods = []
     for method in sketch.methods:
         lines = []
+        comments = dict(method.comments)
         for line in method.lines:
             tree = ast.parse(line)
             replaced = {}
@@ -212,7 +218,10 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
                     stored[chosen[at]] = None
                 at += 1
             lines.append(text(_Replace(replaced).visit(tree)) if replaced else line)
-        methods.append(Method(method.name, method.parameters, lines, method.shapes))
+            for old, new in zip(line.splitlines(), lines[-1].splitlines(), strict=False):
+                if old.strip() in comments:
+                    comments[new.strip()] = comments[old.strip()]
+        methods.append(Method(method.name, method.parameters, lines, method.shapes, comments))
     made.stored = tuple(stored)
     return Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
 

@@ -384,7 +384,8 @@ class _Writer:
             lines = with_loops(body.lines(), lengths, titles)
             shapes = [name_sizes(one, self.size_name) for one in body.shapes]
             parameters = (*body.parameters, *(("*", "key=None") if body.randoms else ()))
-            sketch.methods.append(Method(method or "__call__", parameters, lines, shapes))
+            name = method or "__call__"
+            sketch.methods.append(Method(name, parameters, lines, shapes, body.comments))
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))

@@ -17,6 +17,7 @@ from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
 from fmapper.translation.functions.guards import strictest
 from fmapper.translation.functions.keys import take_keys, with_key
+from fmapper.translation.functions.origins import comments_on
 from fmapper.translation.functions.parameters import Parameters
 from fmapper.translation.functions.shapes import shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
@@ -136,6 +137,7 @@ class _Run(Variables, Expressions, Flow):
         self._wanted = wanted
         self._layers = self._find_layers()
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
+        self._opaque: set[str] = set()  # functions that are called like an operation
         self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
 
     # --- what there is ------------------------------------------------------------------------
@@ -172,7 +174,10 @@ class _Run(Variables, Expressions, Flow):
         if is_library and last is not None and last.targets == (getattr(result, "id", None),):
             self._body.statements.pop()
             result = last.node
-        self._body.statements.append(Statement(None, result))
+        made = next((s for s in steps if isinstance(s, Call) and Ref(s.name) == returns), None)
+        origin = self._line(made.source) if made is not None else ""
+        self._body.statements.append(Statement(None, result, origin=origin))
+        self._body.comments = comments_on(self._body.statements, self._opaque)
         return self._body
 
     def _count(self, steps: list[Any], returns: Any) -> None:
@@ -303,7 +308,7 @@ class _Run(Variables, Expressions, Flow):
                 target = self._new_name(pick.name, hinted[index] if len(hinted) == count else "")
                 self._names.holds[target] = pick.name
                 targets[index] = target
-            self._emit(tuple(targets), node)
+            self._emit(tuple(targets), node, self._line(call.source))
             for pick in picks:
                 target = targets[int(pick.args[1])]
                 self._names.holds[target] = pick.name

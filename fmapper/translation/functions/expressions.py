@@ -36,6 +36,7 @@ class Expressions:
     _left: Counter[str]
     _inlined: dict[str, int]
     _whole: dict[Any, str]  # tuples -> the variables that hold them
+    _opaque: set[str]
     owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
     _size: Callable[[str], ast.expr]
     _size_code: Callable[[int | str], ast.expr]
@@ -57,6 +58,7 @@ class Expressions:
             if found is not None:
                 return literal(found)
         helper = self._dialect.fallback(call)
+        self._opaque.add(helper)
         given = [self._plain(one) for one in args]
         keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
         return ast.Call(name(helper), given, keywords)

@@ -44,7 +44,7 @@ class Flow:
     _bind: Callable[[str, ast.expr], None]
     _call: Callable[[Call], None]
     _define: Callable[[str, ast.expr, str, str], None]
-    _emit: Callable[[tuple[str, ...], ast.expr], None]
+    _emit: Callable[..., None]
     _line: Callable[[str], str]
     _new_name: Callable[..., str]
     _picks: Callable[[Call], list[Call]]

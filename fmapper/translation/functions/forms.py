@@ -24,11 +24,13 @@ class Statement:
         targets: The variables; `_` for what nobody uses. None for a statement that returns.
         node: The expression.
         blocks: Of a loop or branch: each beginning, as `for x in xs`, and the statements below.
+        origin: The line of the model's code that it comes from; empty if it reads for itself.
     """
 
     targets: tuple[str, ...] | None
     node: ast.expr
     blocks: tuple[tuple[str, list[Statement]], ...] = ()
+    origin: str = ""
 
     def __str__(self) -> str:
         if self.blocks:
@@ -62,6 +64,7 @@ class Body:
         checks: What it asks of what it is given, if that is a method of its own: the parameters,
             and the statements.
         shapes: Those of each call.
+        comments: The model's own lines for statements that do not read for themselves.
     """
 
     parameters: tuple[str, ...]
@@ -73,6 +76,7 @@ class Body:
     written: list[str] = field(default_factory=list)
     checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
     shapes: list[Shapes] = field(default_factory=list)
+    comments: dict[str, str] = field(default_factory=dict)
 
     def walk(self) -> Iterator[Statement]:
         """Yields the statements, those in loops and branches, too."""

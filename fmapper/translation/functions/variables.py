@@ -171,7 +171,7 @@ class Variables:
         if len(hinted) > 1:
             wanted = self._among(value, hinted, source)
         target = self._new_name(value, wanted, op)
-        self._emit((target,), node)
+        self._emit((target,), node, line)
         self._names.holds[target] = value
         self._bind(value, name(target))
 
@@ -255,8 +255,8 @@ class Variables:
                     return False
         return True
 
-    def _emit(self, targets: tuple[str, ...], node: ast.expr) -> None:
-        self._body.statements.append(Statement(targets, node))
+    def _emit(self, targets: tuple[str, ...], node: ast.expr, origin: str = "") -> None:
+        self._body.statements.append(Statement(targets, node, origin=origin))
         self._reassign(targets)
 
     def _reassign(self, targets: Iterable[str]) -> None:
