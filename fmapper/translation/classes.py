@@ -323,7 +323,8 @@ def _as_begun(lines: list[str], at: int) -> list[str]:
     wanted = _shift([later], -1)[0].partition(" = ")[2]
     if not later.startswith(f"{target} = ") or code == wanted:
         return []
-    for other in sorted(set(re.findall(r"\b[a-z_]\w*\b", code)) - {"self"}):
+    words = set(re.findall(r"(?<![.\w])[a-z_]\w*\b(?!\s*=)", code))
+    for other in sorted(words - {"self"}) if target not in words else ():
         if re.sub(rf"(?<![.\w]){other}\b(?!\s*=)", target, code) == wanted:
             return [f"{target} = {other}", f"{target} = {wanted}"]
     return []

@@ -15,7 +15,8 @@ from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
 from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
-from fmapper.translation.functions.forms import Body, Form, Made
+from fmapper.translation.functions.collecting import collect
+from fmapper.translation.functions.forms import Body, Form, Made, objects_in, with_objects
 from fmapper.translation.functions.shapes import name_sizes
 from fmapper.translation.places import Node, common_path, is_item, place_of_layer, title_of
 from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
@@ -205,6 +206,7 @@ class _Writer:
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
         writer = BodyWriter(*parts)
         self.size_name = writer.size_name
+        self.objects = [made for _, made in objects_in(self._root_returns())]
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))
@@ -234,7 +236,7 @@ class _Writer:
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
             return self._root_returns()
-        result = unit.part.result
+        result = with_objects(unit.part.result, self.objects)
         told = set(refs_in((result,)))
         if told & {*unit.gives} and not _is_lost(result):
             hidden = tuple(Ref(value) for value in unit.gives if value not in told)
@@ -381,7 +383,7 @@ class _Writer:
             sketch.made.append((identifier(key), self._make(child, made)))
         lengths, titles = self._lists(node)
         for method, body in self.bodies.get(node.path, []):
-            lines = with_loops(body.lines(), lengths, titles)
+            lines = with_loops(collect(body.lines()), lengths, titles)
             shapes = [name_sizes(one, self.size_name) for one in body.shapes]
             parameters = (*body.parameters, *(("*", "key=None") if body.randoms else ()))
             name = method or "__call__"

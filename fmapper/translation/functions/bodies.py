@@ -11,11 +11,20 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
-from fmapper.translation.code import attribute, expr, identifier, literal, name
+from fmapper.translation.code import attribute, expr, identifier, literal, name, text
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
-from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
-from fmapper.translation.functions.guards import strictest
+from fmapper.translation.functions.forms import (
+    Body,
+    Form,
+    Made,
+    Statement,
+    at,
+    is_flat,
+    objects_in,
+    places,
+)
+from fmapper.translation.functions.guards import condition_of, strictest
 from fmapper.translation.functions.keys import take_keys, with_key
 from fmapper.translation.functions.origins import comments_on
 from fmapper.translation.functions.parameters import Parameters
@@ -137,6 +146,7 @@ class _Run(Variables, Expressions, Flow):
         self._wanted = wanted
         self._layers = self._find_layers()
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
+        self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
         self._opaque: set[str] = set()  # functions that are called like an operation
         self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
 
@@ -347,8 +357,10 @@ class _Run(Variables, Expressions, Flow):
         for guard in strictest(program.guards):
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
-            condition = expr(f"{{0}} {guard.relation} {{1}}", size, guard.value)
+            condition = condition_of(size, guard)
             message = guard.question.rpartition(" at ")[0] or guard.question
+            if not message or message.startswith("-"):
+                message = text(condition)
             statements.append(Statement((), self._dialect.check(condition, message)))
         names = {
             one.id for s in statements for one in ast.walk(s.node) if isinstance(one, ast.Name)
@@ -455,6 +467,8 @@ class _Run(Variables, Expressions, Flow):
         for path, value in places(returns):
             if value in new and value not in self._env:
                 self._bind(value, at(name(variable), path))
+        for path, made in objects_in(returns):
+            self._objects.append((made, at(name(variable), path)))
 
     def _mutations(self) -> None:
         """Writes the new values of buffers."""

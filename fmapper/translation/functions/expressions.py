@@ -36,6 +36,7 @@ class Expressions:
     _left: Counter[str]
     _inlined: dict[str, int]
     _whole: dict[Any, str]  # tuples -> the variables that hold them
+    _objects: list[tuple[Made, ast.expr]]  # those that parts have made, with the code for them
     _opaque: set[str]
     owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
     _size: Callable[[str], ast.expr]
@@ -146,6 +147,11 @@ class Expressions:
                     self._left[value] -= 1
                 return name(self._whole[structure])
             return ast.Tuple([self._print_structure(one) for one in structure], ast.Load())
+        held = next((node for made, node in self._objects if made == structure), None)
+        if isinstance(structure, Made) and held is not None:
+            for value in refs_in((structure,)):
+                self._left[value] -= 1
+            return copy.deepcopy(held)
         if isinstance(structure, Made):
             fields = [
                 ast.keyword(key, self._print_structure(one)) for key, one in structure.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,12 @@ class Made(dict[str, Any]):
         self.cls = cls
 
 
+class FieldName(str):
+    """The name of a field, among the keys and indices of a structure."""
+
+    __slots__ = ()
+
+
 class Swap(ast.NodeTransformer):
     """Replaces one name by another."""
 
@@ -157,14 +163,43 @@ def places(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
             yield from places(one, (*path, i))
     elif isinstance(structure, Mapping):
         for key, one in structure.items():
-            yield from places(one, (*path, key))
+            step = FieldName(key) if isinstance(structure, Made) else key
+            yield from places(one, (*path, step))
 
 
 def at(node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
     """Returns the code for an element of a structure."""
     for key in path:
-        node = expr("{0}[{1}]", node, key)
+        is_field = isinstance(key, FieldName)
+        node = ast.Attribute(node, key, ast.Load()) if is_field else expr("{0}[{1}]", node, key)
     return node
+
+
+def objects_in(
+    structure: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Made]]:
+    """Yields the objects in a structure, outer ones first, each with its keys and indices."""
+    if isinstance(structure, Made):
+        yield path, structure
+    if isinstance(structure, tuple):
+        for i, one in enumerate(structure):
+            yield from objects_in(one, (*path, i))
+    elif isinstance(structure, Mapping):
+        for key, one in structure.items():
+            step = FieldName(key) if isinstance(structure, Made) else key
+            yield from objects_in(one, (*path, step))
+
+
+def with_objects(structure: Any, objects: Sequence[Made]) -> Any:
+    """Returns a structure with objects in place of the dicts that equal them."""
+    if isinstance(structure, tuple):
+        return tuple(with_objects(one, objects) for one in structure)
+    if isinstance(structure, Mapping):
+        known = next((made for made in objects if made and made == structure), None)
+        if known is None:
+            return {key: with_objects(one, objects) for key, one in structure.items()}
+        return known
+    return structure
 
 
 def is_part_of_name(node: ast.expr) -> bool:

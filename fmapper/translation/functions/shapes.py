@@ -118,7 +118,7 @@ def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:
     parts = [part for part in (before, f"-> {after}" if after else "") if part]
     whole = " ".join(parts)
     several = [whole] if len(whole) <= _WIDEST else parts
-    return [f"# {one}" for one in several if len(one) <= _WIDEST]
+    return [f"# {one}" for one in several if one and len(one) <= _WIDEST]
 
 
 def _print(shape: Shape) -> str:

@@ -26,6 +26,7 @@ DIMENSIONS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 _ATOMS = (ast.Name, ast.Constant)
+_VIEWS = ("aten::unsqueeze", "aten::slice", "aten::select", "aten::view", "aten::transpose")
 
 
 class UnknownSize(Exception):
@@ -154,6 +155,8 @@ class Variables:
         if uses <= 0:
             return
         if isinstance(node, _ATOMS) or is_part_of_name(node):
+            if isinstance(node, ast.Name):
+                self._hints.setdefault(value, re.sub(r"_\d+$", "", node.id))
             self._bind(value, node)
             self._inlined[value] = uses  # what it is a part of must stay meanwhile
             return
@@ -194,7 +197,7 @@ class Variables:
         """Returns whether a value and its user are two iterations of a loop."""
         for step in self._unit.steps:
             if isinstance(step, Call) and step.name == value and isinstance(user, Call):
-                return step.op == user.op
+                return step.op == user.op and not step.op.startswith(_VIEWS)
             if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
                 return re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
         return False

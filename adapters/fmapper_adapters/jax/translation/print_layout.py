@@ -19,7 +19,7 @@ from fmapper_adapters.jax.translation.promotion import (
     number_in,
     promote,
 )
-from fmapper_adapters.jax.translation.subscripts import insert, replace, slice_of
+from fmapper_adapters.jax.translation.subscripts import insert, pick, replace, slice_of
 from fmapper_adapters.jax.translation.table import dtype_code, prints
 
 
@@ -135,6 +135,8 @@ def squeeze(p: Printing, x: Value, dim: Any = None) -> Any:
     gone = [d for d in gone if x.shape[d] == 1]
     if not gone:
         return x
+    if len(gone) == 1 and (picked := pick(x, gone[0])) is not None:
+        return picked
     if dim is None and all(isinstance(size, int) for size in x.shape):
         return expr("{0}.squeeze()", x)
     return expr("{0}.squeeze({1})", x, gone[0] if len(gone) == 1 else tuple(gone))

@@ -81,6 +81,9 @@ def attention(
     """Prints `attention(query, key, value, ...)`, a function in the file."""
     if not is_float(query.dtype) or enable_gqa:
         return None
+    features = query.shape[-1]
+    if isinstance(features, int) and features and scale == features**-0.5:
+        scale = None  # the default
     return call_of(
         "attention",
         query,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from fmapper.translation import Printing, Value, expr
+from fmapper.translation import Printing, Value, expr, text
 from fmapper_adapters.jax.translation.promotion import (
     convert,
     is_complex,
@@ -162,9 +162,14 @@ _BINARY = {
 def _enter_binary(op: str, template: str) -> None:
     @prints(op)
     def printer(p: Printing, x: Any, y: Any) -> Any:
+        if op in _ALL and p.dtype == "bool":  # masks begin with what is true everywhere
+            for one, other in ((x, y), (y, x)):
+                if isinstance(one, Value) and text(one.node) == "jnp.ones((), bool)":
+                    return other
         return elementwise(p, template, x, y)
 
 
+_ALL = ("aten::bitwise_and", "aten::__and__")
 for _op, _template in _BINARY.items():
     _enter_binary(_op, _template)
 

@@ -41,6 +41,20 @@ def replace(x: Value, dim: int, item: Any) -> ast.expr:
     return _write_subscript(base, items, _ndim(x, items))
 
 
+def pick(x: Value, dim: int) -> ast.expr | None:
+    """Returns an array without a dimension that is a slice of one element: `x[0]` for `x[:1]`."""
+    base, items = _split_subscript(x)
+    places = [i for i, one in enumerate(items) if not _is_index(one)]
+    item = items[places[dim]]
+    if not isinstance(item, ast.Slice) or _is_whole(item) or item.step is not None:
+        return None
+    if item.lower is not None and not _is_known(item.lower):
+        return None
+    items = list(items)
+    items[places[dim]] = item.lower or ast.Constant(0)
+    return _write_subscript(base, items, _ndim(x, items))
+
+
 def slice_of(start: Any, stop: Any, step: Any = None) -> ast.expr:
     """Returns a slice; None leaves a bound out."""
     return ast.Slice(*(None if bound is None else literal(bound) for bound in (start, stop, step)))

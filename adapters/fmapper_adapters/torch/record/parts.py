@@ -13,6 +13,7 @@ import torch
 from fmapper.programs import Part, Ref, Size, map_arguments
 from fmapper.translation import other_names
 from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.record.patches import foreign_classes
 
 
 class PartCalls:
@@ -84,7 +85,7 @@ class PartCalls:
         while self._open and self._open[-1]["name"] != at[0]:
             self._open.pop()  # it ended with an exception that its caller has caught
         if self._open:
-            self._open.pop()["result"] = _with_refs(result)
+            self._open.pop()["result"] = _with_refs(result, _DEEPEST)
 
     def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:
         """Returns the calls.
@@ -147,8 +148,17 @@ def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     return found
 
 
-def _with_refs(value: Any) -> Any:
-    """Returns arguments or results as plain data, with references for tensors."""
+_DEEPEST = 8  # objects within one another that are taken apart: they may hold themselves
+
+
+def _with_refs(value: Any, objects: int = 0) -> Any:
+    """Returns arguments or results as plain data, with references for tensors.
+
+    Args:
+        value: The argument or result.
+        objects: To which depth objects with tensors become dicts of their fields. Not those that a
+            module is given: a cache would hold what the module is about to make.
+    """
     if isinstance(value, torch.Tensor):
         name = _private.name_in_recording(value)
         return Ref(name) if name else None
@@ -157,7 +167,10 @@ def _with_refs(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        return tuple(_with_refs(inner) for inner in value)
+        return tuple(_with_refs(inner, objects) for inner in value)
     if isinstance(value, Mapping):
-        return {str(key): _with_refs(inner) for key, inner in value.items()}
-    return None
+        return {str(key): _with_refs(one, objects) for key, one in value.items()}
+    if not objects:
+        return None
+    fields = foreign_classes.fields_of(value)
+    return None if fields is None else _with_refs(fields, objects - 1)

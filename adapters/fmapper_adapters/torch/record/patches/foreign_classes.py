@@ -18,6 +18,7 @@ import torch
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
+from fmapper_adapters.torch.from_fx.treespec import tree_spec
 
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.nn.Module, str)
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -72,6 +73,16 @@ def _enter(cls: type) -> None:
         flatten_with_keys_fn=_flatten_with_keys,
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
     )
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Returns the fields of an object that hold tensors; None for what has no such fields."""
+    if _is_foreign(value):
+        children, rest = _flatten(value)
+        return dict(zip(rest.names, children, strict=True)) or None
+    children, spec = pytree.tree_flatten(value, is_leaf=lambda one: one is not value)
+    known = tree_spec(spec)
+    return dict(zip(known.keys, children, strict=True)) if known.kind == "record" else None
 
 
 class Rest:
