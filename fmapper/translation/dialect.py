@@ -177,6 +177,14 @@ class Dialect(ABC):
     def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
         """Returns the code that creates a buffer, or an array that is not trained."""
 
+    def is_long(self, array: Any) -> bool:
+        """Returns whether the values of an array are left to `load_weights`."""
+        return False
+
+    def loaded_array(self, array: Any) -> ast.expr:
+        """Returns the code for an array that is not trained and that `load_weights` has to fill."""
+        raise NotImplementedError
+
     def check(self, condition: ast.expr, message: str) -> ast.expr:
         """Returns the code that raises where a condition does not hold; `check` is a helper."""
         return expr("check({0}, {1})", condition, message)

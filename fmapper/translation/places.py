@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import identifier
 from fmapper.translation.units import Structure, Unit, local_array
@@ -91,3 +92,8 @@ def common_path(a: str, b: str) -> str:
             break
         found.append(one)
     return ".".join(found)
+
+
+def size_of_array(array: Any) -> int:
+    """Returns the number of elements of an array."""
+    return math.prod(int(size) for size in array.shape)

@@ -16,9 +16,16 @@ from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collecting import collect
-from fmapper.translation.functions.forms import Body, Form, Made, objects_in, with_objects
+from fmapper.translation.functions.forms import Body, Form, Made, is_lost, objects_in, with_objects
 from fmapper.translation.functions.shapes import name_sizes
-from fmapper.translation.places import Node, common_path, is_item, place_of_layer, title_of
+from fmapper.translation.places import (
+    Node,
+    common_path,
+    is_item,
+    place_of_layer,
+    size_of_array,
+    title_of,
+)
 from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
 
 if TYPE_CHECKING:
@@ -72,6 +79,7 @@ class _Writer:
         self.root = Node("")
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
+        self.loaded: set[str] = set()  # arrays that the file does not have the values of
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
 
     # --- units --------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ class _Writer:
             return self._root_returns()
         result = with_objects(unit.part.result, self.objects)
         told = set(refs_in((result,)))
-        if told & {*unit.gives} and not _is_lost(result):
+        if told & {*unit.gives} and not is_lost(result):
             hidden = tuple(Ref(value) for value in unit.gives if value not in told)
             if not hidden:
                 return result
@@ -424,12 +432,17 @@ class _Writer:
         program = self.program
         if target in program.parameters:
             array = program.parameters[target]
-            if target in program.frozen:
-                return self.dialect.frozen_array(array, kind="FrozenParam")
-            return self.dialect.parameter(array)
-        if target not in program.buffers:
+            if target not in program.frozen:
+                return self.dialect.parameter(array)
+        elif target in program.buffers:
+            array = program.buffers[target]
+        else:
             raise ConversionError(f"{target} is the state of a generator: it cannot be translated")
-        return self.dialect.frozen_array(program.buffers[target], kind="Buffer")
+        if target not in program.transient and self.dialect.is_long(array):
+            self.loaded.add(target)
+            return self.dialect.loaded_array(array)
+        kind = "FrozenParam" if target in program.frozen else "Buffer"
+        return self.dialect.frozen_array(array, kind=kind)
 
     def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, str]]:
         """Maps the lists in a submodule to the number and the class of their items."""
@@ -483,16 +496,5 @@ class _Writer:
         return tuple(found)
 
     def _in_layers(self) -> tuple[int, int]:
-        sizes = {key: _size(array) for key, array in self.program.parameters.items()}
+        sizes = {key: size_of_array(array) for key, array in self.program.parameters.items()}
         return sum(sizes[key] for key in self.owners if key in sizes), sum(sizes.values())
-
-
-def _size(array: Any) -> int:
-    count = 1
-    for size in array.shape:
-        count *= int(size)
-    return count
-
-
-def _is_lost(structure: Any) -> bool:
-    return any(value.startswith("?") for value in refs_in((structure,)))

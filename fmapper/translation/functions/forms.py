@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fmapper.programs.program import refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import expr, text
 
@@ -209,3 +210,8 @@ def is_part_of_name(node: ast.expr) -> bool:
             return False
         node = node.value
     return isinstance(node, ast.Name)
+
+
+def is_lost(structure: Any) -> bool:
+    """Returns whether a structure has values that torch has left out."""
+    return any(value.startswith("?") for value in refs_in((structure,)))

@@ -89,6 +89,10 @@ class EquinoxDialect(JaxDialect):
         """Returns an array that is not trained."""
         return expr(f"{_FROZEN}({{0}})", self.constant(array))
 
+    def loaded_array(self, array: Any) -> ast.expr:
+        """Returns an array that is not trained, with values from `load_weights`."""
+        return expr(f"{_FROZEN}({{0}})", self.zeros(array))
+
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns `Block(64, key=keys())`."""
         given = ", ".join([f"{{{i}}}" for i in range(len(arguments))] + [f"key={_DRAWS}"])

@@ -81,6 +81,7 @@ def print_loading(draft: Any, code: str) -> str:
         )
     program = draft.program
     fixed = {name.rpartition(".")[2] for name in program.buffers}
+    fixed -= {name.rpartition(".")[2] for name in draft.loaded}
     if fixed & {target.rpartition(".")[2] for target, _ in draft._arrays().values()}:
         lines.append(f"BUFFERS = {sorted(fixed)!r}")
     else:

@@ -66,6 +66,10 @@ class FlaxDialect(JaxDialect):
         """Returns a variable that is not trained."""
         return expr(f"{kind}({{0}})", self.constant(array))
 
+    def loaded_array(self, array: Any) -> ast.expr:
+        """Returns a variable that `load_weights` must find in the state dict."""
+        return expr("LoadedBuffer({0})", self.zeros(array))
+
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns `Block(64, rngs=rngs)`."""
         given = ", ".join([f"{{{i}}}" for i in range(len(arguments))] + ["rngs=rngs"])
@@ -210,6 +214,8 @@ def _print_loading(draft: Any, root: Class) -> str:
         loading = TAKE_APART + loading
     else:
         loading = loading.replace("    state = take_apart(state)\n", "")
+    if draft.loaded:
+        loading = loading.replace("(variable, nnx.Param)", "(variable, nnx.Param | LoadedBuffer)")
     return "\n".join([*lines, "", "", loading])
 
 

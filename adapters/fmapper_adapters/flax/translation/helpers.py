@@ -194,6 +194,8 @@ HELPERS = {
         return x'''),
     "Buffer": Helper('''class Buffer(nnx.Variable):
     """An array that is not trained."""'''),
+    "LoadedBuffer": Helper('''class LoadedBuffer(nnx.Variable):
+    """An array that is not trained, with the values that `load_weights` gives it."""'''),
     "FrozenParam": Helper('''class FrozenParam(nnx.Variable):
     """A parameter that is not trained."""'''),
 }

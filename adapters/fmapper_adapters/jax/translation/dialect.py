@@ -61,6 +61,7 @@ _IMPORTS = {
 }
 _RESERVED = frozenset({"load_weights", "take_apart", "SLICES", "RENAMED", "ARRAYS"})
 _MOST = 64  # elements of an array that is written out
+_FEW = 8  # also where the state dict has it
 
 
 class JaxDialect(Dialect):
@@ -163,6 +164,19 @@ class JaxDialect(Dialect):
             "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name
         )
         return expr("jnp.array({0}.reshape({1}))", raw, tuple(int(s) for s in values.shape))
+
+    def is_long(self, array: Any) -> bool:
+        """Returns whether an array is neither small nor computed."""
+        values = np.asarray(to_numpy(array))
+        if values.size <= _FEW or values.dtype.kind not in "biufc":
+            return False
+        dtype = self.dtype(values.dtype.name)
+        return self.fill(array) is None and _compute(values, dtype) is None
+
+    def zeros(self, array: Any) -> ast.expr:
+        """Returns zeros in the place of an array."""
+        shape = tuple(int(size) for size in array.shape)
+        return expr("jnp.zeros({0}, {1})", shape, self.dtype(to_numpy(array).dtype.name))
 
     def fill(self, array: Any) -> ast.expr | None:
         """Returns the code for a constant array; None for another."""

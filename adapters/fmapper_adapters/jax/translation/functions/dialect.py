@@ -75,6 +75,10 @@ class FunctionsDialect(JaxDialect):
         """Returns an array that is not trained."""
         return expr(f"{FROZEN}({{0}})", self.constant(array))
 
+    def loaded_array(self, array: Any) -> ast.expr:
+        """Returns an array that is not trained, with values from `load_weights`."""
+        return expr(f"{FROZEN}({{0}})", self.zeros(array))
+
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns `Block(64)`, which becomes a call of the function that makes its arrays."""
         return expr(f"{cls}({', '.join(f'{{{i}}}' for i in range(len(arguments)))})", *arguments)

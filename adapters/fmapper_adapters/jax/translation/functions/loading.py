@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from fmapper.translation import by_suffix
@@ -38,8 +39,13 @@ _LOAD = '''def load_weights(params, state, strict=True):
 _ORDER = "        array = array if order is None else array.transpose(order)\n"
 
 
-def buffers_of(draft: Any) -> list[str]:
-    """Returns the ends of names of arrays that are not trained: as short as they can be."""
+def buffers_of(draft: Any, without: Collection[str] = ()) -> list[str]:
+    """Returns the ends of names of arrays that are not trained: as short as they can be.
+
+    Args:
+        draft: The draft.
+        without: Those of the source that are left out.
+    """
     program = draft.program
     arrays = {path: target for path, (target, _) in draft._arrays().items()}
     outside = {target for path, (target, _) in draft._arrays().items()
@@ -47,7 +53,8 @@ def buffers_of(draft: Any) -> list[str]:
     fixed = {
         path
         for path, target in arrays.items()
-        if target in program.buffers or (target in program.frozen and target in outside)
+        if target not in without
+        and (target in program.buffers or (target in program.frozen and target in outside))
     }
     found: dict[str, None] = {}
     for path in sorted(fixed):
@@ -86,9 +93,13 @@ def print_loading(draft: Any, buffers: list[str]) -> str:
         load = load.replace("load_weights(params, state", "load_weights(trees, state")
         load = load.replace("the parameters with", "parameters and buffers with")
         load = load.replace("source_of(path)", "source_of(path[1:])")
-        load = load.replace(
-            "        if name not in state and not strict:",
-            '        is_buffer = f".{name}".endswith(BUFFERS)\n'
-            "        if name not in state and (not strict or is_buffer):",
-        ).replace("(load, params)", "(load, trees)")
+        load = load.replace("(load, params)", "(load, trees)")
+        known = buffers_of(draft, draft.loaded)
+        table = "BUFFERS" if known == buffers else f"({', '.join(map(repr, known))},)"
+        if known:
+            load = load.replace(
+                "        if name not in state and not strict:",
+                f'        is_known = f".{{name}}".endswith({table})\n'
+                "        if name not in state and (not strict or is_known):",
+            )
     return "\n".join([*lines, "", "", source, "", "", load]).lstrip()
