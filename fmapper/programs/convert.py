@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
 from fmapper.backends.discovery import (
@@ -230,16 +231,21 @@ def convert(
             warn(f"{program.name}: these sizes are fixed:\n{told}", FixedSizeWarning)
         if check and source.compares:
             say(f"comparing {type(model).__name__} and what was made of it")
-            check_target.check(
-                model, source, converted, target, program, example_inputs, example_kwargs or {}
-            )
+            modes = [program]
+            if options.get("structure") and program.train and program.evaluation is None:
+                modes.append(replace(program, train=False))  # one module for both
+            for one in modes:
+                check_target.check(
+                    model, source, converted, target, one, example_inputs, example_kwargs or {}
+                )
         if verify:
             _check(model, converted, example_inputs, example_kwargs or {})
         if check and not source.compares:
             from fmapper.programs import check_source
 
             given = (example_inputs, example_kwargs or {})
-            check_source.refuse_difference(model, source, converted, target, *given, train=train)
+            alone = train and not options.get("structure")  # a structured model has both modes
+            check_source.refuse_difference(model, source, converted, target, *given, train=alone)
     return converted
 
 

@@ -72,7 +72,13 @@ def source(
                 "example_inputs) writes one."
             )
         return format_code(known.code)
-    found, _, _ = translate(model, to, example_inputs, example_kwargs or {}, dynamic_shapes, train)
+    given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
+    found, _, proof = translate(model, to, *given, proved="evaluation" if train else False)
+    if proof is not None and not proof:
+        raise ConversionError(
+            f"{type(model).__name__}: what it does in evaluation is another program than what it "
+            f"does in training ({proof}), and a file has one for both. Use train=False"
+        )
     return format_code(found.code)
 
 
@@ -116,9 +122,11 @@ def translate(
     dynamic_shapes: Any = "auto",
     train: bool = False,
     *,
-    proved: bool = False,
+    proved: bool | str = False,
 ) -> tuple[Source, Program, Proof | None]:
     """Translates a model; returns its source, its program and, if `proved`, the proof.
+
+    With `proved="evaluation"` that compares its outputs in evaluation alone.
 
     Raises:
         ConversionError: It cannot be recorded or written; or it does not run.
@@ -157,7 +165,8 @@ def translate(
         if not proved:
             return found, program, None
         say("running the file and the model")
-        return found, program, prove(found, program, model, origin, target, args, kwargs)
+        given = (found, program, model, origin, target, args, kwargs)
+        return found, program, prove(*given, only_evaluation=proved == "evaluation")
 
 
 def format_code(code: str) -> str:

@@ -40,7 +40,7 @@ TORCHVISION = {
     "mobilenet_v3_large": 64, "efficientnet_b0": 64, "efficientnet_v2_s": 64, "regnet_x_400mf": 64,
     "regnet_y_400mf": 64, "shufflenet_v2_x0_5": 64, "squeezenet1_1": 64, "googlenet": 64,
     "inception_v3": 96, "mnasnet0_5": 64, "convnext_tiny": 64, "swin_t": 64, "swin_v2_t": 64,
-    "vit_b_32": 64, "maxvit_t": 64,
+    "vit_b_32": 64, "maxvit_t": 224,
 }  # fmt: skip
 # Models of timm -> their arguments.
 TIMM: dict[str, dict[str, Any]] = {

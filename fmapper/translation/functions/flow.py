@@ -63,7 +63,10 @@ class Flow:
     def _flow(self, call: Call) -> None:
         write = {"flow::scan": self._scan, "flow::while": self._while, "flow::branch": self._branch}
         before = self._sizes.asked.copy()
+        count = len(self._body.statements)
         write[call.op](call)
+        for statement in self._body.statements[count:]:
+            statement.origin = self._line(call.source)
         for symbol in self._sizes.asked - before:
             self._sizes.asked[symbol] += 1  # a variable of its own: others change in the rounds
         for value in self._stays(call):

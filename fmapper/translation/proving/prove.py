@@ -86,20 +86,36 @@ def prove(
     target: Models,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    *,
+    only_evaluation: bool = False,
 ) -> Proof:
     """Measures the distance of a file's outputs, gradients and five steps from its model's.
 
     The file runs in a fresh process, which imports neither fmapper nor the model's framework.
+
+    Args:
+        source: The file.
+        program: The program that it was written from.
+        model: The model.
+        origin: The adapter of its framework.
+        target: The adapter of the file's framework.
+        args: What the model is called with, by position.
+        kwargs: What it is called with by keyword.
+        only_evaluation: Compare nothing but the outputs in evaluation.
 
     Raises:
         ConversionError: The file does not run; says what the process said.
     """
     import numpy as np
 
-    modes = list(source.modes)
+    modes = ["eval"] if only_evaluation else list(source.modes)
     arrays: dict[str, Any] = {}
     own: dict[str, float] = {}
-    for mode in modes:
+    if only_evaluation:
+        found = origin.training_steps(model, args, kwargs, train=False)(RATES[0], 0.0)
+        outputs = {key: value for key, value in found.items() if key.startswith("output.")}
+        arrays = {f"eval.{key}": value for key, value in outputs.items()}
+    for mode in modes if not only_evaluation else ():
         found, apart = _learn(origin.training_steps(model, args, kwargs, train=mode == "train"))
         arrays |= {f"{mode}.{key}": value for key, value in found.items()}
         own |= {f"{mode} {what}": one for what, one in apart.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,3 +21,33 @@ def build(program: Program, source: Source) -> Any:
     module["load_weights"](model, whole_arrays(program, to_torch, torch.stack))
     model.train(program.starts_in_training)
     return model
+
+
+def is_built(model: Any) -> bool:
+    """Returns whether a module is of a class that was written for it."""
+    return hasattr(sys.modules.get(type(model).__module__), "__fmapper_source__")
+
+
+def outputs(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns the outputs of such a module in evaluation, in the order of its source."""
+    known = inspect.signature(model.forward).parameters
+    given = {key: value for key, value in kwargs.items() if key in known}
+    was_training = model.training
+    held = {name: array.clone() for name, array in model.named_buffers()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _leaves(model(*args, **given))
+    finally:
+        model.train(was_training)
+        with torch.no_grad():
+            for name, array in model.named_buffers():
+                array.copy_(held[name])
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):  # as JAX has flattened it
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, tuple | list):
+        return [leaf for one in value for leaf in _leaves(one)]
+    return [] if value is None else [value]
