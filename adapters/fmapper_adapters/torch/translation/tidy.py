@@ -289,6 +289,28 @@ def _drop_round_trips(graph: Any) -> None:
         ):
             node.replace_all_uses_with(source.args[0])
             graph.erase_node(node)
+        elif node.target == "squeeze" and (index := _index_of(node, source)) is not None:
+            with graph.inserting_before(node):
+                picked = graph.call_function(operator.getitem, (source.args[0], index))
+            picked.meta.update(node.meta)
+            node.replace_all_uses_with(picked)
+            graph.erase_node(node)
+    graph.eliminate_dead_code(fx_passes.is_kept)
+
+
+def _index_of(node: Any, source: Any) -> Any:
+    """Returns the index by which `x[:1].squeeze(0)` is `x[0]`; None for another squeeze."""
+    if source.target is not torch.narrow or len(node.args) != 2 or len(source.args) != 4:
+        return None
+    _, dim, start, length = source.args
+    squeezed = node.args[1]
+    if not all(isinstance(one, int) for one in (dim, start, length, squeezed)) or length != 1:
+        return None
+    ndim = len(_shape(source))
+    if dim % ndim != squeezed % ndim or start < 0:
+        return None
+    index = (*(slice(None),) * (dim % ndim), start)
+    return start if len(index) == 1 else index
 
 
 # --- products -------------------------------------------------------------------------------------

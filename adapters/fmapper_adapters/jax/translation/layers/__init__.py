@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fmapper import ConversionError
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
 from fmapper_adapters.jax.translation.layers import recurrent
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
@@ -120,8 +121,14 @@ def _batch_norm(site: Site) -> Layer | None:
     else:
         momentum, eps = site.arg(6), site.arg(7)
     features = site.shape(mean[0])[0]
+    if site.structure.program.train and (momentum is None or isinstance(momentum, Ref)):
+        raise ConversionError(
+            f"{site.unit.path or 'the model'}: its statistics are the average over all batches "
+            f"(BatchNorm with momentum=None), which is translated for evaluation alone. Give it "
+            f"a momentum, or use train=False (--eval)"
+        )
     if momentum is None or isinstance(momentum, Ref):
-        return None  # the average of all batches
+        return None
     options = f"momentum={float(f'{1 - momentum:.12g}')!r}, "
     options += "" if eps == 1e-5 else f"epsilon={eps!r}, "
     options += "" if weight else "use_scale=False, use_bias=False, "
