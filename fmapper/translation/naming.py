@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import re
 
 from fmapper.translation.code import identifier
 
-RESERVED = frozenset({
-    "self", "rngs", "range", "zip", "len", "list", "tuple", "dict", "float", "int", "bool", "max",
-    "min", "sum", "abs",
-})  # fmt: skip
+RESERVED = frozenset({"self", "rngs"}) | frozenset(
+    name for name in dir(builtins) if name.islower() and name not in ("input", "copyright")
+)
 
 
 @functools.lru_cache(maxsize=4096)

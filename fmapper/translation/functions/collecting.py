@@ -92,7 +92,7 @@ def _rewrite(
     fresh = {name for names in renames for name in names}
     count = len(targets)
     before, after = lines[:at], [ast.parse(line) for line in lines[at + count :]]
-    if fresh & {*_names(before), *(name for call in calls for name in _names([text(call)]))}:
+    if fresh & {name for call in calls[1:] for name in _names([text(call)])}:
         return None
     taken = {*_names(lines)}
     collector = _Collector(renames, taken)

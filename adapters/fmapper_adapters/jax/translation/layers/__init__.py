@@ -110,6 +110,7 @@ def _batch_norm(site: Site) -> Layer | None:
     name = site.call.op.partition("::")[2].partition(".")[0]
     given = site.arg(0)
     weight, bias, mean, var = (site.array(at) for at in (1, 2, 3, 4))
+    _refuse_average(site)
     if not isinstance(given, Ref) or mean is None or var is None:
         return None
     if (weight is None) != (bias is None) or (weight is None) != (site.arg(1) is None):
@@ -121,12 +122,6 @@ def _batch_norm(site: Site) -> Layer | None:
     else:
         momentum, eps = site.arg(6), site.arg(7)
     features = site.shape(mean[0])[0]
-    if site.structure.program.train and (momentum is None or isinstance(momentum, Ref)):
-        raise ConversionError(
-            f"{site.unit.path or 'the model'}: its statistics are the average over all batches "
-            f"(BatchNorm with momentum=None), which is translated for evaluation alone. Give it "
-            f"a momentum, or use train=False (--eval)"
-        )
     if momentum is None or isinstance(momentum, Ref):
         return None
     options = f"momentum={float(f'{1 - momentum:.12g}')!r}, "
@@ -141,6 +136,22 @@ def _batch_norm(site: Site) -> Layer | None:
         expr(code), (given.name,), output, arrays, "BatchNorm",
         stem_of(weight[1], "norm") if weight else "norm", site.results() - {output},
     )  # fmt: skip
+
+
+def _refuse_average(site: Site) -> None:
+    """Raises for statistics that weigh all batches alike.
+
+    Raises:
+        ConversionError: They do; names the module.
+    """
+    made = site.arg(3)
+    for call in site.unit.calls():
+        if Ref(call.name) == made and call.op.startswith("aten::zeros_like"):
+            raise ConversionError(
+                f"{site.unit.path or 'the model'}: its statistics are the average over all batches "
+                "(BatchNorm with momentum=None), which is translated for evaluation alone. Give it "
+                "a momentum, or use train=False (--eval)"
+            )
 
 
 def _group_norm(site: Site) -> Layer | None:

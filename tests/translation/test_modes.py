@@ -1,0 +1,113 @@
+"""One file for both modes: what cannot be that is refused, and models are compared."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import fmapper
+from fmapper_adapters.torch.translation import build
+
+
+class Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x) * (2 if self.training else 1)
+
+
+def test_modes_that_are_two_programs_are_refused():
+    x = torch.randn(4, 3)
+    with pytest.raises(fmapper.ConversionError, match="different results"):
+        fmapper.convert(Doubled(), "flax", (x,), structure=True, train=True)
+    with pytest.raises(fmapper.ConversionError, match="in evaluation is another program"):
+        fmapper.source(Doubled(), "flax", (x,), train=True)
+    model = fmapper.convert(Doubled(), "flax", (x,), structure=True)
+    assert model(jnp.ones((4, 3))).shape == (4, 2)
+
+
+def test_an_average_over_all_batches_is_refused_for_training_by_its_name():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(fmapper.ConversionError, match="momentum=None"):
+        fmapper.source(net, "flax", (torch.randn(5, 3),), train=True)
+    assert "BatchNorm(4" in fmapper.source(net, "flax", (torch.randn(5, 3),))
+
+
+class Small(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return {"b": self.dropout(self.linear(x)), "a": x[0]}
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_structured_model_for_torch_is_compared(monkeypatch, train):
+    made = build.build
+
+    def wrong(program, source):
+        model = made(program, source)
+        with torch.no_grad():
+            model.linear.weight.mul_(1.5)
+        return model
+
+    small, x = Small(nnx.Rngs(0)), jnp.ones((2, 4))
+    net = fmapper.convert(small, "torch", (x,), structure=True, train=train)
+    small.eval()
+    np.testing.assert_allclose(
+        net.eval()(torch.ones(2, 4))["b"].detach(), small(x)["b"], rtol=1e-5, atol=1e-6
+    )
+    monkeypatch.setattr(build, "build", wrong)
+    with pytest.raises(fmapper.ConversionError, match="differs from the original"):
+        fmapper.convert(Small(nnx.Rngs(0)), "torch", (x,), structure=True, train=train)
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(12, 4))
+        self.register_buffer("shift", torch.randn(12, 4), persistent=False)
+
+    def forward(self, x):
+        return x + self.table[: x.shape[0]] + self.shift[: x.shape[0]]
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
+def test_values_of_the_state_dict_are_not_written_out(target):
+    if target == "equinox":
+        pytest.importorskip("equinox")
+    net = Positions()
+    code = fmapper.source(net, target, (torch.ones(3, 4),))
+    assert code.count("zeros((12, 4)") == 1
+    state = {name: array.numpy() for name, array in net.state_dict().items()}
+    module: dict = {}
+    exec(code, module)
+
+    def filled(state):
+        import jax
+
+        if target == "jax":
+            trees = module["load_weights"](module["init_positions"](jax.random.key(0)), state)
+            return lambda x: module["positions"](*trees, x)
+        made = module["Positions"](
+            **({"rngs": nnx.Rngs(0)} if target == "flax" else {"key": jax.random.key(0)})
+        )
+        return module["load_weights"](made, state)
+
+    found = filled(state)(jnp.ones((3, 4)))
+    np.testing.assert_allclose(found, net(torch.ones(3, 4)), rtol=1e-6)
+    with pytest.raises(KeyError, match="table"):
+        filled({})
+
+
+def test_one_of_a_dimension_is_an_index():
+    code = fmapper.source(
+        lambda x: x[0] * x[:, 1], "torch", (jnp.ones((3, 3)),), dynamic_shapes=None
+    )
+    assert "x[0]" in code
+    assert "x[:, 1]" in code
