@@ -15,7 +15,7 @@ from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
 from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
-from fmapper.translation.functions.collecting import collect
+from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import Body, Form, Made, is_lost, objects_in, with_objects
 from fmapper.translation.functions.shapes import name_sizes
 from fmapper.translation.places import (

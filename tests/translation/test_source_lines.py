@@ -5,7 +5,7 @@ from torch import nn
 
 import fmapper
 from fmapper.programs.program import Guard
-from fmapper.translation.functions.collecting import collect
+from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.guards import strictest
 from fmapper.translation.functions.origins import quote, with_comments
 from fmapper.translation.source import translate

@@ -61,7 +61,8 @@ def _is_hard(group: Sequence[Statement], opaque: Collection[str]) -> bool:
 
 
 def _plain(code: str) -> str:
-    return re.sub(r"\b(self|torch|jnp|jax|nn|nnx|F)\.|\s", "", code)
+    """Returns code without spaces, and without modules and objects before a name."""
+    return re.sub(r"\b[A-Za-z_]\w*\.(?=[A-Za-z_])|\s", "", code)
 
 
 def quote(line: str) -> str:

@@ -1,4 +1,4 @@
-"""What every part of a list gives beside its result, as keys for a cache, collected in a list."""
+"""Loops that collect the further results of the parts of a list, as keys for a cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _run_at(lines: Sequence[str], at: int) -> tuple[list[list[str]], list[ast.Ca
     calls: list[ast.Call] = []
     begin = 0
     for line in lines[at:]:
-        known = _assigned(line)
+        known = _assignment(line)
         if known is None:
             break
         names, call = known
@@ -64,7 +64,7 @@ def _run_at(lines: Sequence[str], at: int) -> tuple[list[list[str]], list[ast.Ca
     return (targets, calls) if len(calls) > 1 else None
 
 
-def _assigned(line: str) -> tuple[list[str], ast.Call] | None:
+def _assignment(line: str) -> tuple[list[str], ast.Call] | None:
     """Returns the names that a line assigns to, and the call."""
     if "self." not in line or "\n" in line:
         return None
