@@ -440,18 +440,10 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Prepares a call of a model that was converted from another framework.
-
-        A module of classes that were written for it is called in evaluation alone.
-        """
+        """Prepares a call of a model that was converted from another framework."""
         from fmapper_adapters.torch.translation import build as _build
 
-        if not train and _build.is_built(model):
-            return lambda off, **_: (_build.outputs(model, args, kwargs), {})
-        run = getattr(model, "outcome", None)
-        if run is None or not hasattr(model, "as_program"):
-            return None
-        return lambda off, **_: run(args, kwargs, train=train)
+        return _build.outcome(model, args, kwargs, train=train)
 
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -26,7 +26,7 @@ DIMENSIONS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 _ATOMS = (ast.Name, ast.Constant)
-_VIEWS = ("aten::unsqueeze", "aten::slice", "aten::select", "aten::view", "aten::transpose")
+_VIEWS = ("unsqueeze", "slice", "select", "view", "transpose")
 
 
 class UnknownSize(Exception):
@@ -197,7 +197,7 @@ class Variables:
         """Returns whether a value and its user are two iterations of a loop."""
         for step in self._unit.steps:
             if isinstance(step, Call) and step.name == value and isinstance(user, Call):
-                return step.op == user.op and not step.op.startswith(_VIEWS)
+                return step.op == user.op and not step.op.partition("::")[2].startswith(_VIEWS)
             if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
                 return re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
         return False

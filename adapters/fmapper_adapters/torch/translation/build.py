@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,12 +23,23 @@ def build(program: Program, source: Source) -> Any:
     return model
 
 
-def is_built(model: Any) -> bool:
-    """Returns whether a module is of a class that was written for it."""
-    return hasattr(sys.modules.get(type(model).__module__), "__fmapper_source__")
+def outcome(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
+    """Prepares a call of a converted model; see `Models.outcome`.
+
+    A module of classes that were written for it is called in evaluation alone.
+    """
+    is_built = hasattr(sys.modules.get(type(model).__module__), "__fmapper_source__")
+    if is_built and not train:
+        return lambda off, **_: (_outputs(model, args, kwargs), {})
+    run = getattr(model, "outcome", None)
+    if run is None or not hasattr(model, "as_program"):
+        return None
+    return lambda off, **_: run(args, kwargs, train=train)
 
 
-def outputs(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def _outputs(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the outputs of such a module in evaluation, in the order of its source."""
     known = inspect.signature(model.forward).parameters
     given = {key: value for key, value in kwargs.items() if key in known}
