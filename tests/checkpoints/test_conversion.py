@@ -270,3 +270,29 @@ def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
         convert_checkpoint(folder, tmp_path / "again", "safetensors")
     assert not (tmp_path / "again").exists()
     assert not (tmp_path / "again.partial").exists()
+
+
+def test_nothing_is_checksummed_where_nothing_is_compared(source, tmp_path, monkeypatch):
+    def fail(*_):
+        raise AssertionError("a checksum")
+
+    monkeypatch.setattr(writer.zlib, "crc32", fail)
+    convert_checkpoint(source, tmp_path / "x.safetensors", dtype="float16", check=False)
+    with pytest.raises(AssertionError, match="a checksum"):
+        convert_checkpoint(source, tmp_path / "y.safetensors", dtype="float16")
+
+
+@pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="Linux has it")
+@pytest.mark.parametrize(("start", "offset"), [(4096, 8192), (100, 4196), (100, 200)])
+def test_the_kernel_copies_what_lies_alike_in_pages(tmp_path, monkeypatch, start, offset):
+    data = np.random.default_rng(0).bytes(3 << 20)
+    (tmp_path / "a").write_bytes(data)
+    calls = []
+    copy = os.copy_file_range
+    monkeypatch.setattr(os, "copy_file_range", lambda *args: calls.append(args) or copy(*args))
+    with (tmp_path / "a").open("rb") as source, (tmp_path / "b").open("w+b") as target:
+        count = len(data) - start
+        writer._copy(source.fileno(), target.fileno(), start, offset, count)
+        target.seek(offset)
+        assert target.read() == data[start:]
+    assert bool(calls) == ((start - offset) % 4096 == 0)

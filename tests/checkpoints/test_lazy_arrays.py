@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fmapper
 from fmapper.checkpoints import ByteRun, LazyArray, concatenate, lazy_operations, stack
-from fmapper.checkpoints.dense import copy_into, dense
+from fmapper.checkpoints.dense import copy_into, dense, scratch
 
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -335,3 +335,54 @@ def test_a_lazy_array_moves_though_nothing_was_loaded():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "2.0\n", done.stderr
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """A stored matrix of 16 MiB, whose rows have 4 KiB."""
+    values = np.arange(4096 * 1024, dtype=np.float32).reshape(4096, 1024)
+    fmapper.save({"w": values}, tmp_path / "wide.safetensors")
+    return values, fmapper.load(tmp_path / "wide.safetensors")["w"]
+
+
+def peak_of(lazy, out):
+    lazy.slice(0, 16).read(out=out[:16])  # what is imported late is there
+    tracemalloc.start()
+    try:
+        lazy.read(out=out)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_transposed_and_cast_goes_through_memory_in_blocks(wide):
+    values, stored = wide
+    turned, half = np.empty((1024, 4096), np.float32), np.empty((1024, 4096), np.float16)
+    assert peak_of(stored.transpose(), turned) < 4 << 20
+    assert np.array_equal(turned, values.T)
+    cast = stored.transpose().astype("bfloat16")
+    assert peak_of(cast, half.view(BFLOAT16)) < 8 << 20
+    assert np.array_equal(half.view(BFLOAT16), values.T.astype(BFLOAT16))
+
+
+def test_columns_are_read_with_what_lies_between_them(wide, monkeypatch):
+    values, stored = wide
+    reads = []
+    read_into = type(stored.file).read_into
+    monkeypatch.setattr(
+        type(stored.file),
+        "read_into",
+        lambda *args: reads.append(len(args[2])) or read_into(*args),
+    )
+    assert np.array_equal(stored.read(((0, 4096), (8, 72))), values[:, 8:72])
+    assert reads == [1 << 20] * 16
+    assert np.array_equal(stored.read(((0, 2), (0, 1024))), values[:2])
+    assert reads[16:] == [8192]
+
+
+def test_a_thread_has_its_scratch_memory_again():
+    with scratch((4, 5), np.dtype("f4")) as first, scratch((3,), "u1") as inner:
+        place = first.ctypes.data
+        assert not np.shares_memory(first, inner)
+    with scratch((20,), np.dtype("f4")) as again:
+        assert again.ctypes.data == place
