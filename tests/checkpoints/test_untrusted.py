@@ -9,7 +9,7 @@ import tracemalloc
 import zipfile
 from collections import defaultdict
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pytest
@@ -309,4 +309,31 @@ class Unknown:
 def test_what_a_pickle_holds_is_named_with_the_way_out(tmp_path, value, message):
     torch.save({"w": torch.ones(2), "x": value}, tmp_path / "x.pt")
     with pytest.raises(fmapper.CheckpointError, match=message):
+        fmapper.load(tmp_path / "x.pt")
+
+
+class Reduced:
+    """An object whose pickle is what it is given."""
+
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+LONG, SHARED = "a" * 1000, {f"a{i}": i for i in range(1000)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Reduced(PurePosixPath, (LONG,) * 1000),
+        [Reduced(argparse.Namespace, (), SHARED) for _ in range(1000)],
+    ],
+    ids=["path", "settings"],
+)
+def test_what_settings_and_paths_share_counts_each_time(tmp_path, value):
+    torch.save({"w": torch.ones(2), "x": value}, tmp_path / "x.pt")
+    with pytest.raises(fmapper.CheckpointError, match="entries of settings and characters"):
         fmapper.load(tmp_path / "x.pt")

@@ -17,19 +17,32 @@ _NUMBERS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"}  # codes of NumPy and of
 _NUMBERS |= {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 _FACTORIES = ("int", "long", "float", "bool", "str", "list", "dict", "tuple")
 _LONGEST = 16  # bytes of a number
+_MOST = 1 << 17  # entries of settings and characters of paths, in one pickle: they are copied
 _MODULE = "torch.save(module.state_dict(), path)"
 
 
 def values_beside_tensors() -> dict[str, Callable[..., Any]]:
     """Returns the stand-ins by full name, for one pickle: it can set their attributes."""
+    left = _MOST
+
+    def take(count: int) -> None:
+        """Counts what is copied, each time: a pickle may name the same thing again and again."""
+        nonlocal left
+        left -= count
+        if left < 0:
+            raise Misfit(f"has more than {_MOST} entries of settings and characters of paths")
 
     class Settings(dict[Any, Any]):
         """Stands for a namespace: its attributes are the items of a dict."""
 
         def __init__(self, *_: Any, **items: Any) -> None:  # a factory of defaults is dropped
+            take(len(items))
             super().__init__(items)
 
         def __setstate__(self, state: Any) -> None:
+            if type(state) is not dict:
+                raise Misfit("has settings whose state is not a dict")
+            take(len(state) + 1)
             self.update(state)
 
     class NumberDtype:
@@ -40,7 +53,8 @@ def values_beside_tensors() -> dict[str, Callable[..., Any]]:
             self.order = "<"
 
         def __setstate__(self, state: Any) -> None:
-            self.order = state[1] if state[1] in ("<", ">") else "<"
+            is_big = type(state) is tuple and len(state) > 1 and state[1] == ">"
+            self.order = ">" if is_big else "<"
 
     def number(dtype: Any, data: Any) -> Any:
         if not isinstance(dtype, NumberDtype) or type(data) is not bytes or dtype.code is None:
@@ -55,7 +69,9 @@ def values_beside_tensors() -> dict[str, Callable[..., Any]]:
         raise Misfit("calls a type of Python, which checkpoints do not")
 
     def path(*parts: Any) -> str:
-        return "/".join(part for part in parts if type(part) is str)
+        texts = [part for part in parts if type(part) is str]
+        take(sum(map(len, texts)) + len(parts))
+        return "/".join(texts)
 
     return {
         "numpy._core.multiarray.scalar": number,
