@@ -49,10 +49,11 @@ def save_generation(
         "columns": generation.columns,
         "padding": generation.padding,
         "start": list(generation.start),
-        "counts_padding": generation.counts_padding,
         "lengths": list(generation.lengths),
         "decoding": {name: _as_lists(value) for name, value in asdict(decoding).items()},
     }
+    if generation.counts_padding:  # files of before do not have it
+        about["counts_padding"] = True
     write_file(program, path, {_KEY: about})
 
 
