@@ -12,6 +12,7 @@ nothing run and nothing opened outside of the folder, which an audit hook sees.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import re
@@ -266,6 +267,10 @@ def _run(count: int, seed: int, start: int, on_finding: Callable[[str], None]) -
         for form in CHECKPOINTS:  # what is imported late is there
             read(source / form)
             (source / "out.npz").unlink(missing_ok=True)
+        (source / "gone").mkdir()
+        (source / "gone" / ".metadata").symlink_to(source / "nowhere")
+        read(source / "gone")  # and what is imported for an error
+        gc.freeze()  # what others have left in this process is not collected within a case
         tracemalloc.start()
         for number in range(start, start + count):
             rng = random.Random(f"{seed}:{number}")
@@ -304,6 +309,7 @@ def _run(count: int, seed: int, start: int, on_finding: Callable[[str], None]) -
             if (number + 1) % 10000 == 0:
                 print(f"# {number + 1}: {dict(outcomes)}", flush=True)
         tracemalloc.stop()
+        gc.unfreeze()
     return outcomes
 
 
