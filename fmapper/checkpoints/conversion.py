@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
 _CONFIG = "config.json"
 _TEXTS = (".json", ".txt", ".jinja", ".model")  # beside the weights in a folder of the Hub
+_DTYPES = {"dtype", "torch_dtype"}  # and not that of a router or a state, which stays
 _MOST_TEXT = 100_000_000  # bytes
 
 
@@ -210,8 +211,14 @@ def _with_dtype(config: bytes, dtype: str) -> bytes:
     settings = read_json(config.decode())
     if type(settings) is not dict:
         raise Misfit("is not an object")
-    names = [name for name in settings if name.endswith("dtype")] or ["dtype"]
-    return json.dumps({**settings, **dict.fromkeys(names, dtype)}, indent=2).encode() + b"\n"
+    parts = {
+        key: {**part, **dict.fromkeys(_DTYPES & part.keys(), dtype)}
+        for key, part in settings.items()
+        if key.endswith("_config") and key != "quantization_config" and type(part) is dict
+    }
+    names = _DTYPES & settings.keys() or {"dtype"}
+    changed = {**settings, **parts, **dict.fromkeys(names, dtype)}
+    return json.dumps(changed, indent=2).encode() + b"\n"
 
 
 class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):

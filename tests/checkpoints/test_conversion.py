@@ -250,7 +250,9 @@ def test_panels_of_a_stack_of_transposed_matrices_do_not_grow_with_their_number(
 def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
     folder = tmp_path / "llama"
     fmapper.save({"w": np.ones(3, np.float32)}, folder, "safetensors")
-    (folder / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
+    own = {"router_dtype": "float32", "text_config": {"dtype": "float32", "ssm_dtype": "float32"}}
+    settings = {"model_type": "llama", "dtype": "float32", **own}
+    (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer.json").write_text('{"a": 1}')
     (folder / "modeling_own.py").write_text("raise SystemExit")
     (tmp_path / "secret.txt").write_text("secret")
@@ -258,7 +260,8 @@ def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
     names = {"config.json", "tokenizer.json", "model.safetensors"}
     assert {path.name for path in (tmp_path / "half").iterdir()} == names
     config = json.loads((tmp_path / "half" / "config.json").read_text())
-    assert config == {"model_type": "llama", "dtype": "float16"}
+    text = {"dtype": "float16", "ssm_dtype": "float32"}  # only that of weights
+    assert config == {**settings, "dtype": "float16", "text_config": text}
     convert_checkpoint(folder, tmp_path / "same", "safetensors")
     for name in ("config.json", "tokenizer.json"):
         assert (tmp_path / "same" / name).read_bytes() == (folder / name).read_bytes()

@@ -127,6 +127,7 @@ def test_state_in_the_module_is_refused() -> None:
     model = small("RecurrentGemmaForCausalLM", **config, intermediate_size=64, lru_width=32)
     with pytest.raises(fmapper.ConversionError, match="conv1d_state in the module"):
         fmapper.generator(model, max_length=20)
+    assert all(getattr(part, "conv1d_state", None) is None for part in model.modules())
 
 
 @pytest.mark.thorough

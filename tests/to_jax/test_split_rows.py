@@ -57,6 +57,18 @@ class Counted(Experts):
         return super().take(parts) * parts[0].shape[0]
 
 
+class Decided(Experts):
+    """It counts the experts without rows."""
+
+    def forward(self, x: Any) -> Any:
+        which = self.router(x).argmax(-1)
+        counts = torch.nn.functional.one_hot(which, COUNT).sum(0).tolist()
+        order = which.argsort(stable=True)
+        idle = [i for i in range(COUNT) if counts[i] == 0]
+        out = self.take(x[order].split(counts, dim=0))
+        return torch.zeros_like(out).index_copy(0, order, out) + len(idle)
+
+
 def rows(seed: int) -> Any:
     return 3 * torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(seed))
 
@@ -95,3 +107,21 @@ def test_what_needs_the_parts_themselves_is_not_compiled(kind: Any) -> None:
     if kind is not Backwards:  # whose parts have other sizes than their places
         x = rows(1)
         np.testing.assert_allclose(converted(x.numpy()), module(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: Any) -> Any:
+        return self.run(x)
+
+
+def test_code_that_compares_a_count_is_not_recorded_for_all_counts() -> None:
+    """`== 0` would be false of what stands for a count, and nobody would know."""
+    from fmapper_adapters.torch.record.values import loop_proof, split_rows
+
+    run = split_rows.keep_rows_together(Decided().forward)
+    with pytest.raises(loop_proof.NotProved, match="compares a count"):
+        torch.export.export(Wrapped(run), (rows(0),), strict=False)

@@ -155,17 +155,32 @@ def is_flat(structure: Any) -> bool:
     )
 
 
-def places(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+def places(structure: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
     """Yields the values in a structure, each with its keys and indices."""
+    for path, one in _inside(structure):
+        if isinstance(one, Ref):
+            yield path, one.name
+
+
+def objects_in(structure: Any) -> Iterator[tuple[tuple[Any, ...], Made]]:
+    """Yields the objects in a structure, outer ones first, each with its keys and indices."""
+    for path, one in _inside(structure):
+        if isinstance(one, Made):
+            yield path, one
+
+
+def _inside(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields a structure and all that is in it, outer ones first, with keys and indices."""
+    yield path, structure
     if isinstance(structure, Ref):
-        yield path, structure.name
-    elif isinstance(structure, tuple):
+        return
+    if isinstance(structure, tuple):
         for i, one in enumerate(structure):
-            yield from places(one, (*path, i))
+            yield from _inside(one, (*path, i))
     elif isinstance(structure, Mapping):
         for key, one in structure.items():
             step = FieldName(key) if isinstance(structure, Made) else key
-            yield from places(one, (*path, step))
+            yield from _inside(one, (*path, step))
 
 
 def at(node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
@@ -174,21 +189,6 @@ def at(node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
         is_field = isinstance(key, FieldName)
         node = ast.Attribute(node, key, ast.Load()) if is_field else expr("{0}[{1}]", node, key)
     return node
-
-
-def objects_in(
-    structure: Any, path: tuple[Any, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], Made]]:
-    """Yields the objects in a structure, outer ones first, each with its keys and indices."""
-    if isinstance(structure, Made):
-        yield path, structure
-    if isinstance(structure, tuple):
-        for i, one in enumerate(structure):
-            yield from objects_in(one, (*path, i))
-    elif isinstance(structure, Mapping):
-        for key, one in structure.items():
-            step = FieldName(key) if isinstance(structure, Made) else key
-            yield from objects_in(one, (*path, step))
 
 
 def with_objects(structure: Any, objects: Sequence[Made]) -> Any:

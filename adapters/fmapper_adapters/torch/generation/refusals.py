@@ -55,12 +55,17 @@ def _refuse_state_outside(
         return
     step: Any = own.step
     results = []
-    for add in (0, 1):
-        for (module, name), value in after.items():
-            setattr(module, name, value + add)
-        results.append(step(logits.argmax(-1), cache)[0])
-    for module, name in after:
-        setattr(module, name, before.get((module, name)))
+    try:
+        for change in (torch.clone, _other_numbers):
+            for (module, name), value in after.items():
+                setattr(module, name, change(value))
+            results.append(step(logits.argmax(-1), cache)[0])
+    finally:
+        for module, name in after:
+            if (module, name) in before:
+                setattr(module, name, before[module, name])
+            else:
+                delattr(module, name)
     if not torch.allclose(results[0], results[1], rtol=1e-3, atol=1e-4, equal_nan=True):
         (module, name), *_ = after
         path = next(path for path, one in own.named_modules() if one is module)
@@ -69,6 +74,10 @@ def _refuse_state_outside(
             f"from token to token, where a program has no access. Wrap it in a module with prefill "
             f"and step that return it as part of the cache; see fmapper.generator."
         )
+
+
+def _other_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return ~tensor if tensor.dtype is torch.bool else tensor + 1
 
 
 def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
@@ -108,9 +117,9 @@ def _refuse_without_mask(own: Any, logits: Any, cache: Any) -> None:
     want, found = own.step(tokens, cache)[0], own.step(tokens, other)[0]
     if not torch.allclose(want, found, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ConversionError(
-            f"{type(own.model).__name__} applies no mask to its cache in a step, so that it would "
-            f"see places which no token has taken, and transformers' static cache fails, too. Wrap "
-            f"it in a module with prefill and step; see fmapper.generator."
+            f"{type(own.model).__name__} applies no mask to its cache in a step: in a cache of "
+            f"fixed size it would attend to places that no token has taken yet. Wrap it in a "
+            f"module with prefill and step; see fmapper.generator."
         )
 
 

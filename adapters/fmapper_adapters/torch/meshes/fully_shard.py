@@ -77,7 +77,7 @@ def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[N
         name = key.__qualname__ if isinstance(key, type) else repr(key)
         names = [name for _, name, _ in modules if name]
         shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
-        raise PlacementError(f"fsdp= has {name}, which no module is; there are {shown}.")
+        raise PlacementError(f"fsdp= names {name}, which matches no module. There are {shown}.")
     return found
 
 

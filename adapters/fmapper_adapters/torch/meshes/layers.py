@@ -282,7 +282,9 @@ def _output_padding(layer: Any, sizes: Sequence[int], wanted: Sequence[int]) -> 
     for size, want, stride, padding, dilation, kernel in zip(sizes, wanted, *settings, strict=True):
         least = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
         if not least <= want < least + stride:
-            raise ValueError(f"output_size has {want} where {least} to {least + stride - 1} can be")
+            raise ValueError(
+                f"output_size has {want}; it can be from {least} to {least + stride - 1} there"
+            )
         found.append(want - least)
     return found
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -40,16 +40,27 @@ _BY_ROW: set[Any] = {
 }
 
 
-class _Count(NamedTuple):
-    """A number of rows, in the place of an integer.
+class _Count:
+    """A number of rows, in the place of an integer; it has no value to decide or compute by.
 
     Attributes:
         counts: The tensor of all.
         at: Its place among them.
     """
 
-    counts: _Tensor
-    at: int
+    __hash__ = object.__hash__
+
+    def __init__(self, counts: _Tensor, at: int) -> None:
+        self.counts, self.at = counts, at
+
+    def __bool__(self) -> bool:
+        raise NotProved("the code decides by a count")
+
+    def __eq__(self, other: object) -> bool:
+        raise NotProved("the code compares a count")
+
+    def __format__(self, form: str) -> str:
+        raise NotProved("the code writes a count")
 
 
 class _Part:
@@ -66,6 +77,11 @@ class _Part:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _refuse(func)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        _refuse("==")
 
     def __getattr__(self, name: str) -> NoReturn:
         _refuse(name)
@@ -197,4 +213,4 @@ def _are_all(counts: Any) -> bool:
 
 
 def _refuse(what: Any) -> NoReturn:
-    raise NotProved(f"{getattr(what, '__name__', what)} takes a part of the rows")
+    raise NotProved(f"{getattr(what, '__name__', what)} is applied to a part of the rows")
