@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmapper import __version__ as VERSION
+from fmapper.backends.discovery import known_frameworks
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.checkpoints.formats.format import (
     Contents,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 _PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
 _CONFIG = "config.json"
 _TEXTS = (".json", ".txt", ".jinja", ".model")  # beside the weights in a folder of the Hub
-_DTYPES = {"dtype", "torch_dtype"}  # and not that of a router or a state, which stays
 _MOST_TEXT = 100_000_000  # bytes
 
 
@@ -212,13 +212,19 @@ def _with_dtype(config: bytes, dtype: str) -> bytes:
     if type(settings) is not dict:
         raise Misfit("is not an object")
     parts = {
-        key: {**part, **dict.fromkeys(_DTYPES & part.keys(), dtype)}
+        key: {**part, **dict.fromkeys(filter(_is_of_weights, part), dtype)}
         for key, part in settings.items()
         if key.endswith("_config") and key != "quantization_config" and type(part) is dict
     }
-    names = _DTYPES & settings.keys() or {"dtype"}
+    names = [*filter(_is_of_weights, settings)] or ["dtype"]
     changed = {**settings, **parts, **dict.fromkeys(names, dtype)}
     return json.dumps(changed, indent=2).encode() + b"\n"
+
+
+def _is_of_weights(name: str) -> bool:
+    """Returns whether a setting is the dtype of weights, and not that of a router or a state."""
+    framework, _, end = name.rpartition("_")
+    return name == "dtype" or (end == "dtype" and framework in known_frameworks())
 
 
 class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):

@@ -250,7 +250,10 @@ def test_panels_of_a_stack_of_transposed_matrices_do_not_grow_with_their_number(
 def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
     folder = tmp_path / "llama"
     fmapper.save({"w": np.ones(3, np.float32)}, folder, "safetensors")
-    own = {"router_dtype": "float32", "text_config": {"dtype": "float32", "ssm_dtype": "float32"}}
+    own = {
+        "router_dtype": "float32",
+        "text_config": {"torch_dtype": "float32", "ssm_dtype": "float32"},
+    }
     settings = {"model_type": "llama", "dtype": "float32", **own}
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer.json").write_text('{"a": 1}')
@@ -260,7 +263,7 @@ def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
     names = {"config.json", "tokenizer.json", "model.safetensors"}
     assert {path.name for path in (tmp_path / "half").iterdir()} == names
     config = json.loads((tmp_path / "half" / "config.json").read_text())
-    text = {"dtype": "float16", "ssm_dtype": "float32"}  # only that of weights
+    text = {"torch_dtype": "float16", "ssm_dtype": "float32"}  # only that of weights
     assert config == {**settings, "dtype": "float16", "text_config": text}
     convert_checkpoint(folder, tmp_path / "same", "safetensors")
     for name in ("config.json", "tokenizer.json"):

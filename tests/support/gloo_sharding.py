@@ -324,14 +324,14 @@ def check_fsdp_where_asked() -> None:
 def check_what_fsdp_cannot_be_is_refused_by_name() -> None:
     net = Stack()
     for asked, match in (
-        ({"layer.*": "data"}, r"'layer\.\*', which no module is; there are first, layers"),
-        ({nn.Conv1d: "data"}, "fsdp= has Conv1d, which no module is"),
+        ({"layer.*": "data"}, r"'layer\.\*', which matches no module. There are first, layers"),
+        ({nn.Conv1d: "data"}, "fsdp= names Conv1d, which matches no module"),
         ({1: "data"}, "not by 1"),
         ({}, "names no module"),
         ("rows", "write an axis of the mesh"),
         (("model", "data"), r"or two in its order, the one with copies"),
         ("data", "do not say which of their parameters are gathered together"),
-        ({nn.Sequential: "data", nn.ModuleList: "data"}, "ModuleList, which no module is"),
+        ({nn.Sequential: "data", nn.ModuleList: "data"}, "ModuleList, which matches no module"),
     ):
         with pytest.raises(fmapper.PlacementError, match=match):
             fmapper.shard(net, MESH, {}, fsdp=asked)
