@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import socket
@@ -180,21 +181,21 @@ def compare(case: Case, *, eager: bool) -> int:
 
 
 def count(case: Case) -> None:
-    """Print what a forward pass sends, by rules."""
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO, AUTO))
-    batch = fmapper.shard(case.batch, mesh, ("data",))
-    for rules in ("model", "derive"):
+    """Print what a forward pass sends, by rules and kinds of axes."""
+    for kind, rules in itertools.product((AUTO, EXPLICIT), ("model", "derive")):
+        mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+        batch = fmapper.shard(case.batch, mesh, ("data",))
         try:
             plan = fmapper.plan(Sharding(mesh, rules), case.model)
         except fmapper.PlacementError:
-            print(f"{case.name}, {rules}: the model says nothing", flush=True)
+            print(f"{case.name}, {kind.name}, {rules}: the model says nothing", flush=True)
             continue
         model = fmapper.shard(case.model, mesh, rules)
         text = jax.jit(case.forward).lower(model, batch).compile().as_text()
         sent = ", ".join(f"{n} {what}" for what, n in Counter(re.findall(SENT, text)).items())
         planned = f" (planned {len(plan.sums)} sums)" if plan.sums else ""
-        part = plan.nbytes_per_device / plan.nbytes
-        print(f"{case.name}, {rules}: {sent}{planned}, {part:.0%} of the bytes on each device")
+        part = f"{plan.nbytes_per_device / plan.nbytes:.0%} of the bytes on each device"
+        print(f"{case.name}, {kind.name}, {rules}: {sent}{planned}, {part}", flush=True)
 
 
 def in_torch(families: list[str], rank: int, port: int) -> None:

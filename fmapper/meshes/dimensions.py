@@ -80,6 +80,19 @@ class Dimensions:
                 self._parameters[str(spec.target)] = dims
         for call in program.graph.calls:
             self._call(call)
+        self._outputs = [self._dims(value) or [] for value in program.graph.outputs]
+
+    def of_outputs(self) -> list[list[dict[str, int]]]:
+        """Returns the dimensions of parameters that each dimension of each output equals.
+
+        The list has an entry for each output of the program, of one dict for each dimension:
+        name of a parameter -> which dimension of it.
+        """
+        found: dict[int, dict[str, int]] = {}
+        for name, dims in self._parameters.items():
+            for at, dim in enumerate(dims):
+                found.setdefault(self.same(dim), {}).setdefault(name, at)
+        return [[found.get(self.same(dim), {}) for dim in dims] for dims in self._outputs]
 
     def groups(self) -> list[Group]:
         """Returns the groups of equal dimensions among those of parameters."""

@@ -129,13 +129,15 @@ def run_compiled(
     params, buffers, users, _ = arrays
 
     def keep(results: Results) -> Results:
-        """Keeps the sharding of arrays that the program changes."""
+        """Keeps the sharding of arrays that the program changes, and of outputs like weights."""
         names = code.names["parameter"] + code.names["buffer"]
         state = dict(zip(names, (*params, *buffers), strict=True))
         places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
         changed = {name: state.get(name) for name in results[1]}
         inputs = {place: users[places[place]] for place in results[2]}
-        return [None] * len(results[0]), changed, inputs, None
+        weights = dict(zip(code.names["parameter"], params, strict=True))
+        outputs = meshes.output_axes(code.output_dimensions, weights)
+        return outputs, changed, inputs, None
 
     found: Results = meshes.run(run, arrays, batch=users, keep=keep)
     return found

@@ -2,12 +2,14 @@
 
 There, JAX asks every operation how its result is sharded, which programs from another framework do
 not say. So XLA chooses inside of a program, as on Auto meshes. Outputs are sharded along the batch
-like the inputs, and changed arrays as they were before.
+like the inputs, and along dimensions that they have from weights like those; changed arrays as they
+were before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,7 +48,7 @@ def run(
         arrays: Trees of arrays; without an Explicit mesh, the function is simply called.
         batch: The arrays among them whose first axis is the batch.
         keep: Takes the results and returns a tree of that structure: the arrays whose sharding the
-            results keep, and None.
+            results keep, tuples of the axes that divide each dimension of others, and None.
     """
     mesh = explicit_mesh(arrays)
     if mesh is None:
@@ -60,15 +62,41 @@ def run(
             rows.setdefault(array.shape[0], spec[0])
 
     def sharding(shape: Any, like: Any) -> Any:
-        if like is not None and like.shape == shape.shape:
+        if like is not None and not isinstance(like, tuple) and like.shape == shape.shape:
             return NamedSharding(mesh, _Spec(*_spec(like)))
         first = rows.get(shape.shape[0]) if shape.shape else None
-        return NamedSharding(mesh, _Spec(*([first] if first is not None else [])))
+        wanted = [*(like if isinstance(like, tuple) else [None] * len(shape.shape))]
+        if first is not None:
+            wanted[0] = first
+        return NamedSharding(mesh, _Spec(*_valid(wanted, shape.shape, mesh)))
 
     results, structure = _flatten(shapes)
     likes = structure.flatten_up_to(keep(shapes))
     wanted = structure.unflatten(list(map(sharding, results, likes)))
     return _auto_axes(function, axes=mesh.explicit_axes, out_sharding=wanted)(*arrays)
+
+
+def output_axes(
+    dimensions: Iterable[Sequence[Mapping[str, int]]], params: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """Returns the axes along which the weights divide each dimension of each output.
+
+    So the logits of a head whose rows are divided stay divided; bringing them together would cost
+    more than a layer sends. Where matrices that share a dimension differ, it is not divided.
+
+    Args:
+        dimensions: For each output and dimension, the parameters that have that dimension, and
+            where, as `Dimensions.of_outputs` gives them.
+        params: The parameters by name.
+    """
+
+    def entry(shared: Mapping[str, int]) -> Any:
+        matrices = {n: at for n, at in shared.items() if len(params[n].shape) > 1} or shared
+        specs = ((_spec(params[name]), at) for name, at in matrices.items())
+        found = {spec[at] if at < len(spec) else None for spec, at in specs}
+        return found.pop() if len(found) == 1 else None
+
+    return [tuple(map(entry, dims)) for dims in dimensions]
 
 
 def gather(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -77,6 +105,19 @@ def gather(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         return tree
     found: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)
     return found
+
+
+def _valid(entries: list[Any], shape: tuple[int, ...], mesh: Any) -> Iterator[Any]:
+    """Yields the entries that divide sizes evenly, each axis once."""
+    used: set[str] = set()
+    for entry, size in zip(entries, shape, strict=True):
+        axes = {entry} if isinstance(entry, str) else set(entry or ())
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if axes & used or size % parts:
+            yield None
+        else:
+            used |= axes
+            yield entry
 
 
 def _no_mesh() -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from fmapper import LossyCastError
+from fmapper.meshes import Dimensions
 from fmapper.programs import Echoes, Lowering, Program, Ref
 from fmapper_adapters.jax.aten import types
+from fmapper_adapters.jax.aten.dimensions import RULES
 from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints
 
 Arrays = dict[str, Any]
@@ -67,6 +70,13 @@ class StaticProgram:
         self.pick_buffers = _picker(self.names["buffer"])
         self.routes = call_cache.Routes(program)
         self.echoes = Echoes(program)
+
+    @cached_property
+    def output_dimensions(self) -> list[list[dict[str, int]]]:
+        """The parameters that have each dimension of each computed output of the user's."""
+        rows = Dimensions(self.program, RULES.get).of_outputs()
+        pairs = zip(self.program.graph.outputs, self.program.outputs, rows, strict=True)
+        return [row for value, out, row in pairs if out.kind == "user" and isinstance(value, Ref)]
 
     def check_width(self) -> None:
         """Checks that the program's integers fit, once their width is known.
