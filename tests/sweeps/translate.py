@@ -12,13 +12,16 @@ five steps.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sweeps import flaxzoo
+from sweeps import flaxzoo, translated
 
 KINDS = ("causal", "base")
 ARCHITECTURES = (
@@ -126,17 +129,65 @@ def case(
     except Exception as error:  # whatever it is, it is what a user would see
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return {"class": "refused", "reason": reason, "model": type(model).__name__}
+    measures = {} if library == "jax" else _measure(source.code, model, args, kwargs)
     return {
         "class": "equal" if proof else "MISMATCH",
         "model": type(model).__name__,
         "errors": str(proof),
         "lines": len(source.code.splitlines()),
         "layers": source.layers[0] / max(source.layers[1], 1),
+        **measures,
         "dissolved": source.dissolved,
         "dynamic": shapes is not None,
         "evaluation only": reason[:300],
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _measure(code: str, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns lines, repeats and the share of parameters that are bare in the source."""
+    import torch
+
+    from fmapper.translation.source import format_code
+    from fmapper_adapters.flax.translation.helpers import HELPERS
+
+    def run() -> None:
+        with torch.no_grad():
+            model(*args, **kwargs)
+        if hasattr(model, "config"):
+            with torch.device("meta"):
+                type(model)(model.config)
+
+    code = format_code(code)
+    every, used = translated.source_lines(model, run)
+    bare, total = translated.bare_parameters(model)
+    return {
+        "bare": bare / max(total, 1),
+        "class lines": translated.file_lines(code, frozenset(HELPERS)),
+        "source lines": every,
+        "source lines that ran": used,
+        "repeats": translated.repeats(code),
+    }
+
+
+class TooSlow(BaseException):
+    """A class took longer than its limit."""
+
+
+@contextlib.contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raises `TooSlow` after a number of seconds; 0 for no limit."""
+
+    def stop(*_: Any) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _class_of(name: str, kind: str) -> str:
@@ -156,6 +207,7 @@ def main() -> None:
     parser.add_argument("--kind", default="base", choices=KINDS)
     parser.add_argument("--library", default="transformers", choices=LIBRARIES)
     parser.add_argument("--out", type=Path, default=Path("translate.json"))
+    parser.add_argument("--limit", type=int, default=0, help="Seconds for a class; 0 for any.")
     given = parser.parse_args()
     found = json.loads(given.out.read_text()) if given.out.exists() else {}
     others = {"torchvision": TORCHVISION, "timm": TIMM, "jax": flaxzoo.models()}
@@ -165,7 +217,11 @@ def main() -> None:
         key = f"{name}:{kind}"
         if key in found:
             continue
-        found[key] = case(name, given.kind, given.library)
+        try:
+            with at_most(given.limit):
+                found[key] = case(name, given.kind, given.library)
+        except TooSlow:
+            found[key] = {"class": "too slow", "reason": f"more than {given.limit} s"}
         print(key, json.dumps(found[key])[:400], flush=True)
         given.out.write_text(json.dumps(found, indent=1))
     classes = [one["class"] for one in found.values()]

@@ -225,3 +225,72 @@ def test_slices_that_cover_an_array_are_parameters():
     for line in ("'weight': {", "'table': {'table_0': (0, 1), 'table_1': (1, 6)}"):
         assert line in source.code.replace('"', "'"), source.code
     assert "'whole'" not in source.code.replace('"', "'")
+
+
+class Dense(nn.Module):
+    """A linear layer of one's own, by a function of `x`, `weight` and `bias`."""
+
+    def __init__(self, compute, *shape):
+        super().__init__()
+        self.compute = compute
+        self.weight = nn.Parameter(torch.randn(shape))
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return self.compute(x, self.weight, self.bias)
+
+
+LINEAR = {
+    "x @ w.T + b": (lambda x, w, b: x @ w.T + b, (4, 3)),
+    "b + x @ w.t()": (lambda x, w, b: b + torch.matmul(x, w.t()), (4, 3)),
+    "x @ w + b": (lambda x, w, b: x @ w + b, (3, 4)),
+    "linear(x, w) + b": (lambda x, w, b: nn.functional.linear(x, w) + b, (4, 3)),
+    "einsum": (lambda x, w, b: torch.einsum("bld,od->blo", x, w) + b, (4, 3)),
+    "einsum of any rank": (lambda x, w, b: torch.einsum("...d,od->...o", x, w) + b, (4, 3)),
+    "addmm of rows": (
+        lambda x, w, b: torch.addmm(b, x.view(-1, 3), w).view(*x.shape[:-1], 4),
+        (3, 4),
+    ),
+    "mm of rows": (
+        lambda x, w, b: torch.mm(x.reshape(-1, 3), w.T).view(*x.shape[:-1], 4) + b,
+        (4, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LINEAR)
+def test_products_with_a_weight_are_linear_layers(way):
+    compute, shape = LINEAR[way]
+    source = translated(nn.Sequential(nn.Tanh(), Dense(compute, *shape)), torch.randn(2, 5, 3))
+    assert source.layers == (16, 16)
+    assert "class Dense" not in source.code
+    assert "nnx.Linear(3, 4, rngs=rngs)" in source.code
+
+
+def test_a_product_among_other_operations_is_a_linear_layer():
+    def compute(x, w, b):
+        return torch.tanh(x @ w.T + b) * x.sum(-1, keepdim=True)
+
+    source = translated(Dense(compute, 4, 3), torch.randn(2, 5, 3))
+    assert source.layers == (16, 16)
+    source = translated(Dense(lambda x, w, b: (x @ w).sigmoid() + b, 3, 4), torch.randn(2, 5, 3))
+    assert source.layers == (12, 16)
+
+
+@pytest.mark.parametrize(
+    ("compute", "shape"),
+    [
+        (lambda x, w, b: x @ w.T + 2 * b, (4, 3)),
+        (lambda x, w, b: torch.add(x @ w.T, b, alpha=2), (4, 3)),
+        (lambda x, w, b: (x @ w.T) * w.sum() + b, (4, 3)),
+        (lambda x, w, b: (x @ w).view(2, 4, 5) + b.view(4, 1), (3, 4)),
+        (lambda x, w, b: torch.einsum("bld,do->bol", x, w) + b.view(4, 1), (3, 4)),
+        (lambda x, w, b: w @ x.mT + b.view(4, 1), (4, 3)),
+        (lambda x, w, b: x[0].mm(w.T).addmm(x[1], w.T) + b, (4, 3)),
+        (lambda x, w, b: torch.addmm(b.view(1, 4), x[0], w.T), (4, 3)),
+        (lambda x, w, b: torch.einsum("bll,ol->bo", x[:, :3], w) + b, (4, 3)),
+    ],
+)
+def test_what_is_not_quite_a_linear_layer_computes_the_same(compute, shape):
+    source = translated(Dense(compute, *shape), torch.randn(2, 5, 3))
+    assert source.layers[0] < source.layers[1]

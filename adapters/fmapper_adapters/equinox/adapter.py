@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
 from fmapper.programs import Lowering, Program
-from fmapper_adapters.jax.libraries import JaxModels, refuse_changes, with_slices
+from fmapper_adapters.jax.libraries import JaxModels, refuse_changes, with_linears, with_slices
 
 if TYPE_CHECKING:
     from fmapper.translation import Source
@@ -50,7 +50,7 @@ class EquinoxAdapter(JaxModels):
 
         refuse_changes(program, "Equinox")
         parted, slices = with_slices(program)
-        return write(parted, EquinoxDialect(slices, train=program.train))
+        return write(with_linears(parted), EquinoxDialect(slices, train=program.train))
 
     def build(self, program: Program) -> Any:
         """Returns the module of Equinox."""

@@ -128,10 +128,10 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
-        from fmapper_adapters.jax.libraries import with_slices
+        from fmapper_adapters.jax.libraries import with_linears, with_slices
 
         parted, slices = with_slices(program)
-        return write(parted, FlaxDialect(slices))
+        return write(with_linears(parted), FlaxDialect(slices))
 
     def build(self, program: Program) -> Any:
         """Returns the module of NNX."""

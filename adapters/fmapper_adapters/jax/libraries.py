@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
     from fmapper_adapters.jax.translation.functions.stateless import STATELESS
+    from fmapper_adapters.jax.translation.layers.products import with_linears
     from fmapper_adapters.jax.translation.layers.slices import (
         TAKE_APART,
         Slices,
@@ -50,6 +51,7 @@ __all__ = [
     "slices_by_suffix",
     "train_flags",
     "tree_source",
+    "with_linears",
     "with_slices",
 ]
 
@@ -69,6 +71,7 @@ _MODULES = {
     "slices_by_suffix": "translation.layers.slices",
     "train_flags": "record",
     "tree_source": "record",
+    "with_linears": "translation.layers.products",
     "with_slices": "translation.layers.slices",
 }
 

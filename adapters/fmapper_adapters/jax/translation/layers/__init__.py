@@ -9,6 +9,7 @@ from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_a
 from fmapper_adapters.jax.translation.layers import recurrent
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
+from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product
 from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
 
 
@@ -26,7 +27,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         recurrent.layers(structure, unit, calls)
         or recurrent.cell(structure, unit, calls)
         or _rms_norm(structure, unit, calls)
-        or _addmm(structure, unit, calls)
+        or linear_of_rows(structure, unit, calls)
         or drop_path(structure, unit, calls)
     )
 
@@ -174,6 +175,8 @@ def _group_norm(site: Site) -> Layer | None:
 _LAYERS = {
     "scaled_dot_product_attention_with_dropout": attention,
     "linear": _linear,
+    "matmul": product,
+    "mm": product,
     "embedding": _embedding,
     "layer_norm": _layer_norm,
     "native_layer_norm": _layer_norm,
@@ -259,29 +262,3 @@ def _rms_norm(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | No
                 "nnx.RMSNorm", "norm",
             )  # fmt: skip
     return None
-
-
-def _addmm(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | None:
-    """Finds `bias + x @ weight` of rows, with the weight transposed against torch's."""
-    found = [call for call in calls if call.op.startswith("aten::addmm")]
-    others = [call for call in calls if not call.op.startswith(("aten::addmm", "aten::view"))]
-    if len(found) != 1 or others or len(unit.gives) != 1:
-        return None
-    call = found[0]
-    bias, x, weight = call.args[:3]
-    if call.kwargs or not all(isinstance(one, Ref) for one in (bias, x, weight)):
-        return None
-    if any(local_array(structure, unit, one.name) is None for one in (bias, weight)):
-        return None
-    made = {call.name: call for call in calls}
-    source = made[x.name].args[0] if x.name in made else x
-    if not isinstance(source, Ref) or source.name in made:
-        return None
-    shape, wanted = structure.values[weight.name][1], structure.values[unit.gives[0]][1]
-    given = structure.values[source.name][1]
-    if tuple(given[:-1]) != tuple(wanted[:-1]) or (given[-1], wanted[-1]) != tuple(shape):
-        return None
-    dtype = structure.values[weight.name][0]
-    code = f"nnx.Linear({shape[0]}, {shape[1]}, {keywords(dtype)}rngs=rngs)"
-    arrays: dict[str, Any] = {weight.name: ("kernel", None), bias.name: ("bias", None)}
-    return Layer(expr(code), (source.name,), unit.gives[0], arrays, "nnx.Linear", "linear")
