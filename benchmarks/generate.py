@@ -1,11 +1,15 @@
 """How many tokens a second does a converted language model generate, beside torch and beside Flax?
 
     python benchmarks/generate.py [--rounds 5] [--widths 128 256 512] [--compiled] [--clock cpu]
+    python benchmarks/generate.py --recording
+    python benchmarks/generate.py --dispatch
 
 A Llama of four layers with random weights, greedy, three prompts of unequal lengths, 64 new tokens.
 One thread, float32; calls run interleaved in one process, the figures are medians of the quotients
 within a round. `--compiled` has torch.compile, which takes minutes to compile; `--clock cpu` reads
-the time of the process, for a machine that is loaded.
+the time of the process, for a machine that is loaded. `--recording` has the creation of a generator
+beside `torch.export` of the same two programs, and `--dispatch` a call of the compiled loop that
+makes no step beside `jax.jit` of the same loop over flat leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ LAYERS, HEADS, KV_HEADS, TOKENS, NEW, LENGTH = 4, 8, 4, 1000, 64, 80
 ROWS, WIDTH = 3, 9
 
 
-def torch_model(width: int) -> Any:
+def torch_model(width: int, layers: int = LAYERS) -> Any:
     """A Llama with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -34,7 +38,7 @@ def torch_model(width: int) -> Any:
         vocab_size=TOKENS,
         hidden_size=width,
         intermediate_size=4 * width,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=LENGTH,
@@ -220,12 +224,96 @@ def calls(width: int, *, compiled: bool) -> dict[str, Any]:
     return found
 
 
+def recordings(model: Any) -> dict[str, Any]:
+    """The creation of a generator, and torch's export of the same programs."""
+    import torch
+
+    import fmapper
+    from fmapper_adapters.torch.generation import record
+
+    def exports() -> None:
+        own, _ = record._protocol_of(model, LENGTH, ROWS)
+        tokens = torch.ones((ROWS, 7), dtype=torch.int64)
+        mask = torch.ones_like(tokens)
+        columns = torch.export.Dim("columns", min=2, max=LENGTH)
+        shapes = {"tokens": {1: columns}, "mask": {1: columns}}
+        torch.export.export(
+            record._Prefill(own), (tokens, mask), dynamic_shapes=shapes, strict=False
+        )
+        logits, cache = own.prefill(tokens, mask)
+        torch.export.export(record._Step(own), (logits.argmax(-1), cache), strict=False)
+
+    return {
+        "fmapper": lambda: fmapper.generator(model, max_length=LENGTH, batch=ROWS),
+        "torch.export": exports,
+    }
+
+
+def dispatches(model: Any) -> dict[str, Any]:
+    """A call of the loop that makes no step, and `jax.jit` of the same over flat leaves."""
+    import jax
+    import numpy as np
+
+    import fmapper
+    from fmapper_adapters.jax.generation import jax_generator, loop
+
+    generator = fmapper.generator(model, max_length=LENGTH, batch=ROWS, max_new_tokens=NEW)
+    tokens, mask = (one.numpy().astype("int32") for one in prompts())
+    made: list[Any] = []
+
+    class Call(jax_generator._Call):
+        def advance(self, state: Any, until: int) -> Any:
+            made[:] = [self, super().advance(state, until)]
+            return made[1]
+
+    before, jax_generator._Call = jax_generator._Call, Call  # type: ignore[misc]
+    generator(tokens, mask)
+    jax_generator._Call = before  # type: ignore[misc]
+    call, state = made
+    static = (generator._codes.run_step, generator.precision, call.fixed)
+    rest = (call.knobs, call.key, np.int32(state["count"]))
+    tree = jax.tree.structure(state)
+    arrays = jax.tree.structure(call.arrays)
+
+    def over_leaves(leaves: list[Any], carried: list[Any], *rest: Any) -> list[Any]:
+        given = (arrays.unflatten(leaves), tree.unflatten(carried))
+        return jax.tree.leaves(loop.loop.__wrapped__(*static, *given, *rest))
+
+    flat = jax.jit(over_leaves, donate_argnums=1)
+    held = jax.tree.leaves(call.arrays)
+    print(f"{len(held)} arrays of the model, {tree.num_leaves} of the state")
+    states = {"ours": jax.tree.map(lambda x: x.copy(), state), "flat": jax.tree.leaves(state)}
+
+    def ours() -> None:
+        states["ours"] = loop.loop(*static, call.arrays, states["ours"], *rest)
+        jax.block_until_ready(states["ours"])
+
+    def theirs() -> None:
+        states["flat"] = flat(held, states["flat"], *rest)
+        jax.block_until_ready(states["flat"])
+
+    return {"fmapper": ours, "jit over flat leaves": theirs}
+
+
+def compare(them: dict[str, Any], rounds: int, clock: Any) -> None:
+    """Prints the medians and quotients of calls."""
+    for call in them.values():
+        call()
+    timings = interleave(them, rounds, sample=0.02, clock=clock)
+    print(", ".join(f"{n} {1e3 * median(t):,.3f} ms" for n, t in timings.items()))
+    ours, theirs = timings.values()
+    middle, low, high = paired(ours, theirs)
+    print(f"  {middle:.2f} times the time of {[*timings][1]} ({low:.2f} to {high:.2f})")
+
+
 def main() -> None:
     """Print a line for each width."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 256, 512])
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--recording", action="store_true")
+    parser.add_argument("--dispatch", action="store_true")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     options = parser.parse_args()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -237,8 +325,12 @@ def main() -> None:
     torch.set_grad_enabled(False)
     names = ("fmapper", "torch", "jax", "flax", "transformers")
     print(", ".join(f"{name} {value}" for name, value in machine(names).items()))
+    clock = process_time if options.clock == "cpu" else perf_counter
+    if options.recording:
+        return compare(recordings(torch_model(256)), options.rounds, clock)
+    if options.dispatch:
+        return compare(dispatches(torch_model(32, layers=22)), options.rounds, clock)
     for width in options.widths:
-        clock = process_time if options.clock == "cpu" else perf_counter
         them = calls(width, compiled=options.compiled)
         timings = interleave(them, options.rounds, sample=0.02, clock=clock)
         rates = ", ".join(f"{n} {ROWS * NEW / median(t):,.0f}" for n, t in timings.items())

@@ -185,10 +185,51 @@ def test_what_is_left_to_them(name: str) -> None:
         torch.testing.assert_close(found, Function(LEFT[name])(x), rtol=0, atol=0)
 
 
-def test_sizes_that_vary_are_left_to_them() -> None:
-    sizes = ({0: torch.export.Dim.DYNAMIC},)
-    exported = recorded(lambda _, x: x.transpose(1, 2), dynamic_shapes=sizes)
-    assert other_forms(exported) is None
+OF_ANY_SIZE: dict[str, Any] = {
+    **{name: CASES[name] for name in CASES if name not in ("attention", "reshaped", "split")},
+    "attention of any size": lambda _, x: (
+        F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+    ),
+    "reshaped to any size": lambda _, x: (
+        x.reshape(x.shape[0] * 2, -1),
+        x.transpose(1, 2).reshape(-1, 4, 3, 2),
+        x.flatten(1),
+        x.flatten(2),
+        x.flatten(0, 1),
+        x.flatten(-3, -2),
+    ),
+    "split elsewhere": lambda _, x: (*x.chunk(3, 1), *x.split(4, -1)),
+    "computed sizes": lambda _, x: (
+        x.new_zeros(x.shape[2] + 1, x.shape[0] // 2),
+        x[:, :, : x.shape[2] - 1],
+        x * (x.shape[2] / 4),
+    ),
+}
+ANY_SIZES = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
+LEFT_OF_ANY_SIZE: dict[str, Any] = {
+    "split into parts that vary": lambda _, x: x.chunk(2, 2),
+    "sizes by values": lambda _, x: x.clone().masked_select(x > 0),
+    "a size by a value": lambda _, x: torch.zeros(x[0, 0, 0, 0].long().abs().item()) + 1,
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_sizes_that_vary(name: str) -> None:
+    exported = recorded(OF_ANY_SIZE[name], dynamic_shapes=ANY_SIZES)
+    others = other_forms(exported)
+    assert others is not None
+    program = as_program(exported, others)
+    for given in (x, torch.randn(3, 4, 9, 6)):
+        want = Function(OF_ANY_SIZE[name]).eval()(given)
+        for target, own in (("jax", fmapper.to_jax(given)), ("torch", given.clone())):
+            got = fmapper.to_torch(fmapper.convert(program, target)(own))
+            exact = target == "torch"  # JAX has no 64 bits here
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, check_dtype=exact)
+
+
+@pytest.mark.parametrize("name", LEFT_OF_ANY_SIZE)
+def test_what_is_left_to_them_where_sizes_vary(name: str) -> None:
+    assert other_forms(recorded(LEFT_OF_ANY_SIZE[name], dynamic_shapes=ANY_SIZES)) is None
 
 
 def test_the_way_of_convert() -> None:

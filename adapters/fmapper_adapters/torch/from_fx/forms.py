@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx.decompositions import Decompositions
@@ -24,6 +25,7 @@ from fmapper_adapters.torch.passes.one_form import FORMS, IN_PLACE, WITHOUT_GRAD
 _aten: Any = torch.ops.aten
 _METADATA: Any = _aten._assert_tensor_metadata.default
 _SET_GRAD: Any = torch.ops.higher_order.wrap_with_set_grad_enabled
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _KEPT = (operator.getitem, _SET_GRAD, STOP)
 _TOGETHER = (_aten.meshgrid.default, _aten.meshgrid.indexing, _aten.broadcast_tensors.default)
 _DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
@@ -126,13 +128,11 @@ def other_forms(
         table: Torch's decompositions without those of operations that are lowered whole.
     """
     found: set[str] = set()
-    if exported.range_constraints or not _look(exported.graph_module, table, found):
-        return None
-    return frozenset(found)
+    return frozenset(found) if _look(exported.graph_module, table, found) else None
 
 
 def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
-    """Returns whether sizes are known, and operations are in final form or variants."""
+    """Returns whether no size depends on values, and operations are in final form or variants."""
     order = {node: i for i, node in enumerate(owner.graph.nodes)}
     for node in owner.graph.nodes:
         if node.op == "get_attr":
@@ -145,7 +145,7 @@ def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
             op = _form_of(node, order)
             if op is not None and not table.leave(node.target):
                 found.add(op)
-            elif not (node.target in _KEPT or node.target is _METADATA or table.leave(node.target)):
+            elif not (_is_kept(node) or table.leave(node.target)):
                 return False
             if node.target is _SET_GRAD:
                 found.add(WITHOUT_GRADIENTS)
@@ -156,15 +156,30 @@ def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
     return True
 
 
+def _is_kept(node: Node) -> bool:
+    """Returns whether a call that is not lowered stays as it is, such as arithmetic on sizes."""
+    if node.target in _KEPT or node.target is _METADATA:
+        return True
+    return isinstance(node.meta.get("val"), _SYMBOLIC) and (
+        node.target is _aten.sym_size.int
+        or getattr(node.target, "__module__", "") in ("_operator", "math")
+    )
+
+
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a dense real array of known size, or several."""
+    """Returns whether a value is a number or a dense real array, or several.
+
+    A number or size may follow from the sizes of the inputs, but not from their values.
+    """
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
+    if isinstance(value, _SYMBOLIC):
+        return not free_unbacked_symbols(value)
     if not isinstance(value, torch.Tensor):
         return value is None or type(value) in (bool, int, float, str)
     if value.layout is not torch.strided or value.is_complex() or value.device.type == "meta":
         return False
-    return all(type(size) is int for size in (*value.shape, *value.stride()))
+    return all(type(size) is int or _is_plain(size) for size in (*value.shape, *value.stride()))
 
 
 def _form_of(node: Node, order: dict[Node, int]) -> str | None:
@@ -194,6 +209,11 @@ def _is_fixed(
     return not train and mean is not None and variance is not None
 
 
+def _has_fixed_parts(node: Node, x: Node, number: Any, dim: int = 0) -> bool:
+    """Returns whether the parts into which an array is split have fixed sizes."""
+    return all(type(part.shape[dim]) is int for part in _value(node))
+
+
 _ONLY: dict[str, Callable[..., bool]] = {
     **dict.fromkeys(
         ("aten::to.device", "aten::to.dtype", "aten::to.dtype_layout", "aten::type_as.default"),
@@ -203,6 +223,7 @@ _ONLY: dict[str, Callable[..., bool]] = {
     "aten::t.default": lambda node, x: _value(x).dim() == 2,
     "aten::batch_norm.default": _is_fixed,
     "aten::rsub.Scalar": lambda node, *args: len(args) == 2,  # without a factor
+    **dict.fromkeys(("aten::chunk.default", "aten::split.Tensor"), _has_fixed_parts),
 }
 
 

@@ -7,7 +7,7 @@ nothing else sees. `from_fx/forms.py` decides whether this is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ def one_form(program: Program, ops: Collection[str]) -> Program:
     """Rewrites some operations of a program to their canonical form.
 
     Args:
-        program: A program whose sizes are all known.
+        program: A program whose sizes do not depend on values.
         ops: The operations. Calls without gradients are inlined as well.
     """
     if not ops:
@@ -54,13 +54,21 @@ class _Writer:
             self._call(replace(call, args=self._now(call.args), kwargs=self._now(call.kwargs)))
         return Graph(graph.inputs, self._calls, self._now(graph.outputs), graph.kinds)
 
-    def add(self, op: str, *args: Any, of: Kind, others: Sequence[Kind] = (), **kwargs: Any) -> Ref:
-        """Adds a call before the one that is rewritten; `of` and `others` describe its results."""
+    def add(self, op: str, *args: Any, of: Sequence[Kind] = (), **kwargs: Any) -> Ref:
+        """Adds a call before the one that is rewritten; `of` describes the arrays it returns."""
         assert self._at is not None
         name = f"{self._at.name}_form_{len(self._calls)}"
         call = replace(self._at, name=name, op=op, args=args, kwargs=kwargs)
-        self._keep(replace(call, result=(of, *others)))
+        self._keep(replace(call, result=tuple(of)))
         return Ref(name)
+
+    def sizes(self, x: Ref, dims: Iterable[int]) -> tuple[int | Ref, ...]:
+        """Returns sizes of an array, and adds calls that read those that vary."""
+        known = self.kinds[x.name][1]
+        return tuple(
+            known[dim] if isinstance(known[dim], int) else self.add("aten::sym_size.int", x, dim)
+            for dim in dims
+        )
 
     def _call(self, call: Call) -> None:
         form = FORMS.get(call.op) if call.op in self.ops else None
@@ -162,7 +170,27 @@ def _transpose(writer: _Writer, call: Call) -> Call:
 
 
 def _reshape(writer: _Writer, call: Call) -> Call:
-    return _write(call, "aten::view.default", call.args[0], call.result[0][1])
+    shape = call.result[0][1]
+    if not _is_fixed(shape):
+        shape = call.args[1]
+    return _write(call, "aten::view.default", call.args[0], shape)
+
+
+def _flatten(writer: _Writer, call: Call) -> Call:
+    x, *ends = call.args
+    shape: tuple[Any, ...] = call.result[0][1]
+    if not _is_fixed(shape):
+        old = writer.kinds[x.name][1]
+        first, last = (end % max(len(old), 1) for end in (*ends, *(0, -1)[len(ends) :]))
+        before, after = range(first), range(last + 1, len(old))
+        own = shape[first]
+        flat = own if isinstance(own, int) else -1
+        shape = (*writer.sizes(x, before), flat, *writer.sizes(x, after))
+    return _write(call, "aten::view.default", x, shape)
+
+
+def _is_fixed(shape: tuple[Any, ...]) -> bool:
+    return all(isinstance(size, int) for size in shape)
 
 
 def _split(writer: _Writer, call: Call) -> Call:
@@ -186,13 +214,13 @@ def _choose(writer: _Writer, call: Call) -> Call:
     kind = DType(dtype)
     refs = [
         x if isinstance(x, Ref) else
-        writer.add("aten::scalar_tensor.default", x, of=(dtype, ()), dtype=kind)
+        writer.add("aten::scalar_tensor.default", x, of=[(dtype, ())], dtype=kind)
         for x in both
     ]  # fmt: skip
     kinds = [writer.kinds[ref.name] for ref in refs]
     wide = [
         ref if own == dtype else
-        writer.add("aten::_to_copy.default", ref, of=(dtype, shape), dtype=kind)
+        writer.add("aten::_to_copy.default", ref, of=[(dtype, shape)], dtype=kind)
         for ref, (own, shape) in zip(refs, kinds, strict=True)
     ]  # fmt: skip
     return _write(call, "aten::where.self", where, *wide)
@@ -202,14 +230,15 @@ def _stack(writer: _Writer, call: Call) -> Call:
     parts, dim = (*call.args, 0)[:2]
     dtype, shape = call.result[0]
     at = dim % len(shape)
-    if at == len(shape) - 1:
+    if at == len(shape) - 1 or not _is_fixed(shape):
+        one = (*shape[:at], 1, *shape[at + 1 :])
         wide = tuple(
-            writer.add("aten::unsqueeze.default", x, at, of=(writer.kinds[x.name][0], one))
-            for x, one in ((x, (*writer.kinds[x.name][1], 1)) for x in parts)
+            writer.add("aten::unsqueeze.default", x, at, of=[(writer.kinds[x.name][0], one)])
+            for x in parts
         )
-        return _write(call, "aten::cat.default", wide, dim)
+        return _write(call, "aten::cat.default", wide, *([dim] if dim else []))
     flat = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
-    joined = writer.add("aten::cat.default", parts, *([at] if at else []), of=(dtype, flat))
+    joined = writer.add("aten::cat.default", parts, *([at] if at else []), of=[(dtype, flat)])
     return _write(call, "aten::view.default", joined, shape)
 
 
@@ -229,7 +258,7 @@ def _pool(writer: _Writer, call: Call) -> Call:
 
 def _first(writer: _Writer, call: Call, op: str, args: tuple[Any, ...], *others: Kind) -> Call:
     """Returns the first result of an operation that has several."""
-    several = writer.add(op, *args, of=call.result[0], others=others)
+    several = writer.add(op, *args, of=[call.result[0], *others])
     return _write(call, "sym::getitem", several, 0)
 
 
@@ -264,7 +293,7 @@ FORMS: dict[str, Form] = {
     "aten::t.default": _transpose,
     "aten::contiguous.default": lambda writer, call: call,  # it is one, since nobody else says so
     "aten::reshape.default": _reshape,
-    "aten::flatten.using_ints": _reshape,
+    "aten::flatten.using_ints": _flatten,
     "aten::chunk.default": _split,
     "aten::split.Tensor": _split,
     "aten::squeeze.dim": _squeeze,
