@@ -122,6 +122,15 @@ class Meshes(Framework):
         """Returns whether `fully_shard` shards an array of a node: a parameter."""
         return False
 
+    def refill_gathered(self, nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
+        """Puts parameters with values in the places of those that `fully_shard` left without.
+
+        Args:
+            nodes: The nodes of a tree that is sharded.
+            new: The new parameters by the old ones.
+        """
+        raise NotImplementedError
+
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns the mesh of an array and its division there; None for an array without a mesh."""
         return None

@@ -150,24 +150,22 @@ def _fill(
     if strict:
         _check_names(checkpoint, tree, named, default)
     place: Callable[[Any, Any], Any] | None = _place_as_before if device is None else None
-    if sharding is not None:
-        place = sharding.placer(tree)
+    placer = None if sharding is None else sharding.placer(tree)
     try:
+        place = placer or place
         filled = fill(
             tree, state, device=device, dtype=dtype, default=default, strict=strict, place=place
         )
     except StructureMismatchError as error:
         text = str(error).replace("the state", "the checkpoint")
         raise StructureMismatchError(f"{checkpoint.path}: {text}") from None
-    filled = filled if sharding is None else sharding(filled)
     values = {n: v for n, v in checkpoint.items() if isinstance(v, _VALUES)}
-    if not values:
-        return filled
 
     def value(path: KeyPath, leaf: Any) -> Any:
         return values.get(name_of(path), leaf) if type(leaf) in _VALUES else leaf
 
-    return fmap_with_path(value, filled)
+    filled = fmap_with_path(value, filled) if values else filled
+    return filled if placer is None else placer.finish(filled)
 
 
 def _place_as_before(old: Any, new: Any) -> Any:

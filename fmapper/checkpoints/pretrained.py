@@ -181,7 +181,7 @@ def from_pretrained(
             return offload(model, state)
         place = None if sharding is None else sharding.placer(model)
         filled = back(fill(tree, state, device=device, strict=False, place=place))
-        return filled if sharding is None else sharding(filled)
+        return filled if place is None else place.finish(filled)
 
 
 @contextmanager

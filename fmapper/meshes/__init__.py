@@ -4,6 +4,7 @@ For users, besides `fmapper.shard`.
 
     sharding    `shard`, and `Sharding`, the mover that it creates
     units       modules whose parameters are gathered for use
+    filling     divides values as they are read
     rules       rules by pattern, class, function or model
     layout      parses and checks the mesh axes of an array
     derivation  rules that follow from a program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of
@@ -30,6 +30,9 @@ from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import KeyPath, format_link, name_of
 from fmapper.tree.nodes import node_type_of, sync
 from fmapper.tree.walk import visit
+
+if TYPE_CHECKING:
+    from fmapper.meshes.filling import Placer
 
 T = TypeVar("T")
 Uneven = Literal["refuse", "replicate"]
@@ -145,28 +148,17 @@ class Sharding(Router):
         named = {found.names[id(a)]: specs[id(a)] for a in found.arrays}
         return {name: spec for name, spec in named.items() if spec is not None}
 
-    def placer(self, tree: Any) -> Callable[[Any, Any], Any]:
+    def placer(self, tree: Any) -> Placer:
         """Returns a function that divides new values by the rules for an old array.
 
-        The parts that belong here are read, and nothing else of arrays in files.
+        The parts that belong here are read, and nothing else of arrays in files. The filled tree
+        goes through its `finish`.
         """
+        from fmapper.meshes.filling import Placer  # only where something is loaded
+
         adapter = self._needs_mesh()
-        if self._units is not None:
-            raise PlacementError(
-                "fsdp= cannot be followed while arrays are read. Shard the module without memory, "
-                'shard(module.to("meta"), mesh, rules, fsdp=...), and load into its state: '
-                "module.load_state_dict(fmapper.load(path, like=module.state_dict()), assign=True)."
-            )
         specs, _ = self._specs(tree)
-
-        def place(old: Any, new: Any) -> Any:
-            spec = specs[id(old)]
-            assert isinstance(adapter, Arrays)
-            if spec is None:
-                return _arrays(old).like(Mover("load", _arrays(old).name)(new), old)
-            return adapter.like(bring(new, self.mesh, spec, adapter, copy=self.copy), old)
-
-        return place
+        return Placer(self, adapter, self._on, specs, gathers=self._units is not None)
 
     def bring(self, array: Any, spec: Spec) -> Any:
         """Brings an array of any backend to the mesh, divided by a spec."""

@@ -76,7 +76,7 @@ def materialize(
     """
     place = None if sharding is None else sharding.placer(tree)
     new = fill(tree, state, device=device, dtype=dtype, default=default, strict=strict, place=place)
-    return new if sharding is None else cast("T", sharding(new))
+    return new if place is None else cast("T", place.finish(new))
 
 
 def fill(

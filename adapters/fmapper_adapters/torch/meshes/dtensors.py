@@ -140,6 +140,10 @@ class TorchMeshes(Meshes):
         """Applies `fully_shard` to modules, those inside of others first."""
         fully_shard.fully_shard(nodes, mesh, asked)
 
+    def refill_gathered(self, nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
+        """Replaces parameters of modules and their optimizers in place."""
+        fully_shard.refill(nodes, new)
+
     def is_gathered(self, array: Any) -> bool:
         """Returns whether it is a parameter."""
         return isinstance(array, torch.nn.Parameter)
@@ -222,13 +226,25 @@ class TorchMeshes(Meshes):
 
 
 def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-    """Completes pending sums of an output; a forward hook."""
+    """Completes pending sums of an output; a forward hook.
+
+    The gradient of what an embedding looks up is completed, too: torch cannot turn a pending sum
+    into one of the rows that each process has.
+    """
     if not is_dtensor(output):
         return output
+    made = _complete(output)
+    if isinstance(module, torch.nn.Embedding) and made.requires_grad:
+        made.register_hook(_complete)
+    return made
+
+
+def _complete(tensor: Any) -> Any:
+    """Returns a `DTensor` without pending sums."""
     from torch.distributed.tensor import Replicate
 
-    wanted = [Replicate() if p.is_partial() else p for p in output.placements]
-    return output.redistribute(output.device_mesh, wanted)
+    wanted = [Replicate() if p.is_partial() else p for p in tensor.placements]
+    return tensor.redistribute(tensor.device_mesh, wanted)
 
 
 def _not_again(array: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,20 @@ def fully_shard(nodes: Sequence[Node], mesh: Any, asked: Mapping[Any, Sequence[s
     for _, _, node in nodes:
         if isinstance(node, torch.optim.Optimizer):
             _follow(node, before, mesh, {axes[-1] for axes in asked.values()})
+
+
+def refill(nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
+    """Replaces parameters of modules, wherever they are tied, and of their optimizers."""
+    for node in nodes:
+        if isinstance(node, torch.nn.Module):
+            own = node._parameters
+            own.update({name: new[old] for name, old in own.items() if old in new})
+        elif isinstance(node, torch.optim.Optimizer):
+            for group in node.param_groups:
+                group["params"] = [new.get(old, old) for old in group["params"]]
+            for old in [*node.state]:
+                if old in new:
+                    node.state[new[old]] = node.state.pop(old)
 
 
 def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[Node]:

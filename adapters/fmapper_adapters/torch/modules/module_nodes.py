@@ -434,8 +434,10 @@ def _refuse_fsdp(module: Any) -> None:
     error = RebuildError(
         f"{type(module).__name__} is a module after fully_shard, which manages its parameters: "
         "a new module would not be sharded. Move, shard or fill the module first and call "
-        "fully_shard on the result; or fill this one, module.load_state_dict(fmapper.load(path, "
-        "like=module.state_dict()), assign=True), which reads only the shards of this process."
+        "fully_shard on the result: fmapper.load(path, like=module, sharding=Sharding(mesh, rules, "
+        'fsdp="data")) does both. If no weights are tied, you can also fill this one, '
+        "module.load_state_dict(fmapper.load(path, like=module.state_dict()), assign=True). Both "
+        "read only the shards of this process."
     )
     error.placed = False
     raise error
