@@ -141,6 +141,7 @@ def save_or_load(
     mesh = start(framework, rank, port)
     sharding = Sharding(mesh, RULES)
     tree = None if is_load else sharding(values(512, True))
+    fmapper.load(path, like=likes(framework, 512, 4), sharding=sharding)  # imports what that needs
     (mark / f"ready-{rank}").touch()
     while len([*mark.glob("ready-*")]) < RANKS:
         time.sleep(0.01)

@@ -111,7 +111,8 @@ class Meshes(Framework):
         Args:
             nodes: What errors call each node of a new tree, its name, and the node.
             mesh: The mesh.
-            asked: The axes of the mesh for each class or pattern of nodes; see `shard`.
+            asked: The axes of the mesh for each class or pattern of nodes, see `shard`. A pattern
+                `matches` a name.
 
         Raises:
             PlacementError: A key selects no node, or a node cannot be sharded so; names it.

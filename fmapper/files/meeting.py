@@ -20,6 +20,9 @@ from fmapper.errors import CheckpointError
 PATIENCE = 20.0  # seconds that a process may be silent
 _BEAT = 0.25
 _LOOK = 0.02
+_PAUSE = (
+    2.0  # more of a beat that came late was a pause of this process, and says nothing of others
+)
 
 
 class Restart(Exception):
@@ -41,7 +44,8 @@ class Meeting:
         self.folder = target.with_name(f"{target.name}.parts.tmp")
         self.data = self.folder / "data"
         self.token = ""
-        self._heard: dict[int, tuple[str, float]] = {}
+        self._heard: dict[int, tuple[str, float]] = {}  # by rank: the last sign, and how old it is
+        self._lives = rank != 0  # process 0 does when the remains of an earlier meeting are gone
         self._stop = threading.Event()
 
     def run(self, prepare: Callable[[], None], write: Callable[[], None]) -> None:
@@ -68,6 +72,7 @@ class Meeting:
         if self.rank == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.data.mkdir(parents=True)
+            self._lives = True
             prepare()
             self.token = uuid.uuid4().hex
             self._put("begin", self.token)
@@ -116,11 +121,17 @@ class Meeting:
 
     @contextlib.contextmanager
     def _heartbeat(self) -> Iterator[None]:
+        """Says that this process is alive, and listens to the others, also while it writes."""
+
         def beat() -> None:
-            number = 0
-            while not self._stop.wait(_BEAT):
+            number, before = 0, time.monotonic()
+            while not self._stop.wait(_BEAT if number else 0):
                 number += 1
-                self._beat(number)
+                if self._lives:
+                    self._beat(number)
+                now = time.monotonic()
+                self._listen(min(now - before, _PAUSE))
+                before = now
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -134,6 +145,16 @@ class Meeting:
         with contextlib.suppress(OSError):  # the folder does not exist yet
             (self.folder / f"at-{self.rank}").write_text(f"{uuid.uuid4().hex} {number}")
 
+    def _listen(self, seconds: float) -> None:
+        """Records signs of life, some seconds after it was done last."""
+        for rank in range(self.count):
+            text = self._read(f"at-{rank}")
+            known, age = self._heard.get(rank, ("", 0.0))
+            if text and text != known:
+                self._heard[rank] = text, 0.0
+            elif known:
+                self._heard[rank] = known, age + seconds
+
     def _wait(self, others: Iterable[int], is_met: Callable[[], bool]) -> None:
         """Waits until a condition holds, while the others are alive and none has failed."""
         since = time.monotonic()
@@ -146,12 +167,9 @@ class Meeting:
                     raise CheckpointError(
                         f"{self.target}: process {rank} has failed: {reason}. Nothing was saved."
                     )
-            for rank in others:
-                text = self._read(f"at-{rank}")
-                known, when = self._heard.get(rank, ("", since))
-                if text != known:
-                    self._heard[rank] = text, now
-                elif now - max(when, since) > PATIENCE:
+            for rank in range(self.count) if self.token else others:
+                _, age = self._heard.get(rank, ("", now - since if rank in others else 0.0))
+                if rank != self.rank and age > PATIENCE:
                     raise CheckpointError(
                         f"{self.target}: process {rank} of {self.count} has not responded for "
                         f"{PATIENCE:.0f} seconds: it died, or did not call save. Nothing was saved."

@@ -126,7 +126,7 @@ class Found:
     def _by_patterns(
         self, rules: Mapping[Any, Rule], tree: Any, *, may_be_empty: bool = False
     ) -> None:
-        patterns = {rule: _pattern(rule) for rule in rules if isinstance(rule, str)}
+        patterns = {rule: compile_pattern(rule) for rule in rules if isinstance(rule, str)}
         classes = tuple(rule for rule in rules if isinstance(rule, type))
         for rule in rules:
             if not isinstance(rule, str | type):
@@ -288,7 +288,7 @@ def _layout(array: Any) -> Rule:
     return None if found is None else found[1]
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def compile_pattern(text: str) -> re.Pattern[str]:
     """Compiles a pattern that matches whole keys anywhere in a name."""
     if _RANGE.search(text):
         raise PlacementError(f"{text!r}: rules for a mesh do not support slices; write `*`.")

@@ -327,10 +327,11 @@ def shard(
             `replicate` leaves it whole.
         fsdp: For modules of torch: along which axis of the mesh `fully_shard` (FSDP2) shards what
             rules leave, as `{Block: "data"}` with classes or paths of the modules whose parameters
-            are gathered together (`"layers.*"`, where `*` is one key). An axis alone takes the
-            modules that transformers does not split; of two axes the first has copies. Optimizers
-            in the tree follow. Rules cannot use these axes, and each process computes with its
-            own part of a batch.
+            are gathered together. Paths are patterns as in rules, and take the outermost modules
+            that they match: `"layers.*"` the layers. An axis alone takes the modules that
+            transformers does not split; of two axes the first has copies. Optimizers in the tree
+            follow. Rules cannot use these axes, and each process computes with its own part of a
+            batch.
         copy: For arrays that lie on a mesh of the other framework: False shares the memory of each
             shard, and raises where that cannot be; None copies what could be written to.
         strict: False leaves objects alone that hold arrays but are not declared.

@@ -6,14 +6,28 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from fmapper.errors import PlacementError
+from fmapper.meshes.rules import compile_pattern
 
 AskedUnits: TypeAlias = "Mapping[Any, str | tuple[str, ...]] | str | tuple[str, ...]"
+
+
+class UnitPattern(str):
+    """A pattern of the names of modules, which means what it does in rules."""
+
+    __slots__ = ("_compiled",)
+
+    def __init__(self, text: str) -> None:
+        self._compiled = compile_pattern(text)
+
+    def matches(self, name: str) -> bool:
+        """Returns whether the name of a module has the keys of the pattern."""
+        return bool(self._compiled.search(name))
 
 
 def read_units(
     asked: AskedUnits | None, mesh: Mapping[str, int]
 ) -> dict[Any, tuple[str, ...]] | None:
-    """Returns the axes of the mesh for each class or pattern; of None where axes stand alone.
+    """Returns the axes of the mesh for each class or `UnitPattern`; of None for axes alone.
 
     Raises:
         PlacementError: It cannot be read, or the mesh lacks an axis.
@@ -32,7 +46,13 @@ def read_units(
                 f"fsdp= has {axes!r}: write an axis of the mesh ({', '.join(mesh)}), or two in its "
                 "order, the one with copies before the one that shards."
             )
-        found[key] = own
+        if isinstance(key, str) and not key.strip("*."):
+            raise PlacementError(
+                f"fsdp={{{key!r}: ...}} would gather all parameters together. Name the modules "
+                'whose parameters are, by a class or a pattern such as "layers.*"; modules of '
+                "transformers say it themselves if you pass the axis alone."
+            )
+        found[UnitPattern(key) if isinstance(key, str) else key] = own
     if not found:
         raise PlacementError('fsdp={} names no module: write fsdp={Block: "data"}.')
     return found

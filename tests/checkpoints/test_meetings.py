@@ -15,7 +15,7 @@ target, rank, count, victim, stage = Path(sys.argv[1]), *map(int, sys.argv[2:5])
 mine = rank == victim
 
 def die(at):
-    if mine and stage == at:
+    if mine and stage.partition(" ")[0] == at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 def prepare():
@@ -31,13 +31,19 @@ def write():
     os.close(handle)
     if mine and stage == "slow":
         time.sleep(5)
+    if rank == 0 and stage == "write slowly":
+        time.sleep(2 * meeting.PATIENCE)
 
 own = meeting.Meeting(target, rank, count)
 if stage == "done":
     put = own._put
     own._put = lambda name, text: (put(name, text), name == f"done-{rank}" and die("done"))
 die("start")
-own.run(prepare, write)
+begun = time.monotonic()
+try:
+    own.run(prepare, write)
+except Exception as error:
+    raise OSError(f"after {time.monotonic() - begun:.0f} s: {error}")
 """
 
 
@@ -96,3 +102,13 @@ def test_slow_processes_are_waited_for(tmp_path):
     for victim in (0, 2):
         assert [end for end in run(tmp_path / "file", victim, "slow") if end[0]] == []
         assert (tmp_path / "file").read_bytes() == bytes([1, 2, 3])
+
+
+@pytest.mark.slow
+def test_what_a_process_writes_meanwhile_does_not_add_to_the_time(tmp_path):
+    """Of three processes one dies while another, for which the third waits, writes for 6 s."""
+    ends = run(tmp_path / "file", 2, "write slowly")
+    assert ends[2][0] == -9
+    for rank, most in ((0, 8), (1, 5)):  # with a patience of 3 s
+        assert "process 2 of 3 has not responded" in ends[rank][1], ends[rank]
+        assert int(ends[rank][1].partition(" s:")[0].rpartition(" ")[2]) <= most, ends[rank]

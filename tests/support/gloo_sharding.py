@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +321,21 @@ def check_fsdp_where_asked() -> None:
             torch.testing.assert_close(given, want.detach(), rtol=1e-5, atol=1e-5)
 
 
+def check_patterns_of_fsdp_are_those_of_rules() -> None:
+    """`*` is anything, whole keys match anywhere, and the outermost modules are taken."""
+    for pattern, wanted in (
+        ("layers.*", {"a.layers.0", "a.layers.1"}),
+        ("layers[*]", {"a.layers.0", "a.layers.1"}),
+        ("a.*.up", {"a.layers.0.up", "a.layers.1.up"}),
+        ("*.down", {"a.layers.0.down", "a.layers.1.down", "b.down"}),
+        ("b", {"b"}),
+    ):
+        net = nn.Sequential(OrderedDict(a=Stack(), b=Block()))
+        tree = fmapper.shard({"net": net}, MESH, {}, fsdp={pattern: "data"})
+        units = {n for n, m in tree["net"].named_modules() if isinstance(m, FSDPModule)}
+        assert units - {""} == wanted, (pattern, units)
+
+
 def check_what_fsdp_cannot_be_is_refused_by_name() -> None:
     net = Stack()
     for asked, match in (
@@ -329,6 +344,7 @@ def check_what_fsdp_cannot_be_is_refused_by_name() -> None:
         ({1: "data"}, "not by 1"),
         ({}, "names no module"),
         ("rows", "write an axis of the mesh"),
+        ({"*": "data"}, r"'\*': \.\.\.} would gather all parameters together"),
         (("model", "data"), r"or two in its order, the one with copies"),
         ("data", "do not say which of their parameters are gathered together"),
         ({nn.Sequential: "data", nn.ModuleList: "data"}, "ModuleList, which matches no module"),

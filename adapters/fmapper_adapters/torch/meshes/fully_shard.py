@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,9 @@ def fully_shard(nodes: Sequence[Node], mesh: Any, asked: Mapping[Any, Sequence[s
     Args:
         nodes: The nodes of a new tree.
         mesh: The mesh.
-        asked: The axes of the mesh for each class or pattern; for None the classes that models of
-            transformers do not split. Modules at the top of the tree are units, too.
+        asked: The axes of the mesh for each class or pattern, of which the outermost modules count
+            that it matches; for None the classes that models of transformers do not split. Modules
+            at the top of the tree are units, too.
 
     Raises:
         PlacementError: A class or pattern names no module, or a parameter is in two units; names
@@ -85,21 +85,15 @@ def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[N
     if isinstance(key, type):
         found = [node for node in modules if isinstance(node[2], key)]
     else:
-        pattern = _pattern(key)
-        found = [node for node in modules if pattern.search(node[1])]
+        hits = [node for node in modules if key.matches(node[1])]
+        inside = {id(child) for _, _, node in hits for child in _below(node)}
+        found = [node for node in hits if id(node[2]) not in inside]
     if not found:
         name = key.__qualname__ if isinstance(key, type) else repr(key)
         names = [name for _, name, _ in modules if name]
         shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
         raise PlacementError(f"fsdp= names {name}, which matches no module. There are {shown}.")
     return found
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    """Compiles a pattern of the last keys of a name; `*` is any one key."""
-    keys = re.sub(r"\[(\d+|\*)\]", r".\1", text).strip(".").split(".")
-    body = r"\.".join("[^.]+" if key == "*" else re.escape(key) for key in keys)
-    return re.compile(rf"(?:^|\.){body}$")
 
 
 def _below(module: torch.nn.Module) -> list[torch.nn.Module]:
