@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -75,6 +76,62 @@ def test_a_module_with_prefill_and_step_generates(made: Any) -> None:
     module, generator = made
     assert new_tokens(generator) == by_hand(module, ROWS, 12)
     assert set(generator.params) == {"embed.weight", "out.weight", "out.bias"}
+
+
+class Forgetful(Mean):
+    """Keeps something in the module that a program has no access to."""
+
+    def __init__(self, kept: Any, change: Any, read: Any) -> None:
+        super().__init__()
+        self.kept = kept
+        self.change, self.read = change, read
+
+    def prefill(self, tokens: Any, mask: Any) -> Any:
+        self.change(self, tokens)
+        return super().prefill(tokens, mask)
+
+    def step(self, tokens: Any, cache: Any) -> Any:
+        logits, cache = super().step(tokens, cache)
+        return logits + self.read(self.kept), cache
+
+
+def _count(self: Any, tokens: Any) -> None:
+    self.kept += tokens.shape[1]
+
+
+def _add(self: Any, tokens: Any) -> None:
+    self.kept[0].add_(tokens.shape[1])
+
+
+def _append(self: Any, tokens: Any) -> None:
+    self.kept.append(tokens.float().mean())
+
+
+def _insert(self: Any, tokens: Any) -> None:
+    self.kept["width"] = tokens.shape[1]
+
+
+OUTSIDE: dict[str, Any] = {
+    "a number": (0, _count, lambda kept: torch.arange(TOKENS) * kept),
+    "a tensor in a tuple": ((torch.zeros(()),), _add, lambda kept: torch.arange(TOKENS) * kept[0]),
+    "a list that grows": ([], _append, lambda kept: torch.arange(TOKENS) * kept[-1]),
+    "a dict": ({}, _insert, lambda kept: torch.arange(TOKENS) * kept["width"]),
+    "an index": (0, _count, lambda kept: torch.arange(40)[kept : kept + 1]),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_a_prompt_leaves_in_the_module_is_refused(name: str) -> None:
+    module = Forgetful(*copy.deepcopy(OUTSIDE[name][:1]), *OUTSIDE[name][1:])
+    with pytest.raises(fmapper.ConversionError, match="Forgetful keeps kept in the module"):
+        fmapper.generator(module, max_length=40)
+    assert module.kept == OUTSIDE[name][0]
+
+
+def test_a_count_of_prompts_is_no_state() -> None:
+    module = Forgetful(0, _count, lambda kept: 0)
+    generator = fmapper.generator(module, max_length=40, batch=3)
+    assert new_tokens(generator) == by_hand(Mean(), ROWS, 12)
 
 
 def test_no_token_is_padding_where_nobody_says_so(made: Any) -> None:

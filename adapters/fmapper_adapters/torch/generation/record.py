@@ -89,9 +89,13 @@ def _export(
     settings: dict[str, Any] = {"check": check, "whole": whole}
     lengths: tuple[int, ...] = ()
     prefill = example = None
-    if own is not model:
-        with mode(own, train=False), torch.no_grad():
-            example = refusals.prefill(own, tokens, mask, max_length)
+    places = None if own is model else max_length
+    with mode(own, train=False), torch.no_grad():
+        try:
+            example = refusals.prefill(own, tokens, mask, places)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if own is not model or isinstance(error, ConversionError):
+                raise  # a user's module may take prompts of the full width only
     try:
         if not getattr(own, "by_steps", False):
             prefill, most = _of_any_columns(own, (tokens, mask), most, settings)
@@ -102,7 +106,7 @@ def _export(
             example = None
             prefill = export_program(_Prefill(own), (tokens, mask), {}, **settings)
     with mode(own, train=False), torch.no_grad():
-        logits, cache = example or own.prefill(tokens, mask)
+        logits, cache = example or refusals.prefill(own, tokens, mask, None)
     columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
     sizes = None
     if hasattr(own, "sizes") and not lengths:

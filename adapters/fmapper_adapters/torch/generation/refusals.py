@@ -7,19 +7,33 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
+from fmapper_adapters.torch._private import pytree
 
 
-def prefill(own: Any, tokens: Any, mask: Any, max_length: int) -> tuple[Any, Any]:
+def prefill(own: Any, tokens: Any, mask: Any, max_length: int | None) -> tuple[Any, Any]:
     """Returns the logits and the cache of a prompt, of a model with which a step can go on.
+
+    Args:
+        own: A module with `prefill` and `step`.
+        tokens: Prompts of shape (batch, columns).
+        mask: Their mask.
+        max_length: The places of the cache; None for a user's module, whose cache is its own.
 
     Raises:
         ConversionError: It has fewer positions, reads places which no token has taken, or keeps
             something outside of its cache.
     """
-    before = _attributes(own)
+    before = _Attributes(own)
     logits, cache = own.prefill(tokens, mask)
-    _refuse_state_outside(own, logits, cache, before)
-    if isinstance(cache, dict) and "length" in cache:
+    after = _Attributes(own)
+    if changed := after.other_than(before):
+        try:
+            _refuse_state_outside(own, (tokens, mask), (logits, cache), changed)
+        except ConversionError:
+            before.restore(own)
+            raise
+        before.restore(own, numbers=False)  # a flag may go with parameters that changed, as in RWKV
+    if max_length is not None and isinstance(cache, dict) and "length" in cache:
         _refuse_too_long(own, logits, cache, max_length)
         _refuse_without_mask(own, logits, cache)
     return logits, cache
@@ -28,56 +42,115 @@ def prefill(own: Any, tokens: Any, mask: Any, max_length: int) -> tuple[Any, Any
 _Place = tuple[torch.nn.Module, str]
 
 
-def _attributes(own: torch.nn.Module) -> dict[_Place, Any]:
-    """Returns the tensors that modules hold beside parameters and buffers, and what is None."""
-    return {
-        (module, name): value
-        for module in own.modules()
-        for name, value in vars(module).items()
-        if value is None or isinstance(value, torch.Tensor)
-    }
+class _Attributes:
+    """What modules hold beside parameters, buffers and modules; containers are copied.
+
+    Attributes:
+        values: The value at each place.
+        leaves: Its tensors, each with a copy, and its other leaves.
+    """
+
+    def __init__(self, own: torch.nn.Module) -> None:
+        of_any = vars(torch.nn.Module())
+        self.values: dict[_Place, Any] = {}
+        self.leaves: dict[_Place, list[Any]] = {}
+        for module in own.modules():
+            for name, value in vars(module).items():
+                if name not in of_any:
+                    leaves, spec = pytree.tree_flatten(value)
+                    self.values[module, name] = pytree.tree_unflatten(leaves, spec)
+                    self.leaves[module, name] = [
+                        (one, one.clone()) if isinstance(one, torch.Tensor) else one
+                        for one in leaves
+                    ]
+
+    def other_than(self, old: _Attributes) -> list[_Place]:
+        """Returns the places whose tensors or numbers differ."""
+        return [
+            place
+            for place, leaves in self.leaves.items()
+            if _differ(leaves, old.leaves.get(place, []))
+        ]
+
+    def restore(self, own: torch.nn.Module, *, numbers: bool = True) -> None:
+        """Gives places that have other tensors, or other numbers, what they had."""
+        now = _Attributes(own)
+        for module, name in now.other_than(self):
+            tensors = any(isinstance(one, tuple) for one in now.leaves[module, name])
+            if not (numbers or tensors):
+                continue
+            if (module, name) not in self.values:
+                delattr(module, name)
+                continue
+            setattr(module, name, self.values[module, name])
+            for one in self.leaves[module, name]:
+                if isinstance(one, tuple):
+                    tensor, copy = one
+                    tensor.copy_(copy)
+
+
+def _differ(new: list[Any], old: list[Any]) -> bool:
+    """Returns whether leaves differ; those that are neither tensors nor numbers do not."""
+    if len(new) != len(old):
+        return any(isinstance(one, tuple | int | float) for one in (*new, *old))
+    for one, other in zip(new, old, strict=True):
+        if isinstance(one, tuple) and isinstance(other, tuple):
+            if one[0] is not other[0] or not torch.equal(one[1], other[1]):
+                return True
+        elif isinstance(one, tuple | int | float) and (
+            type(one) is not type(other) or one != other
+        ):
+            return True
+    return False
 
 
 def _refuse_state_outside(
-    own: torch.nn.Module, logits: Any, cache: Any, before: dict[_Place, Any]
+    own: torch.nn.Module, prompts: tuple[Any, Any], first: tuple[Any, Any], places: list[_Place]
 ) -> None:
     """Raises for a model whose step depends on what a prompt has left in its modules.
 
+    Args:
+        own: The model, after the prompts.
+        prompts: The prompts and their mask.
+        first: Their logits and cache.
+        places: What they have changed in the model.
+
     Raises:
-        ConversionError: It does; says where.
+        ConversionError: After other prompts, a step with the same cache gives other logits.
     """
-    after = {
-        place: value
-        for place, value in _attributes(own).items()
-        if isinstance(value, torch.Tensor) and before.get(place) is not value
-    }
-    if not after:
-        return
-    step: Any = own.step
-    results = []
+    logits, cache = first
+    after = _Attributes(own)
+    own_step: Any = own.step
+    want = own_step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
+    _prefill_otherwise(own, *prompts)
+    places = [place for place in places if place in _Attributes(own).other_than(after)]
     try:
-        for change in (torch.clone, _other_numbers):
-            for (module, name), value in after.items():
-                setattr(module, name, change(value))
-            results.append(step(logits.argmax(-1), cache)[0])
-    finally:
-        for module, name in after:
-            if (module, name) in before:
-                setattr(module, name, before[module, name])
-            else:
-                delattr(module, name)
-    if not torch.allclose(results[0], results[1], rtol=1e-3, atol=1e-4, equal_nan=True):
-        (module, name), *_ = after
+        found = own_step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
+    except (IndexError, RuntimeError):
+        found = None
+    if places and (
+        found is None or not torch.allclose(want, found, rtol=1e-3, atol=1e-4, equal_nan=True)
+    ):
+        module, name = places[0]
         path = next(path for path, one in own.named_modules() if one is module)
+        where = f"{path}.{name}".removeprefix("model.").removeprefix(".")
         raise ConversionError(
-            f"{type(own.model).__name__} keeps {path.removeprefix('model.')}.{name} in the module "
+            f"{type(getattr(own, 'model', own)).__name__} keeps {where} in the module "
             f"from token to token, where a program has no access. Wrap it in a module with prefill "
             f"and step that return it as part of the cache; see fmapper.generator."
         )
 
 
-def _other_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    return ~tensor if tensor.dtype is torch.bool else tensor + 1
+def _prefill_otherwise(own: Any, tokens: Any, mask: Any) -> None:
+    """Runs other prompts of another width; of the same width where the model takes no other."""
+    try:
+        own.prefill(tokens[:, 1:] + 1, mask[:, 1:])
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        own.prefill(tokens + 1, mask)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
