@@ -37,7 +37,7 @@ class Group:
         parameters: The parameters that have one of them: name -> which dimension.
         sums: The calls that add up over it.
         lookups: Those of them that look rows up.
-        moves: The calls that take equal parts of it apart, which changes where they lie.
+        moves: The calls that take parts of it apart, which changes where they lie.
         whole: The calls that need it whole.
         experts: Whether it counts experts.
     """
@@ -69,6 +69,7 @@ class Dimensions:
         self._moves: list[tuple[int, Call]] = []
         self._whole: list[tuple[int, Call]] = []
         self._experts: list[int] = []
+        self._cuts: dict[int, list[tuple[int, int, Call]]] = {}  # by dimension
         self._times = 1
         self._repeats: dict[int, int] = {}  # by id of a call, where that is not once
         self._values: dict[str, list[Dims]] = {}
@@ -80,6 +81,7 @@ class Dimensions:
                 self._parameters[str(spec.target)] = dims
         for call in program.graph.calls:
             self._call(call)
+        self._close_cuts()
         self._outputs = [self._dims(value) or [] for value in program.graph.outputs]
 
     def of_outputs(self) -> list[list[dict[str, int]]]:
@@ -172,8 +174,16 @@ class Dimensions:
         self.sum(dim, call)
 
     def move(self, dim: int, call: Call) -> None:
-        """Records that a call splits a dimension into equal parts."""
+        """Records that a call splits a dimension into parts that are divided alike."""
         self._moves.append((dim, call))
+
+    def cut(self, dim: int, part: int, start: int, call: Call) -> None:
+        """Records that a call takes the part of a dimension that begins at `start`.
+
+        If such parts make up the whole dimension, they are what was packed in one array, as the
+        queries, keys and values of an attention are; else the dimension is needed whole.
+        """
+        self._cuts.setdefault(dim, []).append((start, part, call))
 
     def need(self, dims: Sequence[int], call: Call) -> None:
         """Records that a call needs dimensions whole."""
@@ -219,6 +229,21 @@ class Dimensions:
         sizes = [self.size(dim) for dim in dims]
         names = tuple(sorted(size for size in sizes if isinstance(size, str)))
         return math.prod(size for size in sizes if isinstance(size, int)), names
+
+    def _close_cuts(self) -> None:
+        for dim, cuts in self._cuts.items():
+            end = 0
+            for start, part, _ in sorted(cuts, key=lambda cut: cut[:2]):
+                size = self.size(part)
+                end = end + size if start == end and isinstance(size, int) else -1
+            is_packed = end == self.size(dim)
+            for _, part, call in cuts:
+                if is_packed:
+                    self.join(dim, part)
+                else:
+                    self.need([dim, part], call)
+            if is_packed:
+                self.move(dim, cuts[0][-1])
 
     # --- walking the program --------------------------------------------------------------------
 

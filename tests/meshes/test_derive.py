@@ -153,6 +153,72 @@ def test_what_is_packed_in_one_array_is_divided_and_changes_hands():
     assert (found.sums, len(found.moves)) == (("down",), 1)
 
 
+class Packed(nn.Module):
+    """An attention whose queries, keys and values come from one matrix."""
+
+    def __init__(self, how, batches_first=True):
+        super().__init__()
+        self.how, self.batches_first = how, batches_first
+        self.qkv, self.o = nn.Linear(16, 32), nn.Linear(16, 16)
+
+    def forward(self, x):
+        n, t, _ = x.shape
+        y = self.qkv(x)
+        if self.how == "slices":  # as Phi-3 has them: four heads, which share two keys
+            q, k, v = y[..., :16], y[..., 16:24], y[..., 24:]
+        elif self.how == "split":
+            q, k, v = y.split([16, 8, 8], -1)
+        elif self.how == "index":  # as Falcon has them
+            y = y.view(n, t, 2, 4, 4)
+            q, k, v = y[:, :, :, :-2].flatten(2), y[:, :, :, [-2]], y[:, :, :, [-1]]
+        else:
+            q, k, v = y[..., :16], y[..., 8:16], y[..., 24:]
+        q, k, v = (a.reshape(n, t, -1, 4).transpose(1, 2) for a in (q, k, v))
+        k, v = (a.repeat_interleave(2, 1) for a in (k, v))
+        if not self.batches_first:  # as Bloom has them
+            q, k, v = (a.reshape(n * 4, t, 4) for a in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v).reshape(n, 4, t, 4)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("how", "moves"), [("slices", 1), ("split", 1), ("index", 0)])
+def test_queries_keys_and_values_in_one_matrix_are_divided(how, moves):
+    found = derived(Packed(how), torch.ones(2, 3, 16))
+    assert (found.axes["qkv.weight"], found.axes["o.weight"]) == (COLUMNS, ROWS)
+    assert (found.axes["qkv.bias"], found.sums, len(found.moves)) == (("tensor",), ("o",), moves)
+    four = derived(Packed(how), torch.ones(2, 3, 16), mesh={"model": 4})
+    assert four.axes["qkv.weight"] == (None, None)  # of two keys
+
+
+@pytest.mark.parametrize(("how", "batches_first"), [("overlaps", True), ("slices", False)])
+def test_queries_keys_and_values_that_are_mixed_stay_whole(how, batches_first):
+    found = derived(Packed(how, batches_first), torch.ones(2, 3, 16))
+    assert found.axes["qkv.weight"] == (None, None)
+    assert found.sums == found.moves == ()
+
+
+def test_functions_with_a_gradient_of_their_own_are_no_obstacle():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.down(Double.apply(self.up(x)))
+
+    found = derived(Net(), torch.ones(3, 4))
+    assert (found.axes["up.weight"], found.axes["down.weight"]) == (COLUMNS, ROWS)
+
+
 def test_convolutions_are_divided_by_channels():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
                         nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 5, 1))  # fmt: skip

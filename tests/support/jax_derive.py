@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import optax
 import torch
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import fmapper
 from fmapper.meshes import Sharding
@@ -32,9 +34,9 @@ def mixtral() -> Any:
     return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4)).eval()
 
 
-def convert(module: Any) -> Any:
+def convert(module: Any, **options: Any) -> Any:
     example = {"input_ids": torch.arange(64).reshape(8, 8), "use_cache": False}
-    return fmapper.convert(module, "jax", example_kwargs=example)
+    return fmapper.convert(module, "jax", example_kwargs=example, **options)
 
 
 def mesh_of(kind: AxisType) -> Any:
@@ -45,8 +47,8 @@ def logits(model: Any, ids: Any) -> Any:
     return model(input_ids=ids, use_cache=False)["logits"]
 
 
-def sent(model: Any, ids: Any) -> Counter[str]:
-    text = jax.jit(logits).lower(model, ids).compile().as_text()
+def sent(model: Any, ids: Any, forward: Any = logits) -> Counter[str]:
+    text = jax.jit(forward).lower(model, ids).compile().as_text()
     return Counter(re.findall(SENT, text))
 
 
@@ -96,3 +98,44 @@ def check_experts_where_an_explicit_mesh_is_set() -> None:
     plan = fmapper.plan(Sharding(mesh, "derive"), model)
     assert len(plan.sums) == 2 * 2 + 1
     assert sent(new, batch) == sent(fmapper.shard(model, mesh, "model"), batch)
+
+
+def check_experts_of_each_part_of_a_batch_send_what_is_planned() -> None:
+    torch.manual_seed(0)
+    model = convert(mixtral(), dynamic_shapes="auto")
+    ids, mesh = np.arange(64, dtype=np.int32).reshape(8, 8), mesh_of(AxisType.Auto)
+    new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(ids, mesh, ("data",))
+    forward = jax.shard_map(
+        logits, mesh=mesh, axis_names={"data"}, in_specs=(P(), P("data")), out_specs=P("data")
+    )
+    plan = fmapper.plan(Sharding(mesh, "derive"), model)
+    # gate and up lie in one array: each device sends the other what it has of both
+    planned = {"all-reduce": len(plan.sums), "collective-permute": 2 * len(plan.moves)}
+    assert sent(new, batch, forward) == planned
+
+    def loss(call: Any, params: Any, ids: Any) -> Any:
+        return (call(model.replace(params=params), ids) ** 2).mean()
+
+    given = jax.jit(jax.grad(partial(loss, forward)))(new.params, batch)
+    wanted = jax.jit(jax.grad(partial(loss, logits)))(model.params, ids)
+    for name, gradient in wanted.items():
+        largest = float(abs(gradient).max())
+        np.testing.assert_allclose(
+            given[name], gradient, rtol=1e-5, atol=1e-5 * largest, err_msg=name
+        )
+
+
+def check_fused_queries_keys_and_values() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    torch.manual_seed(0)
+    model = convert(Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0)).eval())
+    ids, mesh = np.arange(64, dtype=np.int32).reshape(8, 8), mesh_of(AxisType.Auto)
+    new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(ids, mesh, ("data",))
+    plan = fmapper.plan(Sharding(mesh, "derive"), model)
+    assert len(plan.sums) == 2 * 2 + 1
+    assert sent(new, batch)["all-reduce"] == len(plan.sums)
+    assert sent(new, batch) == sent(fmapper.shard(model, mesh, "model"), batch)
+    np.testing.assert_allclose(
+        jax.jit(logits)(new, batch), logits(model, ids), rtol=1e-5, atol=1e-5
+    )

@@ -222,8 +222,12 @@ def _part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims])
     kept = [d for i, d in enumerate(y) if i != at] if len(y) == len(x) else y
     for a, b in zip(rest, kept, strict=True):
         own.join(a, b)
-    if len(y) == len(x) and own.size(y[at]) == own.size(x[at]) and "slice" in call.op:
+    is_slice = "slice" in call.op and _argument(call, 4, "step", 1) == 1
+    start = (_argument(call, 2, "start") or 0) if is_slice else None
+    if is_slice and own.size(y[at]) == own.size(x[at]):
         own.join(x[at], y[at])
+    elif isinstance(start, int) and isinstance(size := own.size(x[at]), int):
+        own.cut(x[at], y[at], max(0, start + size if start < 0 else start), call)
     else:
         own.need([x[at], *([y[at]] if len(y) == len(x) else ())], call)
 
@@ -236,8 +240,16 @@ def _index(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
         own.need([x[0]], call)
         for a, b in zip(x[1:], y[len(y) - len(x) + 1 :], strict=True):
             own.join(a, b)
-    else:
+        return
+    given = [at for at, index in enumerate(call.args[1]) if index is not None]
+    if len(given) != 1:
         own.need([*x, *y], call)
+        return
+    (at,) = given  # the dimensions around it are not touched
+    own.need([x[at]], call)
+    behind = len(x) - at - 1
+    for a, b in zip([*x[:at], *x[at + 1 :]], [*y[:at], *y[len(y) - behind :]], strict=True):
+        own.join(a, b)
 
 
 @_says("cat")
@@ -254,12 +266,8 @@ def _cat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) 
 def _split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     x = operands[0]
     at = _argument(call, 2, "dim", 0) % len(x)
-    for part in results:
-        _join_but(own, at, x, part)
-    if len({own.size(part[at]) for part in results}) > 1:
-        own.need([dims[at] for dims in (x, *results)], call)
-        return
     for part in results:  # what was packed in one array, as the gate of a perceptron beside it
+        _join_but(own, at, x, part)
         own.join(x[at], part[at])
     own.move(x[at], call)
 
@@ -268,6 +276,12 @@ def _join_but(own: Dimensions, at: int, a: Dims, b: Dims) -> None:
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         if i != at:
             own.join(x, y)
+
+
+@_says("fmapper::with_gradient")
+def _with_gradient(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    for y, result in zip(operands[0], results, strict=True):
+        own.align(y, result)
 
 
 @_says("transformers::grouped_mm_fallback", "_grouped_mm", "fmapper::grouped_mm")
