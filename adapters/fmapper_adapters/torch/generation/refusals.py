@@ -43,7 +43,7 @@ _Place = tuple[torch.nn.Module, str]
 
 
 class _Attributes:
-    """What modules hold beside parameters, buffers and modules; containers are copied.
+    """The values of a module beside parameters, buffers and modules; containers are copied.
 
     Attributes:
         values: The value at each place.
