@@ -266,8 +266,9 @@ def test_sharded_parameters_stay_sharded(made: Any) -> None:
 
 
 SHARDED = """
-import jax, numpy as np
+import fmapper, jax, numpy as np
 from fmapper.generation import Generator
+from fmapper_adapters.jax.generation import loop
 
 generator = Generator.load({path!r})
 mesh = jax.make_mesh((2, 2), ("data", "model"))
@@ -291,6 +292,19 @@ for options in ({{}}, {{"do_sample": True, "key": 3, "top_p": 0.9}}, {{"num_beam
     rows = [[4, 5, 6, 7], [8, 9]]
     want, found = generator(rows, **given), sharded(rows, **given)
     assert np.array_equal(found, want), (options, found, want)
+rules = {{**dict.fromkeys(["q_proj", "k_proj", "v_proj"], ("model",)), "o_proj": (None, "model")}}
+heads = generator.replace(params=fmapper.shard(generator.params, mesh, rules))
+caches, prefill = [], loop.prefill
+
+def kept(*given):
+    found = prefill(*given)
+    caches.append(found[1])
+    return found
+
+loop.prefill = kept
+assert np.array_equal(heads(rows, max_new_tokens=12), generator(rows, max_new_tokens=12))
+cached = [x for x in jax.tree.leaves(caches[0]) if x.ndim == 4]
+assert {{x.sharding.spec[1] for x in cached}} == {{"model"}}  # heads, as their weights
 streamed = np.stack(list(sharded.stream(rows, max_new_tokens=12)), 1)
 assert np.array_equal(streamed, np.asarray(generator(rows, max_new_tokens=12))[:, 4:])
 print(len(jax.devices()))

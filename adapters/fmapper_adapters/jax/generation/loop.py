@@ -45,9 +45,17 @@ def prefill(
     code: StaticProgram, precision: str | None, arrays: Any, tokens: Any, mask: Any
 ) -> tuple[Any, Any, Any]:
     """Runs prompts: returns logits, cache, and whether assertions hold."""
+
+    def keep(shapes: Any) -> Any:
+        """Lays logits and cache like the weights that they come from: a cache along its heads."""
+        weights = dict(zip(code.names["parameter"], arrays[0], strict=True))
+        axes = iter(meshes.output_axes(code.output_dimensions, weights))
+        outputs = [next(axes) if fixed is None else None for fixed in code.fixed_outputs]
+        found = code.program.out_spec.unflatten(outputs)
+        return found["logits"], found["cache"], None
+
     run = partial(run_program, code, precision)
-    inputs = (arrays, tokens, mask)
-    found: tuple[Any, Any, Any] = _on_mesh(run, inputs, _outputs_of_nothing)
+    found: tuple[Any, Any, Any] = _on_mesh(run, (arrays, tokens, mask), keep)
     return found
 
 
