@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
 
 from torch import nn  # noqa: E402
@@ -294,3 +294,34 @@ def test_a_product_among_other_operations_is_a_linear_layer():
 def test_what_is_not_quite_a_linear_layer_computes_the_same(compute, shape):
     source = translated(Dense(compute, *shape), torch.randn(2, 5, 3))
     assert source.layers[0] < source.layers[1]
+
+
+class Looks(nn.Module):
+    """Looks rows up in a table, of its own or of a part."""
+
+    def __init__(self, *, is_own):
+        super().__init__()
+        self.table = nn.Embedding(5, 3, padding_idx=2)
+        self.is_own = is_own
+
+    def forward(self, ids):
+        if self.is_own:
+            return self.table(ids)
+        rows = nn.functional.embedding(ids, self.table.weight, padding_idx=2)
+        return rows @ self.table.weight.T
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_row_for_padding_gets_no_gradient(is_own):
+    module, ids = Looks(is_own=is_own), torch.tensor([[0, 2, 2, 4]])
+    module.table.weight.data[2] = 1.0
+    source, *_ = translate(module, "flax", (ids,), dynamic_shapes=None)
+    space = {"__name__": "translated"}
+    exec(compile(source.code, "translated.py", "exec"), space)
+    model = space[source.name](rngs=nnx.Rngs(0))
+    space["load_weights"](model, {"table.weight": module.table.weight.detach().numpy()})
+    found = nnx.grad(lambda model: (model(ids.numpy()) ** 2).sum())(model)
+    (module(ids) ** 2).sum().backward()
+    (gradient,) = (np.asarray(leaf) for leaf in jax.tree.leaves(found))
+    np.testing.assert_allclose(gradient, module.table.weight.grad, rtol=1e-5, atol=1e-5)
+    assert isinstance(model.table, nnx.Embed) is is_own

@@ -178,3 +178,14 @@ def test_a_proof_runs_in_a_process_without_torch(net):
     _, _, proof = translate(net, "jax", (ids,), train=True, proved=True)
     assert proof, proof
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
+
+
+def test_the_row_for_padding_gets_no_gradient():
+    module, ids = nn.Sequential(nn.Embedding(5, 3, padding_idx=2)), torch.tensor([[0, 2, 4]])
+    module[0].weight.data[2] = 1.0
+    source = translate(module, "jax", (ids,))[0]
+    space, params = load(source, module)
+    found = jax.grad(lambda p: (space["sequential"](p, ids.numpy()) ** 2).sum())(params)
+    (module(ids) ** 2).sum().backward()
+    (gradient,) = jax.tree.leaves(found)
+    close(gradient, module[0].weight.grad)

@@ -36,6 +36,7 @@ class EquinoxDialect(JaxDialect):
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "Linear": ("in_features", "out_features"),
         "Embedding": ("num_embeddings", "embedding_size"),
+        "PaddedEmbedding": ("num_embeddings", "embedding_size"),
         "LayerNorm": ("shape",),
         "RMSNorm": ("shape",),
         "GroupNorm": ("groups", "channels"),

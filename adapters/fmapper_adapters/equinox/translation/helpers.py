@@ -61,6 +61,19 @@ HELPERS = {
 
     def __call__(self, x, *, key=None):
         return self.weight[x]'''),
+    "PaddedEmbedding": Helper('''class PaddedEmbedding(eqx.nn.Embedding):
+    """The rows of a table at indices; the row `padding_idx` gets no gradient."""
+
+    padding_idx: int = eqx.field(static=True)
+
+    def __init__(self, *sizes, padding_idx, **options):
+        super().__init__(*sizes, **options)
+        self.padding_idx = padding_idx
+
+    def __call__(self, x, *, key=None):
+        rows = self.weight[x]
+        is_padding = (x == self.padding_idx)[..., None]
+        return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)'''),
     "GroupNorm": Helper('''class GroupNorm(eqx.nn.GroupNorm):
     """Normalisation of groups of channels, of batches."""
 

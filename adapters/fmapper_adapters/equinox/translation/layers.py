@@ -12,6 +12,7 @@ from fmapper.translation import Layer, expr, text
 _KINDS = {
     "nnx.Linear": "Linear",
     "nnx.Embed": "Embedding",
+    "PaddedEmbed": "PaddedEmbedding",
     "nnx.LayerNorm": "LayerNorm",
     "nnx.RMSNorm": "RMSNorm",
     "nnx.Dropout": "Dropout",
@@ -23,7 +24,7 @@ _KEYWORDS = {
     "strides": "stride",
     "feature_group_count": "groups",
 }
-_DRAWN = ("Linear", "Embedding", "Conv", "ConvTranspose", "Recurrent", "Cell")
+_DRAWN = ("Linear", "Embedding", "PaddedEmbedding", "Conv", "ConvTranspose", "Recurrent", "Cell")
 # What a layer of Equinox does without being told.
 _GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "momentum")
 

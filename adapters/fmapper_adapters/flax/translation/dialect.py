@@ -19,6 +19,7 @@ class FlaxDialect(JaxDialect):
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nnx.Linear": ("in_features", "out_features"),
         "nnx.Embed": ("num_embeddings", "features"),
+        "PaddedEmbed": ("num_embeddings", "features"),
         "nnx.LayerNorm": ("num_features",),
         "nnx.RMSNorm": ("num_features",),
         "BatchNorm": ("num_features",),
@@ -150,6 +151,7 @@ _RENAMING = """            for ours, theirs in RENAMED.items():
 _ARRAYS = {
     "nnx.Linear": ("kernel", "weight"),
     "nnx.Embed": ("embedding", "weight"),
+    "PaddedEmbed": ("embedding", "weight"),
     "nnx.LayerNorm": ("scale", "weight"),
     "nnx.RMSNorm": ("scale", "weight"),
     "GroupNorm": ("scale", "weight"),

@@ -145,6 +145,17 @@ HELPERS = {
         if self.bias is None:
             return y
         return y + self.bias[...].reshape(1, -1, *(1,) * len(spatial))'''),
+    "PaddedEmbed": Helper('''class PaddedEmbed(nnx.Embed):
+    """The rows of a table; the row `padding_idx` gets no gradient, as in PyTorch."""
+
+    def __init__(self, *sizes, padding_idx, **options):
+        super().__init__(*sizes, **options)
+        self.padding_idx = padding_idx
+
+    def __call__(self, inputs):
+        rows = super().__call__(inputs)
+        is_padding = (inputs == self.padding_idx)[..., None]
+        return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)'''),
     "GroupNorm": Helper(_CHANNELS.format(name="GroupNorm", what="Normalisation of groups")),
     "BatchNorm": Helper('''class BatchNorm(nnx.BatchNorm):
     """Normalisation of batches, with the channels first and running statistics as in PyTorch."""

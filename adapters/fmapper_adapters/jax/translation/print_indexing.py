@@ -25,7 +25,7 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """Prints `jnp.take(weight, indices, axis=0)`."""
-    if scale_grad_by_freq:
+    if scale_grad_by_freq or padding_idx >= 0:
         return None
     return expr("jnp.take({0}, {1}, axis=0)", weight, indices)
 

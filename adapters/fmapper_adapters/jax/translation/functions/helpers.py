@@ -27,6 +27,11 @@ HELPERS = {
     "embedding": Helper('''def embedding(indices, weight):
     """Returns the rows of a table."""
     return weight[indices]'''),
+    "padded_embedding": Helper('''def padded_embedding(indices, weight, padding_idx):
+    """Returns the rows of a table; the row `padding_idx` gets no gradient."""
+    rows = weight[indices]
+    is_padding = (indices == padding_idx)[..., None]
+    return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)'''),
     "init_embedding": Helper("""def init_embedding(key, num_embeddings, features, dtype=None):
     return {"weight": jax.random.normal(key, (num_embeddings, features), dtype or jnp.float32)}"""),
     "init_norm": Helper("""def init_norm(features, use_weight=True, use_bias=True, dtype=None):

@@ -13,6 +13,7 @@ LAYER = "LAYER"
 _FUNCTIONS = {
     "nnx.Linear": "linear",
     "nnx.Embed": "embedding",
+    "PaddedEmbed": "padded_embedding",
     "nnx.LayerNorm": "layer_norm",
     "nnx.RMSNorm": "rms_norm",
     "nnx.Dropout": "dropout",
@@ -59,6 +60,8 @@ def restate(layer: Layer | None) -> Layer | None:
     args, name = list(layer.made.args), _FUNCTIONS[layer.kind]
     making = {key: keywords.pop(key) for key in _TO_MAKE if key in keywords}
     maker = f"init_{name}"
+    if name == "padded_embedding":
+        maker = "init_embedding"
     if name in ("layer_norm", "rms_norm", "group_norm"):
         maker = "init_norm"
     if name == "rms_norm":

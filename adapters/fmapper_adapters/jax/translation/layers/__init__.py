@@ -72,11 +72,13 @@ def _embedding(site: Site) -> Layer | None:
     if weight is None or not isinstance(given, Ref):
         return None
     count, features = site.shape(weight[0])
-    code = f"nnx.Embed({count}, {features}, {keywords(site.dtype(weight[0]))}rngs=rngs)"
+    padding = site.arg(2, -1)  # a row that gets no gradient
+    kind, options = "nnx.Embed", keywords(site.dtype(weight[0]))
+    if padding >= 0:
+        kind, options = "PaddedEmbed", f"padding_idx={padding}, {options}"
+    code = expr(f"{kind}({count}, {features}, {options}rngs=rngs)")
     arrays: dict[str, Any] = {weight[0]: ("embedding", None)}
-    return Layer(
-        expr(code), (given.name,), site.call.name, arrays, "nnx.Embed", stem_of(weight[1], "embed")
-    )
+    return Layer(code, (given.name,), site.call.name, arrays, kind, stem_of(weight[1], "embed"))
 
 
 def _layer_norm(site: Site) -> Layer | None:
