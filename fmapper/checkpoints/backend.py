@@ -10,7 +10,7 @@ from fmapper.backends.discovery import get_adapter, register_adapter
 from fmapper.backends.dtypes import is_inexact
 from fmapper.checkpoints.formats.writer import in_order
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.stored import StoredArray
+from fmapper.checkpoints.stored import StoredArray, exact_reads
 from fmapper.errors import BatchError, DeviceUnavailableError
 from fmapper.moves.host_copy import host_buffers, populate
 
@@ -67,8 +67,9 @@ class FileAdapter(Arrays):
         return Exchange(list(in_order(_read, work)), private=range(len(arrays)))
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
-        """Reads only a box of the array."""
-        values = array.read(box)
+        """Reads only a box of the array: a shard, whose neighbours others read."""
+        with exact_reads():
+            values = array.read(box)
         return values if values.flags.owndata and values.flags.writeable else values.copy()
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:

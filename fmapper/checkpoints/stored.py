@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +20,27 @@ from fmapper.files.dtypes import numpy_dtype
 
 _COVER = 1 << 20  # bytes that are read at a time where what lies between runs is read, too
 _RUN = 4 << 10  # bytes: runs of a local file that are longer are read one by one
+_SHORT_RUN = 256  # the same where nothing else may be read
 _GAP = 16 << 10  # bytes that take as long to read as a call takes
 _PIECE = 8 << 20  # bytes that one call reads
 BLOCK = 1 << 20  # bytes that are read and put elsewhere while they are in the cache
+
+
+_reads_exactly: ContextVar[bool] = ContextVar("reads_exactly", default=False)
+
+
+@contextmanager
+def exact_reads() -> Iterator[None]:
+    """Reads runs of a local file that are not very short without what lies between them.
+
+    One process is as fast if it reads that, too; several that read their parts of one array, each
+    a few columns, would all read the whole.
+    """
+    token = _reads_exactly.set(True)
+    try:
+        yield
+    finally:
+        _reads_exactly.reset(token)
 
 
 class SourceFile:
@@ -133,7 +152,7 @@ class StoredArray(LazyArray):
         if not self.file.is_local:  # each read is a request
             return count if count * stride <= _COVER else 0
         run = self._run(box[1:])
-        if run >= _RUN:
+        if run >= (_SHORT_RUN if _reads_exactly.get() else _RUN):
             return 0
         wanted = math.prod(box_shape(box[1:])) * self.dtype.itemsize
         return _COVER // stride if stride - wanted <= _GAP * (wanted // run) else 0

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmapper
+from fmapper.backends.discovery import adapter_of
 from fmapper.checkpoints import ByteRun, LazyArray, concatenate, lazy_operations, stack
 from fmapper.checkpoints.dense import copy_into, dense, scratch
 
@@ -378,6 +379,9 @@ def test_columns_are_read_with_what_lies_between_them(wide, monkeypatch):
     assert reads == [1 << 20] * 16
     assert np.array_equal(stored.read(((0, 2), (0, 1024))), values[:2])
     assert reads[16:] == [8192]
+    shard = adapter_of(stored).read_box(stored, ((0, 4096), (8, 72)))  # others read those beside it
+    assert np.array_equal(shard, values[:, 8:72])
+    assert reads[17:] == [256] * 4096
 
 
 def test_a_thread_has_its_scratch_memory_again():

@@ -45,12 +45,12 @@ def bytes_read() -> Iterator[list[int]]:
 def check_a_module_without_memory_reads_its_own_shards() -> None:
     path = FOLDER / "whole.safetensors"
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048))
+    net = nn.Sequential(nn.Linear(2048, 1024), nn.Linear(1024, 2048))
     if torch.distributed.get_rank() == 0:
         fmapper.save(net, path)
     torch.distributed.barrier()
     rules = {"0": ("model",), "1.weight": (None, "model")}
-    like = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048)).to("meta")
+    like = nn.Sequential(nn.Linear(2048, 1024), nn.Linear(1024, 2048)).to("meta")
     with bytes_read() as read, CommDebugMode() as sent:
         new = fmapper.load(path, like=like, sharding=Sharding(MESH, rules))
     mine = sum(p.to_local().nbytes for p in new.parameters())
@@ -65,7 +65,7 @@ def check_a_module_without_memory_reads_its_own_shards() -> None:
 def check_modules_that_gather_their_parameters_read_their_own_shards() -> None:
     path = FOLDER / "gathered.safetensors"
     torch.manual_seed(0)
-    make = lambda: nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048), nn.BatchNorm1d(2048))  # noqa: E731
+    make = lambda: nn.Sequential(nn.Linear(2048, 1024), nn.Linear(1024, 2048), nn.BatchNorm1d(2048))  # noqa: E731
     net = make().eval()
     if torch.distributed.get_rank() == 0:
         fmapper.save({"net": net, "epoch": 3}, path)
