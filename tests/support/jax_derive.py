@@ -11,13 +11,14 @@ import jax
 import numpy as np
 import optax
 import torch
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fmapper
 from fmapper.meshes import Sharding
 
 SENT = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+IDS = np.arange(64, dtype=np.int32).reshape(8, 8)
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 
@@ -98,6 +99,28 @@ def check_experts_where_an_explicit_mesh_is_set() -> None:
     plan = fmapper.plan(Sharding(mesh, "derive"), model)
     assert len(plan.sums) == 2 * 2 + 1
     assert sent(new, batch) == sent(fmapper.shard(model, mesh, "model"), batch)
+
+
+def check_a_loss_that_needs_whole_rows_on_an_explicit_mesh() -> None:
+    """JAX refuses sharded rows there; they are gathered where they are needed."""
+    torch.manual_seed(0)
+    net, ids = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 64)), IDS
+    model, mesh = fmapper.convert(net, "jax", (torch.from_numpy(ids),)), mesh_of(AxisType.Explicit)
+    new, batch = fmapper.shard(model, mesh, {"1": ("model",)}), fmapper.shard(ids, mesh, ("data",))
+    assert jax.typeof(jax.jit(lambda m, x: m(x))(new, batch)).sharding.spec == P(
+        "data", None, "model"
+    )
+
+    def loss(params: Any, model: Any, ids: Any, mesh: Any = None) -> Any:
+        found = model.replace(params=params)(ids)
+        if mesh is not None:
+            found = jax.sharding.reshard(found, NamedSharding(mesh, P("data")))
+        return optax.softmax_cross_entropy_with_integer_labels(found, ids).mean()
+
+    wanted = jax.jit(jax.grad(loss))(model.params, model, ids)
+    given = jax.jit(jax.grad(partial(loss, mesh=mesh)))(new.params, new, batch)
+    for name, gradient in wanted.items():
+        np.testing.assert_allclose(given[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def check_experts_of_each_part_of_a_batch_send_what_is_planned() -> None:
