@@ -140,6 +140,11 @@ class Models(Framework):
         """Returns the program of a converted model; None for any other model."""
         return None
 
+    def origin_of(self, model: Any) -> str:
+        """Returns the folder of weights that a model was made from; empty where it is not known."""
+        program = self.program_of(model)
+        return "" if program is None else program.origin
+
     def options_of(self, model: Any) -> Mapping[str, Any] | None:
         """Returns the options with which `from_program` made a model; None for one of others."""
         return None

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fmapper.backends.discovery import adapter_of
+from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.meshes import Meshes
+from fmapper.backends.models import Models
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
@@ -27,6 +28,7 @@ from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.meshes.filling import Placer
     from fmapper.meshes.sharding import Sharding
 
 T = TypeVar("T")
@@ -109,7 +111,10 @@ def load(
             checkpoint = _rename(checkpoint, rules)
         if like is None:
             return checkpoint
-        return _fill(like, checkpoint, device, dtype, default, strict, sharding)
+        tree, back = _by_source(like, checkpoint)
+        placer = None if sharding is None else sharding.placer(like)
+        filled = back(_fill(tree, checkpoint, device, dtype, default, strict, placer))
+        return filled if placer is None else placer.finish(filled)
 
 
 def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
@@ -120,6 +125,22 @@ def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
     return made
 
 
+def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns a tree to fill and the inverse function.
+
+    That is the model itself, unless it was converted and the checkpoint is of its source.
+    """
+    found = next(filter(None, (adapter.weights(model) for adapter in adapters(Models))), None)
+    if found is None or any(name in checkpoint for name in named_arrays(model)):
+        return model, lambda filled: filled
+    named, back = found
+    transient = transient_in(model)
+    tree = {name: array for name, array in named.items() if id(array) not in transient}
+    if not any(name in checkpoint for name in tree):
+        return model, lambda filled: filled
+    return tree, lambda filled: back({**named, **filled})
+
+
 def _fill(
     tree: Any,
     checkpoint: Checkpoint,
@@ -127,7 +148,7 @@ def _fill(
     dtype: Any,
     default: Default | None,
     strict: bool,
-    sharding: Sharding | None,
+    placer: Placer | None,
 ) -> Any:
     """Returns a tree with the arrays and values of a checkpoint."""
     sync()
@@ -150,7 +171,6 @@ def _fill(
     if strict:
         _check_names(checkpoint, tree, named, default)
     place: Callable[[Any, Any], Any] | None = _place_as_before if device is None else None
-    placer = None if sharding is None else sharding.placer(tree)
     try:
         place = placer or place
         filled = fill(
@@ -164,8 +184,7 @@ def _fill(
     def value(path: KeyPath, leaf: Any) -> Any:
         return values.get(name_of(path), leaf) if type(leaf) in _VALUES else leaf
 
-    filled = fmap_with_path(value, filled) if values else filled
-    return filled if placer is None else placer.finish(filled)
+    return fmap_with_path(value, filled) if values else filled
 
 
 def _place_as_before(old: Any, new: Any) -> Any:

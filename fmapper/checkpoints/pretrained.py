@@ -296,7 +296,7 @@ def save_pretrained(
     model: Any,
     folder: str | os.PathLike[str],
     *,
-    like: str | os.PathLike[str],
+    like: str | os.PathLike[str] | None = None,
     rules: Rules | None = None,
 ) -> None:
     """Writes a folder that `transformers.AutoModel.from_pretrained` opens, from any framework.
@@ -309,8 +309,8 @@ def save_pretrained(
         model: A model that `from_pretrained` gave, trained or not; or any tree whose arrays have
             the names of such a one.
         folder: The folder to write; it must not be there, or be empty.
-        like: The folder that the model came from: whose architecture, configuration and tokenizer
-            it has.
+        like: The folder whose architecture and configuration the model has; None for the one that
+            it was made from.
         rules: How names and shapes of a folder become those of the model, the inverse of which is
             used; None for what transformers has in its tables.
 
@@ -319,7 +319,8 @@ def save_pretrained(
         StructureMismatchError: The model has not the arrays that such a folder has.
         FileExistsError: The folder is there, and not empty.
     """
-    target, origin = (local_place(path, "save_pretrained") for path in (folder, like))
+    places = folder, _origin_of(model) if like is None else like
+    target, origin = (local_place(path, "save_pretrained") for path in places)
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
         found = _find(origin, _main_dtype(contents))
@@ -344,6 +345,17 @@ def save_pretrained(
             for name, text in found.files.items():
                 (beside / name).write_text(text, encoding="utf-8")
             SafetensorsFolder().write(Writer(beside), Contents(made))
+
+
+def _origin_of(model: Any) -> str:
+    found = next(filter(None, (one.origin_of(model) for one in adapters(Models))), "")
+    if found and os.path.isdir(found):
+        return found
+    why = f"{found}, which it was made from, is gone" if found else "it is not known"
+    raise CheckpointError(
+        f"save_pretrained: the folder of this {type(model).__name__} is unknown ({why}). Pass "
+        f"like=, a folder with its configuration."
+    )
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ Examples:
 @click.option(
     "--to",
     metavar="FRAMEWORK | FORMAT",
-    help="jax, flax or torch; for a checkpoint safetensors, orbax, msgpack, npz, pt or dcp "
+    help="jax, flax or torch; for a checkpoint safetensors, orbax, flax, npz, torch or dcp "
     "(default: by the ending of OUT).",
 )
 @click.option("--dtype", help="The dtype of the floating arrays of a checkpoint.")

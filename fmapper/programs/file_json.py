@@ -28,8 +28,8 @@ _PLAIN = {
 _FIELDS = {name: tuple(field.name for field in fields(cls)) for name, cls in _PLAIN.items()}
 _GRAPH = ("inputs", "calls", "outputs", "kinds")
 _APART = {
-    "parameters", "buffers", "constants", "evaluation", "lines", "parts", "types", "first_paths",
-    "stacks",
+    "parameters", "buffers", "constants", "evaluation", "origin", "lines", "parts", "types",
+    "first_paths", "stacks",
 }  # fmt: skip
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 

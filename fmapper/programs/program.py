@@ -275,6 +275,7 @@ class Program:
         lacks_training: Why the training of a model that has modes could not be recorded.
         evaluation: Beside one for training, the program for evaluation: with constants of its own,
             its parameters and buffers are those of this one.
+        origin: The folder that the model was made from, if there is one. It is not saved.
         lines: The lines of code that calls name as their source, where they were read when it was
             recorded. They are not saved, and nobody reads them later: a file may name any file.
         parts: The calls of submodules, if they were asked for; they are not saved either.
@@ -308,6 +309,7 @@ class Program:
     starts_in_training: bool = False
     lacks_training: str = ""
     evaluation: Program | None = None
+    origin: str = ""
     lines: dict[str, str] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     types: dict[str, str] = field(default_factory=dict)

@@ -75,7 +75,7 @@ def test_a_folder_becomes_a_model_and_a_folder_again(folders, tmp_path, name, to
     found = model(**given).logits
     found = found.detach() if to == "torch" else found
     np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
-    fmapper.save_pretrained(model, tmp_path / "out", like=folder)
+    fmapper.save_pretrained(model, tmp_path / "out")
     assert not diff(folder, tmp_path / "out")
     back = type(module).from_pretrained(tmp_path / "out")
     assert all(map(torch.equal, back.state_dict().values(), module.state_dict().values()))
@@ -93,7 +93,7 @@ def test_sizes_vary_ties_hold_and_a_trained_model_is_saved(folders, tmp_path):
             model(input_ids=ids, attention_mask=mask).logits, wanted, atol=2e-5
         )
     trained = fmapper.fmap(lambda x: x + 1 if x.ndim else x, model)
-    fmapper.save_pretrained(trained, tmp_path / "out", like=folder)
+    fmapper.save_pretrained(trained, tmp_path / "out")
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for name, weight in module.state_dict().items():
         assert torch.equal(back.state_dict()[name], weight + 1), name
@@ -257,6 +257,53 @@ def test_missing_and_left_over_weights_are_said(folders, tmp_path):
 def test_a_name_of_the_hub_says_how_to_get_the_folder():
     with pytest.raises(FileNotFoundError, match="snapshot_download"):
         fmapper.from_pretrained("meta-llama/Llama-3.2-1B", "flax")
+
+
+def test_a_converted_model_knows_the_folder_of_its_module(folders, tmp_path):
+    folder, module = folders["bert"]
+    opened = type(module).from_pretrained(folder).eval()
+    converted = fmapper.convert(opened, "jax", (), INPUTS["bert"]())
+    fmapper.save_pretrained(converted, tmp_path / "out")
+    assert not diff(folder, tmp_path / "out")
+
+
+def test_a_model_whose_folder_is_not_known_needs_one(folders, tmp_path):
+    folder, _ = folders["bert"]
+    shutil.copytree(folder, tmp_path / "copy")
+    model = fmapper.from_pretrained(tmp_path / "copy", "jax")
+    model.save(tmp_path / "program.safetensors")
+    shutil.rmtree(tmp_path / "copy")
+    with pytest.raises(fmapper.CheckpointError, match=r"copy, which it .* is gone.*like="):
+        fmapper.save_pretrained(model, tmp_path / "out")
+    loaded = fmapper.convert(fmapper.load_program(tmp_path / "program.safetensors"), "jax")
+    assert str(tmp_path).encode() not in (tmp_path / "program.safetensors").read_bytes()
+    for unknown in (loaded, torch.nn.Linear(2, 2)):
+        with pytest.raises(fmapper.CheckpointError, match=r"is not known.*like="):
+            fmapper.save_pretrained(unknown, tmp_path / "out")
+    fmapper.save_pretrained(loaded, tmp_path / "out", like=folder)
+    assert not diff(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("to", ["jax", "flax"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_converted_model_is_filled_from_a_checkpoint_of_its_source(folders, tmp_path, name, to):
+    folder, module = folders[name]
+    model = fmapper.from_pretrained(folder, to)
+    changed = fmapper.fmap(lambda x: x * 0 if x.ndim == 2 and x.dtype == "float32" else x, model)
+    given = fmapper.to_numpy(INPUTS[name]())
+    wanted = np.asarray(model(**given).logits)
+    assert not np.allclose(changed(**given).logits, wanted)
+    arrays = type(module).from_pretrained(folder).state_dict()
+    fmapper.save(arrays, tmp_path / "of_torch.safetensors")
+    fmapper.save(model, tmp_path / "own.safetensors")
+    for path in (folder, tmp_path / "of_torch.safetensors", tmp_path / "own.safetensors"):
+        filled = fmapper.load(path, like=changed)
+        assert type(filled) is type(model)
+        np.testing.assert_array_equal(filled(**given).logits, wanted)
+    less = {n: x for n, x in arrays.items() if "query" not in n and "q_proj" not in n}
+    fmapper.save(less, tmp_path / "less.safetensors")
+    with pytest.raises(fmapper.StructureMismatchError, match=r"(query|q_proj)\.weight: missing"):
+        fmapper.load(tmp_path / "less.safetensors", like=changed)
 
 
 def test_another_model_is_not_saved_in_its_place(folders, tmp_path):

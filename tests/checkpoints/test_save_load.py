@@ -452,3 +452,14 @@ def test_memory_is_brought_nowhere_else(monkeypatch):
         assert host_copy.populate(np.zeros(1 << 20)) is None
     finally:
         host_copy._madvise.cache_clear()
+
+
+def test_formats_are_called_by_their_framework_too(tmp_path):
+    tree = {"weight": np.arange(3.0, dtype=np.float32)}
+    for name, ending in (("flax", ".msgpack"), ("torch", ".pt")):
+        named = tmp_path / f"named{ending}"
+        fmapper.save(tree, named, format=name)
+        fmapper.save(tree, tmp_path / f"other{ending}")
+        assert named.read_bytes() == (tmp_path / f"other{ending}").read_bytes()
+        found = fmapper.load(named, format=name)
+        assert np.array_equal(found["weight"].read(), tree["weight"])

@@ -28,6 +28,7 @@ from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
 from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
+from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.translation.sources import Sources
 
 if TYPE_CHECKING:
@@ -420,6 +421,10 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         from fmapper_adapters.torch.model.torch_model import TorchModel
 
         return model.program if isinstance(model, TorchModel) else None
+
+    def origin_of(self, model: Any) -> str:
+        """Returns the folder that a model, converted or of transformers, was made from."""
+        return super().origin_of(model) or origin_of(model)
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any

@@ -51,6 +51,7 @@ class Format(ABC):
 
     Attributes:
         name: What users call it.
+        other_names: What users call it as well, such as the framework whose files it has.
         endings: How names of files or folders in it end, by custom.
         is_folder: It is written as a folder.
         urls: It is read from URLs, by ranges of bytes, and written there as a stream: the methods
@@ -58,9 +59,15 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    other_names: ClassVar[tuple[str, ...]] = ()
     endings: ClassVar[tuple[str, ...]] = ()
     is_folder: ClassVar[bool] = False
     urls: ClassVar[bool] = False
+
+    @classmethod
+    def is_called(cls, name: str | None) -> bool:
+        """Returns whether a name is one of this format."""
+        return name == cls.name or name in cls.other_names
 
     def for_path(self, path: Path) -> Format:
         """Returns the form of this format for a path: one file, or a folder of several."""
@@ -144,9 +151,9 @@ def format_of(place: Place, name: str | None = None) -> Format:
     path = cast(Path, place)
     for candidate in formats():
         if not (candidate.urls or isinstance(place, Path)):
-            if name == candidate.name or (name is None and place.suffix in candidate.endings):
+            if candidate.is_called(name) or (name is None and place.suffix in candidate.endings):
                 raise _needs_a_file(place, candidate.name)
-        elif name in (None, candidate.name) and candidate.is_at(path):
+        elif (name is None or candidate.is_called(name)) and candidate.is_at(path):
             return candidate
     if name is not None:
         return format_for(path, name)
@@ -204,7 +211,7 @@ def _format_for(path: Path, name: str | None) -> Format:
             f"name that ends with one of {endings}."
         )
     for candidate in formats():
-        if candidate.name == name:
+        if candidate.is_called(name):
             return candidate.for_path(path)
     names = sorted({one.name for one in formats()})
     hint = did_you_mean(name, names)

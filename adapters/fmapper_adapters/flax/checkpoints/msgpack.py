@@ -43,6 +43,7 @@ class Msgpack(Format):
     """A file of `flax.serialization.to_bytes`. Names are keys joined by dots."""
 
     name: ClassVar[str] = "msgpack"
+    other_names: ClassVar[tuple[str, ...]] = ("flax",)
     endings: ClassVar[tuple[str, ...]] = (".msgpack",)
 
     def is_at(self, path: Path) -> bool:

@@ -39,6 +39,7 @@ class PtFile(Format):
     """One file of `torch.save`, with a state dict or nested dicts and lists of arrays."""
 
     name: ClassVar[str] = "pt"
+    other_names: ClassVar[tuple[str, ...]] = ("torch",)
     endings: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin")
 
     def for_path(self, path: Path) -> Format:

@@ -32,6 +32,7 @@ from fmapper_adapters.torch.meshes import tp_plan
 from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
+from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.record.parts import PartCalls
 
 # Calls without results that only concern the device or the recording itself.
@@ -117,6 +118,7 @@ def program(
         default_dtype=_name(torch.get_default_dtype()),
         train=train,
         name=type(module).__name__,
+        origin=origin_of(module),
     )
     given = [one for one in inputs if one.kind in ("user", "static")]
     found.guards, found.fixed = guards.find_guards(exported, given, found.input_paths())

@@ -78,6 +78,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
             f"{folder / _CONFIG}: transformers cannot create a model from it: {reason}"
         ) from error
     _set_generation(model, folder)
+    config.name_or_path = str(folder)  # as transformers does
     examples = inputs.example_kwargs(model)
     return Pretrained(
         model,
