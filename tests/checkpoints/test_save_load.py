@@ -454,12 +454,12 @@ def test_memory_is_brought_nowhere_else(monkeypatch):
         host_copy._madvise.cache_clear()
 
 
-def test_formats_are_called_by_their_framework_too(tmp_path):
+@pytest.mark.parametrize(("name", "wanted"), [("flax", "msgpack"), ("torch", "pt")])
+def test_formats_are_called_by_their_framework_too(tmp_path, name, wanted):
     tree = {"weight": np.arange(3.0, dtype=np.float32)}
-    for name, ending in (("flax", ".msgpack"), ("torch", ".pt")):
-        named = tmp_path / f"named{ending}"
-        fmapper.save(tree, named, format=name)
-        fmapper.save(tree, tmp_path / f"other{ending}")
-        assert named.read_bytes() == (tmp_path / f"other{ending}").read_bytes()
-        found = fmapper.load(named, format=name)
+    path = tmp_path / f"net.{wanted}"
+    fmapper.save(tree, path, format=name)
+    for format in (None, name, wanted):
+        found = fmapper.load(path, format=format)
+        assert found.format == wanted
         assert np.array_equal(found["weight"].read(), tree["weight"])
