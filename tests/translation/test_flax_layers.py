@@ -285,7 +285,6 @@ def test_a_product_among_other_operations_is_a_linear_layer():
         (lambda x, w, b: (x @ w.T) * w.sum() + b, (4, 3)),
         (lambda x, w, b: (x @ w).view(2, 4, 5) + b.view(4, 1), (3, 4)),
         (lambda x, w, b: torch.einsum("bld,do->bol", x, w) + b.view(4, 1), (3, 4)),
-        (lambda x, w, b: w @ x.mT + b.view(4, 1), (4, 3)),
         (lambda x, w, b: x[0].mm(w.T).addmm(x[1], w.T) + b, (4, 3)),
         (lambda x, w, b: torch.addmm(b.view(1, 4), x[0], w.T), (4, 3)),
         (lambda x, w, b: torch.einsum("bll,ol->bo", x[:, :3], w) + b, (4, 3)),
@@ -325,3 +324,31 @@ def test_the_row_for_padding_gets_no_gradient(is_own):
     (gradient,) = (np.asarray(leaf) for leaf in jax.tree.leaves(found))
     np.testing.assert_allclose(gradient, module.table.weight.grad, rtol=1e-5, atol=1e-5)
     assert isinstance(model.table, nnx.Embed) is is_own
+
+
+def test_a_product_with_the_weight_first_is_a_linear_layer():
+    def compute(x, w, b):
+        return (w @ torch.tanh(x).mT) * 2 + (w @ x[0].T) + torch.exp(b[:, None])
+
+    source = translated(Dense(compute, 4, 3), torch.randn(2, 5, 3))
+    assert source.layers == (0, 16)  # twice used, it stays an array
+    source = translated(Dense(lambda x, w, b: w @ x.mT + b[:, None], 4, 3), torch.randn(2, 5, 3))
+    assert source.layers == (12, 16)
+    assert ".swapaxes(" in source.code
+    source = translated(Dense(lambda x, w, b: w @ x + b[:, None], 4, 5), torch.randn(2, 5, 3))
+    assert source.layers == (20, 24)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x):
+        return x + self.weight[torch.arange(4) - 1]
+
+
+def test_rows_of_a_parameter_are_an_embedding():
+    source = translated(Table(), torch.randn(2, 4, 3))
+    assert "nnx.Embed(5, 3, rngs=rngs)" in source.code
+    assert source.layers == (15, 15)

@@ -81,6 +81,27 @@ def _embedding(site: Site) -> Layer | None:
     return Layer(code, (given.name,), site.call.name, arrays, kind, stem_of(weight[1], "embed"))
 
 
+def _rows(site: Site) -> Layer | None:
+    """Finds `weight[ids]`, which looks rows up."""
+    weight, indices = site.array(0), site.arg(1)
+    if weight is None or not isinstance(indices, tuple) or len(indices) != 1:
+        return None
+    (given,) = indices
+    if not isinstance(given, Ref) or len(site.shape(weight[0])) != 2:
+        return None
+    is_table = site.structure.inputs[weight[0]].kind == "parameter"
+    if not is_table or site.dtype(given.name) not in ("int32", "int64"):
+        return None
+    count, features = site.shape(weight[0])
+    dtype = site.dtype(weight[0])
+    if not dtype.startswith(("float", "bfloat")):
+        return None
+    code = expr(f"nnx.Embed({count}, {features}, {keywords(dtype)}rngs=rngs)")
+    arrays: dict[str, Any] = {weight[0]: ("embedding", None)}
+    stem = stem_of(weight[1], "embed")
+    return Layer(code, (given.name,), site.call.name, arrays, "nnx.Embed", stem)
+
+
 def _layer_norm(site: Site) -> Layer | None:
     given, sizes = site.arg(0), site.arg(1)
     weight, bias = site.array(2), site.array(3)
@@ -180,6 +201,7 @@ _LAYERS = {
     "matmul": product,
     "mm": product,
     "embedding": _embedding,
+    "index": _rows,
     "layer_norm": _layer_norm,
     "native_layer_norm": _layer_norm,
     "convolution": convolution,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmapper.programs import Call, Program, Ref, refs_in
@@ -39,7 +39,7 @@ def with_linears(program: Program) -> Program:
         and len(parameters.get(call.args[0].name, ())) == 2
     }
     calls: dict[str, Call] = {}
-    for call in graph.calls:
+    for call in _with_weight_last(graph.calls, parameters):
         new = _linear(call, turned, parameters) or _with_bias(call, calls, parameters, uses)
         if new is None:
             calls[call.name] = call
@@ -51,6 +51,48 @@ def with_linears(program: Program) -> Program:
         calls[call.name] = new
         uses.update({*new.refs()} - {*call.refs()})
     return dataclasses.replace(program, graph=dataclasses.replace(graph, calls=[*calls.values()]))
+
+
+def _with_weight_last(
+    calls: Sequence[Call], parameters: Mapping[str, tuple[Any, ...]]
+) -> Iterator[Call]:
+    """Yields calls with `linear(y.mT, w).mT` for `w @ y`."""
+    made: dict[str, Call] = {}
+    for call in calls:
+        made[call.name] = call
+        if call.op not in _PRODUCTS or not call.result:
+            yield call
+            continue
+        weight, y = call.args
+        dtype, shape = call.result[0]
+        is_weight = isinstance(weight, Ref) and len(parameters.get(weight.name, ())) == 2
+        if not is_weight or not isinstance(y, Ref) or y.name in parameters or len(shape) < 2:
+            yield call
+            continue
+        *rest, out, length = shape
+        order = (*range(len(rest)), len(rest) + 1, len(rest))
+        other = made.get(y.name)
+        is_turned = other is not None and other.op == "aten::permute.default"
+        if (
+            other is not None
+            and is_turned
+            and (other.args[1], other.module) == (order, call.module)
+        ):
+            given = other.args[0]
+        else:
+            given = Ref(f"{call.name}_given")
+            width = parameters[weight.name][1]
+            yield dataclasses.replace(
+                call, name=given.name, op="aten::permute.default", args=(y, order),
+                result=((dtype, (*rest, length, width)),),
+            )  # fmt: skip
+        product = dataclasses.replace(
+            call, name=f"{call.name}_product", op="aten::linear.default", args=(given, weight),
+            result=((dtype, (*rest, length, out)),),
+        )  # fmt: skip
+        yield product
+        args = (Ref(product.name), order)
+        yield dataclasses.replace(call, op="aten::permute.default", args=args)
 
 
 def _linear(
