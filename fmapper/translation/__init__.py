@@ -8,7 +8,15 @@ printing  the tables that say how a target writes an operation
 from fmapper.programs.program import Call
 from fmapper.programs.treespec import DType, Ref
 from fmapper.translation.classes import Class
-from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
+from fmapper.translation.code import (
+    Value,
+    attribute,
+    attribute_name,
+    expr,
+    identifier,
+    literal,
+    text,
+)
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.lists import with_lists
@@ -41,6 +49,7 @@ __all__ = [
     "Unit",
     "Value",
     "attribute",
+    "attribute_name",
     "by_suffix",
     "expr",
     "helpers_of",

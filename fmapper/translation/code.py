@@ -130,6 +130,16 @@ def identifier(wanted: str, taken: Any = ()) -> str:
     return found
 
 
+def attribute_name(wanted: str) -> str:
+    """Returns an identifier for an attribute: unlike a variable it may be called `self`.
+
+    Examples:
+        >>> attribute_name("self"), attribute_name("class")
+        ('self', 'class_')
+    """
+    return wanted if wanted == "self" else identifier(wanted)
+
+
 def attribute(owner: str, path: str) -> str:
     """Returns the code for an attribute of an object, by its path.
 
@@ -142,7 +152,7 @@ def attribute(owner: str, path: str) -> str:
     code = owner
     for step in path.split(".") if path else []:
         is_index = step.isdigit() and code != owner
-        code += f"[{step}]" if is_index else f".{identifier(step)}"
+        code += f"[{step}]" if is_index else f".{attribute_name(step)}"
     return code
 
 

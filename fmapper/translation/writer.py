@@ -12,7 +12,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
-from fmapper.translation.code import attribute, expr, identifier, literal, text
+from fmapper.translation.code import attribute, attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
@@ -388,7 +388,7 @@ class _Writer:
             title = identifier(self.program.name or title)
         sketch = Sketch(node.path, title)
         for key, child in node.children.items():
-            sketch.made.append((identifier(key), self._make(child, made)))
+            sketch.made.append((attribute_name(key), self._make(child, made)))
         lengths, titles = self._lists(node)
         for method, body in self.bodies.get(node.path, []):
             lines = with_loops(collect(body.lines()), lengths, titles)
@@ -451,7 +451,7 @@ class _Writer:
 
         def visit(one: Node, code: str) -> None:
             for key, child in one.children.items():
-                inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{identifier(key)}"
+                inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{attribute_name(key)}"
                 if self._is_list(child):
                     lengths[inner] = 1 + max(map(int, child.children))
                     kinds = [self.program.types.get(o.path, "") for o in child.children.values()]
@@ -491,7 +491,7 @@ class _Writer:
         for step in path.split(".") if path else []:
             indexed = node is not None and (node.path in self.sequences or self._is_list(node))
             indexed = (indexed and node is not self.root) or node is None or node.layer is not None
-            found.append(step if indexed else identifier(step))
+            found.append(step if indexed else attribute_name(step))
             node = node.children.get(step) if node is not None else None
         return tuple(found)
 

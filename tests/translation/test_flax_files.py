@@ -469,3 +469,24 @@ def test_a_model_that_gives_more_in_evaluation_is_written_for_that():
     assert proof
     assert source.modes == ("eval", "train")
     assert not reason
+
+
+class CallsItSelf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self = nn.Linear(4, 4)
+        self.output = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.output(torch.tanh(self.self(x)))
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox"])
+def test_an_attribute_may_be_called_self(to):
+    pytest.importorskip(to)
+    net, x = CallsItSelf().eval(), torch.randn(3, 4)
+    model = fmapper.convert(net, to, (x,), structure=True)
+    np.testing.assert_allclose(model(x.numpy()), net(x).detach(), atol=1e-6)
+    inner = model.self(x.numpy()) if to == "flax" else jax.vmap(model.self)(x.numpy())
+    np.testing.assert_allclose(inner, net.self(x).detach(), atol=1e-6)
+    assert "params['self']" in fmapper.source(net, "jax", (x,)).replace('"', "'")

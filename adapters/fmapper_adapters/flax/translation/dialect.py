@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Statement, expr, identifier, text
+from fmapper.translation import Class, Helper, Statement, attribute_name, expr, text
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import TAKE_APART, JaxDialect, slices_by_suffix
 
@@ -190,13 +190,13 @@ def _print_loading(draft: Any, root: Class) -> str:
     for path, (target, order) in draft._arrays().items():
         owner, _, attr = path.rpartition(".")
         expected, layout = table.get(by_path.get(owner, ""), {}).get(attr, (attr, None))
-        wanted = ".".join((*draft.place(owner), identifier(expected)))
+        wanted = ".".join((*draft.place(owner), attribute_name(expected)))
         everything[wanted] = target
         if wanted != target:
             renamed[wanted] = target
         for other in draft.structure.paths.get(owner, ()) if owner else ():
             if other != owner and draft.program.first_paths.get(other) == other:
-                twin = ".".join((*draft.place(other), identifier(expected)))
+                twin = ".".join((*draft.place(other), attribute_name(expected)))
                 everything[twin] = renamed[twin] = target
         if layout != order:
             raise ConversionError(f"{path}: layers of one class have their arrays in two orders")
