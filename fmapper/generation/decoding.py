@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from fmapper.errors import ConversionError
@@ -228,6 +229,12 @@ def _positive(name: str, value: Any) -> float:
     return _number(name, value, low=0.0, open_low=True)
 
 
+def _temperature(name: str, value: Any) -> float:
+    if value == 0:
+        raise ValueError(f"{name}={value!r} is out of range: pass do_sample=False instead")
+    return _positive(name, value)
+
+
 def _share(name: str, value: Any) -> float:
     return _number(name, value, low=0.0, high=1.0)
 
@@ -235,13 +242,14 @@ def _share(name: str, value: Any) -> float:
 def _number(
     name: str, value: Any, *, low: float, high: float = math.inf, open_low: bool = False
 ) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r} must be a number")
+    value = float(value)  # which may have been a number of NumPy
     if not (low < value if open_low else low <= value) or not value <= high:
         raise ValueError(f"{name}={value!r} is out of range")
     if not math.isfinite(value):
         raise ValueError(f"{name}={value!r} is not finite")
-    return float(value)
+    return value
 
 
 def _power(name: str, value: Any) -> float:
@@ -255,9 +263,9 @@ def _share_of_entropy(name: str, value: Any) -> float | None:
 def _count(name: str, value: Any) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 1 << 31:
         raise ValueError(f"{name}={value!r} must be a number of tokens")
-    return value
+    return int(value)
 
 
 def _copies(name: str, value: Any) -> int:
@@ -269,9 +277,9 @@ def _limit(name: str, value: Any) -> int | None:
 
 
 def _token(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 1 << 31:
         raise ValueError(f"{name}={value!r} must be a token, a number from 0 on")
-    return value
+    return int(value)
 
 
 def _maybe_token(name: str, value: Any) -> int | None:
@@ -349,7 +357,7 @@ _READERS: dict[str, Any] = {
     "suppress_tokens": _tokens,
     "begin_suppress_tokens": _tokens,
     "do_sample": _flag,
-    "temperature": _positive,
+    "temperature": _temperature,
     "top_h": _share_of_entropy,
     "top_k": _count,
     "top_p": _share,

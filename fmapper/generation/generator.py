@@ -90,6 +90,7 @@ class Generator(ABC):
         """
         decoding, stops = self._settings(options)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
+        self._check_stops(stops, len(given.tokens) // decoding.copies)
         count = self._count(decoding, given)
         return self._run(given, decoding, stops, count, key, scores)
 
@@ -106,6 +107,7 @@ class Generator(ABC):
         """
         decoding, stops = self._settings(options)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
+        self._check_stops(stops, len(given.tokens) // decoding.copies)
         if decoding.num_beams > 1:
             raise ProgramInputError(
                 f"{self.generation.name}: beam search knows its text only at the end. Call the "
@@ -170,6 +172,18 @@ class Generator(ABC):
         decoding = self.decoding.with_options(options)
         decoding.check()
         return decoding, stops
+
+    def _check_stops(self, stops: Any, rows: int) -> None:
+        """Checks that stop tokens are given for each prompt, or for none.
+
+        Raises:
+            ProgramInputError: They are not.
+        """
+        if stops is not None and len(stops) != rows:
+            raise ProgramInputError(
+                f"{self.generation.name}: eos_token_id has stop tokens for {len(stops)} rows, but "
+                f"there are {rows} prompts. Pass a list for each, which may be empty."
+            )
 
     def _count(self, decoding: Decoding, given: prompts.Prompts) -> int:
         """Returns the largest number of new tokens.

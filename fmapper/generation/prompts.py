@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fmapper.errors import ProgramInputError
@@ -98,16 +99,28 @@ def _arrays(
 ) -> tuple[Any, Any]:
     import numpy as np
 
+    if isinstance(input_ids, Mapping):
+        raise ProgramInputError(
+            f"{name}: the prompts are a {type(input_ids).__name__}. Pass its entries as arguments: "
+            "generator(**prompts)"
+        )
     if _is_lists(input_ids):
-        if attention_mask is not None:
-            raise ProgramInputError(f"{name}: lists of tokens need no attention_mask")
-        given = input_ids if isinstance(input_ids[0], list | tuple) else [input_ids]
-        width = max(map(len, given))
-        tokens = np.full((len(given), width), decoding.pad_token_id or 0, np.int64)
-        mask = np.zeros((len(given), width), bool)
-        for at, row in enumerate(given):
+        rows = _rows(name, "input_ids", input_ids)
+        kept = [np.ones(len(row), bool) for row in rows]
+        if attention_mask is not None:  # as tokenizers return it beside lists
+            kept = [row != 0 for row in _rows(name, "attention_mask", attention_mask)]
+            lengths = [[len(row) for row in each] for each in (kept, rows)]
+            if lengths[0] != lengths[1]:
+                raise ProgramInputError(
+                    f"{name}: attention_mask has rows of {lengths[0]} numbers, input_ids of "
+                    f"{lengths[1]}"
+                )
+        width = max(map(len, rows))
+        tokens = np.full((len(rows), width), max(decoding.pad_token_id or 0, 0), np.int64)
+        mask = np.zeros((len(rows), width), bool)
+        for at, row in enumerate(rows):
             here = slice(width - len(row), None) if left else slice(len(row))
-            tokens[at, here], mask[at, here] = row, True
+            tokens[at, here], mask[at, here] = row, kept[at]
         return tokens, mask
     tokens = np.atleast_2d(np.asarray(to_numpy(input_ids)))
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
@@ -128,5 +141,33 @@ def _arrays(
 
 
 def _is_lists(input_ids: Any) -> bool:
-    is_list = isinstance(input_ids, list | tuple) and bool(input_ids)
-    return is_list and not hasattr(input_ids[0], "shape")
+    return isinstance(input_ids, list | tuple)
+
+
+def _rows(name: str, what: str, given: Any) -> list[Any]:
+    """Reads rows of unequal lengths: lists of numbers, or arrays of any backend.
+
+    Raises:
+        ProgramInputError: They hold something else, or nothing.
+    """
+    import numpy as np
+
+    if not _is_lists(given):
+        given = list(np.atleast_2d(np.asarray(to_numpy(given))))
+    elif not any(_is_lists(row) or getattr(row, "ndim", 0) for row in given):
+        given = [given]
+    found = []
+    for at, row in enumerate(given):
+        try:
+            numbers = np.asarray(row if _is_lists(row) else to_numpy(row))
+        except ValueError:  # lists within it, of unequal lengths
+            numbers = np.asarray(row, object)
+        if numbers.size == 0 and numbers.ndim == 1:
+            raise ProgramInputError(f"{name}: the prompts are empty: row {at} of {what} has none")
+        if numbers.ndim != 1 or numbers.dtype.kind not in ("iu" if what == "input_ids" else "iub"):
+            raise ProgramInputError(
+                f"{name}: expected {what} as lists of integers, one per row, but row {at} is "
+                f"{row!r:.60}"
+            )
+        found.append(numbers)
+    return found

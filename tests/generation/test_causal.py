@@ -46,6 +46,12 @@ def test_prompts_come_in_several_forms(llama: Any) -> None:
     lists = [row[kept].tolist() for row, kept in zip(tokens, mask.bool(), strict=True)]
     assert np.array_equal(generator(lists, max_new_tokens=4), want)
     assert np.array_equal(generator(tokens.numpy(), max_new_tokens=4), want)  # 0 is padding
+    assert np.array_equal(
+        generator(lists, [[1] * len(row) for row in lists], max_new_tokens=4), want
+    )
+    assert np.array_equal(generator(tokens.tolist(), mask.tolist(), max_new_tokens=4), want)
+    for convert in (np.array, torch.tensor, jax.numpy.array):
+        assert np.array_equal(generator([*map(convert, lists)], max_new_tokens=4), want)
     alone = generator(lists[1], max_new_tokens=4)
     assert np.array_equal(alone[0], want[1, mask.shape[1] - len(lists[1]) :])
 
@@ -123,6 +129,17 @@ def test_a_stream_gives_the_tokens_of_a_call(llama: Any) -> None:
         (np.zeros((0, 3), int), {}, "empty"),
         (np.ones((1, 3)), {}, "expected input_ids as integers"),
         ([[5]], {"do_sample": True}, "pass key="),
+        ([], {}, "empty"),
+        ([[5], []], {}, "empty: row 1 of input_ids"),
+        ([[5.5, 6.0]], {}, r"row 0 is \[5.5, 6.0\]"),
+        ([[True, False]], {}, "lists of integers"),
+        (["a text"], {}, "lists of integers"),
+        ([[[5]]], {}, "lists of integers"),
+        ([5, [6]], {}, "row 0 is 5"),
+        ([[5, [6]]], {}, "lists of integers"),
+        ({"input_ids": [[5]]}, {}, r"generator\(\*\*prompts\)"),
+        ([[5, 6]], {"attention_mask": [[1]]}, r"rows of \[1\] numbers, input_ids of \[2\]"),
+        ([[5], [6], [7]], {"eos_token_id": [[2], [3]]}, "for 2 rows, but there are 3 prompts"),
     ],
 )
 def test_prompts_that_do_not_fit_are_refused(

@@ -68,7 +68,7 @@ def test_every_setting_of_transformers_is_known() -> None:
     ("options", "error", "says"),
     [
         ({"temprature": 1.0}, TypeError, "temperature"),
-        ({"temperature": 0}, ValueError, "out of range"),
+        ({"temperature": 0}, ValueError, "out of range: pass do_sample=False"),
         ({"temperature": float("nan")}, ValueError, "out of range"),
         ({"top_p": 1.5}, ValueError, "out of range"),
         ({"top_k": -1}, ValueError, "a number of tokens"),
@@ -105,6 +105,19 @@ def test_a_bias_may_be_a_dict() -> None:
     want = (((1, 2), 0.5),)
     assert Decoding().with_options({"sequence_bias": {(1, 2): 0.5}}).sequence_bias == want
     assert Decoding().with_options({"sequence_bias": [[[1, 2], 0.5]]}).sequence_bias == want
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+    given = {
+        "max_new_tokens": np.int64(3),
+        "temperature": np.float32(0.5),
+        "eos_token_id": np.int32(2),
+    }
+    decoding = Decoding().with_options(given)
+    found = (decoding.max_new_tokens, decoding.temperature, *decoding.eos_token_id)
+    assert found == (3, 0.5, 2)
+    assert [type(x) for x in found] == [int, float, int]
 
 
 def test_a_model_that_asks_in_vain_says_so_once() -> None:
