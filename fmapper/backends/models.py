@@ -56,8 +56,8 @@ class Models(Framework):
         needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
-        conversion_options: The keywords of `from_program`, so that `convert` refuses others before
-            it records; None where it is not to look.
+        conversion_options: The keywords of `from_program` and `from_generation`, so that `convert`
+            and `generator` refuse others before they record; None where they are not to look.
     """
 
     lacking = "models"

@@ -166,13 +166,37 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
                 missing.append(f"{name}={value!r}: {_REFUSED[name][1]}")
         elif name not in _IDLE or value != _IDLE[name]:
             missing.append(f"{name}={value!r}: this is not supported")
+    missing += _drop_negative_tokens(known)
     if known.get("pad_token_id") is None and known.get("eos_token_id") is not None:
         stops = known["eos_token_id"]
         known["pad_token_id"] = stops if isinstance(stops, int) else stops[0]
-    if not known.get("do_sample"):  # where nothing is drawn these do nothing
+    if not known.get("do_sample"):  # a call may ask for it, but nobody has checked these
         for name in _OF_SAMPLES:
-            known.pop(name, None)
+            if name in known and not _is_valid(name, known[name]):
+                del known[name]
     return Decoding().with_options(known), tuple(missing)
+
+
+def _drop_negative_tokens(known: dict[str, Any]) -> list[str]:
+    """Removes -1, which stands for no token in old configurations; returns what is not done."""
+    stops = known.get("eos_token_id")
+    if isinstance(stops, int) and stops < 0:
+        del known["eos_token_id"]
+    elif isinstance(stops, list | tuple):
+        known["eos_token_id"] = [t for t in stops if not (isinstance(t, int) and t < 0)] or None
+    pad = known.get("pad_token_id")
+    if not isinstance(pad, int) or pad >= 0:
+        return []
+    del known["pad_token_id"]
+    return [f"pad_token_id={pad}: this is not a token, so rows that have stopped get another"]
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        _READERS[name](name, value)
+    except ValueError:
+        return False
+    return True
 
 
 _OF_SAMPLES = (
@@ -244,12 +268,19 @@ def _number(
 ) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r} must be a number")
-    value = float(value)  # which may have been a number of NumPy
-    if not (low < value if open_low else low <= value) or not value <= high:
+    number = float(value)  # which may have been a number of NumPy
+    if not (low < number if open_low else low <= number) or not number <= high:
         raise ValueError(f"{name}={value!r} is out of range")
-    if not math.isfinite(value):
+    if not math.isfinite(number):
         raise ValueError(f"{name}={value!r} is not finite")
-    return value
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    """Returns a whole number from 0 on as one of Python; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return int(value) if 0 <= int(value) < 1 << 31 else None
 
 
 def _power(name: str, value: Any) -> float:
@@ -263,9 +294,10 @@ def _share_of_entropy(name: str, value: Any) -> float | None:
 def _count(name: str, value: Any) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 1 << 31:
+    number = _whole(value)
+    if number is None:
         raise ValueError(f"{name}={value!r} must be a number of tokens")
-    return int(value)
+    return number
 
 
 def _copies(name: str, value: Any) -> int:
@@ -277,9 +309,10 @@ def _limit(name: str, value: Any) -> int | None:
 
 
 def _token(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 1 << 31:
+    number = _whole(value)
+    if number is None:
         raise ValueError(f"{name}={value!r} must be a token, a number from 0 on")
-    return int(value)
+    return number
 
 
 def _maybe_token(name: str, value: Any) -> int | None:

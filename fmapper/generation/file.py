@@ -25,6 +25,7 @@ _KEY = "fmapper.generator"
 _VERSION = 1
 _MOST = 1 << 28  # places for tokens, in all rows together
 _MOST_TOKENS = 1 << 20  # of a list of them
+_LONGEST_NAME = 200
 
 
 def save_generation(
@@ -52,6 +53,8 @@ def save_generation(
         "lengths": list(generation.lengths),
         "decoding": {name: _as_lists(value) for name, value in asdict(decoding).items()},
     }
+    if generation.name:
+        about["name"] = generation.name
     if generation.counts_padding:  # files of before do not have it
         about["counts_padding"] = True
     write_file(program, path, {_KEY: about})
@@ -95,7 +98,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         start=_integers(about, "start", vocabulary),
         counts_padding=_get({"counts_padding": False, **about}, "counts_padding", bool),
         lengths=_integers(about, "lengths", _MOST),
-        name=program.name,
+        name=_read_name(about, program.name),
     )
     if found.max_length * found.batch > _MOST or found.columns * found.batch > _MOST:
         raise Misfit("the cache is too large for any memory", _KEY)
@@ -125,6 +128,13 @@ def _integers(about: Mapping[str, Any], key: str, below: int) -> tuple[int, ...]
     if len(values) > _MOST_TOKENS or not all(type(v) is int and 0 <= v < below for v in values):
         raise Misfit(f"{key} is not a list of numbers below {below}", _KEY)
     return tuple(values)
+
+
+def _read_name(about: Mapping[str, Any], otherwise: str) -> str:
+    name: str = _get({"name": otherwise, **about}, "name", str)  # files of before do not have it
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise Misfit("name is too long, or contains control characters", _KEY)
+    return name
 
 
 def _read_decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:

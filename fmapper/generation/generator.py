@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import get_adapter, known_frameworks
@@ -20,6 +22,7 @@ from fmapper.generation.decoding import Decoding, options_of
 from fmapper.generation.generation import Generation
 from fmapper.programs.steps import in_turn, source_of, user_lowerings
 from fmapper.progress import step
+from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback
 from fmapper.warn import warn
 
@@ -76,11 +79,11 @@ class Generator(ABC):
         are `num_return_sequences` rows for each prompt.
 
         Args:
-            input_ids: Tokens of the prompts, of shape (rows, width), padded on the left; or lists
-                of unequal lengths.
+            input_ids: Tokens of the prompts, of shape (rows, width), padded on the left; or a list
+                of lists or arrays of unequal lengths.
             attention_mask: 1 where there is a token, 0 for padding.
-            key: Where random numbers come from, for `do_sample=True`. Rows do not depend on one
-                another: a row gets the same numbers in every batch.
+            key: Where random numbers come from, for `do_sample=True`. A row gets the same numbers
+                whatever the others are: they depend on the key, and the number of the row.
             scores: Give a `Generated`, with what tokens were chosen by.
             options: What `Decoding` has, for this call. `eos_token_id` may be a list of lists: the
                 stop tokens of each row.
@@ -160,7 +163,9 @@ class Generator(ABC):
         """
         from fmapper.generation.file import load_generation
 
-        return make(load_generation(path), _target(to), options)
+        target = _target(to)
+        _check_names(target, options)
+        return make(load_generation(path), target, options)
 
     def _settings(self, options: dict[str, Any]) -> tuple[Decoding, Any]:
         """Returns the settings of a call, and the stop tokens of each row if they differ."""
@@ -244,12 +249,14 @@ def generator(
         ConversionError: It cannot be recorded, or an option asks for what is not done here.
     """
     for name, value in (("max_length", max_length), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
             raise ConversionError(f"{name}={value!r} must be a number from 1 on")
+    max_length, batch = int(max_length), int(batch)
     if max_length < 2:
         raise ConversionError("max_length=1 leaves no room for a new token")
     Decoding().with_options(options_of(options))  # says what is wrong before it takes time
     target = _target(to)
+    _check_names(target, options)
     if isinstance(model, str | os.PathLike):
         from fmapper.checkpoints.pretrained import from_pretrained
 
@@ -300,6 +307,20 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
             ConversionWarning,
         )
     return target.from_generation(generation, decoding, user_lowerings(target), **others)
+
+
+def _check_names(target: Models, options: Mapping[str, Any]) -> None:
+    """Checks that every option is one of decoding, or of the target.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    own = target.conversion_options
+    others = [name for name in options if name not in options_of(options)]
+    if own is not None and any(name not in own for name in others):
+        name = next(name for name in others if name not in own)
+        known = [*own, *(field.name for field in fields(Decoding))]
+        raise TypeError(f"there is no option {name!r}.{did_you_mean(name, known)}")
 
 
 def _target(to: str | None) -> Models:

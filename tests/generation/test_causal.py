@@ -149,6 +149,11 @@ def test_prompts_that_do_not_fit_are_refused(
         llama[1](tokens, **options)
 
 
+def test_a_call_that_is_traced_is_refused(llama: Any) -> None:
+    with pytest.raises(fmapper.ProgramInputError, match="cannot be called within jit"):
+        jax.jit(lambda x: llama[1]([[5, 6]], max_new_tokens=2) + x)(1)
+
+
 def test_padding_on_the_right_is_refused(llama: Any) -> None:
     tokens, mask = prompts()
     with pytest.raises(fmapper.ProgramInputError, match="Pad them on the left"):

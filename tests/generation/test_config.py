@@ -39,8 +39,33 @@ def test_a_configuration_is_read() -> None:
     )
 
 
-def test_what_only_matters_to_samples_is_left_out_of_greedy_search() -> None:
-    assert read_config({"top_k": 50, "temperature": 0.6})[0] == Decoding()
+def test_what_only_matters_to_samples_waits_for_a_call_that_draws() -> None:
+    """As `generate` does it. Nobody looks at such values before, so they may be invalid."""
+    given = {"top_k": 50, "temperature": 0.6, "top_p": 1.5}
+    assert read_config(given)[0] == Decoding(top_k=50, temperature=0.6)
+    with pytest.raises(ValueError, match=r"top_p=1\.5"):
+        read_config(given | {"do_sample": True})
+
+
+def test_fifty_tokens_are_drawn_from_where_a_model_of_transformers_does_not_say() -> None:
+    pytest.importorskip("jax")
+    transformers = pytest.importorskip("transformers")
+    from support.generating import tiny
+
+    model = tiny("LlamaForCausalLM", num_hidden_layers=1)
+    for own, want in ((None, 50), (7, 7), (0, 0)):
+        model.generation_config = transformers.GenerationConfig(top_k=own)
+        assert fmapper.generator(model, max_length=8, check=False).decoding.top_k == want
+
+
+def test_a_negative_token_is_none() -> None:
+    """Configurations of the first Llama have -1 for padding."""
+    decoding, missing = read_config({"eos_token_id": [-1, 3], "pad_token_id": -1})
+    assert (decoding.eos_token_id, decoding.pad_token_id) == ((3,), 3)
+    assert len(missing) == 1
+    assert missing[0].startswith("pad_token_id=-1: this is not a token")
+    assert read_config({"eos_token_id": -1}) == (Decoding(), ())
+    assert read_config({"eos_token_id": [-1]}) == (Decoding(), ())
 
 
 def test_the_first_stop_token_is_padding_where_there_is_none() -> None:
@@ -149,6 +174,9 @@ def test_a_model_that_does_not_generate_is_refused() -> None:
     converted = fmapper.convert(torch.nn.Linear(2, 2), "jax", (torch.ones(1, 2),))
     with pytest.raises(fmapper.ConversionError, match=r"generator\.replace\(params=model\)"):
         fmapper.generator(converted, max_length=5)
+    for name in ("top_kk", "max_new_token"):
+        with pytest.raises(TypeError, match=f"no option '{name}'. Did you mean '{name[:5]}"):
+            fmapper.generator(torch.nn.Linear(2, 2), max_length=5, **{name: 3})
     for options in ({"max_length": 1}, {"max_length": 5, "batch": 0}):
         with pytest.raises(fmapper.ConversionError, match=r"max_length=1|batch=0"):
             fmapper.generator(torch.nn.Linear(2, 2), **options)

@@ -239,11 +239,14 @@ def test_a_damaged_file_is_an_error_of_its_own(made: Any, tmp_path: Path) -> Non
             Generator.load(written(changed))
 
     assert Generator.load(written(about)).max_length == 40
+    assert about.pop("name") == made[0].__class__.__name__
     for key in about:
         refused({name: value for name, value in about.items() if name != key})
         for wrong in (None, "x", -1, [1.5], {"a": 1}, 1 << 40, True):
             if wrong != about[key] or type(wrong) is not type(about[key]):
                 refused(about | {key: wrong})
+    for wrong in (None, 1, "x" * 201, "a\nb"):
+        refused(about | {"name": wrong}, "name")
     refused(about | {"batch": 4}, "another batch size")
     refused(about | {"vocabulary": 12}, "logits")
     refused(about | {"decoding": about["decoding"] | {"temperature": -1}}, "temperature")

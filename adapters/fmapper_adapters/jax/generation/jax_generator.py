@@ -168,6 +168,11 @@ class _Call:
         scores: bool,
     ) -> None:
         generation = own.generation
+        if isinstance(jnp.zeros(()), jax.core.Tracer):
+            raise ProgramInputError(
+                f"{generation.name}: generators are compiled by themselves, and cannot be called "
+                "within jit, grad or vmap. Call it outside."
+            )
         if decoding.do_sample and key is None:
             raise ProgramInputError(
                 f"{generation.name}: sampling (do_sample=True) needs a key: pass "

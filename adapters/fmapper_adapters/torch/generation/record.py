@@ -19,6 +19,7 @@ from fmapper_adapters.torch.record.export import export_program, mode
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
 _MOST_COLUMNS = 1 << 15  # where a model does not say
 _FEWER = re.compile(r"Dim\('columns', max=(\d+)\)")  # what torch proposes
+_TOP_K = 50  # of how many tokens `generate` draws where a model does not say
 _LEAST = 2  # columns: torch takes a size of one for fixed
 
 
@@ -65,6 +66,8 @@ def export_generation(
     config = getattr(model, "generation_config", None) or {}
     if not isinstance(config, Mapping):
         config = config.to_dict()
+        if config.get("top_k") is None:
+            config["top_k"] = _TOP_K
     decoding, unsupported = read_config(config)
     rows = batch * decoding.with_options(options or {}).copies
     own, prefix = _protocol_of(model, max_length, rows)
