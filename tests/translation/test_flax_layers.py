@@ -11,6 +11,7 @@ nnx = pytest.importorskip("flax.nnx")
 
 from torch import nn  # noqa: E402
 
+import fmapper  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
 
@@ -352,3 +353,66 @@ def test_rows_of_a_parameter_are_an_embedding():
     source = translated(Table(), torch.randn(2, 4, 3))
     assert "nnx.Embed(5, 3, rngs=rngs)" in source.code
     assert source.layers == (15, 15)
+
+
+class Swish(torch.autograd.Function):
+    """Saves memory: its backward computes the sigmoid again."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x) * scale, torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        (x,) = ctx.saved_tensors
+        y = torch.sigmoid(x)
+        return 2.0 * grad * (y + x * y * (1 - y)) + other * (1 - torch.tanh(x) ** 2), None
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad.clamp(-8, 8)
+
+
+class WithGradient(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.up = nn.Linear(4, 6)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.up(x))
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
+def test_a_gradient_that_is_that_of_the_forward_is_left_to_jax(to):
+    pytest.importorskip(to)
+    net, x = WithGradient(lambda x: sum(Swish.apply(x, 2.0))), torch.randn(3, 4)
+    code = fmapper.source(net.eval(), to, (x,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
+    assert "custom_vjp" not in code
+    assert code.count("tanh") == 1
+
+
+@pytest.mark.parametrize("function", [Rounded, Clipped])
+def test_another_gradient_is_refused(function):
+    net = WithGradient(function.apply).eval()
+    with pytest.raises(
+        fmapper.ConversionError, match=r"gradient of (Rounded|Clipped), .* is not known"
+    ):
+        fmapper.source(net, "flax", (torch.randn(3, 4),))

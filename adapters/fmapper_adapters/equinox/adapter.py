@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
 from fmapper.programs import Lowering, Program
-from fmapper_adapters.jax.libraries import JaxModels, refuse_changes, with_linears, with_slices
+from fmapper_adapters.jax.libraries import (
+    JaxModels,
+    drop_needless_gradients,
+    refuse_changes,
+    with_linears,
+    with_slices,
+)
 
 if TYPE_CHECKING:
     from fmapper.translation import Source
@@ -49,7 +55,7 @@ class EquinoxAdapter(JaxModels):
         from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 
         refuse_changes(program, "Equinox")
-        parted, slices = with_slices(program)
+        parted, slices = with_slices(drop_needless_gradients(program))
         return write(with_linears(parted), EquinoxDialect(slices, train=program.train))
 
     def build(self, program: Program) -> Any:

@@ -128,9 +128,13 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
-        from fmapper_adapters.jax.libraries import with_linears, with_slices
+        from fmapper_adapters.jax.libraries import (
+            drop_needless_gradients,
+            with_linears,
+            with_slices,
+        )
 
-        parted, slices = with_slices(program)
+        parted, slices = with_slices(drop_needless_gradients(program))
         return write(with_linears(parted), FlaxDialect(slices))
 
     def build(self, program: Program) -> Any:

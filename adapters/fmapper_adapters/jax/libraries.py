@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
     from fmapper_adapters.jax.translation.functions.stateless import STATELESS
+    from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
     from fmapper_adapters.jax.translation.layers.products import with_linears
     from fmapper_adapters.jax.translation.layers.slices import (
         TAKE_APART,
@@ -43,6 +44,7 @@ __all__ = [
     "Slices",
     "Source",
     "classes_at",
+    "drop_needless_gradients",
     "from_program",
     "objects_at",
     "parts",
@@ -63,6 +65,7 @@ _MODULES = {
     "Slices": "translation.layers.slices",
     "Source": "record.trace",
     "classes_at": "record.closure",
+    "drop_needless_gradients": "translation.layers.gradients",
     "from_program": "model.jax_model",
     "refuse_changes": "translation.dialect",
     "registered_type": "tree",
