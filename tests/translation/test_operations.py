@@ -75,6 +75,35 @@ def test_images_of_other_sizes():
     assert '"linear", antialias=False)' in code.replace("'", '"')
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_images_of_sizes_that_vary_grow_by_a_factor(mode):
+    net, x = (
+        Each(lambda x: F.interpolate(x, scale_factor=(2, 3), mode=mode)),
+        torch.randn(2, 3, 4, 6),
+    )
+    sizes = {"x": {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}}
+    code = fmapper.source(net, "flax", (x,), dynamic_shapes=sizes)
+    assert not re.search("^def _", code, re.MULTILINE), code
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    model = space["Each"](rngs=nnx.Rngs(0))
+    for given in (x, torch.randn(3, 3, 5, 7)):
+        (found,), (wanted,) = model(given.numpy()), net(given)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_weights_for_each_channel_and_each_pair():
+    torch.manual_seed(0)
+    code = printed(
+        (torch.randn(2, 3, 4), torch.randn(3), torch.randn(1)),
+        lambda x, many, one: F.prelu(x, many),
+        lambda x, many, one: F.prelu(x[..., 0], many),
+        lambda x, many, one: F.prelu(x, one) + F.prelu(x[0, 0], one),
+    )
+    assert "def prelu(x, weight):" in code
+    printed((torch.randn(5, 3), torch.randn(5, 4)), nn.Bilinear(3, 4, 2))
+
+
 def test_changes_of_slices():
     def assigned(x):
         y = x.new_zeros(4, 6)

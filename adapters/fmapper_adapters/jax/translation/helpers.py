@@ -33,6 +33,11 @@ def attention(query, key, value, mask=None, scale=None, is_causal=False):
     return (weights.astype(value.dtype) @ value).astype(query.dtype)
 ''')
 _enter('''
+def prelu(x, weight):
+    """Multiplies what is not above zero by a weight."""
+    return jnp.where(x > 0, x, x * weight)
+''')
+_enter('''
 def max_with_index(x, axis, keepdims=False):
     """Returns the largest elements along an axis and where they are."""
     return x.max(axis=axis, keepdims=keepdims), x.argmax(axis=axis, keepdims=keepdims)

@@ -39,6 +39,16 @@ def gelu(p: Printing, x: Value, *, approximate: str = "none") -> Any:
     return expr("jax.nn.gelu({0}, approximate={1})", x, approximate == "tanh")
 
 
+@prints("aten::prelu")
+def prelu(p: Printing, x: Value, weight: Value) -> Any:
+    """Prints `prelu(x, weight)`, a function in the file; one weight for each channel or for all."""
+    if not is_float(x.dtype) or x.dtype != weight.dtype:
+        return None
+    if x.ndim > 2 and weight.shape != (1,):
+        weight = expr("{0}.reshape({1})", weight, (-1, *(1,) * (x.ndim - 2)))
+    return expr("prelu({0}, {1})", x, weight)
+
+
 @prints("aten::elu")
 def elu(p: Printing, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
     """Prints `jax.nn.elu(x, alpha)`."""

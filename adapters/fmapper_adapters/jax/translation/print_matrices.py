@@ -65,6 +65,15 @@ def einsum(p: Printing, equation: str, operands: Sequence[Value], *, path: Any =
     return call_of("jnp.einsum", equation, *operands)
 
 
+@prints("aten::bilinear")
+def bilinear(p: Printing, x: Value, y: Value, weight: Value, bias: Value | None = None) -> Any:
+    """Prints `jnp.einsum("...i,oij,...j->...o", x, weight, y) + bias`."""
+    if len({one.dtype for one in (x, y, weight, bias) if one is not None}) > 1:
+        return None
+    product = call_of("jnp.einsum", "...i,oij,...j->...o", x, weight, y)
+    return product if bias is None else expr("{0} + {1}", product, bias)
+
+
 @prints("aten::scaled_dot_product_attention")
 def attention(
     p: Printing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from fmapper.translation import Printing, Value, expr
@@ -106,12 +107,18 @@ def _factors(x: Value, p: Printing, scales: Any) -> tuple[int, ...] | None:
     if not all(scale is None or float(scale).is_integer() for scale in flat):
         return None
     found = []
-    for before, after in zip(x.shape[2:], p.shape[2:], strict=True):
-        if not isinstance(before, int) or not isinstance(after, int) or not before:
+    sizes = zip(x.shape[2:], p.shape[2:], strict=True)
+    for (before, after), scale in zip_longest(sizes, flat[: x.ndim - 2]):
+        if before == after:
+            found.append(1)
+        elif not isinstance(before, int) or not isinstance(after, int):
+            if scale is None:
+                return None
+            found.append(int(scale))
+        elif not before or after % before:
             return None
-        if after % before:
-            return None
-        found.append(after // before)
+        else:
+            found.append(after // before)
     return tuple(found)
 
 
