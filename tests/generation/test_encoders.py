@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 transformers = pytest.importorskip("transformers")
 
-from support.generating import in_torch, prompts, tiny  # noqa: E402
+from support.generating import COMMON, in_torch, prompts, tiny  # noqa: E402
 
 
 def bart() -> Any:
@@ -62,6 +62,39 @@ def test_an_encoder_takes_the_prompts(make: Any) -> None:
     )
     ended = generator(tokens, mask, max_new_tokens=6, forced_eos_token_id=7)
     assert np.asarray(ended)[:, -1].tolist() == [7, 7, 7]
+
+
+def t5gemma() -> Any:
+    return transformers.T5GemmaConfig(encoder=WINDOWS, decoder=WINDOWS, vocab_size=99)
+
+
+def t5gemma2() -> Any:
+    """Its decoder attends to itself and to the prompt in one."""
+    seen = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    seen |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    encoder = {"text_config": WINDOWS, "vision_config": seen, "mm_tokens_per_image": 4}
+    return transformers.T5Gemma2Config(encoder=encoder, decoder=WINDOWS, image_token_index=97)
+
+
+WINDOWS = COMMON | {
+    "head_dim": 8,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("make", [t5gemma, t5gemma2])
+def test_a_window_of_the_decoder_does_not_hide_the_prompt(make: Any) -> None:
+    torch.manual_seed(0)
+    config = make()
+    name = type(config).__name__.replace("Config", "ForConditionalGeneration")
+    model = getattr(transformers, name)(config).eval()
+    model.generation_config.eos_token_id = None
+    generator = fmapper.generator(model, max_length=20, batch=3)
+    tokens, mask = (x.flip(1) for x in prompts())  # longer than the window
+    found = generator(tokens, mask, max_new_tokens=15)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 15))
 
 
 @pytest.mark.thorough

@@ -265,16 +265,14 @@ def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
 # --- cross attention ------------------------------------------------------------------------------
 
 
-def with_encoder_states(
-    config: Any, state: Mapping[str, torch.Tensor], own: Any
-) -> EncoderDecoderCache:
-    """Returns a decoder's cache with the keys and values of the encoder."""
-    cross = DynamicCache(config=config)
+def with_encoder_states(state: Mapping[str, torch.Tensor], own: Any) -> EncoderDecoderCache:
+    """Returns a decoder's cache with the keys and values of the encoder, which have no window."""
+    cross = DynamicCache()
+    new_layer: Any = cache_utils.DynamicLayer
+    cross.layers = [new_layer() for _ in own.layers]
     for name, one in state.items():
         at, kind = name.split(".")
         layer: Any = cross.layers[int(at)]
-        if isinstance(layer, cache_utils.DynamicSlidingWindowLayer):
-            layer.cumulative_length = one.shape[-2]
         setattr(layer, kind, one)
         layer.is_initialized = True
         layer.dtype, layer.device = one.dtype, one.device

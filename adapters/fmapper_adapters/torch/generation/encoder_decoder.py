@@ -58,7 +58,7 @@ class EncoderDecoder(torch.nn.Module):
         """
         encoder = self.model.get_encoder()
         hidden = encoder(input_ids=tokens, attention_mask=mask, return_dict=True)[0]
-        own, cross = cache_layers.for_prompt(self.config), DynamicCache(config=self.config)
+        own, cross = cache_layers.for_prompt(self.config), DynamicCache()
         begin = torch.tensor(self.start).expand(len(tokens), -1)
         cache = EncoderDecoderCache(own, cross)
         positions = torch.arange(len(self.start))[None]
@@ -84,7 +84,7 @@ class EncoderDecoder(torch.nn.Module):
         cross = {n: state.pop(n) for n in list(state) if n.startswith(_CROSS)}
         own = cache_layers.for_step(self.config, state, length, self.max_length)
         known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
-        both = cache_layers.with_encoder_states(self.config, known, own)
+        both = cache_layers.with_encoder_states(known, own)
         at = length.reshape(1, 1)
         with FromLength(length, self.max_length):
             logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)
