@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fmapper.translation import Printing, Value, expr
-from fmapper_adapters.jax.translation.promotion import convert, is_float, is_half, is_number, number
+from fmapper_adapters.jax.translation.promotion import (
+    convert,
+    is_float,
+    is_half,
+    is_number,
+    method,
+    number,
+)
 from fmapper_adapters.jax.translation.promotion import widen as wide
 from fmapper_adapters.jax.translation.table import prints
 
@@ -44,9 +51,9 @@ def prelu(p: Printing, x: Value, weight: Value) -> Any:
     """Prints `prelu(x, weight)`, a function in the file; one weight for each channel or for all."""
     if not is_float(x.dtype) or x.dtype != weight.dtype:
         return None
-    if x.ndim > 2 and weight.shape != (1,):
-        weight = expr("{0}.reshape({1})", weight, (-1, *(1,) * (x.ndim - 2)))
-    return expr("prelu({0}, {1})", x, weight)
+    each = x.ndim > 2 and weight.shape != (1,)
+    shape = (-1, *(1,) * (x.ndim - 2))
+    return expr("prelu({0}, {1})", x, method(weight, "reshape", *shape) if each else weight)
 
 
 @prints("aten::elu")
