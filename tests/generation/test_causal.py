@@ -73,6 +73,16 @@ def test_prompts_of_one_bucket_compile_nothing_anew(llama: Any) -> None:
     assert [one._cache_size() for one in compiled] == before
 
 
+def test_a_width_that_is_new_compiles_not_even_a_slice(llama: Any, caplog: Any) -> None:
+    _, generator = llama
+    generator(prompts(3, 5)[0], max_new_tokens=3)
+    with jax.log_compiles():
+        for width in range(2, 17):
+            tokens, mask = prompts(1 + width % 3, width)
+            generator(tokens, mask, max_new_tokens=20 + width)
+    assert [one for one in caplog.messages if "compil" in one.lower()] == []
+
+
 def test_a_prompt_is_one_call_of_its_program(llama: Any) -> None:
     _, generator = llama
     assert generator.generation.prefill is not None

@@ -130,14 +130,14 @@ class JaxGenerator(Generator):
         call = _Call(self, given, decoding, stops, count, key, scores)
         if count == 0:
             rows = call.rows // decoding.copies * decoding.num_return_sequences
-            tokens = jnp.asarray(call.tokens[:rows, : call.prompt])
+            tokens = jax.device_put(call.tokens[:rows, : call.prompt])
             shape = (rows,) if decoding.num_beams > 1 else (rows, 0, self.generation.vocabulary)
             return Generated(tokens, jnp.zeros(shape)) if scores else tokens
         state = call.advance(call.first(), count)
         if decoding.num_beams > 1:
             return call.best(state, decoding.num_return_sequences, scores)
         made = int(state["count"])
-        tokens = state["tokens"][: call.rows, : call.prompt + made]
+        tokens = _cut(state["tokens"], (call.rows, call.prompt + made))
         return Generated(tokens, state["scores"][: call.rows, :made]) if scores else tokens
 
     def _stream(
@@ -242,8 +242,7 @@ class _Call:
         """Returns the best texts of each prompt and, if requested, their scores."""
         prompts = self.rows // self.fixed.beams
         made = int(state["best_lengths"][:prompts, :many].max())
-        tokens = state["best"][:prompts, :many, : self.prompt + made]
-        tokens = tokens.reshape(prompts * many, -1)
+        tokens = _cut(state["best"], (prompts, many, self.prompt + made))
         own = state["best_scores"][:prompts, :many].reshape(-1)
         return Generated(tokens, own) if scores else tokens
 
@@ -271,6 +270,15 @@ def _places(generation: Generation, given: Prompts) -> tuple[Any, Any]:
     tokens[:rows, :width] = given.tokens
     mask[:rows, :width] = np.logical_or.accumulate(given.mask, 1)  # as transformers counts
     return tokens, mask
+
+
+def _cut(tokens: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the first of an array of tokens, as rows; JAX would compile a slice per shape."""
+    part = tuple(slice(size) for size in shape)
+    if not tokens.is_fully_addressable:
+        return tokens[part].reshape(-1, shape[-1])
+    rows: jax.Array = jax.device_put(np.asarray(tokens)[part].reshape(-1, shape[-1]))
+    return rows
 
 
 def _arrays_of(model: Any) -> Arrays:
