@@ -115,7 +115,7 @@ def from_pretrained(
     Args:
         folder: The folder, as `snapshot_download` or `model.save_pretrained` leave it.
         to: `torch`, `jax` or `flax`; None for the framework of the folder's own class.
-        dtype: The dtype of floating parameters; None for that of the configuration.
+        dtype: The dtype of floating parameters; None or "auto" for that of the configuration.
         device: Where the weights are to be; None for the CPU, or JAX's default device.
         example_inputs: What the program is recorded for, as for `convert`.
         example_kwargs: The same by keyword. Where neither is given they are made from the
@@ -146,7 +146,7 @@ def from_pretrained(
         raise TypeError("offload= places the weights: pass neither sharding= nor device=")
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
-        found = _find(source, None if dtype is None else dtype_name(dtype))
+        found = _find(source, None if dtype in (None, "auto") else dtype_name(dtype))
         model = found.model
         if to is not None and to != found.backend:
             inputs = {}

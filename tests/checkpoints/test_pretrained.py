@@ -259,6 +259,15 @@ def test_a_name_of_the_hub_says_how_to_get_the_folder():
         fmapper.from_pretrained("meta-llama/Llama-3.2-1B", "flax")
 
 
+def test_the_dtype_of_the_configuration_is_that_of_transformers(folders, tmp_path):
+    _, module = folders["bert"]
+    module.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    module.to(torch.float32)
+    for dtype in (None, "auto"):
+        model = fmapper.from_pretrained(tmp_path / "half", "torch", dtype=dtype)
+        assert model.dtype is torch.bfloat16
+
+
 def test_a_converted_model_knows_the_folder_of_its_module(folders, tmp_path):
     folder, module = folders["bert"]
     opened = type(module).from_pretrained(folder).eval()

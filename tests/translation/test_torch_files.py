@@ -497,3 +497,19 @@ def test_a_product_of_many_vectors_is_turned_in_its_part():
     source = translate(heads, "torch", (jnp.ones((2, 3, 4)),), dynamic_shapes=None)[0]
     assert "self.value = nn.Linear(4, 4, bias=False)" in source.code
     assert "return self.value(x) * 2.0" in source.code
+
+
+def test_sizes_that_cannot_vary_leave_no_logs_of_torch(capfd, caplog):
+    """The sizes of a picture that is flattened are fixed, after an attempt without."""
+
+    class Flat(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.avg_pool(linen.Conv(2, (3, 3))(x), (2, 2), (2, 2))
+            return linen.Dense(3)(x.reshape(x.shape[0], -1))
+
+    net, x = Flat(), np.ones((2, 8, 8, 1), np.float32)
+    code = fmapper.source((net, net.init(jax.random.key(0), x)), "torch", (x,))
+    assert "nn.Linear(32, 3" in code
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+    assert "failed while" not in capfd.readouterr().err

@@ -30,7 +30,7 @@ _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def without_logs() -> Iterator[None]:
     """Keeps torch from logging failures, which are raised with the call, or fix a size."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
@@ -209,7 +209,7 @@ class Code:
             for i, size in enumerate(given.shape):
                 if isinstance(size, str):
                     emitter.size(size, name, i)
-        with _quiet():
+        with without_logs():
             outputs = emitter.run(program.graph)
         users: list[Any] = []
         written: list[Any] = []

@@ -19,6 +19,7 @@ from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table
 from fmapper_adapters.torch.model import emit
+from fmapper_adapters.torch.model.compiled import without_logs
 from fmapper_adapters.torch.translation import flow, names, tidy
 
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
@@ -109,9 +110,11 @@ class _Restated:
         graph = program.graph
         wider = Graph(graph.inputs, graph.calls, (*graph.outputs, *map(Ref, told)), graph.kinds)
         count = len(graph.outputs)
+        with without_logs():
+            outputs = emitter.run(wider)
         found = [
             emitter.value(ref, seen=i < count) if isinstance(ref, Ref | Scalar) else ref
-            for i, ref in enumerate(emitter.run(wider))
+            for i, ref in enumerate(outputs)
         ]
         emitter.output(tuple(found))
         tidy.tidy(emitter.graph)
