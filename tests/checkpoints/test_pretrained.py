@@ -1,5 +1,6 @@
 """`from_pretrained` and `save_pretrained`: folders as transformers writes and reads them."""
 
+import copy
 import json
 import shutil
 import warnings
@@ -261,8 +262,7 @@ def test_a_name_of_the_hub_says_how_to_get_the_folder():
 
 def test_the_dtype_of_the_configuration_is_that_of_transformers(folders, tmp_path):
     _, module = folders["bert"]
-    module.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    module.to(torch.float32)
+    copy.deepcopy(module).to(torch.bfloat16).save_pretrained(tmp_path / "half")
     for dtype in (None, "auto"):
         model = fmapper.from_pretrained(tmp_path / "half", "torch", dtype=dtype)
         assert model.dtype is torch.bfloat16
