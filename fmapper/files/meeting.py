@@ -20,9 +20,7 @@ from fmapper.errors import CheckpointError
 PATIENCE = 20.0  # seconds that a process may be silent
 _BEAT = 0.25
 _LOOK = 0.02
-_PAUSE = (
-    2.0  # more of a beat that came late was a pause of this process, and says nothing of others
-)
+_PAUSE = 2.0  # the most that a late beat counts: the rest was a pause of this process
 
 
 class Restart(Exception):
