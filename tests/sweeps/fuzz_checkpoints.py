@@ -26,7 +26,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +295,8 @@ def _run(count: int, seed: int, start: int, on_finding: Callable[[str], None]) -
                 signal.alarm(0)
                 watch.folder = ""
             took, peak = time.process_time() - begin, tracemalloc.get_traced_memory()[1] >> 20
+            if not finding and took > SECONDS:
+                took = _time_alone(place)
             if not finding and watch.seen:
                 finding = watch.seen[0]
             if not finding and took > SECONDS:
@@ -311,6 +313,17 @@ def _run(count: int, seed: int, start: int, on_finding: Callable[[str], None]) -
         tracemalloc.stop()
         gc.unfreeze()
     return outcomes
+
+
+def _time_alone(place: Path) -> float:
+    """Returns the seconds of a processor that a read takes while no memory is traced."""
+    tracemalloc.stop()
+    begin = time.process_time()
+    with suppress(Exception):
+        read(place)
+    took = time.process_time() - begin
+    tracemalloc.start()
+    return took
 
 
 def main() -> int:
