@@ -86,6 +86,23 @@ def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int 
     assert layout.get(name) == (None if width is None else blocks.Block(200, width, True))
 
 
+@pytest.mark.parametrize(
+    ("called", "size", "pay"),
+    [
+        ("AMD EPYC 7B13", 1 << 30, True),
+        ("Intel(R) Xeon(R) Processor", 1 << 30, False),
+        ("Intel(R) Xeon(R) Processor", 1 << 24, True),
+        (None, 1 << 30, True),
+    ],
+)
+def test_blocks_go_by_the_processor(monkeypatch: Any, called: Any, size: int, pay: bool) -> None:
+    from fmapper_adapters.jax.generation import blocks
+
+    named = dataclasses.replace(fmapper.device_info("numpy:cpu"), name=called)
+    monkeypatch.setattr(blocks, "device_info", lambda name: named)
+    assert blocks._pay(size) is pay
+
+
 def test_weights_that_other_operations_use_stay_as_they_are() -> None:
     import torch
 

@@ -4,7 +4,8 @@ A step multiplies few rows with each weight, so its speed is that of reading the
 stores a weight as (out, in), which XLA multiplies at a fifth of the memory bandwidth. Stored as
 (blocks, in, 64), with a product per block, everything is read once and in order, at two thirds of
 the bandwidth. With many rows, a product is bound by arithmetic, and (in, out) as a single block is
-best. On accelerators there is no difference.
+best. On accelerators there is no difference, and processors of Intel read (in, out) from memory
+faster than blocks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fmapper import device_info
 from fmapper.generation import Generation
 from fmapper.programs import Call, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
@@ -28,6 +30,7 @@ _PRODUCT = "fmapper::product_with_blocks"
 _ROWS = "fmapper::rows_of_blocks"
 _WIDTH = 64  # columns of a block: 32 and 128 are slower
 _FEW = 12  # rows of a step, up to which blocks pay
+_CACHED = 32 << 20  # bytes of weights that a cache may hold
 _MANY = 192  # rows of a product, from which blocks are put together first
 
 # Where operations that take a weight have it, and whether it is (out, in).
@@ -74,13 +77,24 @@ def choose(generation: Generation, params: Arrays) -> Layout:
                 if found.setdefault(name, is_turned) != is_turned:
                     others.add(name)
     kept = {n: t for n, t in found.items() if n not in others and params[n].ndim == 2}
-    return {n: _block(params[n], t, generation.batch) for n, t in kept.items()}
+    size = sum(params[name].nbytes for name in kept)
+    few = generation.batch <= _FEW and _pay(size)
+    return {n: _block(params[n], t, few=few) for n, t in kept.items()}
 
 
-def _block(weight: Any, turned: bool, batch: int) -> Block:
+def _block(weight: Any, turned: bool, *, few: bool) -> Block:
     outputs = weight.shape[0 if turned else 1]
-    is_wide = outputs >= 2 * _WIDTH and batch <= _FEW and weight.dtype.itemsize >= 4
+    is_wide = outputs >= 2 * _WIDTH and few and weight.dtype.itemsize >= 4
     return Block(outputs, _WIDTH if is_wide else outputs, turned)
+
+
+def _pay(size: int) -> bool:
+    """Returns whether the processor reads so many bytes of weights faster in blocks.
+
+    The lab book has the measurements.
+    """
+    name = device_info("numpy:cpu").name or ""
+    return size <= _CACHED or "Intel" not in name
 
 
 def _is_on_one_cpu(array: Any) -> bool:
