@@ -387,7 +387,7 @@ class Clipped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return 2 * grad.clamp(-8, 8)
+        return 2 * grad.clamp(-1000, 1000)
 
 
 class WithGradient(nn.Module):
