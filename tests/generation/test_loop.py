@@ -100,7 +100,7 @@ def test_blocks_go_by_the_processor(monkeypatch: Any, called: Any, size: int, pa
 
     named = dataclasses.replace(fmapper.device_info("numpy:cpu"), name=called)
     monkeypatch.setattr(blocks, "device_info", lambda name: named)
-    assert blocks._pay(size) is pay
+    assert blocks._blocks_are_faster(size) is pay
 
 
 def test_weights_that_other_operations_use_stay_as_they_are() -> None:

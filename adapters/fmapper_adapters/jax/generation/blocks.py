@@ -78,7 +78,7 @@ def choose(generation: Generation, params: Arrays) -> Layout:
                     others.add(name)
     kept = {n: t for n, t in found.items() if n not in others and params[n].ndim == 2}
     size = sum(params[name].nbytes for name in kept)
-    few = generation.batch <= _FEW and _pay(size)
+    few = generation.batch <= _FEW and _blocks_are_faster(size)
     return {n: _block(params[n], t, few=few) for n, t in kept.items()}
 
 
@@ -88,7 +88,7 @@ def _block(weight: Any, turned: bool, *, few: bool) -> Block:
     return Block(outputs, _WIDTH if is_wide else outputs, turned)
 
 
-def _pay(size: int) -> bool:
+def _blocks_are_faster(size: int) -> bool:
     """Returns whether the processor reads so many bytes of weights faster in blocks.
 
     The lab book has the measurements.
