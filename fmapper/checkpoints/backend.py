@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import call
 from typing import Any, ClassVar
 
 from fmapper.backends.arrays import HOST, Arrays, Device, Exchange
 from fmapper.backends.discovery import get_adapter, register_adapter
 from fmapper.backends.dtypes import is_inexact
+from fmapper.checkpoints.boxes import Box, full_box, parts_of_box
 from fmapper.checkpoints.formats.writer import in_order
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import StoredArray, exact_reads
 from fmapper.errors import BatchError, DeviceUnavailableError
-from fmapper.moves.host_copy import host_buffers, populate
+from fmapper.moves.host_copy import host_buffers, populate, threads_for_memory
 
 DISK = Device("file", "cpu")
+_PIECE = 8 << 20  # bytes that one thread reads at a time
 
 
 class FileAdapter(Arrays):
@@ -62,9 +66,19 @@ class FileAdapter(Arrays):
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
         """Reads the arrays into memory of their own, several at once."""
-        buffers = iter(host_buffers([(a.shape, a.dtype) for a in arrays if _is_plain(a)]))
-        work = [(at, a, next(buffers) if _is_plain(a) else None) for at, a in enumerate(arrays)]
-        return Exchange(list(in_order(_read, work)), private=range(len(arrays)))
+        plain = [(at, a) for at, a in enumerate(arrays) if isinstance(a, StoredArray)]
+        results: list[Any] = [None] * len(arrays)
+        buffers = host_buffers([(a.shape, a.dtype) for _, a in plain])
+        work: list[Callable[[], None]] = []
+        for (at, array), buffer in zip(plain, buffers, strict=True):
+            results[at] = buffer
+            boxes = parts_of_box(full_box(array.shape), _PIECE // array.dtype.itemsize)
+            work += [partial(_fill, at, array, buffer, *part) for part in boxes]
+        computed = [at for at, new in enumerate(results) if new is None]
+        work += [partial(_compute, at, arrays[at], results) for at in computed]
+        for _ in in_order(call, work, threads_for_memory()):
+            pass
+        return Exchange(results, private=range(len(arrays)))
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
         """Reads only a box of the array: a shard, whose neighbours others read."""
@@ -84,19 +98,18 @@ class FileAdapter(Arrays):
         return LazyArray.of(new), survived
 
 
-def _is_plain(array: LazyArray) -> bool:
-    return isinstance(array, StoredArray)
-
-
-def _read(work: tuple[int, LazyArray, Any]) -> Any:
-    at, array, buffer = work
+def _fill(at: int, array: StoredArray, buffer: Any, box: Box, place: Any) -> None:
     try:
-        if isinstance(array, StoredArray):
-            populate(buffer)
-            array.read_into(buffer, tuple((0, n) for n in array.shape))
-            return buffer
+        populate(buffer[place], buffer)
+        array.read_into(buffer[place], box)
+    except Exception as error:
+        raise BatchError(at) from error
+
+
+def _compute(at: int, array: LazyArray, results: list[Any]) -> None:
+    try:
         values = array.read()
-        return values if values.flags.owndata and values.flags.writeable else values.copy()
+        results[at] = values if values.flags.owndata and values.flags.writeable else values.copy()
     except Exception as error:
         raise BatchError(at) from error
 

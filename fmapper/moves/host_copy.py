@@ -1,4 +1,4 @@
-"""Copying arrays on the host: one pass over memory, on several threads where one is too slow."""
+"""Memory of the host: copies in one pass, on several threads where one is too slow, and buffers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,12 @@ _SLAB = 32 << 20  # larger ones share blocks of this size, which the system back
 _PIECE = 8 << 20  # what one thread copies at a time
 _PARALLEL = 4 << 20  # below this a thread costs more than it gains
 _MAX_THREADS = 8  # more do not make memory faster
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14 and later; Python has no name for it
+# What `madvise` of Linux is told. Python has no name for the last, which is of 5.14 and later.
+_HUGE, _NOT_HUGE, _POPULATE_WRITE = 14, 15, 23
+_HUGE_PAGE = 2 << 20  # bytes
+_AT_HAND = 2e9  # bytes a second; small pages come at 3e9, huge ones at 15e9, or at 0.4e9
+_FIRST_PAUSE, _LONGEST_PAUSE = 64 << 20, 1 << 30  # bytes of small pages before the next attempt
+
 _nbytes = attrgetter("nbytes")
 
 
@@ -61,9 +67,7 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
 def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
     """Allocates arrays of the given shapes and dtypes, in memory like that of copies.
 
-    It is not asked to be of huge pages, as NumPy asks for its own: a virtual machine gives those
-    that are free back to its host, which takes four times as long to bring them again as a file
-    in the cache takes to be read.
+    It is not asked to be of huge pages, as NumPy asks for its own: `populate` decides that.
     """
     import numpy as np
 
@@ -74,19 +78,84 @@ def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
     ]
 
 
-def populate(buffer: Array) -> None:
-    """Has the system map the pages of a buffer at once, where it can, before it is written.
+class HugePages:
+    """Decides whether memory is taken in huge pages, by how fast the last ones came.
+
+    They come five times as fast as small ones, except on a virtual machine that gives free memory
+    back to its host: there the host has to bring them again, at an eighth of the speed, while
+    small pages are made of what the machine has kept. After a slow one, small pages are taken
+    for a while, twice as long each time.
+    """
+
+    def __init__(self) -> None:
+        self.skip = 0  # bytes to take in small pages before huge ones are tried
+        self.pause = _FIRST_PAUSE
+
+    def are_due(self, nbytes: int) -> bool:
+        """Returns whether the next bytes are taken in huge pages; if not, they count as skipped."""
+        if self.skip <= 0:
+            return True
+        self.skip -= nbytes
+        return False
+
+    def came(self, nbytes: int, seconds: float) -> bool:
+        """Notes how long huge pages took; returns whether to go on with them."""
+        if nbytes >= _AT_HAND * seconds:
+            self.pause = _FIRST_PAUSE
+            return True
+        self.skip = self.pause
+        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+        return False
+
+
+_huge_pages = HugePages()
+
+
+def populate(part: Array, of: Array | None = None, huge: HugePages = _huge_pages) -> None:
+    """Has the system map the pages of an array at once, where it can, before they are written.
 
     Page by page, as they are written, it takes a fifth more time to read a file.
+
+    Args:
+        part: What is written next, in C order.
+        of: The array that `part` is a piece of, whose memory is new; huge pages that reach beyond
+            the piece are taken if they lie in it. `part` itself if None.
+        huge: What decides on huge pages.
     """
     advise = _madvise()
-    if advise is None or buffer.nbytes < _SMALL:
+    if advise is None or part.nbytes < _SMALL:
         return
     import mmap
 
-    start = buffer.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    # an older system refuses, and nothing is lost
-    advise(start, buffer.ctypes.data + buffer.nbytes - start, _POPULATE_WRITE)
+    start, stop = _bounds(part)
+    low, high = (start, stop) if of is None else _bounds(of)
+    first = max(start // _HUGE_PAGE, -(-low // _HUGE_PAGE)) * _HUGE_PAGE
+    last = min(-(-stop // _HUGE_PAGE), high // _HUGE_PAGE) * _HUGE_PAGE
+    if first < last and huge.are_due(last - first):
+        _populate_huge(advise, first, last, huge)
+    start = start // mmap.PAGESIZE * mmap.PAGESIZE
+    advise(start, stop - start, _POPULATE_WRITE)  # an older system refuses, and nothing is lost
+
+
+def _populate_huge(
+    advise: Callable[[int, int, int], int], first: int, last: int, huge: HugePages
+) -> None:
+    """Maps huge pages one by one, until one is slow; the rest of them will be small."""
+    if advise(first, last - first, _HUGE):
+        return
+    for start in range(first, last, _HUGE_PAGE):
+        began = time.perf_counter()
+        if advise(start, _HUGE_PAGE, _POPULATE_WRITE):
+            return
+        if not huge.came(_HUGE_PAGE, time.perf_counter() - began):
+            if start + _HUGE_PAGE < last:
+                advise(start + _HUGE_PAGE, last - start - _HUGE_PAGE, _NOT_HUGE)
+            return
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    start = array.ctypes.data
+    return start, start + array.nbytes
 
 
 @functools.cache
@@ -158,7 +227,7 @@ def _array_in(a: Array, order: str, block: Array, at: int) -> Array:
 def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
     """Copies (to, from) pairs."""
     size = sum(to.nbytes for to, _ in pairs)
-    threads = min(_MAX_THREADS, _threads(), math.ceil(size / _PIECE))
+    threads = min(threads_for_memory(), math.ceil(size / _PIECE))
     if size < _PARALLEL or threads == 1:
         _copy(pairs)
     else:
@@ -171,11 +240,11 @@ def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
             _copy(pairs)
 
 
-def _threads() -> int:
-    """Returns the number of cores that this process may use."""
+def threads_for_memory() -> int:
+    """Returns how many threads fill memory: one for each core that is free to use, up to 8."""
     if hasattr(os, "sched_getaffinity"):  # not on a Mac or on Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    return min(_MAX_THREADS, os.cpu_count() or 1)
 
 
 def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:

@@ -3,15 +3,10 @@
 import dataclasses
 import io
 import json
-import mmap
 import os
 import pickle
-import platform
-import re
 import struct
-import sys
 import warnings
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -412,46 +407,21 @@ def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
     assert len(opened) == 2
 
 
-def test_memory_for_what_is_read_is_private_and_aligned(monkeypatch):
-    from fmapper.moves.host_copy import ALIGNMENT, host_buffers
-
-    mapped, new = [], mmap.mmap
-    monkeypatch.setattr(mmap, "mmap", lambda *given: mapped.append(given) or new(*given))
-    small, large, none = host_buffers([((3,), "f4"), ((100, 1 << 18), "u1"), ((0, 2), "f8")])
-    assert {a.ctypes.data % ALIGNMENT for a in (small, large)} == {0}
-    assert (large.flags.writeable, none.size) == (True, 0)
-    if hasattr(mmap, "MAP_PRIVATE"):  # what is shared a forked process would write to as well
-        assert {flags & mmap.MAP_PRIVATE for _, _, flags in mapped} == {mmap.MAP_PRIVATE}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system has the call")
-def test_memory_for_what_is_read_is_brought_at_once():
-    from fmapper.moves.host_copy import host_buffers, populate
-
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-    (whole,) = host_buffers([((32 << 20,), "u1")])
-    part = whole[12345 : 12345 + (24 << 20)]  # which begins within a page
-    whole[12000] = 7
-    before = resident()
-    populate(part)
-    grown = resident() - before
-    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14):
-        assert 24 << 20 <= grown + (1 << 20) <= 26 << 20
-    assert whole[12000] == 7
-    assert not part.any()
-
-
-def test_memory_is_brought_nowhere_else(monkeypatch):
-    from fmapper.moves import host_copy
-
-    monkeypatch.setattr(sys, "platform", "darwin")
-    host_copy._madvise.cache_clear()
-    try:
-        assert host_copy.populate(np.zeros(1 << 20)) is None
-    finally:
-        host_copy._madvise.cache_clear()
+def test_arrays_that_are_read_in_pieces_are_whole(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "one": rng.integers(0, 1 << 16, 7_000_001).astype("u2"),
+        "rows": rng.standard_normal((3, 1_500_000)).astype("f4"),
+        "wide": rng.standard_normal((2, 3, 900_001)).astype("f4"),
+        "scalar": np.float32(3),
+        "none": np.zeros((0, 5), "f4"),
+        "flags": rng.random(9_000_000) > 0.5,
+    }
+    fmapper.save(arrays, tmp_path / "a.safetensors")
+    for move in (fmapper.to_numpy, fmapper.to_torch):
+        read = fmapper.to_numpy(move(fmapper.load(tmp_path / "a.safetensors")))
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(read[name], array, strict=True)
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("flax", "msgpack"), ("torch", "pt")])

@@ -99,7 +99,7 @@ def test_several_threads_copy_what_is_large(monkeypatch: pytest.MonkeyPatch) -> 
 
     gate = threading.Barrier(2)
     monkeypatch.setattr(host_copy, "_copy", spy)
-    monkeypatch.setattr(host_copy, "_threads", lambda: 2)
+    monkeypatch.setattr(host_copy, "threads_for_memory", lambda: 2)
     (new,) = host_copy.host_copies([np.ones(2 * host_copy._PIECE, np.uint8)])
     assert new.all()
     assert len(seen) == 2
@@ -111,6 +111,6 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
         raise MemoryError("no more")
 
     monkeypatch.setattr(host_copy, "_copy", fail)
-    monkeypatch.setattr(host_copy, "_threads", lambda: 2)
+    monkeypatch.setattr(host_copy, "threads_for_memory", lambda: 2)
     with pytest.raises(MemoryError, match="no more"):
         host_copy.host_copies([np.ones(3 * host_copy._PIECE, np.uint8)])

@@ -191,15 +191,17 @@ def _pwrite(handle: int, data: memoryview, offset: int) -> None:
         data, offset = data[count:], offset + count
 
 
-def in_order(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+def in_order(
+    work: Callable[[Any], T], items: Iterable[Any], workers: int = _WORKERS
+) -> Iterator[T]:
     """Yields `work(item)` for each item in order, computed a few ahead in threads."""
     with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(_WORKERS))
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
         pending: deque[Future[T]] = deque()
         for item in items:
             pending.append(pool.submit(work, item))
-            if len(pending) > _WORKERS:
+            if len(pending) > workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
