@@ -178,6 +178,11 @@ MODELS: dict[str, dict[str, tuple[str, str]]] = {
             "import torch, transformers",
             "kept = transformers.AutoModelForCausalLM.from_pretrained(source)",
         ),
+        "transformers, in memory": (
+            "import torch, transformers",
+            "kept = transformers.AutoModelForCausalLM.from_pretrained(source)\n"
+            "for tensor in kept.parameters(): tensor.data = tensor.data.clone()",
+        ),
         "fmapper, torch": (
             "import fmapper, torch, transformers",
             "kept = fmapper.from_pretrained(source, 'torch')",
