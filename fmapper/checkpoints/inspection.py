@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ from fmapper.checkpoints.formats.format import read_contents, without_collection
 from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree
+from fmapper.checkpoints.transient import transient_in
 from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
 from fmapper.render import as_text, table
+from fmapper.states.state import named_arrays
 from fmapper.tracebacks import short_traceback
 
 
@@ -144,7 +146,8 @@ class Difference:
     def __str__(self) -> str:
         """Returns a line for each difference, and one for the whole."""
         lines = list(map(str, self.differences))
-        same = "nothing differs" if not lines else f"{len(lines)} differences"
+        plural = "s" if len(lines) > 1 else ""
+        same = f"{len(lines)} difference{plural}" if lines else "nothing differs"
         return "\n".join([*lines, f"{self.compared} compared, {same}"])
 
 
@@ -152,7 +155,8 @@ class Difference:
 def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
     """Compares two checkpoints: names, shapes, dtypes and values.
 
-    Arrays of another dtype are compared as well, as float64. NaN equals NaN.
+    Arrays of another dtype are compared as well, as float64. NaN equals NaN. Buffers of
+    a model that are not persistent are compared only if the other side has them.
 
     Args:
         first: A file or folder, or any tree.
@@ -164,9 +168,13 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
     """
     with step("comparing checkpoints"):
         a, b = _by_name(first), _by_name(second)
-        both = [name for name in a if name in b]
-        found = [ArrayDifference(name, "only in the first") for name in a if name not in b]
-        found += [ArrayDifference(name, "only in the second") for name in b if name not in a]
+        both, found = [name for name in a if name in b], []
+        for where, tree, names in (
+            ("only in the first", first, [name for name in a if name not in b]),
+            ("only in the second", second, [name for name in b if name not in a]),
+        ):
+            left_out = _transient_names(tree) if names else ()
+            found += [ArrayDifference(name, where) for name in names if name not in left_out]
         for name in both:
             found += _compare(name, a[name], b[name], values)
     return Difference(tuple(found), len(both))
@@ -180,6 +188,13 @@ def _by_name(source: Any) -> Mapping[str, Any]:
     contents = contents_of_tree(source)
     tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
     return {**contents.arrays, **tied, **contents.values}
+
+
+def _transient_names(source: Any) -> Collection[str]:
+    if isinstance(source, str | os.PathLike | Checkpoint):
+        return ()
+    transient = transient_in(source)
+    return [name for name, (_, array) in named_arrays(source).items() if id(array) in transient]
 
 
 def _compare(name: str, a: Any, b: Any, values: bool) -> Iterator[ArrayDifference]:

@@ -99,8 +99,10 @@ def member(folder: Path, name: str) -> Path:
     path = folder / name
     try:
         real, home = path.resolve(strict=True), folder.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise Misfit(f"{show(name)} is missing: {error}") from None
+    except FileNotFoundError:
+        raise Misfit(f"{show(name)} is missing") from None
+    except (OSError, RuntimeError) as error:  # links in a circle, a folder that may not be read
+        raise Misfit(f"{show(name)} cannot be found: {error}") from None
     in_cache = home.parent.name == "snapshots" and real.parent == home.parents[1] / "blobs"
     if real.parent != home and not in_cache:
         raise Misfit(f"{show(name)} is a link that leads out of the folder")

@@ -433,3 +433,23 @@ def test_formats_are_called_by_their_framework_too(tmp_path, name, wanted):
         found = fmapper.load(path, format=format)
         assert found.format == wanted
         assert np.array_equal(found["weight"].read(), tree["weight"])
+
+
+def test_buffers_that_are_not_persistent_are_no_difference_from_a_checkpoint(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 3)
+            self.register_buffer("angles", torch.ones(4), persistent=False)
+            self.register_buffer("mean", torch.zeros(2))
+
+    model = Net()
+    states = model.state_dict()
+    fmapper.save(states, tmp_path / "a.safetensors")
+    for pair in ((model, tmp_path / "a.safetensors"), (tmp_path / "a.safetensors", model)):
+        assert not fmapper.checkpoints.diff(*pair)
+    del states["mean"]
+    found = fmapper.checkpoints.diff(states, model)
+    assert str(found).startswith("mean: only in the second\n")
+    whole = {**model.state_dict(), "angles": torch.zeros(4)}
+    assert "angles" in str(fmapper.checkpoints.diff(model, whole))
