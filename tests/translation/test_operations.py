@@ -128,3 +128,47 @@ def test_derivatives_of_lowerings_are_written_with_them():
     module(x)[0].backward()
     got = jax.grad(lambda x: model(x)[0])(jax.numpy.asarray(x.detach().numpy()))
     np.testing.assert_allclose(got, x.grad, rtol=1e-5)
+
+
+def test_fourier_transforms_and_complex_numbers():
+    def all_norms(x):
+        found = []
+        for norm in ("backward", "ortho", "forward"):
+            f = torch.fft.fftn(x, dim=(1, 2), norm=norm)
+            found += [f.real, torch.view_as_real(torch.fft.ifft2(f, norm=norm)), f.imag]
+            found += [torch.fft.irfft(torch.fft.rfft(x, norm=norm), n=7, norm=norm)]
+            found += [torch.fft.irfft2(torch.fft.rfft2(x, norm=norm), s=(4, 7), norm=norm)]
+        return torch.stack([one.sum() for one in found]), found[1], found[3], found[4]
+
+    def rotated(x):
+        pairs = torch.view_as_complex(x.reshape(2, 4, 3, 2))
+        return torch.view_as_real(pairs * torch.polar(torch.ones(3), torch.arange(3.0)))
+
+    code = printed((torch.randn(2, 4, 6),), all_norms, rotated)
+    assert "jnp.fft.fftn(x.astype(jnp.complex64), axes=(1, 2), norm='ortho')" in code.replace(
+        '"', "'"
+    )
+    assert "as_complex(" in code
+    assert ".real" in code
+
+
+def test_windows_of_memory():
+    code = printed(
+        (torch.randn(2, 8),),
+        lambda x: x.as_strided((2, 3, 4), (8, 2, 1)),
+        lambda x: x.as_strided((3, 2), (1, 3), 5),
+    )
+    assert "as_strided(x, (2, 3, 4), (8, 2, 1))" in code
+
+
+def test_values_under_a_mask_and_integers_as_padding():
+    def masked(x):
+        y = x.clone()
+        y[x[:, 0] > 0] = 3.0
+        y[x < -1] = -1
+        return y
+
+    code = printed((torch.randn(4, 6),), masked)
+    assert "jnp.where((x[:, 0] > 0)[..., None], 3.0, x)" in code, code
+    code = printed((torch.arange(6),), lambda x: F.pad(x, (1, 2), value=1.0))
+    assert "constant_values=1)" in code

@@ -33,6 +33,24 @@ def attention(query, key, value, mask=None, scale=None, is_causal=False):
     return (weights.astype(value.dtype) @ value).astype(query.dtype)
 ''')
 _enter('''
+def as_pairs(x):
+    """Returns complex numbers as pairs of real ones, in a last dimension of two."""
+    return jnp.stack([x.real, x.imag], axis=-1)
+''')
+_enter('''
+def as_complex(x):
+    """Returns pairs of real numbers, in the last dimension, as complex ones."""
+    return jax.lax.complex(x[..., 0], x[..., 1])
+''')
+_enter('''
+def as_strided(x, shape, strides, offset=0):
+    """Returns the elements at `offset + i * strides[0] + j * strides[1] ...`, copied."""
+    at = jnp.full((), offset, jnp.int32)
+    for size, stride in zip(shape, strides, strict=True):
+        at = at[..., None] + jnp.arange(size, dtype=jnp.int32) * stride
+    return x.reshape(-1)[at]
+''')
+_enter('''
 def prelu(x, weight):
     """Multiplies what is not above zero by a weight."""
     return jnp.where(x > 0, x, x * weight)

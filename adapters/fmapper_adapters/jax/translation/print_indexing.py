@@ -9,7 +9,7 @@ from typing import Any
 
 from fmapper.translation import Printing, Value, expr, literal, text
 from fmapper_adapters.jax.translation.promotion import call_of, convert, number, number_in
-from fmapper_adapters.jax.translation.subscripts import slice_of
+from fmapper_adapters.jax.translation.subscripts import insert, slice_of
 from fmapper_adapters.jax.translation.table import prints
 
 Index = Value | None
@@ -57,8 +57,10 @@ def index_put(
         mask = known[0]
         if accumulate or indices[0] is None or values.shape not in ((), (1,)):
             return None
-        if mask.shape != x.shape:
+        if mask.ndim > x.ndim or not mask.ndim:
             return None
+        for _ in range(x.ndim - mask.ndim):
+            mask = Value(insert(mask, mask.ndim), mask.dtype, (*mask.shape, 1))
         value = number_in(values)
         value = convert(value, x.dtype) if isinstance(value, Value) else number(value)
         return expr("jnp.where({0}, {1}, {2})", mask, value, x)

@@ -219,13 +219,13 @@ def diagonal(p: Printing, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     return expr("jnp.diagonal({0}, {1}, {2}, {3})", x, offset, dim1, dim2)
 
 
-@prints("aten::view_as_complex", "aten::view_as_real", "aten::real", "aten::imag")
-def complex_parts(p: Printing, x: Value) -> Any:
-    """Prints the parts of complex numbers."""
-    name = p.call.op.split("::")[1].split(".")[0]
-    if name in ("real", "imag"):
-        return expr(f"{{0}}.{name}", x)
-    return None
+@prints("aten::as_strided", "aten::as_strided_copy")
+def as_strided(
+    p: Printing, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> Any:
+    """Prints `as_strided(x, shape, strides)`, a function in the file."""
+    offset = None if storage_offset is None or is_number(storage_offset, 0) else storage_offset
+    return call_of("as_strided", x, tuple(size), tuple(stride), offset=offset)
 
 
 # --- parts ----------------------------------------------------------------------------------
@@ -254,6 +254,13 @@ def select(p: Printing, x: Value, dim: int, index: Any) -> Any:
     """Prints `x[:, index]`."""
     if isinstance(index, Value) and index.ndim:
         return None
+    pairs = x.node
+    if (
+        isinstance(pairs, ast.Call)
+        and text(pairs.func) == "as_pairs"
+        and in_dims(dim, x.ndim) == (x.ndim - 1)
+    ):
+        return expr("{0}.imag" if is_number(index, 1) else "{0}.real", pairs.args[0])
     return replace(x, in_dims(dim, x.ndim), literal(index))
 
 
@@ -447,6 +454,8 @@ def constant_pad(p: Printing, x: Value, pad: Sequence[Any], value: Any = 0) -> A
         return x
     if is_number(value, 0) or value is None:
         return expr("jnp.pad({0}, {1})", x, widths)
+    if isinstance(value, float) and not is_float(x.dtype) and value.is_integer():
+        value = int(value)
     if isinstance(value, Value) or (isinstance(value, float) and not is_float(x.dtype)):
         return None
     return expr("jnp.pad({0}, {1}, constant_values={2})", x, widths, number(value))

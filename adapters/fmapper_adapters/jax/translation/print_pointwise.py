@@ -104,6 +104,8 @@ def div(p: Printing, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any
         return elementwise(p, "{0} // {1}", x, y)
     if is_float(p.dtype):
         return elementwise(p, "jnp.trunc({0} / {1})", x, y)
+    if isinstance(x, ast.expr) and isinstance(y, int) and y > 0 and "-" not in text(x):
+        return expr("jnp.asarray({0} // {1})", x, y)  # a size, which is not negative
     return None
 
 
