@@ -87,18 +87,99 @@ def check_two_sums_a_layer_and_nothing_else() -> None:
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
-def check_experts_where_an_explicit_mesh_is_set() -> None:
+def planned(plan: Any) -> dict[str, int]:
+    """What is sent by a plan; where gate and up lie in one array, each device swaps its parts."""
+    return {"all-reduce": len(plan.sums), "collective-permute": 2 * len(plan.moves)}
+
+
+def check_experts_send_what_is_planned() -> None:
     torch.manual_seed(0)
-    model = convert(mixtral())
-    ids = np.arange(64, dtype=np.int32).reshape(8, 8)
-    mesh = mesh_of(AxisType.Explicit)
-    new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(ids, mesh, ("data",))
-    with jax.set_mesh(mesh):
-        got = jax.jit(logits)(new, batch)
-    np.testing.assert_allclose(np.asarray(got), logits(model, ids), rtol=1e-5, atol=1e-5)
-    plan = fmapper.plan(Sharding(mesh, "derive"), model)
-    assert len(plan.sums) == 2 * 2 + 1
-    assert sent(new, batch) == sent(fmapper.shard(model, mesh, "model"), batch)
+    for options in ({}, {"dynamic_shapes": "auto"}):
+        model = convert(mixtral(), **options)
+        want = logits(model, IDS)
+        wanted = jax.jit(jax.grad(partial(squares, logits)))(model.params, model, IDS)
+        for kind in (AxisType.Auto, AxisType.Explicit):
+            mesh = mesh_of(kind)
+            new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(IDS, mesh, ("data",))
+            plan = fmapper.plan(Sharding(mesh, "derive"), model)
+            assert len(plan.sums) == 2 * 2 + 1
+            assert sent(new, batch) == planned(plan), sent(new, batch)
+            assert sent(new, batch) == sent(fmapper.shard(model, mesh, "model"), batch)
+            with jax.set_mesh(mesh):
+                got = jax.jit(logits)(new, batch)
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-5)
+            given = jax.jit(jax.grad(partial(squares, logits)))(new.params, new, batch)
+            assert_close(given, wanted)
+
+
+def check_each_device_computes_the_experts_of_its_rows() -> None:
+    torch.manual_seed(0)
+    model, mesh = convert(mixtral()), jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    whole, divided = (
+        jax.jit(logits).lower(fmapper.shard(model, mesh, {}), batch).compile().cost_analysis()
+        for batch in (fmapper.shard(IDS, mesh, ()), fmapper.shard(IDS, mesh, ("data",)))
+    )
+    assert divided["flops"] < whole["flops"] / 6, (divided["flops"], whole["flops"])
+
+
+class Experts(torch.nn.Module):
+    """Experts that add up where their rows came from, of whose order `told` is a part."""
+
+    def __init__(self, told: bool = False) -> None:
+        import transformers.integrations.moe  # noqa: F401  # has the operation
+
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(4, 8, 16))
+        self.down = torch.nn.Parameter(torch.randn(4, 16, 8))
+        self.scale = torch.nn.Parameter(torch.rand(4))
+        self.router = torch.nn.Linear(8, 4)
+        self.told = told
+
+    def forward(self, x: Any) -> Any:
+        shape, x = x.shape, x.reshape(-1, 8)
+        scores, chosen = self.router(x).topk(2)
+        chosen, order = torch.sort(chosen.reshape(-1), stable=True)
+        ends = torch.histc(chosen.float(), 4, 0, 3).cumsum(0, dtype=torch.int32)
+        hidden = torch.ops.transformers.grouped_mm_fallback(x[order // 2], self.up, ends).relu()
+        scores = scores.reshape(-1)[order] * self.scale[chosen]
+        rows = torch.ops.transformers.grouped_mm_fallback(hidden, self.down, ends) * scores[:, None]
+        total = torch.zeros_like(x).index_add(0, order // 2, rows).reshape(shape)
+        return (total, order) if self.told else total
+
+
+def check_experts_that_add_up_where_rows_came_from() -> None:
+    torch.manual_seed(0)
+    net, mesh = Experts(), mesh_of(AxisType.Auto)
+    for rows in (3, 8):  # of 24 rows each device gets the same number, too
+        x = torch.randn(4, rows, 8)
+        model = fmapper.convert(net, "jax", (x,))
+        new, batch = fmapper.shard(model, mesh, {}), fmapper.shard(x.numpy(), mesh, ("data",))
+        np.testing.assert_allclose(
+            jax.jit(lambda m, x: m(x))(new, batch), net(x).detach(), rtol=1e-5, atol=1e-5
+        )
+        assert sent(new, batch, lambda m, x: m(x)) == {}
+
+
+def check_an_order_that_is_told_is_that_of_all_rows() -> None:
+    torch.manual_seed(0)
+    net, x, mesh = Experts(told=True), torch.randn(4, 8, 8), mesh_of(AxisType.Auto)
+    model = fmapper.convert(net, "jax", (x,))
+    new, batch = fmapper.shard(model, mesh, {}), fmapper.shard(x.numpy(), mesh, ("data",))
+    given = jax.jit(lambda m, x: m(x))(new, batch)
+    for a, b in zip(given, net(x), strict=True):
+        np.testing.assert_allclose(a, b.detach(), rtol=1e-5, atol=1e-5)
+
+
+def squares(call: Any, params: Any, model: Any, ids: Any) -> Any:
+    return (call(model.replace(params=params), ids) ** 2).mean()
+
+
+def assert_close(given: Any, wanted: Any) -> None:
+    for name, gradient in wanted.items():
+        largest = float(abs(gradient).max())
+        np.testing.assert_allclose(
+            given[name], gradient, rtol=1e-5, atol=1e-5 * largest, err_msg=name
+        )
 
 
 def check_a_loss_that_needs_whole_rows_on_an_explicit_mesh() -> None:
@@ -132,20 +213,9 @@ def check_experts_of_each_part_of_a_batch_send_what_is_planned() -> None:
         logits, mesh=mesh, axis_names={"data"}, in_specs=(P(), P("data")), out_specs=P("data")
     )
     plan = fmapper.plan(Sharding(mesh, "derive"), model)
-    # gate and up lie in one array: each device sends the other what it has of both
-    planned = {"all-reduce": len(plan.sums), "collective-permute": 2 * len(plan.moves)}
-    assert sent(new, batch, forward) == planned
-
-    def loss(call: Any, params: Any, ids: Any) -> Any:
-        return (call(model.replace(params=params), ids) ** 2).mean()
-
-    given = jax.jit(jax.grad(partial(loss, forward)))(new.params, batch)
-    wanted = jax.jit(jax.grad(partial(loss, logits)))(model.params, ids)
-    for name, gradient in wanted.items():
-        largest = float(abs(gradient).max())
-        np.testing.assert_allclose(
-            given[name], gradient, rtol=1e-5, atol=1e-5 * largest, err_msg=name
-        )
+    assert sent(new, batch, forward) == planned(plan)
+    given = jax.jit(jax.grad(partial(squares, forward)))(new.params, new, batch)
+    assert_close(given, jax.jit(jax.grad(partial(squares, logits)))(model.params, model, ids))
 
 
 def check_fused_queries_keys_and_values() -> None:

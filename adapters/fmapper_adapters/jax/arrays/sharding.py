@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
 _shape_only: Any = jax.ShapeDtypeStruct
+_typeof: Any = getattr(jax, "typeof", None)  # since JAX 0.6
 
 
 class JaxMeshes(Meshes):
@@ -117,6 +119,19 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
     while entries and entries[-1] is None:
         entries.pop()
     return NamedSharding(mesh, _Spec(*entries))
+
+
+def count_devices(arrays: Iterable[Any]) -> int:
+    """Returns among how many devices of a mesh arrays may be divided: 1 without a mesh.
+
+    Inside of a `shard_map` the axes that it divides by itself do not count.
+    """
+    for array in arrays if _typeof is not None else ():
+        mesh = getattr(getattr(_typeof(array), "sharding", None), "mesh", None)
+        if mesh is not None and not mesh.empty:
+            manual = getattr(mesh, "manual_axes", ())
+            return math.prod(size for axis, size in mesh.shape.items() if axis not in manual)
+    return 1
 
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:

@@ -34,9 +34,10 @@ minimum mish mul native_dropout ne neg ones_like pow reciprocal relu relu6 rsqrt
 sin softplus sqrt square sub tanh to _to_copy where zeros_like fmapper::overwrite
 fmapper::stop_gradient
 """
+POINTWISE = frozenset(_POINTWISE.split())
 
 
-@_says(*_POINTWISE.split())
+@_says(*POINTWISE)
 def _pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     for operand in operands:
         for result in results:

@@ -15,6 +15,7 @@ import numpy as np
 from fmapper import FmapperError, ProgramInputError
 from fmapper.programs import Call, Input, Program
 from fmapper_adapters.jax.arrays import few_bits
+from fmapper_adapters.jax.arrays.sharding import count_devices
 from fmapper_adapters.jax.aten import types
 from fmapper_adapters.jax.model import channels_last, interpret, meshes, narrow_ints
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
@@ -55,10 +56,13 @@ def run_program(  # static_argnums goes by position
             held = few_bits.in_bytes(next(named[spec.kind]))
             array = narrow_ints.narrow(held, f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
-    run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
+    graph, lowerings = program.graph, code.lowerings
+    if observe is None and not code.concrete and count_devices(inputs) > 1:
+        graph, lowerings = code.row_blocks
+    run = interpret.Run(lowerings, key, observe, problems=code.problems)
     with _settings(program, precision):
         try:
-            values = interpret.evaluate(program.graph, inputs, run)
+            values = interpret.evaluate(graph, inputs, run)
         except _UNFIT as error:
             if not code.concrete or isinstance(error, FmapperError):
                 raise

@@ -9,10 +9,10 @@ from typing import Any
 
 from fmapper import LossyCastError
 from fmapper.meshes import Dimensions
-from fmapper.programs import Echoes, Lowering, Program, Ref
-from fmapper_adapters.jax.aten import types
+from fmapper.programs import Echoes, Graph, Lowering, Program, Ref
+from fmapper_adapters.jax.aten import table, types
 from fmapper_adapters.jax.aten.dimensions import RULES
-from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints
+from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints, row_blocks
 
 Arrays = dict[str, Any]
 
@@ -77,6 +77,14 @@ class StaticProgram:
         rows = Dimensions(self.program, RULES.get).of_outputs()
         pairs = zip(self.program.graph.outputs, self.program.outputs, rows, strict=True)
         return [row for value, out, row in pairs if out.kind == "user" and isinstance(value, Ref)]
+
+    @cached_property
+    def row_blocks(self) -> tuple[Graph, Mapping[str, Lowering]]:
+        """The graph for several devices, where parts of a batch sort their own; its lowerings."""
+        is_random = {op: bool(found.random) for op, found in self.lowerings.items()}
+        graph = row_blocks.with_row_blocks(self.program, is_random)
+        added = {call.op: () for call in graph.walk() if call.op not in self.lowerings}
+        return graph, {**self.lowerings, **table.find_all(added, {})}
 
     def check_width(self) -> None:
         """Checks that the program's integers fit, once their width is known.

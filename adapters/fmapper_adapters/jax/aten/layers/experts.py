@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.arrays.sharding import count_devices
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
@@ -46,3 +49,64 @@ def grouped_mm(
     if bias is not None:
         y = y + cast(bias, y.dtype)
     return y if out_dtype is None else cast(y, out_dtype)
+
+
+@lowering("fmapper::in_blocks", whole=False)
+def in_blocks(
+    function: Callable[..., Any], divided: Sequence[Any], repeats: Sequence[int], others: Any
+) -> jax.Array:
+    """Computes the rows of each part of a batch by themselves, on a mesh of several devices.
+
+    There are as many parts as devices, or fewer if that does not divide the rows: then each device
+    has whole parts of its own rows, whichever axes of the mesh divide the batch, and XLA needs no
+    rows of others.
+
+    Args:
+        function: Takes `divided`, as parts, and `others`; returns an array as parts, which has a
+            row for each row of the first.
+        divided: Arrays with rows.
+        repeats: The number of rows of the first array that a row of each stands for.
+        others: What all parts take as it is.
+    """
+    sizes = [x.shape[0] for x in divided]
+    rows = {size * times for size, times in zip(sizes, repeats, strict=True)}
+    is_fixed = all(isinstance(size, int) for size in sizes)
+    parts = math.gcd(count_devices(divided), *sizes) if is_fixed and len(rows) == 1 else 1
+    blocks = [x.reshape(parts, x.shape[0] // parts, *x.shape[1:]) for x in divided]
+    y = function(*blocks, *others)
+    return y.reshape(parts * y.shape[1], *y.shape[2:])
+
+
+@lowering("fmapper::in_each_block", whole=False)
+def in_each_block(function: Callable[..., Any], blocks: Sequence[Any], others: Any) -> Any:
+    """Computes each part of arrays by itself, `blocks[i][part]`, with others that all take."""
+    return jax.vmap(lambda *own: function(*own, *others))(*blocks)
+
+
+@lowering("fmapper::grouped_mm_in_blocks", whole=False)
+def grouped_mm_in_blocks(x: Any, weight: Any, ends: Any) -> jax.Array:
+    """Multiplies groups of rows in each part; all parts share the weights.
+
+    `jax.vmap` of `jax.lax.ragged_dot` would ask for weights of each part.
+
+    Args:
+        x: Rows of shape (parts, rows, in), sorted by group in each part.
+        weight: Of shape (groups, in, out).
+        ends: Where each group ends in each part, of shape (parts, groups).
+    """
+    x, weight = of_one_dtype(x, weight)
+    sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
+    dims = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((2,), (1,)), ((), ())),
+        lhs_ragged_dimensions=[1],
+        rhs_group_dimensions=[0],
+    )
+    y = jax.lax.ragged_dot_general(x, weight, sizes, dims)
+    used = jnp.arange(x.shape[1]) < ends[:, -1:]
+    return jnp.where(used[..., None], y, jnp.zeros((), y.dtype))
+
+
+@lowering("fmapper::invert_order", whole=False, int64="moves")
+def invert_order(order: Any) -> jax.Array:
+    """Returns where each index is in a permutation."""
+    return jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))

@@ -1,0 +1,250 @@
+"""Rules for operations on rows that a program sorts into groups, as mixtures of experts do.
+
+A program that sorts all rows of a batch, computes each by itself with what belongs to its group,
+and puts the results back in order gives the same if each part of the batch is sorted by itself. The
+rules say which operations leave it at that, and what their results are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from fmapper.programs import Call, Ref
+from fmapper_adapters.jax.aten.dimensions import POINTWISE
+
+Size = int | str
+
+
+class Kind(Enum):
+    """What an array between sorting and putting back is."""
+
+    ROWS = auto()  # a row for each place in the sorted order
+    ORDER = auto()  # where each sorted row was before
+    SOURCES = auto()  # the row that each sorted row was copied from: ORDER // repeats
+    SIZES = auto()  # a number for each group
+    INVERSE = auto()  # where each row is in the sorted order
+    RESULT = auto()  # rows in the order that they had before
+
+
+@dataclass(slots=True)
+class Step:
+    """What a call does with sorted rows.
+
+    Attributes:
+        kind: What its result is; of several results that of each.
+        divided: The operands from outside that are divided as the rows are, by name, with the
+            number of rows that each of theirs stands for.
+        call: The call for a part of the rows, if it differs; for all parts at once, if it is a
+            product of groups.
+    """
+
+    kind: Kind | tuple[Kind, ...]
+    divided: dict[str, int] = field(default_factory=dict)
+    call: Call | None = None
+
+
+@dataclass(slots=True)
+class Sorted:
+    """What is known of a program where a call is looked at.
+
+    Attributes:
+        rows: How many rows are sorted.
+        kinds: The kinds of the arrays that depend on the order.
+        calls: All calls, by name.
+        shapes: The shapes of all arrays, by name.
+        repeats: For each array of the kind SOURCES, how often each row was copied.
+    """
+
+    rows: Size
+    calls: Mapping[str, Call]
+    shapes: Mapping[str, tuple[Size, ...]]
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict)
+
+    def kind(self, value: Any) -> Kind | None:
+        """Returns the kind of an operand; None for one from outside."""
+        return self.kinds.get(value.name) if isinstance(value, Ref) else None
+
+    def dims(self, value: Any) -> int:
+        """Returns how many dimensions an operand has."""
+        return len(self.shapes.get(value.name, ())) if isinstance(value, Ref) else 0
+
+
+Rule = Callable[[Sorted, Call], Step | None]
+RULES: dict[str, Rule] = {}
+
+
+def _says(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update((name if "::" in name else f"aten::{name}", rule) for name in names)
+        return rule
+
+    return add
+
+
+def starts(call: Call) -> Step | None:
+    """Returns what a call that sorts the rows of one array gives; None for other calls."""
+    if call.op not in ("aten::sort.default", "aten::sort.stable") or len(call.result) != 2:
+        return None
+    keys = call.args[0]
+    if len(call.result[0][1]) != 1 or not isinstance(keys, Ref):
+        return None
+    return Step((Kind.ROWS, Kind.ORDER), {keys.name: 1})
+
+
+@_says(*POINTWISE)
+def _pointwise(own: Sorted, call: Call) -> Step | None:
+    """Computes each row, or each number of a group, by itself."""
+    (_, shape), *others = call.result
+    kinds = {own.kind(Ref(name)) for name in call.refs()} - {None}
+    if others or len(kinds) != 1 or not shape:
+        return None
+    (kind,) = kinds
+    for name in call.refs():
+        other = own.shapes.get(name, ())
+        if own.kind(Ref(name)) is not None:
+            if len(other) != len(shape):
+                return None
+        elif len(other) > len(shape) or (len(other) == len(shape) and other[0] != 1):
+            return None  # it has rows of its own, in an order of its own
+    return Step(kind) if kind in (Kind.ROWS, Kind.SIZES) else None
+
+
+@_says("floor_divide", "div")
+def _sources(own: Sorted, call: Call) -> Step | None:
+    """Finds the row that a sorted one was copied from, where each was repeated in place."""
+    order, *others = call.args
+    if own.kind(order) is not Kind.ORDER:
+        return _pointwise(own, call)
+    rounds = call.op.startswith("aten::floor_divide") or call.kwargs.get("rounding_mode")
+    if not rounds or len(others) != 1 or not isinstance(others[0], int) or others[0] < 1:
+        return None
+    own.repeats[call.name] = others[0]
+    return Step(Kind.SOURCES)
+
+
+@_says("index")
+def _index(own: Sorted, call: Call) -> Step | None:
+    """Looks rows up: in the sorted order, in the one that they had, or in a table."""
+    x, indices = call.args[:2]
+    if len(indices) != 1:
+        return None
+    kind, of = own.kind(indices[0]), own.kind(x)
+    if of is Kind.ROWS and kind is Kind.INVERSE:
+        return Step(Kind.RESULT)
+    if of is not None or not isinstance(x, Ref):
+        return None
+    if kind is Kind.ORDER:
+        return Step(Kind.ROWS, {x.name: 1})
+    if kind is Kind.SOURCES:
+        return Step(Kind.ROWS, {x.name: own.repeats[indices[0].name]})
+    return Step(Kind.ROWS) if kind is Kind.ROWS and own.dims(indices[0]) == 1 else None
+
+
+@_says("index_put")
+def _index_put(own: Sorted, call: Call) -> Step | None:
+    """Inverts the order: puts 0, 1, 2, ... where the sorted rows were."""
+    _, indices, values, *others = call.args
+    if any(others) or call.kwargs.get("accumulate") or len(indices) != 1:
+        return None
+    maker = own.calls.get(getattr(values, "name", ""))
+    if own.kind(indices[0]) is not Kind.ORDER or maker is None or not _counts_rows(own, maker):
+        return None
+    return Step(Kind.INVERSE, call=_changed(call, "fmapper::invert_order", (indices[0],)))
+
+
+def _counts_rows(own: Sorted, call: Call) -> bool:
+    """Returns whether a call gives 0, 1, 2, ..., one number for each row."""
+    if not call.op.startswith("aten::arange") or call.result[0][1] != (own.rows,):
+        return False
+    return len(call.args) == 1 or (call.args[0] == 0 and call.args[2:] in ((), (1,)))
+
+
+@_says("sort", "argsort")
+def _sort_again(own: Sorted, call: Call) -> Step | None:
+    """Inverts the order: what sorts the places puts the rows back."""
+    if own.kind(call.args[0]) is not Kind.ORDER or "argsort" not in call.op or call.args[1:]:
+        return None
+    return Step(Kind.INVERSE)
+
+
+@_says("index_add")
+def _index_add(own: Sorted, call: Call) -> Step | None:
+    """Adds rows up where they were copied from."""
+    total, dim, index, rows = call.args[:4]
+    if dim != 0 or own.kind(total) is not None or own.kind(rows) is not Kind.ROWS:
+        return None
+    if own.kind(index) is not Kind.SOURCES or not isinstance(total, Ref):
+        return None
+    return Step(Kind.RESULT, {total.name: own.repeats[index.name]})
+
+
+@_says("histc")
+def _count(own: Sorted, call: Call) -> Step | None:
+    """Counts the rows of each group."""
+    return Step(Kind.SIZES) if own.kind(call.args[0]) is Kind.ROWS else None
+
+
+@_says("cumsum")
+def _ends(own: Sorted, call: Call) -> Step | None:
+    """Finds where groups end, or sums along the features of each row."""
+    kind = own.kind(call.args[0])
+    if kind is Kind.ROWS and call.args[1] in (0, -own.dims(call.args[0])):
+        return None
+    return Step(kind) if kind in (Kind.ROWS, Kind.SIZES) else None
+
+
+@_says("sum", "mean")
+def _reduce(own: Sorted, call: Call) -> Step | None:
+    """Reduces the features of each row, or adds up what rows have for each group."""
+    x, *others = call.args
+    if own.kind(x) is not Kind.ROWS or not others or not isinstance(others[0], tuple):
+        return None
+    count = own.dims(x)
+    gone = {at % count for at in others[0]}
+    if gone == {0} and count == 2 and "sum" in call.op and not any(others[1:]):
+        return Step(Kind.SIZES)
+    return Step(Kind.ROWS) if gone and 0 not in gone else None
+
+
+@_says("transformers::grouped_mm_fallback", "_grouped_mm", "fmapper::grouped_mm")
+def _group(own: Sorted, call: Call) -> Step | None:
+    """Multiplies the rows of each group by the matrix of that."""
+    x, weight, ends, *others = (*call.args, *call.kwargs.values())
+    kinds = (own.kind(x), own.kind(weight), own.kind(ends))
+    dims = (own.dims(x), own.dims(weight), own.dims(ends))
+    if kinds != (Kind.ROWS, None, Kind.SIZES) or dims != (2, 3, 1) or any(others):
+        return None
+    return Step(Kind.ROWS, call=_changed(call, "fmapper::grouped_mm_in_blocks", (x, weight, ends)))
+
+
+@_says("split_with_sizes", "split", "chunk", "slice", "select", "unsqueeze", "squeeze")
+def _part(own: Sorted, call: Call) -> Step | None:
+    """Takes features of each row apart."""
+    x = call.args[0]
+    if own.kind(x) is not Kind.ROWS:
+        return None
+    at = 2 if call.op.startswith(("aten::split", "aten::chunk")) else 1
+    dim = call.args[at] if len(call.args) > at else call.kwargs.get("dim", 0)
+    if dim % (own.dims(x) + call.op.startswith("aten::unsqueeze")) == 0:
+        return None
+    return Step((Kind.ROWS,) * len(call.result) if at == 2 else Kind.ROWS)
+
+
+@_says("view", "reshape", "_unsafe_view")
+def _reshape(own: Sorted, call: Call) -> Step | None:
+    """Reshapes the features of each row."""
+    x, shape = call.args[0], call.result[0][1]
+    rest = shape[1:]
+    if own.kind(x) is not Kind.ROWS or shape[:1] != (own.rows,) or not all(
+        isinstance(size, int) and size for size in rest
+    ):  # fmt: skip
+        return None
+    return Step(Kind.ROWS, call=_changed(call, call.op, (x, (-1, *rest))))
+
+
+def _changed(call: Call, op: str, args: tuple[Any, ...]) -> Call:
+    return Call(call.name, op, args, {}, call.module, call.source, call.result)
