@@ -19,7 +19,7 @@ Size = int | str
 
 
 class Kind(Enum):
-    """What an array between sorting and putting back is."""
+    """Kinds of arrays between sorting and putting back."""
 
     ROWS = auto()  # a row for each place in the sorted order
     ORDER = auto()  # where each sorted row was before
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class Step:
-    """What a call does with sorted rows.
+    """A call, and its effect on sorted rows.
 
     Attributes:
         kind: What its result is; of several results that of each.
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(slots=True)
 class Sorted:
-    """What is known of a program where a call is looked at.
+    """Facts about a program that rules ask for.
 
     Attributes:
         rows: How many rows are sorted.
@@ -153,7 +153,7 @@ def _index_put(own: Sorted, call: Call) -> Step | None:
     maker = own.calls.get(getattr(values, "name", ""))
     if own.kind(indices[0]) is not Kind.ORDER or maker is None or not _counts_rows(own, maker):
         return None
-    return Step(Kind.INVERSE, call=_changed(call, "fmapper::invert_order", (indices[0],)))
+    return Step(Kind.INVERSE, call=_with_args(call, "fmapper::invert_order", (indices[0],)))
 
 
 def _counts_rows(own: Sorted, call: Call) -> bool:
@@ -218,7 +218,9 @@ def _group(own: Sorted, call: Call) -> Step | None:
     dims = (own.dims(x), own.dims(weight), own.dims(ends))
     if kinds != (Kind.ROWS, None, Kind.SIZES) or dims != (2, 3, 1) or any(others):
         return None
-    return Step(Kind.ROWS, call=_changed(call, "fmapper::grouped_mm_in_blocks", (x, weight, ends)))
+    return Step(
+        Kind.ROWS, call=_with_args(call, "fmapper::grouped_mm_in_blocks", (x, weight, ends))
+    )
 
 
 @_says("split_with_sizes", "split", "chunk", "slice", "select", "unsqueeze", "squeeze")
@@ -243,8 +245,8 @@ def _reshape(own: Sorted, call: Call) -> Step | None:
         isinstance(size, int) and size for size in rest
     ):  # fmt: skip
         return None
-    return Step(Kind.ROWS, call=_changed(call, call.op, (x, (-1, *rest))))
+    return Step(Kind.ROWS, call=_with_args(call, call.op, (x, (-1, *rest))))
 
 
-def _changed(call: Call, op: str, args: tuple[Any, ...]) -> Call:
+def _with_args(call: Call, op: str, args: tuple[Any, ...]) -> Call:
     return Call(call.name, op, args, {}, call.module, call.source, call.result)
