@@ -213,6 +213,10 @@ class Arrays(Framework):
         """Returns the plain array that represents one which `stays`, such as the data of a key."""
         return array
 
+    def from_portable(self, array: Any, old: Any) -> Any:
+        """Returns an array of the kind of `old` from the plain array that represents it."""
+        return array
+
     def unusable(self, arrays: Sequence[Any]) -> int | None:
         """Returns the first array whose values are gone, so that it is not even left as it is."""
         return None

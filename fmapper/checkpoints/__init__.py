@@ -49,12 +49,13 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
     from fmapper.files.bounds import WAY_OUT, check_count, check_depth, check_name
-    from fmapper.files.dtypes import DTYPES
+    from fmapper.files.dtypes import DTYPES, STORED_DTYPES
     from fmapper.files.untrusted import Misfit, check_folder, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
 
 __all__ = [
     "DTYPES",
+    "STORED_DTYPES",
     "WAY_OUT",
     "AddConstant",
     "ArrayDifference",
@@ -128,7 +129,7 @@ _PLACES = {
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
     "fmapper.checkpoints.formats.writer": "Writer",
     "fmapper.files.bounds": "WAY_OUT check_count check_depth check_name",
-    "fmapper.files.dtypes": "DTYPES",
+    "fmapper.files.dtypes": "DTYPES STORED_DTYPES",
     "fmapper.files.untrusted": "Misfit check_folder show within",
     "fmapper.files.zips": "ZipMember ZipMembers",
 }

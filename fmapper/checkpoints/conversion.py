@@ -19,6 +19,7 @@ from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.checkpoints.formats.format import (
     Contents,
     Format,
+    check_contents,
     file_in,
     format_for,
     merge_ties,
@@ -107,6 +108,7 @@ def convert_checkpoint(
     asked = None if dtype is None else dtype_name(dtype)
     with step(f"converting {origin.name}") as say:
         contents = _change(read_contents(origin)[1], asked, rules)
+        check_contents(contents)
         form = format_for(goal, format)
         begin = time.perf_counter()  # the libraries of the formats are there
         total = sum(array.nbytes for array in contents.arrays.values())

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.discovery import adapter_of, adapters, owner_of
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.meshes import Meshes
 from fmapper.backends.models import Models
@@ -19,10 +19,10 @@ from fmapper.files.dtypes import itemsize
 from fmapper.files.urls import place_of
 from fmapper.progress import step
 from fmapper.states.materialize import Default, fill, is_abstract
-from fmapper.states.state import identity_of, named_arrays
+from fmapper.states.state import identity_of, named_arrays, refill
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
-from fmapper.tree.keypath import KeyPath, name_of
+from fmapper.tree.keypath import KeyPath, Link, name_of
 from fmapper.tree.nodes import sync
 from fmapper.warn import warn
 
@@ -112,8 +112,10 @@ def load(
         if like is None:
             return checkpoint
         tree, back = _by_source(like, checkpoint)
+        tree, stay = _in_portable_form(tree)
         placer = None if sharding is None else sharding.placer(like)
-        filled = back(_fill(tree, checkpoint, device, dtype, default, strict, placer))
+        filled = _fill(tree, checkpoint, device, dtype, default, strict, placer)
+        filled = back(_from_portable_form(filled, stay))
         return filled if placer is None else placer.finish(filled)
 
 
@@ -139,6 +141,31 @@ def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any],
     if not any(name in checkpoint for name in tree):
         return model, lambda filled: filled
     return tree, lambda filled: back({**named, **filled})
+
+
+def _in_portable_form(tree: Any) -> tuple[Any, dict[str, Any]]:
+    """Replaces arrays that stay in their backend, such as keys, by what files have of them.
+
+    Returns:
+        The new tree, and the arrays by name.
+    """
+    stay = {name: old for name, (_, old) in named_arrays(tree).items() if owner_of(old).stays(old)}
+    if not stay:
+        return tree, stay
+    plain = {id(old): owner_of(old).portable(old) for old in stay.values()}
+    return refill(tree, lambda _, leaf: plain.get(id(leaf), leaf)), stay
+
+
+def _from_portable_form(tree: Any, stay: Mapping[str, Any]) -> Any:
+    if not stay:
+        return tree
+
+    def restore(link: Link, leaf: Any) -> Any:
+        old = stay.get(name_of(link))
+        is_filled = old is not None and not is_abstract(leaf)
+        return owner_of(old).from_portable(leaf, old) if is_filled else leaf
+
+    return refill(tree, restore)
 
 
 def _fill(
@@ -182,7 +209,11 @@ def _fill(
     values = {n: v for n, v in checkpoint.items() if isinstance(v, _VALUES)}
 
     def value(path: KeyPath, leaf: Any) -> Any:
-        return values.get(name_of(path), leaf) if type(leaf) in _VALUES else leaf
+        if type(leaf) not in _VALUES:
+            return leaf
+        found = values.get(name_of(path), leaf)
+        is_bool = type(leaf) is bool and found in (0, 1)  # formats without bools have 0 and 1
+        return bool(found) if is_bool else found
 
     return fmap_with_path(value, filled) if values else filled
 

@@ -12,7 +12,12 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.formats.format import Contents, format_for, merge_ties
+from fmapper.checkpoints.formats.format import (
+    Contents,
+    check_contents,
+    format_for,
+    merge_ties,
+)
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.remote import url_writer
@@ -24,7 +29,7 @@ from fmapper.moves.mover import to_numpy
 from fmapper.progress import step
 from fmapper.states.state import named_arrays
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.keypath import name_of
+from fmapper.tree.keypath import format_link, name_of
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import visit
 
@@ -80,6 +85,7 @@ def save(
     with step(f"saving {target.name}"):
         contents = contents_of_tree(tree)
         contents.metadata |= metadata or {}
+        check_contents(contents)
         spread = together.spread_arrays(contents)
         if spread is not None:
             together.save(target, form, contents, spread)
@@ -100,13 +106,27 @@ def contents_of_tree(tree: Any) -> Contents:
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     first, ties = merge_ties(named)
     arrays = {name: as_lazy(name, array) for name, array in first.items()}
-    values = {
-        name_of(link): leaf
-        for link, leaf, node_type in visit(tree)
-        if node_type is None and adapter_of(leaf) is None and type(leaf) in _VALUES
-    }
     metadata = dict(tree.metadata) if isinstance(tree, Checkpoint) else {}
-    return Contents(arrays, ties, values, metadata)
+    return Contents(arrays, ties, _values_of_tree(tree), metadata)
+
+
+def _values_of_tree(tree: Any) -> dict[str, Any]:
+    """Returns the numbers, strings and bools of a tree by name."""
+    values: dict[str, Any] = {}
+    for link, leaf, node_type in visit(tree):
+        if node_type is not None or adapter_of(leaf) is not None:
+            continue
+        if type(leaf) in _VALUES:
+            name = name_of(link)
+            if repr(values.get(name, leaf)) != repr(leaf):
+                raise CheckpointError(f"{name}: two numbers or texts have this name. Rename one.")
+            values[name] = leaf
+        elif isinstance(leaf, complex | bytes | bytearray):
+            raise CheckpointError(
+                f"{format_link(link)}: {type(leaf).__name__} cannot be saved, only arrays, "
+                "integers, floats, strings and bools; make it an array"
+            )
+    return values
 
 
 def as_lazy(name: str, array: Any) -> LazyArray:

@@ -30,6 +30,9 @@ DTYPES = {
 }
 """The dtypes of checkpoints: fmapper's name -> the name in safetensors."""
 
+STORED_DTYPES = frozenset(DTYPES) | {"complex128"}
+"""The dtypes of formats that are not safetensors, which has no complex128."""
+
 
 @lru_cache(256)
 def numpy_dtype(name: str) -> Any:

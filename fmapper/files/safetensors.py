@@ -356,12 +356,14 @@ def lay_out(
     Raises:
         Misfit: The format does not support a dtype, or the header would be too long.
     """
-    fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    fields: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     places: dict[str, Entry] = {}
     start = 0
     for name, dtype, shape in arrays:
         if dtype not in DTYPES:
             raise Misfit(f"{name}: safetensors has no {dtype}; cast it before saving")
+        if name == _METADATA:
+            raise Misfit(f"{name}: safetensors keeps its metadata under this name; rename it")
         end = start + math.prod(shape) * _SIZES[DTYPES[dtype]]
         fields[name] = {
             "dtype": DTYPES[dtype],

@@ -476,8 +476,19 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         """Returns a PRNG key as its words, and integers of few bits as bytes."""
         from fmapper_adapters.jax.arrays import few_bits
 
-        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-        return jax.random.key_data(array) if is_key else few_bits.in_bytes(array)
+        if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return few_bits.in_bytes(array)
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.eval_shape(jax.random.key_data, array)
+        return jax.random.key_data(array)
+
+    def from_portable(self, array: Any, old: Any) -> Any:
+        """Returns the PRNG keys that have these words."""
+        from fmapper_adapters.jax._private import key_kind
+
+        if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+            return array
+        return jax.random.wrap_key_data(array, impl=key_kind(old.dtype).name)
 
 
 def _is_usable(array: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from fmapper.backends.discovery import all_adapters
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
+from fmapper.files.bounds import check_name
 from fmapper.files.safetensors import MOST_BYTES
 from fmapper.files.untrusted import Misfit, member, show
 from fmapper.files.urls import Place, Url
@@ -218,6 +219,37 @@ def _format_for(path: Path, name: str | None) -> Format:
     raise CheckpointError(f"{name!r} is not a format.{hint} Known formats: {', '.join(names)}.")
 
 
+def check_contents(contents: Contents) -> None:
+    """Checks that what is to be written can be read again, whatever the format.
+
+    Raises:
+        CheckpointError: A name, a text or a number cannot be kept; says which.
+    """
+    for name in itertools.chain(contents.arrays, contents.ties, contents.values):
+        try:
+            check_name(name)
+        except Misfit:
+            raise CheckpointError(
+                f"{show(name)}: cannot be saved under this name, which is too long or has "
+                "characters that cannot be printed. Rename the key."
+            ) from None
+    for name in contents.values.keys() & (contents.arrays.keys() | contents.ties.keys()):
+        raise CheckpointError(f"{show(name)}: is both an array and a number or text. Rename one.")
+    for key, text in contents.metadata.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise CheckpointError(
+                f"metadata[{key!r}]: is of type {type(text).__name__}, where texts are kept by name"
+            )
+    texts = {**contents.metadata, **{f"metadata {key}": key for key in contents.metadata}}
+    for name, text in itertools.chain(contents.values.items(), texts.items()):
+        if isinstance(text, str) and not _is_unicode(text):
+            raise CheckpointError(f"{show(name)}: a text with half of a surrogate pair")
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def merge_ties(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns each object under its first name, and a map from other names to that one."""
     first: dict[int, str] = {}
@@ -243,7 +275,7 @@ def nest(named: Mapping[str, Any]) -> Any:
         if last in node:
             raise CheckpointError(f"{name} is both an array and the parent of other arrays")
         node[last] = value
-    return tree.get("", tree) if [*tree] == [""] else tree
+    return tree[""] if [*named] == [""] else tree
 
 
 def file_in(folder: Path, name: str) -> Path:

@@ -20,7 +20,7 @@ from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json
 from fmapper.files.bounds import check_count, check_name
-from fmapper.files.dtypes import DTYPES, name_of_dtype, numpy_dtype
+from fmapper.files.dtypes import STORED_DTYPES, name_of_dtype, numpy_dtype
 from fmapper.files.untrusted import Misfit, show, within
 from fmapper.files.zips import DEFLATED, STORED, ZipMember, ZipMembers
 
@@ -33,6 +33,16 @@ _USUAL = re.compile(  # as NumPy writes it
     rb"\{'descr': '([<>|=]?[biufc][0-9]{1,2})', 'fortran_order': (True|False), "
     rb"'shape': \(([0-9]{1,19},|[0-9]{1,19}(?:, [0-9]{1,19}){1,63}|)\), \}[ \n]*"
 )
+_AS_INTEGERS = STORED_DTYPES | {  # of dtypes that NumPy lacks
+    "int4",
+    "uint4",
+    "int2",
+    "uint2",
+    "float4_e2m1fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+}
 _LOCAL = 30  # bytes before the name of a member
 _LONGEST_NAME = 1 << 12
 _FIRST = 192  # bytes of a member that are read at first: headers of NumPy have 128
@@ -86,6 +96,8 @@ class Npz(Format):
             for name, array in contents.arrays.items():
                 dtype = array.dtype
                 if not hasattr(np, dtype.name):  # of ml_dtypes
+                    if dtype.name not in _AS_INTEGERS:
+                        raise CheckpointError(f"{name}: npz has no {dtype.name}")
                     strange[name] = dtype.name
                     dtype = np.dtype(f"u{dtype.itemsize}")
                 member = zipfile.ZipInfo(f"{name}.npy")
@@ -240,7 +252,7 @@ def _member(
 
 
 def _check_dtype(dtype: str) -> str:
-    if dtype not in DTYPES and dtype not in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn"):
+    if dtype not in _AS_INTEGERS:
         raise Misfit(f"{show(dtype)} is an unknown dtype")
     return dtype
 

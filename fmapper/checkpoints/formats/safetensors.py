@@ -220,6 +220,8 @@ def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str
 
 
 def _metadata(contents: Contents) -> dict[str, str]:
+    if _ABOUT in contents.metadata:
+        raise CheckpointError(f"metadata[{_ABOUT!r}]: fmapper writes its own under this name")
     text = about_to_text(contents)
     return {"format": "pt", **contents.metadata, **({_ABOUT: text} if text else {})}
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
-    DTYPES,
+    STORED_DTYPES,
     Contents,
     Format,
     LazyArray,
@@ -57,7 +57,7 @@ class Msgpack(Format):
             reader = _Reader(file, handle)
             contents = Contents({}, files=(path,))
             try:
-                reader.value("", contents)
+                reader.value(None, contents)
                 if reader.at != file.size:
                     raise Misfit("has trailing bytes")
             except (Misfit, CheckpointError) as error:
@@ -69,7 +69,7 @@ class Msgpack(Format):
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         tree = nest({**contents.arrays, **tied, **contents.values})
         with out.open() as file:
-            _write(out, file, tree, "")
+            _write(out, file, tree, None)
 
 
 class _Reader:
@@ -98,11 +98,12 @@ class _Reader:
         form = _FORMS[code]
         return form.unpack(self.take(form.size))[0]
 
-    def value(self, name: str, contents: Contents) -> None:
-        """Reads a value, and records the arrays in it under their names."""
-        found = self.item(name, contents)
+    def value(self, place: str | None, contents: Contents) -> None:
+        """Reads a value, and records the arrays in it under their names; None is the root."""
+        found = self.item(place, contents)
         if found is None or found is _ENTERED:
             return
+        name = place or ""
         check_name(name)
         self.length += len(name)
         check_count(self.length, "bytes of names")
@@ -115,7 +116,7 @@ class _Reader:
             contents.values[name] = found
             check_count(len(contents.values), "values")
 
-    def item(self, name: str, contents: Contents | None) -> Any:
+    def item(self, name: str | None, contents: Contents | None) -> Any:
         """Reads a value; returns `_ENTERED` for a container, whose arrays are recorded.
 
         Without contents, containers are not allowed.
@@ -137,7 +138,7 @@ class _Reader:
             size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
             self._enter(size)
             for at in range(size):
-                self.value(f"{name}.{at}" if name else str(at), contents)
+                self.value(_join(name, at), contents)
             self.depth -= 1
             return _ENTERED
         if 0x80 <= tag <= 0x8F or tag in _MAPS:
@@ -163,7 +164,7 @@ class _Reader:
         except UnicodeDecodeError:
             raise Misfit("contains text that is not UTF-8") from None
 
-    def _map(self, size: int, name: str, contents: Contents) -> Any:
+    def _map(self, size: int, name: str | None, contents: Contents) -> Any:
         inner = Contents({})
         names = set()
         self._enter(size)
@@ -177,13 +178,13 @@ class _Reader:
             if _CHUNKED in names:
                 self.value(key, inner)
                 continue
-            full = f"{name}.{key}" if name else key
+            full = _join(name, key)
             check_name(full)
             self.value(full, contents)
         self.depth -= 1
-        return self._join(inner) if _CHUNKED in names else _ENTERED
+        return self._unite(inner) if _CHUNKED in names else _ENTERED
 
-    def _join(self, inner: Contents) -> LazyArray:
+    def _unite(self, inner: Contents) -> LazyArray:
         """Joins an array that Flax has split into chunks."""
         shape = [inner.values.get(f"shape.{at}") for at in range(len(inner.values) - 1)]
         pieces = [inner.arrays.get(f"chunks.{at}") for at in range(len(inner.arrays))]
@@ -219,7 +220,7 @@ class _Reader:
         if found is None:
             return None
         sizes, dtype = found[1], found[2][1:].decode("latin1")
-        if found[2][0] - 0xA0 != len(dtype) or dtype not in DTYPES:
+        if found[2][0] - 0xA0 != len(dtype) or dtype not in STORED_DTYPES:
             return None
         shape, at = [], 1
         while at < len(sizes):
@@ -240,7 +241,7 @@ class _Reader:
             raise Misfit("contains an array without shape, dtype and values")
         shape = self._shape()
         dtype = self.item("", None)
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in STORED_DTYPES:
             raise Misfit(f"contains an array of unknown dtype {show(dtype)}")
         tag = self.take(1)[0]
         if tag not in (0xC4, 0xC5, 0xC6):
@@ -304,7 +305,11 @@ _EXTENSIONS: dict[int, int | str] = {
 }
 
 
-def _write(out: Writer, target: BinaryIO, value: Any, name: str) -> None:
+def _join(name: str | None, key: object) -> str:
+    return str(key) if name is None else f"{name}.{key}"
+
+
+def _write(out: Writer, target: BinaryIO, value: Any, name: str | None) -> None:
     import msgpack
 
     if isinstance(value, dict):
@@ -312,13 +317,13 @@ def _write(out: Writer, target: BinaryIO, value: Any, name: str) -> None:
         target.write(packer.pack_map_header(len(value)))
         for key, child in value.items():
             target.write(packer.pack(key))
-            _write(out, target, child, f"{name}.{key}" if name else key)
+            _write(out, target, child, _join(name, key))
     elif not isinstance(value, LazyArray):
-        target.write(msgpack.packb(value))
-    elif value.dtype.name not in DTYPES:
+        target.write(_packed_value(name or "", value))
+    elif value.dtype.name not in STORED_DTYPES:
         raise CheckpointError(f"{name}: msgpack of Flax has no {value.dtype.name}")
     elif value.nbytes <= _MOST_CHUNK:
-        _write_array(out, target, value, name)
+        _write_array(out, target, value, name or "")
     else:
         packer = msgpack.Packer()
         step = _MOST_CHUNK // value.dtype.itemsize
@@ -331,7 +336,18 @@ def _write(out: Writer, target: BinaryIO, value: Any, name: str) -> None:
         for at, start in enumerate(starts):
             target.write(packer.pack(str(at)))
             part = flat.slice(start, min(start + step, flat.shape[0]))
-            _write_array(out, target, part, name)
+            _write_array(out, target, part, name or "")
+
+
+def _packed_value(name: str, value: Any) -> bytes:
+    import msgpack
+
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise CheckpointError(f"{show(name)}: msgpack has no integers of more than 64 bits")
+    if isinstance(value, str) and len(value.encode()) > _LONGEST:
+        raise CheckpointError(f"{show(name)}: is a text of more than {_LONGEST:,} bytes")
+    packed: bytes = msgpack.packb(value)
+    return packed
 
 
 def _write_array(out: Writer, target: BinaryIO, array: LazyArray, name: str) -> None:

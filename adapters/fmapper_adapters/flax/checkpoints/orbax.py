@@ -20,7 +20,7 @@ import numpy as np
 
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
-    DTYPES,
+    STORED_DTYPES,
     Contents,
     Format,
     LazyArray,
@@ -96,10 +96,20 @@ class Orbax(Format):
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         values = {name: value for name, value in contents.values.items() if value is not None}
         for name, array in contents.arrays.items():
-            if array.dtype.name not in DTYPES:
+            if array.dtype.name not in STORED_DTYPES:
                 raise CheckpointError(f"{name}: orbax has no {array.dtype.name}")
             if not array.size:
                 raise CheckpointError(f"{name}: orbax does not support arrays without elements")
+        for name, value in values.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                raise CheckpointError(f"{name}: orbax has no integers of more than 64 bits")
+        for name in (*contents.arrays, *contents.ties, *values):
+            if _leads_out(name):
+                raise CheckpointError(
+                    f"{name}: orbax uses names as paths, and this one leads out of the folder"
+                )
+        if not contents.arrays and not values:
+            raise CheckpointError("orbax does not write a checkpoint without arrays and values")
         registry = handlers.create_type_handler_registry(
             (LazyArray, _in_parts(out)),
             (jax.Array, handlers.ArrayHandler()),  # there is none; without it orbax warns
@@ -136,13 +146,17 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
         name = ".".join(str(key.get("key")) for key in keys if isinstance(key, dict))
         with within(ascii(name)[1:-1][:60]):
             check_name(name)
-            if name.startswith("/") or ".." in name.split("/"):
+            if _leads_out(name):
                 raise Misfit("leads out of the folder")
             for file in (".zarray", "zarr.json"):
                 place = f"{folder}/{name}/{file}"  # a few bytes, and only without OCDBT
                 if os.path.exists(place) and os.path.getsize(place) > _MOST_ABOUT:
                     raise Misfit(f"has a {file} that is too large")
     return about
+
+
+def _leads_out(name: str) -> bool:
+    return name.startswith("/") or ".." in name.split("/")
 
 
 def _count(about: dict[str, Any]) -> int:
@@ -235,7 +249,7 @@ class _Chunked(LazyArray):
 
     def __init__(self, stores: _Stores, name: str, about: Any) -> None:
         dtype = np.dtype(about.dtype).name
-        if dtype not in DTYPES:
+        if dtype not in STORED_DTYPES:
             raise CheckpointError(f"{stores.folder}: {name}: has the unknown dtype {dtype}")
         self.shape, self.dtype = tuple(map(int, about.shape)), np.dtype(about.dtype)
         self._stores, self._name = stores, name

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
-    DTYPES,
+    STORED_DTYPES,
     Contents,
     LazyArray,
     Misfit,
@@ -58,6 +60,18 @@ def read_tensors(part: Part, handle: int) -> Contents:
     except Misfit as error:
         raise CheckpointError(f"{path}: {error}") from None
     return contents
+
+
+def torch_dtype(name: str, array: LazyArray) -> torch.dtype:
+    """Returns the dtype of torch for an array to be written.
+
+    Raises:
+        CheckpointError: Torch has none, or does not save it.
+    """
+    dtype = getattr(torch, array.dtype.name, None)
+    if not isinstance(dtype, torch.dtype) or array.dtype.name not in STORED_DTYPES:
+        raise CheckpointError(f"{name}: torch does not save {array.dtype.name}; cast it first")
+    return dtype
 
 
 class Part:
@@ -132,7 +146,7 @@ class Archive:
         if key not in self._begins:
             self._begins[key] = self._members.begin(member)
         dtype, item = tensor.dtype
-        if dtype not in DTYPES:
+        if dtype not in STORED_DTYPES:
             raise Misfit(f"{name}: has the unsupported dtype {dtype}")
         if tensor.storage.elements * tensor.storage.dtype.size > member.size:
             raise Misfit(f"{name}: is damaged: it exceeds its storage")

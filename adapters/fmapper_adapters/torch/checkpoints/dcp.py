@@ -18,7 +18,7 @@ import torch
 
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
-    DTYPES,
+    STORED_DTYPES,
     Contents,
     Format,
     LazyArray,
@@ -32,7 +32,7 @@ from fmapper.checkpoints import (
     show,
     within,
 )
-from fmapper_adapters.torch.checkpoints.archive import Archive, Part
+from fmapper_adapters.torch.checkpoints.archive import Archive, Part, torch_dtype
 from fmapper_adapters.torch.checkpoints.pickled import (
     Dtype,
     NotAllowed,
@@ -44,7 +44,8 @@ from fmapper_adapters.torch.checkpoints.pickled import (
 
 _METADATA = ".metadata"
 _MOST_METADATA = 64 << 20  # bytes
-_MOST_VALUE = 1 << 20  # bytes of a number or string
+_LONGEST = 1 << 20  # bytes of a string
+_MOST_VALUE = _LONGEST + (1 << 14)  # of its file
 _MOST_DIMENSIONS = 64
 _MOST_MEMBERS = 20  # of a piece; torch writes up to ten
 _MOST_CELLS = 16_000_000  # of all grids whose lines are the edges of pieces
@@ -105,10 +106,11 @@ class Dcp(Format):
         arrays = contents.arrays
         tied = {name: arrays[first] for name, first in contents.ties.items()}
         tree: dict[str, Any] = dict(contents.values)
+        for name, value in contents.values.items():
+            if isinstance(value, str) and len(value.encode()) > _LONGEST:
+                raise CheckpointError(f"{name}: is a text of more than {_LONGEST:,} bytes")
         for name, array in {**arrays, **tied}.items():
-            dtype = getattr(torch, array.dtype.name, None)
-            if not isinstance(dtype, torch.dtype):
-                raise CheckpointError(f"{name}: torch has no {array.dtype.name}")
+            dtype = torch_dtype(name, array)
             tree[name] = torch.empty(array.shape, dtype=dtype, device="meta")
 
         class Planner(checkpoint.DefaultSavePlanner):  # type: ignore[misc]
@@ -287,7 +289,7 @@ class _Piece(LazyArray):
     """A part of an array, in a zip file of its own."""
 
     def __init__(self, name: str, part: Part, shape: tuple[int, ...], dtype: Any) -> None:
-        if type(dtype) is not Dtype or dtype.name not in DTYPES:
+        if type(dtype) is not Dtype or dtype.name not in STORED_DTYPES:
             raise Misfit("is of an unknown dtype")
         stored = StoredArray(part.file, part.start, shape, dtype.name)
         self.shape, self.dtype = shape, stored.dtype

@@ -27,7 +27,7 @@ from fmapper.checkpoints import (
     read_settings,
 )
 from fmapper_adapters.torch._private import FakeTensorMode
-from fmapper_adapters.torch.checkpoints.archive import Part, read_tensors
+from fmapper_adapters.torch.checkpoints.archive import Part, read_tensors, torch_dtype
 
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # the first pickle: a magic number
 _FILE = "pytorch_model.bin"
@@ -70,9 +70,7 @@ class PtFile(Format):
         tensors: dict[str, Any] = {}
         with FakeTensorMode():
             for name, array in contents.arrays.items():
-                dtype = getattr(torch, array.dtype.name, None)
-                if not isinstance(dtype, torch.dtype):
-                    raise CheckpointError(f"{name}: torch has no {array.dtype.name}")
+                dtype = torch_dtype(name, array)
                 tensors[name] = torch.empty(array.shape, dtype=dtype)
         tied = {name: tensors[first] for name, first in contents.ties.items()}
         layout = out.path.with_name(f"{out.path.name}.layout")
