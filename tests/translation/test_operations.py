@@ -172,3 +172,43 @@ def test_values_under_a_mask_and_integers_as_padding():
     assert "jnp.where((x[:, 0] > 0)[..., None], 3.0, x)" in code, code
     code = printed((torch.arange(6),), lambda x: F.pad(x, (1, 2), value=1.0))
     assert "constant_values=1)" in code
+
+
+class Positions(nn.Module):
+    """Adds a table that its state dict does not have."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x):
+        return x + self.table[..., : x.shape[-2], :]
+
+
+def tables_of_sines():
+    positions = torch.arange(1024.0)[:, None]
+    few = positions * (1 / 10000 ** (torch.arange(0, 8, 2) / 8))
+    yield torch.cat([few.sin(), few.cos()], dim=1)  # GPT-J
+    many = positions * torch.exp(torch.arange(16.0) * (-np.log(10000.0) / 15))
+    padded = torch.cat([many.sin(), many.cos()], dim=1)
+    padded[1] = 0  # fairseq
+    yield padded
+    yield torch.stack([many.sin(), many.cos()], dim=-1).reshape(1, 1024, 32)  # Vaswani et al.
+
+
+@pytest.mark.parametrize("table", [*tables_of_sines()], ids=["few", "padded", "in turn"])
+def test_sines_of_positions_are_computed_to_the_bit(table):
+    code = fmapper.source(Positions(table), "flax", (torch.zeros(1, 1024, table.shape[-1]),))
+    assert re.search(r"sinusoids\(\s*1024,", code)
+    assert max(map(len, code.splitlines())) < 400
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    found = space["Positions"](rngs=nnx.Rngs(0)).table[...]
+    np.testing.assert_allclose(found, table.numpy(), rtol=0, atol=2e-7)
+
+
+def test_tables_of_other_numbers_stay_numbers():
+    table = next(tables_of_sines())
+    table[700, 3] += 1e-3
+    code = fmapper.source(Positions(table), "flax", (torch.zeros(1, 1024, 8),))
+    assert "sinusoids" not in code

@@ -62,6 +62,7 @@ _IMPORTS = {
 _RESERVED = frozenset({"load_weights", "take_apart", "SLICES", "RENAMED", "ARRAYS"})
 _MOST = 64  # elements of an array that is written out
 _FEW = 8  # also where the state dict has it
+_ROUNDED = 2e-7  # how far a sine in float32 may be from the exact one
 
 
 class JaxDialect(Dialect):
@@ -159,11 +160,8 @@ class JaxDialect(Dialect):
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
             return expr("jnp.array({0}, dtype={1})", literal(values.tolist()), dtype)
-        data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
-        raw = expr(
-            "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name
-        )
-        return expr("jnp.array({0}.reshape({1}))", raw, tuple(int(s) for s in values.shape))
+        shape = tuple(int(s) for s in values.shape)
+        return expr("jnp.array({0}.reshape({1}))", _print_bytes(values), shape)
 
     def is_long(self, array: Any) -> bool:
         """Returns whether an array is neither small nor computed."""
@@ -256,6 +254,10 @@ def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
         square = np.broadcast_to(np.tri(*values.shape[-2:]), values.shape)
         if (values == square).all():
             return expr("jnp.tril(jnp.ones({0}, {1}))", tuple(values.shape), dtype)
+        if values.dtype == np.float32 and values.size > _MOST:
+            found = _compute_sinusoids(values)
+            if found is not None:
+                return found
     if values.dtype == np.float32 and values.ndim == 1 and values.size > 1 and flat[0] == 1:
         size = values.size
         if flat[-1] > 0:
@@ -267,6 +269,73 @@ def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
                         power = f"jnp.arange(0, {2 * size}, 2) / {2 * size}"
                         return expr(f"1.0 / {float(guess)!r} ** ({power})")
     return None
+
+
+def _print_bytes(values: Any) -> ast.expr:
+    """Returns the code for the elements of an array, from its bytes."""
+    data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
+    return expr(
+        "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name
+    )
+
+
+def _compute_sinusoids(values: Any) -> ast.expr | None:
+    """Returns the code for a table of the sines and cosines of positions."""
+    rows = values.reshape(-1, values.shape[-1])
+    count, width = rows.shape
+    if count != values.shape[-2] or count < 4 or width % 2 or np.abs(rows).max() > 1:
+        return None
+    empty = np.flatnonzero(~rows.any(axis=1))  # that for padding
+    if len(empty) > 1 or 0 in empty:
+        return None
+    for interleaved in (False, True):
+        half = width // 2
+        sines = rows[:, ::2] if interleaved else rows[:, :half]
+        cosines = rows[:, 1::2] if interleaved else rows[:, half:]
+        frequencies = _find_frequencies(sines, cosines, np.delete(np.arange(count), empty))
+        if frequencies is None:
+            continue
+        node = expr(
+            f"sinusoids({{0}}, {{1}}{', interleaved=True' if interleaved else ''})",
+            count,
+            _print_frequencies(frequencies),
+        )
+        if len(empty):
+            node = expr("{0}.at[{1}].set(0.0)", node, int(empty[0]))
+        return node if values.ndim == 2 else expr("{0}.reshape({1})", node, tuple(values.shape))
+    return None
+
+
+def _find_frequencies(sines: Any, cosines: Any, kept: Any) -> Any:
+    """Returns the frequencies in float32 that give a table, to the bit; None if there are none."""
+    at = int(kept[1])
+    near = np.arctan2(sines[at].astype(np.float64), cosines[at].astype(np.float64)) / at
+    near = near.astype(np.float32)
+    if sines[0].any() or (cosines[0] != 1).any() or (near <= 0).any():
+        return None
+    found, least = near, np.full(near.shape, np.inf)
+    positions = kept.astype(np.float32)[:, None]
+    for step in (0, 1, -1, 2, -2, 3, -3):  # the last bits are in doubt after one row
+        tried = (near.view(np.int32) + step).view(np.float32)
+        angles = (positions * tried).astype(np.float64)
+        apart = np.maximum(
+            np.abs(np.sin(angles) - sines[kept]), np.abs(np.cos(angles) - cosines[kept])
+        ).max(axis=0)
+        found, least = np.where(apart < least, tried, found), np.minimum(apart, least)
+    return found if (least < _ROUNDED).all() else None
+
+
+def _print_frequencies(frequencies: Any) -> ast.expr:
+    """Returns the code for frequencies: their progression if that gives the same bits."""
+    size = len(frequencies)
+    for count in (size, size - 1):
+        if size > 1 and count and frequencies[0] == 1:
+            base = round(float(np.float64(frequencies[1]) ** -count))
+            if (np.float32(base ** -(np.arange(size) / count)) == frequencies).all():
+                return expr(f"{float(base)!r} ** -(np.arange({size}) / {count})")
+    if size <= _FEW:
+        return literal([float(str(one)) for one in frequencies])
+    return _print_bytes(frequencies)
 
 
 def _record(cls: str, fields: Sequence[str]) -> str:

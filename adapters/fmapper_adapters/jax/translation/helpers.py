@@ -51,6 +51,16 @@ def as_strided(x, shape, strides, offset=0):
     return x.reshape(-1)[at]
 ''')
 _enter('''
+def sinusoids(length, frequencies, interleaved=False):
+    """Returns the sines, then the cosines, of positions times frequencies; or both in turn."""
+    frequencies = jnp.asarray(frequencies, jnp.float32)
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies
+    both = [jnp.sin(angles), jnp.cos(angles)]
+    if interleaved:
+        return jnp.stack(both, axis=-1).reshape(length, -1)
+    return jnp.concatenate(both, axis=-1)
+''')
+_enter('''
 def prelu(x, weight):
     """Multiplies what is not above zero by a weight."""
     return jnp.where(x > 0, x, x * weight)
