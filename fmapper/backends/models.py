@@ -218,7 +218,8 @@ class Models(Framework):
         Returns:
             A function of the rate of descent and of a disturbance `off`: weights are multiplied by
             `1 + off * cos(0), 1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
-            so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps.
+            so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps; or the outputs
+            and `refused`, where the framework cannot differentiate the model: why.
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 

@@ -31,3 +31,32 @@ def test_dropout_inside_of_layers_is_left_out(module, args):
     assert any(key.startswith("after.") for key in first)
     for key, value in first.items():
         np.testing.assert_array_equal(value, second[key])
+
+
+class Overwriting(nn.Module):
+    """Overwrites what its gradient needs, unless it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.dense(x).exp()
+        return y + 1 if self.training else y.add_(1)
+
+
+def test_a_model_without_gradients_has_outputs_and_a_reason():
+    found = training_steps(Overwriting(), (x,), {}, train=False)(0.1, 0.0)
+    assert set(found) == {"output.0", "refused"}
+    assert "inplace operation" in str(found["refused"])
+    assert "gradient.dense.weight" in training_steps(Overwriting(), (x,), {}, train=True)(0.1, 0.0)
+
+
+def test_a_proof_says_where_there_are_no_gradients():
+    pytest.importorskip("flax.nnx")
+    from fmapper.translation.source import translate
+
+    _, _, proof = translate(Overwriting(), "flax", (x,), train=True, proved=True)
+    assert proof
+    assert set(proof.errors) == {"eval outputs", "train outputs", "train gradients", "train steps"}
+    assert "eval gradients not compared, since the source has none (one of the" in str(proof)

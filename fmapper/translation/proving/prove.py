@@ -44,6 +44,8 @@ class Proof:
         data: What was compared with: the arrays of the source, what it was given, and what it gave.
         script: The script that compares.
         name: The class of the model in the file.
+        refused: Modes in which the source cannot be differentiated, so that its outputs alone were
+            compared -> why.
     """
 
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Proof:
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
     script: str = field(default="", repr=False)
     name: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         bounds = self.bounds
@@ -68,11 +71,16 @@ class Proof:
         return found
 
     def __str__(self) -> str:
-        return ", ".join(
+        told = [
             f"{what} {error:.1e}"
             + (f" (a rounding of its weights: {self.own[what]:.1e})" if self._is_own(what) else "")
             for what, error in self.errors.items()
-        )
+        ]
+        told += [
+            f"{mode} gradients not compared, since the source has none ({why})"
+            for mode, why in self.refused.items()
+        ]
+        return ", ".join(told)
 
     def _is_own(self, what: str) -> bool:
         return self.bounds[what] > LIMITS[what.rpartition(" ")[2]]
@@ -111,12 +119,15 @@ def prove(
     modes = ["eval"] if only_evaluation else list(source.modes)
     arrays: dict[str, Any] = {}
     own: dict[str, float] = {}
+    refused: dict[str, str] = {}
     if only_evaluation:
         found = origin.training_steps(model, args, kwargs, train=False)(RATES[0], 0.0)
         outputs = {key: value for key, value in found.items() if key.startswith("output.")}
         arrays = {f"eval.{key}": value for key, value in outputs.items()}
     for mode in modes if not only_evaluation else ():
         found, apart = _learn(origin.training_steps(model, args, kwargs, train=mode == "train"))
+        if "refused" in found:
+            refused[mode] = str(found.pop("refused"))
         arrays |= {f"{mode}.{key}": value for key, value in found.items()}
         own |= {f"{mode} {what}": one for what, one in apart.items()}
     for name, array in whole_arrays(program, to_numpy, np.stack).items():
@@ -153,7 +164,7 @@ def prove(
             f"{source.name}: the generated file does not run: {last[0]}. It was not saved."
         )
     errors = json.loads(done.stdout.strip().splitlines()[-1])
-    return Proof(errors, own, arrays, target.proof(), source.name)
+    return Proof(errors, own, arrays, target.proof(), source.name, refused)
 
 
 def _learn(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
@@ -174,6 +185,8 @@ def _learn(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any
         own = dict.fromkeys(words.values(), 0.0)
         for key, value in found.items():
             kind = key.partition(".")[0]
+            if kind == "refused":
+                continue
             apart = _distance(other.get(key, value), value, least[kind])
             if kind == "after" and not np.isfinite(value).all():
                 apart = 1.0  # it has left the numbers

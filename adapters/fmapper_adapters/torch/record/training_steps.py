@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -93,7 +94,13 @@ def _run(model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float
         loss = _loss(_outputs(model, args, inputs))
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return found
-        gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
+        except RuntimeError as error:  # such as that of values which the model has overwritten
+            if isinstance(error, torch.OutOfMemoryError) or "alloc" in str(error):
+                raise
+            outputs = {key: value for key, value in found.items() if key.startswith("output.")}
+            return outputs | {"refused": np.array(f"{error}".partition("\n")[0][:_LONGEST])}
         with torch.no_grad():
             for (name, parameter), gradient in zip(learned.items(), gradients, strict=True):
                 if gradient is None:
@@ -129,6 +136,7 @@ class _WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_LONGEST = 200  # characters of an error that are told
 _ATTENTION_RATE = 10  # what is called in there is not seen
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DROPOUT = {
