@@ -7,7 +7,7 @@ import copy
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fmapper.programs.sizes import size_of
@@ -18,14 +18,16 @@ class Sizes:
     """The known symbols of one function.
 
     Args:
-        given: Symbols that are parameters.
+        given: Sizes that are parameters.
     """
 
     def __init__(self, given: dict[str, ast.expr]) -> None:
-        self._known: dict[str, ast.expr] = dict(given)
-        self._fixed = set(given)
+        self._known: dict[str, ast.expr] = {}
+        self._fixed: set[str] = set()
         self._costly: dict[str, ast.expr] = {}  # of arrays that would be computed for it
         self.asked: Counter[str] = Counter()
+        for size, node in given.items():
+            self.call(size, node)
 
     def is_named(self, symbol: str) -> bool:
         """Returns whether a symbol is a variable or a parameter."""
@@ -36,9 +38,11 @@ class Sizes:
         return frozenset(self._known)
 
     def call(self, symbol: str, node: ast.expr) -> None:
-        """Binds a symbol to a variable."""
+        """Binds a symbol, or an expression of some, to a variable."""
         self._known[symbol] = node
         self._fixed.add(symbol)
+        for inner, code in _find_terms(symbol, node):
+            self._known.setdefault(inner, code)
 
     def learn(self, value: Value) -> None:
         """Learns symbols from the sizes of an array."""
@@ -46,6 +50,8 @@ class Sizes:
         for i, size in enumerate(value.shape):
             if isinstance(size, str) and size not in self._known:
                 known[size] = expr("{0}.shape[{1}]", value.node, i)
+                for inner, code in _find_terms(size, known[size]):
+                    known.setdefault(inner, code)
 
     def forget(self, variable: str) -> None:
         """Forgets the sizes that were known from a reassigned variable."""
@@ -102,6 +108,24 @@ class Sizes:
             self._known[symbol] = known
             return True
         return False
+
+
+def _find_terms(size: str, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yields what a number is added to in a size, and its code.
+
+    Examples:
+        >>> [(inner, text(code)) for inner, code in _find_terms("(s0 - 1)//4 + 1", expr("height"))]
+        [('(s0 - 1) // 4', 'height - 1')]
+    """
+    if size.isidentifier():
+        return
+    tree = ast.parse(_python(size), mode="eval").body
+    if not isinstance(tree, ast.BinOp) or not isinstance(tree.op, ast.Add | ast.Sub):
+        return
+    inner, more = tree.left, tree.right
+    if isinstance(more, ast.Constant) and not isinstance(inner, ast.Name):
+        back = "-" if isinstance(tree.op, ast.Add) else "+"
+        yield text(inner), expr(f"{{0}} {back} {{1}}", node, more.value)
 
 
 def _python(expression: str) -> str:
@@ -201,12 +225,36 @@ def _simple(node: ast.expr) -> ast.expr:
                 return _simple(ast.BinOp(right, node.op, left))
             if isinstance(node.op, ast.Mult) and left.value == 1:
                 return right
+        if isinstance(node.op, ast.FloorDiv):
+            found = _cancel(left, right)
+            if found is not None:
+                return found
         if isinstance(right, ast.Constant):
             same = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
             if same.get(type(node.op)) == right.value:
                 return left
         return ast.BinOp(left, node.op, right)
     return node
+
+
+def _cancel(left: ast.expr, right: ast.expr) -> ast.expr | None:
+    """Returns a quotient without the factors of its divisor, where it has all of them."""
+    factors = _factors(left)
+    for divisor in _factors(right):
+        at = [i for i, factor in enumerate(factors) if text(factor) == text(divisor)]
+        if not at:
+            return None
+        del factors[at[0]]
+    product: ast.expr | None = None
+    for factor in factors:
+        product = factor if product is None else expr("{0} * {1}", product, factor)
+    return product or ast.Constant(1)
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
 
 
 def _is_at_hand(node: ast.expr) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, refs_in
-from fmapper.programs.treespec import Ref
+from fmapper.programs.treespec import Ref, Size
 from fmapper.translation import naming
 from fmapper.translation.code import attribute, expr, identifier, literal, name, text
 from fmapper.translation.functions.expressions import Expressions
@@ -80,7 +80,7 @@ class BodyWriter(Parameters):
             returns: The structure of what it gives.
         """
         given, bare = self._parameters(unit)
-        sizes: tuple[str, ...] = ()
+        sizes: dict[str, str] = {}
         named: frozenset[str] = frozenset()
         while True:
             run = _Run(self, unit, given, bare, sizes, named)
@@ -92,7 +92,8 @@ class BodyWriter(Parameters):
                     continue
                 if error.symbol in sizes:
                     raise ConversionError(f"{unit.path}: the size {error.symbol}") from None
-                sizes = (*sizes, error.symbol)
+                taken = {*(key for key, _ in given), *sizes.values()}
+                sizes |= self._size_parameter(unit, error.symbol, {*sizes}, taken)
                 continue
             often = run.often_asked()
             if not often <= named:
@@ -101,7 +102,7 @@ class BodyWriter(Parameters):
             if run.keys:
                 take_keys(body, run.keys)
             body.shapes.append(shapes_of(self._structure.values, given, returns))
-            return Form(None, body, "", given, returns, sizes)
+            return Form(None, body, "", given, returns, tuple(sizes))
 
     def draws(self, unit: Unit) -> bool:
         """Returns whether a unit that is written draws random numbers."""
@@ -130,10 +131,10 @@ class _Run(Variables, Expressions, Flow):
         unit: Unit,
         given: tuple[tuple[str, Any], ...],
         wanted: set[str],
-        sizes: tuple[str, ...],
+        sizes: Mapping[str, str],
         named: frozenset[str],
     ) -> None:
-        parameters = (*(key for key, _ in given), *sizes)
+        parameters = (*(key for key, _ in given), *sizes.values())
         reserved = writer._dialect.reserved_names()
         self.keys = 0  # how many are given to what draws
         if writer._dialect.passes_keys:
@@ -143,6 +144,7 @@ class _Run(Variables, Expressions, Flow):
         self.owners = writer._owners
         self._dialect = writer._dialect
         self._given = given
+        self._size_parameters = sizes
         self._wanted = wanted
         self._layers = self._find_layers()
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
@@ -187,6 +189,7 @@ class _Run(Variables, Expressions, Flow):
         made = next((s for s in steps if isinstance(s, Call) and Ref(s.name) == returns), None)
         origin = self._line(made.source) if made is not None else ""
         self._body.statements.append(Statement(None, result, origin=origin))
+        self._drop_unused_sizes()
         self._body.comments = comments_on(self._body.statements, self._opaque)
         return self._body
 
@@ -241,6 +244,8 @@ class _Run(Variables, Expressions, Flow):
         self.told_at_first = self._sizes.symbols()
 
     def _bind_parameters(self) -> None:
+        for size, parameter in self._size_parameters.items():
+            self._hold_size(parameter, size)
         for parameter, _ in self._given:
             self._names.holds[parameter] = f"parameter {parameter}"
         for parameter, structure in self._given:
@@ -445,7 +450,8 @@ class _Run(Variables, Expressions, Flow):
             return
         if is_flat(returns):
             targets = []
-            bound = {}
+            bound: dict[str, str] = {}
+            counted: dict[str, str] = {}
             for i, one in enumerate(returns):
                 fresh = isinstance(one, Ref) and one.name in new and one.name not in self._env
                 if fresh and self._left[one.name]:
@@ -454,9 +460,16 @@ class _Run(Variables, Expressions, Flow):
                     targets.append(target)
                     self._names.holds[target] = one.name
                     bound[one.name] = target
+                elif isinstance(one, Size) and len(hinted) == len(returns) and hinted[i] != "_":
+                    targets.append(self._names.choose(hinted[i], set()))
+                    self._hold_size(targets[-1], one.expression)
+                    counted[one.expression] = targets[-1]
                 else:
                     targets.append("_")
             self._emit(tuple(targets), expr("{0}[0]", node) if len(targets) == 1 else node)
+            for size, target in counted.items():
+                self._sizes.call(size, name(target))
+                self._counted.add(target)
             for value, target in bound.items():
                 self._bind(value, name(target))
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, refs_in
-from fmapper.programs.treespec import Ref
+from fmapper.programs.treespec import Ref, Size
 from fmapper.translation.code import identifier
 from fmapper.translation.functions.forms import Form
 from fmapper.translation.units import Structure, Unit, is_array, local_array, refs_of
@@ -52,6 +52,25 @@ class Parameters:
             if value in wanted - taken and value in needed:
                 found.append((self._extra(value, {k for k, _ in found}), Ref(value)))
         return tuple(found), wanted
+
+    def _size_parameter(
+        self, unit: Unit, symbol: str, known: set[str], taken: set[str]
+    ) -> dict[str, str]:
+        """Returns a size that a unit is given, and its name: the argument with it, if there is one.
+
+        Args:
+            unit: The unit.
+            symbol: What is unknown in it.
+            known: The sizes that it is given already.
+            taken: The names of its parameters.
+        """
+        for key, size in unit.part.arguments.items():
+            if not isinstance(size, Size) or size.expression in known:
+                continue
+            if symbol in re.findall(r"[A-Za-z_]\w*", size.expression):
+                reserved = self._dialect.reserved_names() | {"key"}
+                return {size.expression: identifier(key, taken | reserved)}
+        return {symbol: symbol}
 
     def _find_needed(self, unit: Unit) -> set[str]:
         """Returns the values that a unit uses; a layer with dropout needs no key."""

@@ -6,7 +6,7 @@ import ast
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from fmapper.programs.program import Call
@@ -58,7 +58,7 @@ class Variables:
         unit: What the function computes.
         namer: What it has in common with others.
         parameters: Its parameters.
-        sizes: Those that are sizes.
+        sizes: Sizes, expressions of symbols, that are parameters -> their names.
         named: Sizes that get variables of their own.
         reserved: Names that mean something else there.
     """
@@ -69,7 +69,7 @@ class Variables:
         unit: Unit,
         namer: Namer,
         parameters: tuple[str, ...],
-        sizes: tuple[str, ...],
+        sizes: Mapping[str, str],
         named: frozenset[str],
         reserved: frozenset[str],
     ) -> None:
@@ -80,7 +80,8 @@ class Variables:
         self._named = named
         self._reserved = naming.RESERVED | reserved
         self._env: dict[str, Value] = {}
-        self._sizes = Sizes({symbol: name(symbol) for symbol in sizes})
+        self._sizes = Sizes({size: name(parameter) for size, parameter in sizes.items()})
+        self._counted: set[str] = set()  # variables of sizes that parts give
         self._body = Body(parameters)
         self._names = naming.Names(self._reserved - {*parameters})
         self._next: dict[str, str] = {}
@@ -125,6 +126,25 @@ class Variables:
                 self._body.statements.append(Statement((target,), one))
             return
         self._body.statements.append(Statement(tuple(targets), code))
+
+    def _hold_size(self, variable: str, size: str) -> None:
+        """Keeps a variable for a size, to the end."""
+        self._names.holds[variable] = f"size {size}"
+        self._left[f"size {size}"] = 10**6
+
+    def _drop_unused_sizes(self) -> None:
+        """Takes the sizes that a part gives and nobody reads from the targets."""
+        statements = list(self._body.walk())
+        read = {one.id for s in statements for one in ast.walk(s.node) if isinstance(one, ast.Name)}
+        read.update(
+            word for s in statements for head, _ in s.blocks for word in re.findall(r"\w+", head)
+        )
+        for statement in statements:
+            if statement.targets and self._counted & {*statement.targets} - read:
+                statement.targets = tuple(
+                    "_" if target in self._counted - read else target
+                    for target in statement.targets
+                )
 
     def often_asked(self) -> frozenset[str]:
         """Returns the sizes that the code uses more than once."""

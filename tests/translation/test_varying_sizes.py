@@ -1,0 +1,108 @@
+"""Sizes that vary, among the arguments and results of the parts of a model."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+
+
+class Attention(nn.Module):
+    """Attends to fewer places, as that of PVT."""
+
+    def __init__(self, width, ratio):
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.reduce = nn.Conv2d(width, width, ratio, ratio)
+
+    def forward(self, hidden_states, height, width):
+        batch, _, channels = hidden_states.shape
+        x = hidden_states.permute(0, 2, 1).reshape(batch, channels, height, width)
+        x = self.reduce(x).reshape(batch, channels, -1).permute(0, 2, 1)
+        return torch.softmax(self.query(hidden_states) @ x.transpose(1, 2), -1) @ x
+
+
+class Layer(nn.Module):
+    """Takes the sizes of a picture as numbers."""
+
+    def __init__(self, width, ratio):
+        super().__init__()
+        self.attention = Attention(width, ratio)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, hidden_states, height, width):
+        return hidden_states + self.attention(self.norm(hidden_states), height, width)
+
+
+class Embed(nn.Module):
+    """Gives the sizes of a picture as numbers."""
+
+    def __init__(self, width, out, stride):
+        super().__init__()
+        self.project = nn.Conv2d(width, out, 2 * stride - 1, stride, padding=stride - 1)
+
+    def forward(self, x):
+        x = self.project(x)
+        _, _, height, width = x.shape
+        return x.flatten(2).transpose(1, 2), height, width
+
+
+class Stages(nn.Module):
+    """Halves a picture from stage to stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.ModuleList([Embed(3, 8, 4), Embed(8, 12, 2), Embed(12, 16, 2)])
+        self.layers = nn.ModuleList(
+            [nn.ModuleList([Layer(w, r) for _ in range(2)]) for w, r in [(8, 4), (12, 2), (16, 1)]]
+        )
+
+    def forward(self, x):
+        batch = x.shape[0]
+        for embed, layers in zip(self.embed, self.layers, strict=True):
+            x, height, width = embed(x)
+            for layer in layers:
+                x = layer(x, height, width)
+            x = x.reshape(batch, height, width, -1).permute(0, 3, 1, 2).contiguous()
+        return x
+
+
+def test_sizes_that_parts_pass_on_have_their_names():
+    net, x = Stages(), torch.randn(2, 3, 64, 96)
+    code = fmapper.source(net, "flax", (x,))
+    assert code.count("def __call__(self, hidden_states, height, width):") == 2
+    assert "x, height, width = self.embed[0](x)" in code
+    assert "reshape(batch, self.in_features, height, width)" in code
+    assert not re.search(r"\bs\d+\b", code)
+    assert not re.search(r"^class \w+_2\b", code, re.MULTILINE)
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    model = space["Stages"](rngs=nnx.Rngs(0))
+    space["load_weights"](model, {key: one.numpy() for key, one in net.state_dict().items()})
+    for given in (x, torch.randn(1, 3, 128, 80)):
+        np.testing.assert_allclose(model(given.numpy()), net(given).detach(), atol=2e-5)
+
+
+class Sums(nn.Module):
+    """Gives a size that nobody reads, and one that is."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = Embed(3, 8, 2)
+
+    def forward(self, x):
+        y, height, _width = self.embed(x)
+        return y.reshape(x.shape[0], height, -1)
+
+
+def test_sizes_that_nobody_reads_have_no_name():
+    code = fmapper.source(Sums(), "flax", (torch.randn(2, 3, 16, 20),))
+    assert "y, height, _ = self.embed(x)" in code
