@@ -215,14 +215,16 @@ def in_torch(families: list[str], rank: int, port: int) -> None:
         make, example, output = MODELS[name]
         torch.manual_seed(0)
         module, example = as_float(make().eval(), example)
-        if name == "mixtral":  # of its others DTensor knows no operations on CPUs
-            module.config._experts_implementation = "batched_mm"
         own: Any = "model"
         if name not in ("llama", "mixtral"):
             model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
             own = dict(derive(model, {"data": 2, "model": 2}).axes)
         exact = copy.deepcopy(module).double()
         is_double = jax.config.jax_enable_x64
+        if name == "mixtral":  # torch has no grouped products in float64
+            exact.config._experts_implementation = "batched_mm"
+            if is_double:
+                module.config._experts_implementation = "batched_mm"
         optimizer = optimizer_of(module, is_double=is_double)
         new, new_optimizer = fmapper.shard((module, optimizer), mesh, own)
         batch = {n: fmapper.shard(x, mesh, ("data",)) if isinstance(x, torch.Tensor) else x
@@ -294,7 +296,8 @@ class Sent(TorchDispatchMode):
         if any(issubclass(cls, DTensor) for cls in types):
             return NotImplemented
         name = func.name().rpartition("::")[2]
-        if func.namespace == "_c10d_functional" and "wait" not in name and "_wrap" not in name:
+        is_sent = func.namespace == "_c10d_functional" and "wait" not in name
+        if (is_sent and "_wrap" not in name) or func.namespace == "c10d":
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ class Sent(TorchDispatchMode):
         if any(issubclass(cls, DTensor) for cls in types):
             return NotImplemented
         name = func.name().rpartition("::")[2]
-        if func.namespace == "_c10d_functional" and "wait" not in name and "_wrap" not in name:
+        is_sent = func.namespace == "_c10d_functional" and "wait" not in name
+        if (is_sent and "_wrap" not in name) or func.namespace == "c10d":
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -216,6 +218,71 @@ def check_convolutions_that_torch_cannot_divide_are_refused_by_name() -> None:
     with implicit_replication():
         found = fmapper.shard(net, MESH, ())(fmapper.shard(x, MESH, ("data",)))
     torch.testing.assert_close(found.full_tensor(), net(x))
+
+
+def experts_of(name: str, implementation: str) -> Any:
+    import transformers
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_local_experts": 4}
+    if name == "mixtral":
+        module: Any = MixtralExperts(transformers.MixtralConfig(**sizes))
+    else:  # with biases, transposed, gate and up in turns
+        module = GptOssExperts(transformers.GptOssConfig(**sizes))
+    module.config._experts_implementation = implementation
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+FEATURES = {
+    "mixtral": {"gate_up_proj": (None, "model"), "down_proj": (None, None, "model")},
+    "gpt_oss": {
+        "gate_up_proj": (None, None, "model"),
+        "down_proj": (None, "model"),
+        "gate_up_proj_bias": (None, "model"),
+    },
+}
+
+
+def check_experts_in_parts() -> None:
+    torch.manual_seed(0)
+    x, scores = torch.randn(12, 8), torch.rand(12, 4).softmax(-1)
+    values, chosen = scores.topk(2)
+    by_expert, zero = {"*_proj": ("model",)}, {"*_proj": (None, "data")}
+    gathered = {"all_gather_into_tensor": 2}
+    for name, implementation, rules, counts in (
+        ("mixtral", "grouped_mm", FEATURES["mixtral"], {"all_reduce": 1, "alltoall_base_": 1}),
+        ("mixtral", "batched_mm", FEATURES["mixtral"], {"all_reduce": 1, "alltoall_base_": 1}),
+        ("mixtral", "eager", FEATURES["mixtral"], gathered),
+        ("mixtral", "grouped_mm", {}, {}),
+        ("mixtral", "grouped_mm", by_expert, gathered),
+        ("mixtral", "grouped_mm", zero, gathered),
+        ("gpt_oss", "grouped_mm", FEATURES["gpt_oss"], {"all_reduce": 1}),
+    ):
+        module = experts_of(name, implementation)
+        new = fmapper.shard(module, MESH, rules)
+        given = [t.clone().requires_grad_(t.is_floating_point()) for t in (x, chosen, values)]
+        parts = [fmapper.shard(t, MESH, ("data",)) for t in (x, chosen, values)]
+        own = [t.detach().requires_grad_(t.is_floating_point()) for t in parts]
+        with Sent() as sent:
+            found = new(*own)
+        assert sent.counts == counts, (sent.counts, name, implementation, rules)
+        wanted = module(*given)
+        np.testing.assert_allclose(whole(found), wanted.detach(), rtol=1e-5, atol=1e-5)
+        (found**2).mean().backward()
+        (wanted**2).mean().backward()
+        pairs = [(own[0], given[0]), (own[2], given[2])]
+        pairs += zip(new.parameters(), module.parameters(), strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(whole(a.grad), b.grad, rtol=1e-5, atol=1e-5)
+        again = copy.deepcopy(new)
+        np.testing.assert_allclose(whole(again(*own)), whole(found), rtol=1e-6, atol=1e-6)
+
+
+def whole(tensor: Any) -> Any:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().numpy()
 
 
 def check_modules_of_fully_shard() -> None:

@@ -15,7 +15,7 @@ from fmapper.backends import Box, Meshes, Spec
 from fmapper.meshes import DimensionRule, box_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
-from fmapper_adapters.torch.meshes import fully_shard, layers, tp_plan
+from fmapper_adapters.torch.meshes import experts, fully_shard, layers, tp_plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,6 +116,7 @@ class TorchMeshes(Meshes):
                         "which can."
                     )
                 layers.localize(node)
+                experts.localize(node)
             if isinstance(node, _Convolution) and not layers.is_local(node):
                 self._check_convolution(where, node)
             dim = next((dim for cls, dim in _ADDED.items() if isinstance(node, cls)), None)
