@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def convert_checkpoint(
         plan = _plan(origin, contents, form, asked, rules)
         texts = _texts_beside(origin) if isinstance(form, SafetensorsFolder) and not rules else []
         partial = goal.with_name(f"{goal.name}.partial")
-        with _Staging(partial, plan, form) as (out, journal):
+        with _explain_full_disk(partial), _Staging(partial, plan, form) as (out, journal):
             form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
             for text in texts:
                 (out / text.name).write_bytes(_read_text(text, asked))
@@ -254,6 +255,21 @@ class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):
     def __exit__(self, *_: object) -> None:
         self._journal.close()
         os.close(self._lock)
+
+
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def _explain_full_disk(folder: Path) -> Iterator[None]:
+    """Says where the files lie that a full disk has interrupted, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        text = f"{error.strerror}. What was written stays there; make room, and run this again"
+        raise OSError(error.errno, text, str(folder)) from error
 
 
 _LOCK = "lock"

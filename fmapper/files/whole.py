@@ -24,7 +24,7 @@ def new_path(target: Path) -> Iterator[Path]:
         yield beside
         beside.replace(target)
     finally:
-        beside.unlink(missing_ok=True)
+        _remove_all(beside)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,8 @@ def new_folder(target: Path) -> Iterator[Path]:
             target.rmdir()
         beside.rename(target)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _remove_all(beside)
 
 
 def _beside(target: Path, *, folder: bool) -> Path:
@@ -59,6 +60,15 @@ def _beside(target: Path, *, folder: bool) -> Path:
     beside = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     _remove(beside)  # of an earlier process with this id
     return beside
+
+
+def _remove_all(beside: Path) -> None:
+    """Removes a temporary path, and what libraries have made next to it under longer names."""
+    with os.scandir(beside.parent) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        if name == beside.name or name.startswith(f"{beside.name}."):
+            _remove(beside.with_name(name))
 
 
 def _remove(path: Path) -> None:
@@ -72,7 +82,7 @@ def _clean_up(target: Path, folders: bool) -> None:
     """Removes the temporary files of processes that have died."""
     if os.name != "posix":  # elsewhere one cannot ask whether a process is alive
         return
-    left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:-\d+)?\.tmp")
+    left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:\.tmp|-\d+\.tmp(?:\..*)?)")
     with os.scandir(target.parent) as entries:
         found = [(entry, left.fullmatch(entry.name)) for entry in entries]
     for entry, match in found:

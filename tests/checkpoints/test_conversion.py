@@ -188,8 +188,9 @@ def test_a_full_disk_loses_nothing(source, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(writer, "write_piece", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left.*make room.*run this again") as caught:
             convert_checkpoint(source, tmp_path / "x.safetensors")
+        assert caught.value.filename == str(tmp_path / "x.safetensors.partial")
     assert not (tmp_path / "x.safetensors").exists()
     convert_checkpoint(source, tmp_path / "x.safetensors")
     assert not diff(source, tmp_path / "x.safetensors")

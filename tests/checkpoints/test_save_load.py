@@ -453,3 +453,26 @@ def test_buffers_that_are_not_persistent_are_no_difference_from_a_checkpoint(tmp
     assert str(found).startswith("mean: only in the second\n")
     whole = {**model.state_dict(), "angles": torch.zeros(4)}
     assert "angles" in str(fmapper.checkpoints.diff(model, whole))
+
+
+class Unreadable(LazyArray):
+    """An array whose bytes cannot be read, as from a disk that fails."""
+
+    shape, dtype = (3,), np.dtype(np.float32)
+
+    def _read(self, box):
+        raise OSError(5, "Input/output error")
+
+
+@EVERY
+def test_what_fails_leaves_nothing_behind(tmp_path, form):
+    with pytest.raises(OSError, match="Input/output error"):
+        fmapper.save({"w": np.ones(3, np.float32), "x": Unreadable()}, *place(tmp_path, form))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_process_left_of_a_pt_file_is_removed(tmp_path):
+    for name in ("x.pt.4194305-1.tmp", "x.pt.4194305-1.tmp.layout"):
+        (tmp_path / name).write_bytes(b"")
+    fmapper.save({"w": np.ones(3)}, tmp_path / "x.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]

@@ -150,12 +150,26 @@ class Dcp(Format):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group
-            checkpoint.save(
-                tree,
-                storage_writer=checkpoint.FileSystemWriter(out.path, thread_count=1),
-                planner=Planner(),
-                no_dist=True,
-            )
+            try:
+                checkpoint.save(
+                    tree,
+                    storage_writer=checkpoint.FileSystemWriter(out.path, thread_count=1),
+                    planner=Planner(),
+                    no_dist=True,
+                )
+            except checkpoint.CheckpointException as error:  # which is no `Exception`
+                raise _reason(error) from None
+
+
+def _reason(error: Any) -> BaseException:
+    """Returns what went wrong in the one process that writes."""
+    found: BaseException = next(iter(error.failures.values()))[0]
+    failed: BaseException | None = found
+    while failed is not None:  # torch closes its file, and fails again
+        if isinstance(failed, OSError | CheckpointError):
+            return failed
+        failed = failed.__context__
+    return found
 
 
 def _tensor(array: LazyArray) -> torch.Tensor:

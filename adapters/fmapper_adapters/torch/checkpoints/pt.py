@@ -75,7 +75,11 @@ class PtFile(Format):
         tied = {name: tensors[first] for name, first in contents.ties.items()}
         layout = out.path.with_name(f"{out.path.name}.layout")
         with torch.serialization.skip_data(materialize_fake_tensors=True):
-            torch.save({**tensors, **tied, **contents.values}, layout)
+            try:
+                torch.save({**tensors, **tied, **contents.values}, layout)
+            except RuntimeError as error:
+                reason = str(error).partition("\n")[0]
+                raise CheckpointError(f"{layout}: torch cannot write it: {reason}") from None
         there = self.read(layout).arrays if tensors else {}
         places = sorted((_place(there[name]), name) for name in tensors)
         with out.open() as file, layout.open("rb") as source:
