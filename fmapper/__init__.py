@@ -10,8 +10,6 @@ from fmapper import backends as _backends
 from fmapper import programs as _programs
 from fmapper.backends import registries as _registries  # noqa: F401  (listens to `functor`)
 from fmapper.backends.arrays import Device, DeviceInfo
-from fmapper.backends.device import device_info, devices, get_device
-from fmapper.backends.namespace import array_namespace
 from fmapper.errors import (
     BackendUnavailableError,
     BatchError,
@@ -48,13 +46,8 @@ from fmapper.errors import (
 )
 from fmapper.lazy import show_as_public as _show_as_public
 from fmapper.lazy import surface as _surface
-from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_numpy, to_torch
-from fmapper.moves.route import use_backend
 from fmapper.renames import install as _find_renamed_modules
-from fmapper.states.state import load_state, state
-from fmapper.states.vector import destructure
 from fmapper.switches import settings
-from fmapper.transforms.trainable import trainables
 from fmapper.tree.children import children, is_leaf, rebuild
 from fmapper.tree.fmap import (
     fcollect,
@@ -72,6 +65,8 @@ from fmapper.tree.tree_map import collecting_walk, default_walk, structural_walk
 
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
+    from fmapper.backends.device import device_info, devices, get_device
+    from fmapper.backends.namespace import array_namespace
     from fmapper.checkpoints.load import load
     from fmapper.checkpoints.pretrained import from_pretrained, save_pretrained
     from fmapper.checkpoints.save import save
@@ -79,8 +74,10 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.meshes.sharding import shard
     from fmapper.moves.inplace import move_
     from fmapper.moves.loader import DeviceLoader
+    from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_numpy, to_torch
     from fmapper.moves.place import Placement, cast, keep, place
     from fmapper.moves.plan import Plan, plan
+    from fmapper.moves.route import use_backend
     from fmapper.profiles.accelerator import Accelerator
     from fmapper.profiles.profile import profile
     from fmapper.profiles.result import Profile
@@ -89,9 +86,12 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.programs.lowering import lowering
     from fmapper.programs.verify import Report, verify
     from fmapper.states.materialize import materialize
+    from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
+    from fmapper.states.vector import destructure
     from fmapper.transforms.grad import grad, value_and_grad
     from fmapper.transforms.jit import jit
+    from fmapper.transforms.trainable import trainables
     from fmapper.transforms.vmap import vmap
     from fmapper.translation.source import source
 
@@ -204,6 +204,8 @@ __all__ = [
 
 # What many programs never use: importing fmapper is to be quick.
 _PLACES = {
+    "fmapper.backends.device": "device_info devices get_device",
+    "fmapper.backends.namespace": "array_namespace",
     "fmapper.checkpoints.load": "load",
     "fmapper.checkpoints.pretrained": "from_pretrained save_pretrained",
     "fmapper.checkpoints.save": "save",
@@ -211,8 +213,10 @@ _PLACES = {
     "fmapper.meshes.sharding": "shard",
     "fmapper.moves.inplace": "move_",
     "fmapper.moves.loader": "DeviceLoader",
+    "fmapper.moves.mover": "Mover to_cpu to_device to_gpu to_jax to_numpy to_torch",
     "fmapper.moves.place": "Placement cast keep place",
     "fmapper.moves.plan": "Plan plan",
+    "fmapper.moves.route": "use_backend",
     "fmapper.profiles.accelerator": "Accelerator",
     "fmapper.profiles.profile": "profile",
     "fmapper.profiles.result": "Profile",
@@ -221,9 +225,12 @@ _PLACES = {
     "fmapper.programs.lowering": "lowering",
     "fmapper.programs.verify": "Report verify",
     "fmapper.states.materialize": "materialize",
+    "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
+    "fmapper.states.vector": "destructure",
     "fmapper.transforms.grad": "grad value_and_grad",
     "fmapper.transforms.jit": "jit",
+    "fmapper.transforms.trainable": "trainables",
     "fmapper.transforms.vmap": "vmap",
     "fmapper.translation.source": "source",
 }

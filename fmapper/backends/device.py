@@ -27,7 +27,7 @@ from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.nodes import sync
-from fmapper.tree.walk import visit
+from fmapper.tree.walk import walk
 
 _SPEC = re.compile(
     r"(?:(?P<backend>[a-z_]\w*):)?(?P<kind>[a-z]+)(?::(?P<index>\d+))?(?:/(?P<memory>[a-z_]+))?"
@@ -212,8 +212,7 @@ def get_device(tree: Any) -> Device | None:
         'numpy:cpu'
     """
     sync()
-    leaves = visit(tree, once=True)
-    return common_device((link, leaf) for link, leaf, node_type in leaves if node_type is None)
+    return common_device((link, leaf) for link, leaf, kind, _ in walk(tree) if kind is None)
 
 
 def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:

@@ -120,10 +120,13 @@ class Trained:
 
 def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Predicate | None:
     """Derives the rule for a child from the rule of its node."""
-    names = _say(type(node)).names
-    if rule is _not or (names is not None and key not in names):
+    if rule is _not:
         return _not
-    return _say(type(child)).rule or rule
+    said = _known.get(type(node)) or _say(type(node))
+    if said.names is not None and key not in said.names:
+        return _not
+    said = _known.get(type(child)) or _say(type(child))
+    return said.rule or rule
 
 
 class _Said(NamedTuple):

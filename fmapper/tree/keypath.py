@@ -158,8 +158,8 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
 
 def name_of(place: Link | KeyPath) -> str:
     """Returns the dotted name of a place in a state, without the keys of boxes."""
-    keys = place if isinstance(place, KeyPath) else KeyPath.from_link(place)
-    return ".".join(str(key) for key in keys if type(key) is not BoxKey)
+    keys = (place if isinstance(place, KeyPath) else KeyPath.from_link(place)).keys
+    return ".".join([str(key) for key in keys if type(key) is not BoxKey])
 
 
 def format_link(link: Link) -> str:

@@ -488,10 +488,10 @@ def _is_trained_parameter(array: Any) -> bool:
     return parameter_standin.is_trained(array) is True
 
 
+@functools.cache
 def _device(device: torch.device) -> Device:
-    if device.type in ("cpu", "meta"):
-        return Device("torch", device.type)
-    return Device("torch", device.type, 0 if device.index is None else device.index)
+    has_index = device.type not in ("cpu", "meta")
+    return Device("torch", device.type, device.index or 0 if has_index else None)
 
 
 def _torch_device(device: Device) -> torch.device:

@@ -34,8 +34,9 @@ def is_differentiated(tensor: torch.Tensor) -> bool:
 
 def stands_for(tensor: Any) -> tuple[type, bool] | None:
     """Returns the class of the parameter that a tensor stands for, and whether it is trained."""
-    if isinstance(tensor, torch.nn.Parameter):
-        return type(tensor), tensor.requires_grad
+    cls = type(tensor)
+    if cls is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):  # the check is slow
+        return cls, tensor.requires_grad
     found: tuple[type, bool] | None = getattr(tensor, _MARK, None)
     return found
 
