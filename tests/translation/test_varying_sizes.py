@@ -24,10 +24,17 @@ class Attention(nn.Module):
         self.reduce = nn.Conv2d(width, width, ratio, ratio)
 
     def forward(self, hidden_states, height, width):
-        batch, _, channels = hidden_states.shape
+        batch, length, channels = hidden_states.shape
         x = hidden_states.permute(0, 2, 1).reshape(batch, channels, height, width)
         x = self.reduce(x).reshape(batch, channels, -1).permute(0, 2, 1)
-        return torch.softmax(self.query(hidden_states) @ x.transpose(1, 2), -1) @ x
+        query = (
+            self.query(hidden_states)
+            .reshape(batch, length, 2, -1)
+            .sum(2)
+            .reshape(batch, length, -1)
+        )
+        x = x[..., : x.shape[-1] // 2]
+        return (torch.softmax(query @ x.transpose(1, 2), -1) @ x).repeat(1, 1, 2)
 
 
 class Layer(nn.Module):
@@ -82,6 +89,7 @@ def test_sizes_that_parts_pass_on_have_their_names():
     assert "x, height, width = self.embed[0](x)" in code
     assert "reshape(batch, self.in_features, height, width)" in code
     assert not re.search(r"\bs\d+\b", code)
+    assert "length_2" not in code
     assert not re.search(r"^class \w+_2\b", code, re.MULTILINE)
     space = {"__name__": "translated"}
     exec(compile(code, "translated.py", "exec"), space)

@@ -114,10 +114,12 @@ class BodyWriter(Parameters):
         return any(self.draws(step) for step in unit.steps if isinstance(step, Unit))
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
-        """Names a varying size after the dimension where it first occurs."""
+        """Names a size after the dimension where it first occurs, a symbol apart from others."""
+        usual = DIMENSIONS.get(ndim, ())
+        wanted = usual[at] if at < len(usual) else "size"
+        if not symbol.isidentifier():
+            return wanted
         if symbol not in self._size_names:
-            usual = DIMENSIONS.get(ndim, ())
-            wanted = usual[at] if at < len(usual) else "size"
             self._size_names[symbol] = identifier(wanted, set(self._size_names.values()))
         return self._size_names[symbol]
 
