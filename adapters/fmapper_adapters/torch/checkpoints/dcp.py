@@ -157,7 +157,7 @@ class Dcp(Format):
                     planner=Planner(),
                     no_dist=True,
                 )
-            except checkpoint.CheckpointException as error:  # which is no `Exception`
+            except checkpoint.CheckpointException as error:  # not an `Exception`
                 raise _reason(error) from None
 
 
