@@ -118,7 +118,7 @@ def _values_of_tree(tree: Any) -> dict[str, Any]:
             continue
         if type(leaf) in _VALUES:
             name = name_of(link)
-            if repr(values.get(name, leaf)) != repr(leaf):
+            if name in values and repr(values[name]) != repr(leaf):
                 raise CheckpointError(f"{name}: two numbers or texts have this name. Rename one.")
             values[name] = leaf
         elif isinstance(leaf, complex | bytes | bytearray):

@@ -19,6 +19,7 @@ import torch
 from fmapper.checkpoints import Misfit, check_count
 from fmapper_adapters.torch.checkpoints.values import values_beside_tensors, way_out
 
+_LONGEST = 1 << 10  # bytes of an integer: Python prints no more than 4,300 digits
 _MOST_LONG = 1000  # integers of more than four bytes: as keys of a dict they may all collide
 _MOST_DIMENSIONS = 64
 _TEXT = 120
@@ -170,7 +171,10 @@ def _check(data: bytes, storages: bool) -> None:
         if size is not None:
             length = int.from_bytes(data[at + 1 : at + 1 + size], "little")
             at += 1 + size + length
-            long += code in (0x8A, 0x8B)
+            if code in (0x8A, 0x8B):
+                long += 1
+                if length > _LONGEST:
+                    raise Misfit(f"its pickle has an integer of {length:,} bytes")
         elif code in _LINES:
             for _ in range(_LINES[code]):
                 at = data.find(b"\n", at + 1)
