@@ -94,16 +94,18 @@ def test_a_header_longer_than_the_file_is_not_read(tmp_path):
         fmapper.load(path)
 
 
-def test_integers_of_more_digits_than_python_prints_are_refused(tmp_path):
+def test_integers_of_many_digits_are_refused(tmp_path):
     torch.save({"w": torch.ones(2), "n": 10**6000}, tmp_path / "x.pt")
     with pytest.raises(fmapper.CheckpointError, match="an integer of 2,492 bytes"):
         fmapper.load(tmp_path / "x.pt")
     for format in ("safetensors", "npz", "pt", "msgpack"):
-        with pytest.raises(fmapper.CheckpointError, match="an integer of 19,932 bits"):
+        with pytest.raises(fmapper.CheckpointError, match="an integer of more than 25 digits"):
             fmapper.save({"w": np.ones(2), "n": 10**6000}, tmp_path / format, format=format)
-    large = {"w": np.ones(2), "n": 10**2000}
-    fmapper.save(large, tmp_path / "y.npz")
-    assert fmapper.load(tmp_path / "y.npz")["n"] == 10**2000
+    for at, number in enumerate((10**25 - 1, 1 - 10**25)):
+        for format in ("safetensors", "npz", "pt", "dcp"):
+            path = tmp_path / f"{format}{at}"
+            fmapper.save({"w": np.ones(2), "n": number}, path, format=format)
+            assert fmapper.load(path)["n"] == number
 
 
 @pytest.mark.parametrize(

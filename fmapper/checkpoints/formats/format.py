@@ -126,7 +126,7 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
     return form, contents
 
 
-_MOST_BITS = 1 << 13  # of an integer: Python prints no more than 4,300 digits
+_MOST_INTEGER = 10**25 - 1  # headers with longer numbers are refused
 _MOST_NEAR = 100  # names that are looked at for an error
 
 
@@ -245,8 +245,8 @@ def check_contents(contents: Contents) -> None:
     for name, text in itertools.chain(contents.values.items(), texts.items()):
         if isinstance(text, str) and not _is_unicode(text):
             raise CheckpointError(f"{show(name)}: a text with half of a surrogate pair")
-        if isinstance(text, int) and text.bit_length() > _MOST_BITS:
-            raise CheckpointError(f"{show(name)}: an integer of {text.bit_length():,} bits")
+        if isinstance(text, int) and abs(text) > _MOST_INTEGER:
+            raise CheckpointError(f"{show(name)}: an integer of more than 25 digits")
 
 
 def _is_unicode(text: str) -> bool:
