@@ -121,13 +121,15 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
     return NamedSharding(mesh, _Spec(*entries))
 
 
-def count_devices(arrays: Iterable[Any]) -> int:
+def count_devices(values: Iterable[Any]) -> int:
     """Returns among how many devices of a mesh arrays may be divided: 1 without a mesh.
 
     Inside of a `shard_map` the axes that it divides by itself do not count.
     """
-    for array in arrays if _typeof is not None else ():
-        mesh = getattr(getattr(_typeof(array), "sharding", None), "mesh", None)
+    for value in values if _typeof is not None else ():
+        if not isinstance(value, jax.Array):
+            continue
+        mesh = getattr(getattr(_typeof(value), "sharding", None), "mesh", None)
         if mesh is not None and not mesh.empty:
             manual = getattr(mesh, "manual_axes", ())
             return math.prod(size for axis, size in mesh.shape.items() if axis not in manual)
