@@ -244,9 +244,14 @@ def check_contents(contents: Contents) -> None:
     texts = {**contents.metadata, **{f"metadata {key}": key for key in contents.metadata}}
     for name, text in itertools.chain(contents.values.items(), texts.items()):
         if isinstance(text, str) and not _is_unicode(text):
-            raise CheckpointError(f"{show(name)}: a text with half of a surrogate pair")
+            raise CheckpointError(
+                f"{show(name)}: a string with half of a surrogate pair cannot be saved; "
+                "make it an array of bytes"
+            )
         if isinstance(text, int) and abs(text) > _MOST_INTEGER:
-            raise CheckpointError(f"{show(name)}: an integer of more than 25 digits")
+            raise CheckpointError(
+                f"{show(name)}: an integer of more than 25 digits cannot be saved; make it a string"
+            )
 
 
 def _is_unicode(text: str) -> bool:
