@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import random
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -48,6 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs a GPU that {' and '.join(blind)} can see; there is none here")
         if not marker.args and not (sees_gpu("torch") or sees_gpu("jax")):
             pytest.skip("needs a GPU that torch or jax can see; there is none here")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Starts each test at the same random numbers, whatever ran before it."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -79,7 +79,7 @@ def test_images_of_other_sizes():
 def test_images_of_sizes_that_vary_grow_by_a_factor(mode):
     net, x = (
         Each(lambda x: F.interpolate(x, scale_factor=(2, 3), mode=mode)),
-        torch.randn(2, 3, 4, 6),
+        torch.randn(2, 3, 4, 6, dtype=torch.float64),
     )
     sizes = {"x": {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}}
     code = fmapper.source(net, "flax", (x,), dynamic_shapes=sizes)
@@ -87,9 +87,10 @@ def test_images_of_sizes_that_vary_grow_by_a_factor(mode):
     space = {"__name__": "translated"}
     exec(compile(code, "translated.py", "exec"), space)
     model = space["Each"](rngs=nnx.Rngs(0))
-    for given in (x, torch.randn(3, 3, 5, 7)):
-        (found,), (wanted,) = model(given.numpy()), net(given)
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    with jax.enable_x64(True):
+        for given in (x, torch.randn(3, 3, 5, 7, dtype=torch.float64)):
+            (found,), (wanted,) = model(given.numpy()), net(given)
+            np.testing.assert_allclose(found, wanted, atol=1e-14)
 
 
 def test_weights_for_each_channel_and_each_pair():
