@@ -17,6 +17,7 @@ from fmapper.errors import ConversionError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.pretrained import Pretrained
     from fmapper.generation.decoding import Decoding
     from fmapper.generation.generation import Generation
@@ -115,7 +116,9 @@ class Models(Framework):
 
     # pretrained models
 
-    def read_pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
+    def read_pretrained(
+        self, folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]
+    ) -> Pretrained | None:
         """Reads a folder if it holds a pretrained model of this framework; else returns None.
 
         Nothing in the folder is run, and the model has no memory for its parameters.
@@ -123,6 +126,7 @@ class Models(Framework):
         Args:
             folder: The folder.
             dtype: The dtype of floating parameters; None for that of the folder.
+            arrays: The arrays of its weights, none of them read: the model cannot ask for more.
         """
         return None
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.flax import FlaxModel
     from fmapper_adapters.jax import JaxModel
 
+CONFIG = "config.json"
 _MOST_SETTINGS = 20_000_000  # bytes of a configuration
 
 
@@ -62,7 +63,8 @@ class Pretrained:
         may_lack: Tells of a name of the model whether folders need not have it.
         may_have: Tells of a name of the folder whether the model need not have it.
         quantization: How the weights of the folder are quantised, as its configuration says.
-        files: Texts to keep beside the weights, by the names of their files: the configuration.
+        files: Returns texts to keep beside the weights, by the names of their files: the
+            configuration.
         names: The names of the model's arrays that a folder has; None for all.
     """
 
@@ -75,7 +77,7 @@ class Pretrained:
     may_lack: Callable[[str], bool] = lambda name: False
     may_have: Callable[[str], bool] = lambda name: False
     quantization: Mapping[str, Any] | None = None
-    files: dict[str, str] = field(default_factory=dict)
+    files: Callable[[], Mapping[str, str]] = dict
     names: Collection[str] | None = None
 
 
@@ -146,8 +148,19 @@ def from_pretrained(
         raise TypeError("offload= places the weights: pass neither sharding= nor device=")
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
-        found = _find(source, None if dtype in (None, "auto") else dtype_name(dtype))
+        _check_folder(source)
+        checkpoint = read_checkpoint(source)  # a class takes longer to make than a folder to refuse
+        arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
+        wanted = None if dtype in (None, "auto") else dtype_name(dtype)
+        found = _find(source, wanted, arrays)
+        if found.quantization is not None:
+            from fmapper.checkpoints.quantized.finding import dequantize  # for few folders
+
+            arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
+        chosen = found.rules(arrays) if rules is None else rules
+        made = chosen.apply(arrays)
         model = found.model
+        _check_shapes(_select(model, _weights(model)[0], made, found, source), model, source)
         if to is not None and to != found.backend:
             inputs = {}
             if not example_inputs and not example_kwargs:
@@ -167,16 +180,9 @@ def from_pretrained(
         elif options:
             raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
         say(f"reading the weights of {source.name}")
-        checkpoint = read_checkpoint(source)
-        arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
-        if found.quantization is not None:
-            from fmapper.checkpoints.quantized.finding import dequantize  # for few folders
-
-            arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
-        chosen = found.rules(arrays) if rules is None else rules
         _say_left(arrays, chosen, found, source)
         tree, back = _weights(model)
-        state = _select(model, tree, chosen.apply(arrays), found, source)
+        state = _select(model, tree, made, found, source)
         if offload is not None:
             return offload(model, state)
         place = None if sharding is None else sharding.placer(model)
@@ -205,18 +211,28 @@ def _convert(*args: Any, **options: Any) -> Any:
     return convert(*args, **options)
 
 
-def _find(folder: Path, dtype: str | None) -> Pretrained:
+def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder}: no such folder. fmapper does not download anything: call "
             f"huggingface_hub.snapshot_download(name), which returns the folder."
         )
+    if not (folder / CONFIG).is_file():
+        raise _unknown(folder)
+
+
+def _find(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pretrained:
+    _check_folder(folder)
     for adapter in all_adapters():
         if isinstance(adapter, Models):
-            found = adapter.read_pretrained(folder, dtype)
+            found = adapter.read_pretrained(folder, dtype, arrays)
             if found is not None:
                 return found
-    raise CheckpointError(f"{folder}: has no config.json of a known model")
+    raise _unknown(folder)
+
+
+def _unknown(folder: Path) -> CheckpointError:
+    return CheckpointError(f"{folder}: has no {CONFIG} of a known model")
 
 
 def _say_left(
@@ -256,6 +272,25 @@ def _select(
             f"{source}: has no weights for:\n" + "\n".join(f"  {name}" for name in lacking)
         )
     return {name: _as(arrays[name], named[name]) for name in named if name in arrays}
+
+
+def _check_shapes(arrays: Mapping[str, LazyArray], model: Any, source: Path) -> None:
+    """Raises for arrays that do not fit the model: to record its program takes far longer."""
+    named = {name: array for name, (_, array) in named_arrays(_weights(model)[0]).items()}
+    problems = []
+    for name, array in arrays.items():
+        adapter = adapter_of(named[name])
+        assert adapter is not None
+        shape, dtype = tuple(adapter.shape(named[name])), adapter.dtype(named[name])
+        if array.shape != shape:
+            problems.append(f"{name}: shape {array.shape} in the folder, {shape} in the model")
+        elif is_inexact(dtype) and array.dtype.name != dtype:
+            problems.append(f"{name}: dtype {array.dtype.name} in the folder, {dtype} in the model")
+    if problems:
+        raise StructureMismatchError(
+            f"{source}: the weights do not fit the model:\n"
+            + "\n".join(f"  {line}" for line in problems)
+        )
 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -323,7 +358,7 @@ def save_pretrained(
     target, origin = (local_place(path, "save_pretrained") for path in places)
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
-        found = _find(origin, _main_dtype(contents))
+        found = _find(origin, _main_dtype(contents), contents.arrays)
         wanted = {
             name: array
             for name, (_, array) in named_arrays(found.model).items()
@@ -342,7 +377,7 @@ def save_pretrained(
         back = found.rules_back() if rules is None else rules.inverse()
         made = back.apply(arrays)
         with new_folder(target) as beside:
-            for name, text in found.files.items():
+            for name, text in found.files().items():
                 (beside / name).write_text(text, encoding="utf-8")
             SafetensorsFolder().write(Writer(beside), Contents(made))
 

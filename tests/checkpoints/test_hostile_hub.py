@@ -49,6 +49,11 @@ def change(folder, **settings):
         ("hidden_size", -(10**9), "hidden_size is"),
         ("hidden_size", 1e30, "hidden_size is"),
         ("hidden_size", "wide", "transformers cannot create a model from it"),
+        ("num_hidden_layers", -3, "num_hidden_layers is -3, less than none"),
+        ("num_labels", 2_000_000, "num_labels is 2,000,000"),
+        ("rope_theta", 1e308, "rope_theta is 1e.308, which float32 cannot hold"),
+        ("odd", {"a": [[0] * 90_000, [0] * 90_000, [0] * 90_000]}, "more than 200,000 items"),
+        ("architectures", ["PreTrainedModel"], "transformers cannot create a model from it"),
         ("layer_types", ["full_attention"] * 200_000, "layer_types has 200,000 items"),
         ("architectures", ["Evil"], "not a class of the installed"),
         ("model_type", "evil", "Code that comes with a folder is not executed"),
@@ -114,3 +119,81 @@ def test_tables_that_a_configuration_has_computed_are_bounded(kind, tmp_path, mo
     change(tmp_path, **{name: 6_000_000})  # of which a table or two have more than 128 MB
     with pytest.raises(fmapper.CheckpointError, match="computes tensors of"):
         fmapper.from_pretrained(tmp_path, "torch")
+
+
+def without(folder, name):
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    arrays = load_file(path)
+    del arrays[name]
+    save_file(arrays, path, {"format": "pt"})
+
+
+def reshape(folder, name):
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    arrays = load_file(path)
+    arrays[name] = torch.zeros(3, 3)
+    save_file(arrays, path, {"format": "pt"})
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (lambda f: without(f, NORM), fmapper.StructureMismatchError, f"no weights for:\n  {NORM}$"),
+        (lambda f: reshape(f, NORM), fmapper.StructureMismatchError, r"shape \(3, 3\) in the fol"),
+        (
+            lambda f: change(f, num_key_value_heads=3),
+            fmapper.StructureMismatchError,
+            r"shape \(16, 16\) in the folder, \(24, 16\) in the model",
+        ),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            fmapper.CheckpointError,
+            "folder without a checkpoint",
+        ),
+        (
+            lambda f: os.truncate(f / "model.safetensors", 300),
+            fmapper.CheckpointError,
+            "model.safetensors",
+        ),
+    ],
+)
+def test_weights_are_compared_with_the_model_before_its_program_is_recorded(
+    folder, damage, error, said, monkeypatch
+):
+    from fmapper.checkpoints import pretrained
+
+    pytest.importorskip("flax")
+    damage(folder)
+    monkeypatch.setattr(pretrained, "_convert", lambda *args, **options: pytest.fail("recorded"))
+    for to in ("torch", "jax", "flax"):
+        with pytest.raises(error, match=said) as caught:
+            fmapper.from_pretrained(folder, to=to)
+        assert str(folder) in str(caught.value)
+
+
+def test_headers_are_read_before_a_class_is_made(folder, monkeypatch):
+    module = pytest.importorskip("fmapper_adapters.torch.pretrained.folder")
+    os.truncate(folder / "model.safetensors", 300)
+    monkeypatch.setattr(module, "read", lambda *args: pytest.fail("a class was made"))
+    refused(folder, "model.safetensors")
+
+
+def test_files_of_which_nothing_was_written_allow_no_more(folder):
+    with (folder / "other.bin").open("wb") as file:
+        file.truncate(10**12)
+    change(folder, num_hidden_layers=10_000)
+    refused(folder, "parameters with .* elements, which the weights")
+
+
+def test_texts_that_are_not_text_are_said_where_they_are_written_again(folder, tmp_path):
+    (folder / "tokenizer.json").write_bytes(b"\xff\xfe")
+    model = fmapper.from_pretrained(folder, to="torch")
+    with pytest.raises(fmapper.CheckpointError, match=r"tokenizer\.json: is not text"):
+        fmapper.save_pretrained(model, tmp_path / "again")

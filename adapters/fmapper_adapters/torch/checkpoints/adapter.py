@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from fmapper_adapters.torch import _private
 if TYPE_CHECKING:  # else an adapter that loads while checkpoints are imported would go in a circle
     from pathlib import Path
 
-    from fmapper.checkpoints import Format, Pretrained
+    from fmapper.checkpoints import Format, LazyArray, Pretrained
 
 
 class Files:
@@ -26,13 +26,15 @@ class Files:
 
         return (PtFile(), PtFolder(), Dcp())
 
-    def read_pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
+    def read_pretrained(
+        self, folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]
+    ) -> Pretrained | None:
         """Reads a folder of transformers, if that is installed."""
         if importlib.util.find_spec("transformers") is None:
             return None
         from fmapper_adapters.torch.pretrained import folder as _folder
 
-        return _folder.read(folder, dtype)
+        return _folder.read(folder, dtype, arrays)
 
     def transient(self, node: Any) -> Iterable[Any]:
         """Returns the buffers of a module that are not persistent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from fmapper import CheckpointError
-from fmapper.checkpoints import Pretrained, file_in, read_settings
+from fmapper.checkpoints import LazyArray, Pretrained, file_in, read_settings
 from fmapper_adapters.torch._private import make_pretrained_class
 from fmapper_adapters.torch.pretrained import inputs
-from fmapper_adapters.torch.pretrained.limits import Computed, Parameters, check_sizes
+from fmapper_adapters.torch.pretrained.limits import Computed, Parameters, Weights, check_sizes
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
@@ -41,7 +41,7 @@ _TEXTS = (
 )
 
 
-def read(folder: Path, dtype: str | None) -> Pretrained | None:
+def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pretrained | None:
     """Reads a folder; returns None without a configuration of transformers.
 
     Raises:
@@ -63,13 +63,19 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
             "transformers, or create the module yourself and use fmapper.load(folder, like=module)."
         )
     quantization = settings.pop(_QUANTIZATION, None)  # the model is made of plain arrays
-    check_sizes(folder / _CONFIG, settings)
+    weights = Weights.of(folder, arrays)
+    check_sizes(folder / _CONFIG, settings, weights)
     try:
         config = CONFIG_MAPPING[kind].from_dict(_without_code(settings))
         cls = _class(folder, settings, config)
         wanted = dtype or _dtype(settings)
-        with Computed(folder / _CONFIG):
-            model = _without_memory(cls, config, wanted, Parameters(folder / _CONFIG))
+        with Computed(folder / _CONFIG, weights):
+            count = Parameters(folder / _CONFIG, weights)
+            model = _without_memory(cls, config, wanted, count)
+        _set_generation(model, folder)
+        config.name_or_path = str(folder)  # as transformers does
+        with Computed(folder / _CONFIG, weights):
+            examples = inputs.example_kwargs(model)
     except CheckpointError:
         raise
     except Exception as error:  # of the class: what it makes of odd settings is its own
@@ -77,9 +83,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         raise CheckpointError(
             f"{folder / _CONFIG}: transformers cannot create a model from it: {reason}"
         ) from error
-    _set_generation(model, folder)
-    config.name_or_path = str(folder)  # as transformers does
-    examples = inputs.example_kwargs(model)
+    beside = _places_of_texts(folder)
     return Pretrained(
         model,
         "torch",
@@ -90,7 +94,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         _matcher(getattr(model, "_keys_to_ignore_on_load_missing", None)),
         _matcher(getattr(model, "_keys_to_ignore_on_load_unexpected", None)),
         quantization if isinstance(quantization, dict) else None,
-        dict(_texts(folder, {**settings, "dtype": wanted})),
+        partial(_texts, beside, {**settings, "dtype": wanted}),
         model.state_dict().keys(),  # an LSTM has its weights in a list, too
     )
 
@@ -193,12 +197,21 @@ def _matcher(patterns: Iterable[str] | None) -> Callable[[str], bool]:
     return lambda name: any(pattern.search(name) for pattern in found)
 
 
-def _texts(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the text files beside the weights."""
-    for name in _TEXTS:
-        path = folder / name
-        if path.is_file() and path.stat().st_size <= _MOST_TEXT:
-            text = file_in(folder, name).read_text(encoding="utf-8")
-            if name == _CONFIG:
-                text = json.dumps(settings, indent=2) + "\n"
-            yield name, text
+def _places_of_texts(folder: Path) -> dict[str, Path]:
+    """Returns the text files beside the weights, by name."""
+    return {
+        name: file_in(folder, name)
+        for name in _TEXTS
+        if (folder / name).is_file() and (folder / name).stat().st_size <= _MOST_TEXT
+    }
+
+
+def _texts(places: Mapping[str, Path], settings: dict[str, Any]) -> dict[str, str]:
+    """Reads the text files beside the weights; the configuration with these settings."""
+    found = {}
+    for name, path in places.items():
+        try:
+            found[name] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{path}: is not text") from None
+    return {**found, _CONFIG: json.dumps(settings, indent=2) + "\n"}

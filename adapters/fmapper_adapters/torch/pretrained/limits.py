@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fmapper import CheckpointError, settings
-from fmapper.checkpoints import WAY_OUT
+from fmapper.checkpoints import WAY_OUT, LazyArray
 from fmapper_adapters.torch._private import TorchDispatchMode, pytree
 
 _WITHOUT_VALUES = {  # room that is not written to takes none
@@ -25,41 +27,80 @@ _SIZE = re.compile(  # names of settings that give a size of an array, or how ma
     r"size|dim|layer|head|width|height|channel|embd|inner|hidden|ffn|expert|label|rank|block|depth"
     r"|state|group|vocab|bins|bands|position|seq|length|window|context|^(n|d|num)_|_(n|d|num)$"
 )
+_COUNT = re.compile(  # a negative one does not stand for something else
+    r"^(n|num)_\w*(layers?|heads?|channels|blocks|experts|labels)$|hidden_size$|vocab_size$"
+)
 _LENGTH = re.compile(r"position|seq|length|window|context")
 _MOST_SIZE = 1 << 21  # vocabularies have less than a million
 _MOST_LENGTH = 1 << 27
 _MOST_ITEMS = 100_000  # of a list or an object
-_MOST_PARAMETERS = 2_000
+_MOST_ITEMS_OF_ALL = 200_000
+_MOST_FLOAT = 3.5e38  # float32 has 3.4e38
+_MOST_PARAMETERS = 1_000
+_MOST_OF_AN_ARRAY = 4  # parameters, of one that is split
+_MOST_OF_NAME = {"num_labels": _MOST_ITEMS}  # transformers makes a name for each
 _FEW_BYTES = 128_000_000  # of tensors that are computed as a model is made: masks, tables
 _MOST_BYTES = 16  # the same, for each byte of the weights
-_LEAST_BYTES = 64  # of an array of a file, with its header
 _MOST_ELEMENTS = 16  # for each byte of the weights, which may be packed in few bits
 _FEW_ELEMENTS = 1 << 30
 
 
-def check_sizes(config: Path, found: Any) -> None:
+class Weights(NamedTuple):
+    """What the weights of a folder amount to.
+
+    Attributes:
+        count: The number of arrays that have elements.
+        nbytes: Their bytes.
+        on_disk: The bytes that the files take: one of which nothing was written takes none.
+    """
+
+    count: int
+    nbytes: int
+    on_disk: int
+
+    @classmethod
+    def of(cls, folder: Path, arrays: Mapping[str, LazyArray]) -> Weights:
+        """Returns those of a folder with these arrays."""
+        sizes = [array.nbytes for array in arrays.values() if array.nbytes]
+        nbytes = sum(sizes)
+        return cls(len(sizes), nbytes, _bytes_on_disk(folder) or nbytes)
+
+
+def check_sizes(config: Path, found: Any, weights: Weights) -> None:
     """Checks a configuration for sizes that its weights cannot have.
 
     Args:
         config: The file.
         found: Its contents.
+        weights: The weights next to it.
 
     Raises:
         CheckpointError: It has such a size; the message names it.
     """
     if not settings.bounds:
         return
-    nbytes = _bytes_of_weights(config.parent)
+    nbytes, count = weights.nbytes, 0
     todo: list[tuple[str, Any]] = [("", found)]
     while todo:
         name, value = todo.pop()
         if isinstance(value, list | dict):
             if len(value) > _MOST_ITEMS:
                 raise CheckpointError(f"{config}: {name} has {len(value):,} items. {WAY_OUT}")
+            count += len(value)
+            if count > _MOST_ITEMS_OF_ALL:
+                raise CheckpointError(
+                    f"{config}: has more than {_MOST_ITEMS_OF_ALL:,} items. {WAY_OUT}"
+                )
             pairs = value.items() if isinstance(value, dict) else ((name, one) for one in value)
             todo += [(str(key), child) for key, child in pairs]
+        elif isinstance(value, float) and math.isfinite(value) and abs(value) > _MOST_FLOAT:
+            raise CheckpointError(f"{config}: {name[:60]} is {value}, which float32 cannot hold")
+        elif type(value) is int and value < 0 and _COUNT.search(name):
+            raise CheckpointError(f"{config}: {name[:60]} is {value}, less than none")
         elif isinstance(value, int | float) and not isinstance(value, bool) and _SIZE.search(name):
-            most = _MOST_LENGTH if _LENGTH.search(name) else max(_MOST_SIZE, nbytes)
+            most = _MOST_OF_NAME.get(name) or (
+                _MOST_LENGTH if _LENGTH.search(name) else max(_MOST_SIZE, nbytes)
+            )
             if abs(value) > most:
                 raise CheckpointError(
                     f"{config}: {name[:60]} is {value:,}, but the weights next to it have "
@@ -72,13 +113,13 @@ class Parameters:
 
     Args:
         config: The file with its configuration.
+        weights: The weights next to it.
     """
 
-    def __init__(self, config: Path) -> None:
-        nbytes = _bytes_of_weights(config.parent)
+    def __init__(self, config: Path, weights: Weights) -> None:
         self._config = config
-        self._most = _MOST_PARAMETERS + nbytes // _LEAST_BYTES
-        self._most_elements = _FEW_ELEMENTS + _MOST_ELEMENTS * nbytes
+        self._most = _MOST_PARAMETERS + _MOST_OF_AN_ARRAY * weights.count
+        self._most_elements = _FEW_ELEMENTS + _MOST_ELEMENTS * weights.nbytes
         self._count = self._elements = 0
 
     def add(self, elements: int) -> None:
@@ -105,12 +146,13 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         config: The file with the configuration.
+        weights: The weights next to it.
     """
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, weights: Weights) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._config = config
-        self._most = _FEW_BYTES + _MOST_BYTES * _bytes_of_weights(config.parent)
+        self._most = _FEW_BYTES + _MOST_BYTES * min(weights.nbytes, weights.on_disk)
         self._count = 0
 
     def __torch_dispatch__(
@@ -156,10 +198,15 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _bytes_of_weights(folder: Path) -> int:
+def _bytes_on_disk(folder: Path) -> int:
     with os.scandir(folder) as entries:
         return sum(
-            entry.stat().st_size
+            _takes(entry.stat())
             for entry in entries
             if entry.name.endswith(_WEIGHTS) and entry.is_file()
         )
+
+
+def _takes(about: os.stat_result) -> int:
+    blocks = getattr(about, "st_blocks", 0)  # of 512 bytes; some file systems tell of none
+    return min(about.st_size, blocks * 512 or about.st_size)
