@@ -27,7 +27,14 @@ from fmapper.lazy import surface as _surface
 if TYPE_CHECKING:
     from fmapper.checkpoints.checkpoint import Checkpoint
     from fmapper.checkpoints.conversion import Converted, convert_checkpoint
-    from fmapper.checkpoints.formats.format import Contents, Format, file_in, nest
+    from fmapper.checkpoints.formats.format import (
+        Contents,
+        Format,
+        file_in,
+        nest,
+        tied_to_text,
+        unite_tied,
+    )
     from fmapper.checkpoints.formats.writer import Writer
     from fmapper.checkpoints.inspection import (
         ArrayDifference,
@@ -106,13 +113,15 @@ __all__ = [
     "read_settings",
     "show",
     "stack",
+    "tied_to_text",
+    "unite_tied",
     "within",
 ]
 
 _PLACES = {
     "fmapper.checkpoints.checkpoint": "Checkpoint",
     "fmapper.checkpoints.conversion": "Converted convert_checkpoint",
-    "fmapper.checkpoints.formats.format": "Contents Format file_in nest",
+    "fmapper.checkpoints.formats.format": "Contents Format file_in nest tied_to_text unite_tied",
     "fmapper.checkpoints.inspection": (
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),

@@ -48,8 +48,8 @@ def save(
 
     Arrays are named as `state` names them, and are of any backend and device. They are written one
     after the other: an array on an accelerator comes to the host when its turn is there, in parts.
-    What is tied is written once. The result appears when it is complete; until then it lies beside
-    its place, as `NAME.PID-THREAD.tmp`.
+    What is tied is written once, or recorded as tied. The result appears when it is complete; until
+    then it lies beside its place, as `NAME.PID-THREAD.tmp`.
 
     Arrays that several processes hold parts of, of JAX or torch, are written by all of them: each
     calls `save` with the same path, on a file system that they share, and writes its own parts to

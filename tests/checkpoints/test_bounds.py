@@ -248,6 +248,7 @@ def test_pieces_of_dcp_lie_in_files_of_the_folder(where, tmp_path):
         (hostile_files.pickled_long_names, "bytes of names; 200,000 are allowed"),
         (hostile_files.packed_long_names, "bytes of names; 200,000 are allowed"),
         (hostile_files.dcp_names, "arrays and values in a piece each"),
+        (hostile_files.dcp_ties, "pieces; 500 are allowed"),
         (hostile_files.dcp_parts, "pieces; 500 are allowed"),
         (hostile_files.dcp_sizes, "w0: has an invalid size"),
         (hostile_files.dcp_values, "bytes of pickles; 160,000 are allowed"),
@@ -255,7 +256,7 @@ def test_pieces_of_dcp_lie_in_files_of_the_folder(where, tmp_path):
 )
 def test_what_is_shared_counts_each_time(make, said, tmp_path, low):
     with pytest.raises(fmapper.CheckpointError, match=said):
-        fmapper.load(make(tmp_path, 400 if make is not hostile_files.dcp_parts else 600))
+        fmapper.load(make(tmp_path, 600 if "pieces" in said else 400))
 
 
 def test_pieces_of_dcp_that_share_a_place_are_opened_as_they_are_read(tmp_path):

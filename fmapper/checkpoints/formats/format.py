@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import math
 import os
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from fmapper.backends.discovery import all_adapters
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
+from fmapper.files.bounded_json import read_json
 from fmapper.files.bounds import check_name
 from fmapper.files.safetensors import MOST_BYTES
 from fmapper.files.untrusted import Misfit, member, show
@@ -268,6 +270,36 @@ def merge_ties(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
         else:
             ties[name] = first[id(array)]
     return arrays, ties
+
+
+def tied_to_text(contents: Contents) -> str:
+    """Encodes ties as JSON, for formats that write a tied array under each of its names."""
+    return json.dumps({"version": 1, "ties": contents.ties})
+
+
+def unite_tied(contents: Contents, text: str) -> None:
+    """Makes one array of those that a file has under several names, because its library reads each.
+
+    Args:
+        contents: What was read; it is changed.
+        text: What `tied_to_text` gave when it was written.
+
+    Raises:
+        Misfit: The text is something else, or names arrays that are not alike.
+    """
+    about, arrays = read_json(text), contents.arrays
+    ties = about.get("ties") if type(about) is dict and about.get("version") == 1 else None
+    if type(ties) is not dict:
+        raise Misfit("says of ties what this version cannot read")
+    for name, first in ties.items():
+        if type(first) is not str or name not in arrays or first not in arrays:
+            raise Misfit(f"{show(name)} is tied to {show(first)}, and one of them is missing")
+        one, other = arrays[name], arrays[first]
+        if first in ties or (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise Misfit(f"{show(name)} is tied to {show(first)}, which is another array")
+    for name, first in ties.items():
+        contents.ties[name] = first
+        del arrays[name]
 
 
 def nest(named: Mapping[str, Any]) -> Any:

@@ -30,17 +30,26 @@ from fmapper.checkpoints import (
     concatenate,
     nest,
     show,
+    tied_to_text,
+    unite_tied,
 )
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extension types of Flax
+_TIES = 77  # the one of fmapper
 _CHUNKED = "__msgpack_chunked_array__"
 _MOST_CHUNK = 1 << 30  # bytes of an array that Flax leaves in one piece
 _LONGEST = 1 << 20  # bytes of a text
 _BUFFER = 1 << 16
+_MOST_TIES = 32 << 20  # bytes of what is said of them
 
 
 class Msgpack(Format):
-    """A file of `flax.serialization.to_bytes`. Names are keys joined by dots."""
+    """A file of `flax.serialization.to_bytes`. Names are keys joined by dots.
+
+    Flax reads an array under each of its names, so a tied one is written so often. Which are tied
+    is said under the first key, which follows once more with its own value: of two values of a key
+    msgpack keeps the last, so that Flax has nothing of it.
+    """
 
     name: ClassVar[str] = "msgpack"
     other_names: ClassVar[tuple[str, ...]] = ("flax",)
@@ -60,7 +69,9 @@ class Msgpack(Format):
                 reader.value(None, contents)
                 if reader.at != file.size:
                     raise Misfit("has trailing bytes")
-            except (Misfit, CheckpointError) as error:
+                if reader.ties:
+                    unite_tied(contents, reader.ties.decode())
+            except (Misfit, CheckpointError, UnicodeDecodeError) as error:
                 raise CheckpointError(f"{path}: at byte {reader.at}: {error}") from None
         return contents
 
@@ -68,8 +79,9 @@ class Msgpack(Format):
         """Writes nested maps with the arrays in them."""
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         tree = nest({**contents.arrays, **tied, **contents.values})
+        said = tied_to_text(contents).encode() if contents.ties else b""
         with out.open() as file:
-            _write(out, file, tree, None)
+            _write(out, file, tree, None, said)
 
 
 class _Reader:
@@ -79,6 +91,7 @@ class _Reader:
         self.file, self.handle = file, handle
         self.at = 0
         self.count = self.depth = self.length = 0
+        self.ties = b""
         self._buffer, self._start = b"", 0
 
     def take(self, size: int) -> bytes:
@@ -172,6 +185,8 @@ class _Reader:
             key = self.item("", None)
             if type(key) is int:
                 key = str(key)
+            if name is None and self._ties():
+                continue
             if not isinstance(key, str) or key in names:
                 raise Misfit("contains a key that is not text or occurs twice")
             names.add(key)
@@ -183,6 +198,17 @@ class _Reader:
             self.value(full, contents)
         self.depth -= 1
         return self._unite(inner) if _CHUNKED in names else _ENTERED
+
+    def _ties(self) -> bool:
+        """Reads what is said of ties; returns whether there is something."""
+        at = self.at
+        if self.take(1)[0] == _EXTENSION_32:
+            length, kind = self.number("I"), self.number("b")
+            if kind == _TIES and len(self.ties) + length <= _MOST_TIES:
+                self.ties += self.take(length)
+                return True
+        self.at = at
+        return False
 
     def _unite(self, inner: Contents) -> LazyArray:
         """Joins an array that Flax has split into chunks."""
@@ -293,6 +319,7 @@ _FORMS = {code: struct.Struct(f">{code}") for code in "fdBHIQbhiq"}
 _TEXTS = {0xD9: "B", 0xDA: "H", 0xDB: "I"}
 _LISTS = {0xDC: "H", 0xDD: "I"}
 _MAPS = {0xDE: "H", 0xDF: "I"}
+_EXTENSION_32 = 0xC9
 _EXTENSIONS: dict[int, int | str] = {
     0xD4: 1,
     0xD5: 2,
@@ -301,7 +328,7 @@ _EXTENSIONS: dict[int, int | str] = {
     0xD8: 16,
     0xC7: "B",
     0xC8: "H",
-    0xC9: "I",
+    _EXTENSION_32: "I",
 }
 
 
@@ -309,12 +336,16 @@ def _join(name: str | None, key: object) -> str:
     return str(key) if name is None else f"{name}.{key}"
 
 
-def _write(out: Writer, target: BinaryIO, value: Any, name: str | None) -> None:
+def _write(out: Writer, target: BinaryIO, value: Any, name: str | None, said: bytes = b"") -> None:
     import msgpack
 
     if isinstance(value, dict):
         packer = msgpack.Packer()
-        target.write(packer.pack_map_header(len(value)))
+        parts = [said[at : at + _LONGEST] for at in range(0, len(said), _LONGEST)]
+        target.write(packer.pack_map_header(len(value) + len(parts)))
+        for part in parts:
+            target.write(packer.pack(next(iter(value))))
+            target.write(struct.pack(">BIb", _EXTENSION_32, len(part), _TIES) + part)
         for key, child in value.items():
             target.write(packer.pack(key))
             _write(out, target, child, _join(name, key))
@@ -335,8 +366,8 @@ def _write(out: Writer, target: BinaryIO, value: Any, name: str | None) -> None:
         target.write(packer.pack("chunks") + packer.pack_map_header(len(starts)))
         for at, start in enumerate(starts):
             target.write(packer.pack(str(at)))
-            part = flat.slice(start, min(start + step, flat.shape[0]))
-            _write_array(out, target, part, name or "")
+            chunk = flat.slice(start, min(start + step, flat.shape[0]))
+            _write_array(out, target, chunk, name or "")
 
 
 def _packed_value(name: str, value: Any) -> bytes:

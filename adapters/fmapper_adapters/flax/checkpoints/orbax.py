@@ -31,10 +31,14 @@ from fmapper.checkpoints import (
     check_name,
     nest,
     read_settings,
+    tied_to_text,
+    unite_tied,
     within,
 )
 
 _METADATA = "_METADATA"
+_CUSTOM = "custom_metadata"  # of Orbax, in that file: what anybody wants to say there
+_OURS = "fmapper"
 _KINDS = ("np.ndarray", "jax.Array", "scalar", "string")
 _SIGNS = (_METADATA, "manifest.ocdbt", "_CHECKPOINT_METADATA")
 _MOST_ABOUT = 1 << 20  # bytes of what is said of one array
@@ -44,7 +48,11 @@ _LARGE = 8 << 20  # bytes of a chunk that is kept, since less than it is read at
 
 
 class Orbax(Format):
-    """A folder of `StandardCheckpointer` or `PyTreeCheckpointer`. Names are keys joined by dots."""
+    """A folder of `StandardCheckpointer` or `PyTreeCheckpointer`. Names are keys joined by dots.
+
+    Orbax reads an array under each of its names, so a tied one is written so often. Which are tied
+    is said in its custom metadata.
+    """
 
     name: ClassVar[str] = "orbax"
     endings: ClassVar[tuple[str, ...]] = (".orbax",)
@@ -86,6 +94,13 @@ class Orbax(Format):
                 contents.values[name] = scalars[name]
             else:
                 contents.arrays[name] = _Chunked(stores, name, leaf)
+        custom = about.get(_CUSTOM)
+        said = custom.get(_OURS) if isinstance(custom, dict) else None
+        if isinstance(said, str):
+            try:
+                unite_tied(contents, said)
+            except Misfit as error:
+                raise CheckpointError(f"{folder / _METADATA}: {error}") from None
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
@@ -121,7 +136,8 @@ class Orbax(Format):
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
         tree = nest({**contents.arrays, **tied, **values})
         with ocp.Checkpointer(handler) as checkpointer:
-            args = ocp.args.PyTreeSave(tree)
+            said = {_CUSTOM: {_OURS: tied_to_text(contents)}} if contents.ties else {}
+            args = ocp.args.PyTreeSave(tree, **said)
             checkpointer.save(out.path.absolute(), args=args, force=True)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,12 +105,14 @@ class Dcp(Format):
         plans: Any = _planner
 
         arrays = contents.arrays
-        tied = {name: arrays[first] for name, first in contents.ties.items()}
+        others: dict[str, list[str]] = {}
+        for name, first in contents.ties.items():
+            others.setdefault(first, []).append(name)
         tree: dict[str, Any] = dict(contents.values)
         for name, value in contents.values.items():
             if isinstance(value, str) and len(value.encode()) > _LONGEST:
                 raise CheckpointError(f"{name}: is a text of more than {_LONGEST:,} bytes")
-        for name, array in {**arrays, **tied}.items():
+        for name, array in arrays.items():
             dtype = torch_dtype(name, array)
             tree[name] = torch.empty(array.shape, dtype=dtype, device="meta")
 
@@ -119,18 +122,34 @@ class Dcp(Format):
             def create_local_plan(self) -> Any:
                 items = []
                 for item in super().create_local_plan().items:
-                    array = arrays.get(item.index.fqn, tied.get(item.index.fqn))
+                    array = arrays.get(item.index.fqn)
                     found = [] if array is None else out.boxes(array)
                     items += [item] if len(found) < 2 else [piece(item, box) for box in found]
                 self.plan = plans.SavePlan(items, planner_data=self.mappings)
                 return self.plan
 
             def lookup_object(self, index: Any) -> Any:
-                array = arrays.get(index.fqn, tied.get(index.fqn))
+                array = arrays.get(index.fqn)
                 if array is None:
                     return super().lookup_object(index)
                 box = boxes.get((index.fqn, tuple(index.offset or ())))
                 return _tensor(array if box is None else array.part(box))
+
+        class FileWriter(checkpoint.FileSystemWriter):  # type: ignore[misc]
+            """Lists what is tied under each name, at the same place."""
+
+            def finish(self, metadata: Any, results: Any) -> None:
+                for name, first in contents.ties.items():
+                    metadata.state_dict_metadata[name] = metadata.state_dict_metadata[first]
+                    if metadata.planner_data is not None:
+                        metadata.planner_data[name] = (name,)
+                found = [
+                    replace(result, index=replace(result.index, fqn=name))
+                    for row in results
+                    for result in row
+                    for name in others.get(result.index.fqn, ())
+                ]
+                super().finish(metadata, [*results, found])
 
         boxes: dict[tuple[str, tuple[int, ...]], Any] = {}
 
@@ -153,7 +172,7 @@ class Dcp(Format):
             try:
                 checkpoint.save(
                     tree,
-                    storage_writer=checkpoint.FileSystemWriter(out.path, thread_count=1),
+                    storage_writer=FileWriter(out.path, thread_count=1),
                     planner=Planner(),
                     no_dist=True,
                 )
@@ -224,6 +243,7 @@ def _read(path: Path) -> Contents:
         offset = None if offset is None else _sizes(offset)
         pieces.setdefault(str(index.fqn), {})[offset] = info
     arrays: dict[str, LazyArray] = {}
+    ties: dict[str, str] = {}
     values = {}
     for name, about in metadata.state_dict_metadata.items():
         if type(name) is not str:
@@ -232,12 +252,16 @@ def _read(path: Path) -> Contents:
             check_name(name)
             own = pieces.get(name, {})
             if hasattr(about, "chunks"):
-                arrays[name] = _array(name, about, own, files)
+                found = _array(name, about, own, files)
+                if isinstance(found, str):
+                    ties[name] = found
+                else:
+                    arrays[name] = found
             elif None in own:
                 value = _value(files, own[None])
                 if isinstance(value, _VALUES):
                     values[name] = value
-    return Contents(arrays, values=values, files=tuple(one.path for one in files.known.values()))
+    return Contents(arrays, ties, values, files=tuple(one.path for one in files.known.values()))
 
 
 class _Files:
@@ -246,6 +270,7 @@ class _Files:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.known: dict[str, SourceFile] = {}
+        self.first: dict[Any, str] = {}  # the name of what lies in a place
         self.pieces = self.cells = self._opened = self._pickled = 0
 
     def part(self, info: Any) -> Part:
@@ -280,8 +305,11 @@ def _sizes(numbers: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray:
-    """Returns an array; those in several pieces, which may be many, are opened as they are read."""
+def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray | str:
+    """Returns an array, or the name of another that lies in the same place.
+
+    Those in several pieces, which may be many, are opened as they are read.
+    """
     shape, dtype = _sizes(about.size), about.properties.dtype
     files.pieces += len(about.chunks)
     check_count(files.pieces, "pieces")
@@ -293,6 +321,13 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
         piece = _Piece(name, files.part(pieces[offsets]), sizes, dtype)
         parts.append((offsets, piece))
     _check_cover(shape, [(offsets, part.shape) for offsets, part in parts], files)
+    places = tuple(
+        (offsets, piece.place.file.path, piece.place.start, piece.place.size)
+        for offsets, piece in parts
+    )
+    first = files.first.setdefault((shape, dtype, places), name)
+    if first != name:
+        return first
     if len(parts) > 1:
         return _Pieces(shape, parts)
     with files.archive(parts[0][1].place) as archive:

@@ -46,15 +46,15 @@ _FEW_ELEMENTS = 1 << 30
 
 
 class Weights(NamedTuple):
-    """What the weights of a folder amount to.
+    """Holds the sizes of the weights of a folder.
 
     Attributes:
-        count: The number of arrays that have elements.
+        arrays: The number of arrays that have elements.
         nbytes: Their bytes.
         on_disk: The bytes that the files take: one of which nothing was written takes none.
     """
 
-    count: int
+    arrays: int
     nbytes: int
     on_disk: int
 
@@ -118,7 +118,7 @@ class Parameters:
 
     def __init__(self, config: Path, weights: Weights) -> None:
         self._config = config
-        self._most = _MOST_PARAMETERS + _MOST_OF_AN_ARRAY * weights.count
+        self._most = _MOST_PARAMETERS + _MOST_OF_AN_ARRAY * weights.arrays
         self._most_elements = _FEW_ELEMENTS + _MOST_ELEMENTS * weights.nbytes
         self._count = self._elements = 0
 
