@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from operator import call
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper.backends.arrays import HOST, Arrays, Device, Exchange
 from fmapper.backends.discovery import get_adapter, register_adapter
@@ -17,8 +19,13 @@ from fmapper.checkpoints.stored import StoredArray, exact_reads
 from fmapper.errors import BatchError, DeviceUnavailableError
 from fmapper.moves.host_copy import host_buffers, populate, threads_for_memory
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 DISK = Device("file", "cpu")
 _PIECE = 8 << 20  # bytes that one thread reads at a time
+# The arrays that are read ahead, by identity.
+_ahead: ContextVar[dict[int, Future[Any]] | None] = ContextVar("ahead", default=None)
 
 
 class FileAdapter(Arrays):
@@ -66,18 +73,23 @@ class FileAdapter(Arrays):
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
         """Reads the arrays into memory of their own, several at once."""
-        plain = [(at, a) for at, a in enumerate(arrays) if isinstance(a, StoredArray)]
         results: list[Any] = [None] * len(arrays)
+        reads = _reads_ahead(arrays)
+        plain = [
+            (at, a) for at, a in enumerate(arrays) if isinstance(a, StoredArray) and at not in reads
+        ]
         buffers = host_buffers([(a.shape, a.dtype) for _, a in plain])
         work: list[Callable[[], None]] = []
         for (at, array), buffer in zip(plain, buffers, strict=True):
             results[at] = buffer
             boxes = parts_of_box(full_box(array.shape), _PIECE // array.dtype.itemsize)
             work += [partial(_fill, at, array, buffer, *part) for part in boxes]
-        computed = [at for at, new in enumerate(results) if new is None]
+        computed = [at for at, new in enumerate(results) if new is None and at not in reads]
         work += [partial(_compute, at, arrays[at], results) for at in computed]
         for _ in in_order(call, work, threads_for_memory()):
             pass
+        for at, read in reads.items():
+            results[at] = _result(at, read)
         return Exchange(results, private=range(len(arrays)))
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
@@ -96,6 +108,51 @@ class FileAdapter(Arrays):
             return array.astype(dtype), True
         new, survived = get_adapter(HOST.backend, Arrays).cast(array.read(), dtype)
         return LazyArray.of(new), survived
+
+
+@contextmanager
+def read_ahead(arrays: Iterable[LazyArray]) -> Iterator[None]:
+    """Reads arrays into memory while the block computes something else, as far as that goes.
+
+    Those that the block moves are then there, or are read at once. What it has not moved at its
+    end is dropped. Arrays that are computed from others wait until they are moved.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    plain = list({id(a): a for a in arrays if isinstance(a, StoredArray)}.values())
+    buffers = host_buffers([(a.shape, a.dtype) for a in plain])
+    pool = ThreadPoolExecutor(threads_for_memory())
+    reads: dict[int, Future[Any]] = {}
+    token = _ahead.set(reads)
+    try:
+        for array, buffer in zip(plain, buffers, strict=True):
+            reads[id(array)] = pool.submit(_read_whole, array, buffer)
+        del buffers
+        yield
+    finally:
+        _ahead.reset(token)
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_whole(array: StoredArray, buffer: Any) -> Any:
+    """Fills a buffer with few calls: while Python computes, each waits until it may return."""
+    populate(buffer)
+    array.read_into(buffer, full_box(array.shape))
+    return buffer
+
+
+def _reads_ahead(arrays: Sequence[Any]) -> dict[int, Future[Any]]:
+    """Returns the reads that have begun, by position; takes the others back."""
+    reads = _ahead.get() or {}
+    found = {at: reads.pop(id(array)) for at, array in enumerate(arrays) if id(array) in reads}
+    return {at: read for at, read in found.items() if not read.cancel()}
+
+
+def _result(at: int, read: Future[Any]) -> Any:
+    try:
+        return read.result()
+    except Exception as error:
+        raise BatchError(at) from error
 
 
 def _fill(at: int, array: StoredArray, buffer: Any, box: Box, place: Any) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from fmapper.backends.arrays import HOST
+from fmapper.backends.device import devices, parse_device
 from fmapper.backends.discovery import adapter_of, adapters, all_adapters
 from fmapper.backends.dtypes import dtype_name, is_inexact
 from fmapper.backends.models import Models
-from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
+from fmapper.checkpoints.backend import read_ahead
 from fmapper.checkpoints.checkpoint import read_checkpoint
 from fmapper.checkpoints.formats.format import Contents
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
@@ -160,34 +162,33 @@ def from_pretrained(
         chosen = found.rules(arrays) if rules is None else rules
         made = chosen.apply(arrays)
         model = found.model
-        _check_shapes(_select(model, _weights(model)[0], made, found, source), model, source)
-        if to is not None and to != found.backend:
-            inputs = {}
-            if not example_inputs and not example_kwargs:
-                inputs = found.example_kwargs
-                if dynamic_shapes == "auto":
-                    dynamic_shapes = found.dynamic_shapes
-            say(f"converting {type(model).__name__}")
-            with _note_of(inputs):
-                model = _convert(
-                    model,
-                    to,
-                    tuple(example_inputs or ()),
-                    {**inputs, **(example_kwargs or {})},
-                    dynamic_shapes=dynamic_shapes,
-                    **options,
-                )
-        elif options:
-            raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
-        say(f"reading the weights of {source.name}")
+        state = _select(model, _weights(model)[0], made, found, source)
+        _check_shapes(state, model, source)
         _say_left(arrays, chosen, found, source)
-        tree, back = _weights(model)
-        state = _select(model, tree, made, found, source)
-        if offload is not None:
-            return offload(model, state)
-        place = None if sharding is None else sharding.placer(model)
-        filled = back(fill(tree, state, device=device, strict=False, place=place))
-        return filled if place is None else place.finish(filled)
+        target = None if to == found.backend else to
+        if options and target is None:
+            raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
+        early = target is not None and sharding is None and offload is None and _is_host(device)
+        with read_ahead(state.values() if early else ()):
+            if target is not None:
+                say(f"converting {type(model).__name__}")
+                given = tuple(example_inputs or ()), example_kwargs or {}
+                model = _convert(found, target, *given, dynamic_shapes, options)
+            say(f"reading the weights of {source.name}")
+            tree, back = _weights(model)
+            state = _select(model, tree, made, found, source)
+            if offload is not None:
+                return offload(model, state)
+            place = None if sharding is None else sharding.placer(model)
+            filled = back(fill(tree, state, device=device, strict=False, place=place))
+            return filled if place is None else place.finish(filled)
+
+
+def _is_host(device: Any) -> bool:
+    """Returns whether arrays for a device stay in the memory of the host."""
+    if device is not None:
+        return parse_device(device).kind == HOST.kind
+    return all(known.kind == HOST.kind for known in devices())
 
 
 @contextmanager
@@ -205,10 +206,27 @@ def _note_of(inputs: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-def _convert(*args: Any, **options: Any) -> Any:
-    from fmapper.programs.convert import convert  # not for a model that stays in its framework
+def _convert(
+    found: Pretrained,
+    to: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    options: Mapping[str, Any],
+) -> Any:
+    """Converts the model of a folder, with its own example inputs where none are given."""
+    from fmapper.programs import convert as conversion  # not for a model that stays as it is
 
-    return convert(*args, **options)
+    convert: Any = conversion.convert
+    made: Mapping[str, Any] = {}
+    if not args and not kwargs:
+        made = found.example_kwargs
+        if dynamic_shapes == "auto":
+            dynamic_shapes = found.dynamic_shapes
+    with _note_of(made):
+        return convert(
+            found.model, to, args, {**made, **kwargs}, dynamic_shapes=dynamic_shapes, **options
+        )
 
 
 def _check_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ _COVER = 1 << 20  # bytes that are read at a time where what lies between runs i
 _RUN = 4 << 10  # bytes: runs of a local file that are longer are read one by one
 _SHORT_RUN = 256  # the same where nothing else may be read
 _GAP = 16 << 10  # bytes that take as long to read as a call takes
-_PIECE = 8 << 20  # bytes that one call reads
+_PIECE = 1 << 30  # bytes that one call reads: systems refuse more than 2 GiB
 BLOCK = 1 << 20  # bytes that are read and put elsewhere while they are in the cache
 
 

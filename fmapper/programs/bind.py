@@ -20,7 +20,7 @@ def bind(
 
     Arguments may be given by position or by keyword, whichever way the examples were given. One
     that the examples lacked may be given only as its default, and one that was a constant among the
-    examples may be left out if that is its default.
+    examples may be left out if that is its default. So may those of `program.ones_like`.
 
     Args:
         program: The program.
@@ -35,6 +35,10 @@ def bind(
     given = by_name(program, args, kwargs)
     positional, keyword = program.in_spec.children
     names = names_of_arguments(program)
+    for name, other in program.ones_like.items():
+        is_taken = name in names or name in keyword.keys
+        if is_taken and given.get(name) is None and hasattr(given.get(other), "shape"):
+            given[name] = given[other] * 0 + 1  # where the other is: on its device, in its shards
     static = _static_values(program)
     leaves: list[Any] = []
     for name, spec in (

@@ -183,6 +183,9 @@ def _check_one(program: Program, whole: Program) -> None:
     _check_specs(program, users)
     _check_each(program.signature, Parameter, _check_parameter, "signature")
     _check_distinct((p.name for p in program.signature), "signature")
+    _check_class(dict, program.ones_like, "ones_like")
+    for names in program.ones_like.items():
+        _check_each(names, str, lambda name: _check_identifier(name, "ones_like"), "ones_like")
     _check_names(program, whole)
 
 

@@ -34,7 +34,7 @@ _APART = {
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
 # Fields that older files lack; they are written only if they are not empty.
-_LATER = {"guards", "fixed", "variable_types", "few_bits", "axes"}
+_LATER = {"guards", "fixed", "variable_types", "few_bits", "axes", "ones_like"}
 _LARGEST = 1 << 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_FINITE = {"inf", "-inf", "nan"}

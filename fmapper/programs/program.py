@@ -252,6 +252,8 @@ class Program:
         in_spec: The structure of the example inputs: a tuple and a dict of keywords.
         out_spec: The structure of the outputs.
         signature: The parameters of the forward method.
+        ones_like: Arguments that may be omitted, and are then ones in the shape of another: their
+            names -> the name of the other, an array of integers.
         parameters: Arrays that are trained, by name, each once.
         buffers: Arrays that are not.
         constants: Arrays that the code of the model holds.
@@ -291,6 +293,7 @@ class Program:
     in_spec: TreeSpec
     out_spec: TreeSpec
     signature: tuple[Parameter, ...] = ()
+    ones_like: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     buffers: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)

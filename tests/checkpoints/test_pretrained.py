@@ -124,8 +124,8 @@ def test_offload_says_where_all_is_and_needs_a_program(folders):
 def test_a_dtype_is_cast_while_it_is_read(folders):
     folder, module = folders["llama"]
     model = fmapper.from_pretrained(folder, "torch", dtype="bfloat16")
-    assert all(map(torch.equal, model.parameters(), module.to(torch.bfloat16).parameters()))
-    module.to(torch.float32)
+    cast = copy.deepcopy(module).to(torch.bfloat16)
+    assert all(map(torch.equal, model.parameters(), cast.parameters()))
     in_jax = fmapper.from_pretrained(folder, "jax", dtype="bfloat16", dynamic_shapes=None)
     assert {str(array.dtype) for array in in_jax.params.values()} == {"bfloat16"}
 
@@ -391,9 +391,41 @@ def test_an_error_names_the_example_inputs_that_were_made(folders, monkeypatch):
     def fail(*_, **__):
         raise fmapper.ConversionError("cannot be recorded")
 
-    monkeypatch.setattr("fmapper.checkpoints.pretrained._convert", fail)
+    monkeypatch.setattr("fmapper.programs.convert.convert", fail)
     with pytest.raises(fmapper.ConversionError) as caught:
         fmapper.from_pretrained(folders["llama"][0], "jax")
     (note,) = caught.value.__notes__
     assert "input_ids[2, 8], attention_mask[2, 8]" in note
     assert "example_kwargs=" in note
+
+
+@pytest.mark.parametrize("to", ["flax", "jax"])
+def test_a_mask_of_all_tokens_may_be_omitted(folders, tmp_path, to):
+    folder, module = folders["llama"]
+    model = fmapper.from_pretrained(folder, to)
+    tokens = torch.arange(12).reshape(2, 6)
+    wanted = module(tokens).logits.detach().numpy()
+    ones = np.ones((2, 6), int)
+    for kwargs in ({}, {"attention_mask": None}, {"attention_mask": ones}, {}):
+        found = model(tokens.numpy(), **kwargs).logits
+        np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
+    ones[0, 0] = 0
+    masked = module(tokens, attention_mask=torch.from_numpy(ones)).logits.detach().numpy()
+    found = model(tokens.numpy(), attention_mask=ones).logits
+    np.testing.assert_allclose(np.asarray(found)[1:], masked[1:], atol=2e-5)
+    np.testing.assert_allclose(np.asarray(found)[0, 1:], masked[0, 1:], atol=2e-5)
+    with pytest.raises(fmapper.ProgramInputError, match="input_ids is missing"):
+        model(attention_mask=ones)
+    fmapper.convert(module, "jax", example_kwargs=INPUTS["llama"]()).save(tmp_path / "program")
+    again = fmapper.convert(fmapper.load_program(tmp_path / "program"), "jax")
+    np.testing.assert_allclose(np.asarray(again(tokens.numpy()).logits), wanted, atol=2e-5)
+
+
+def test_a_model_that_was_recorded_without_a_mask_takes_none(folders):
+    _, module = folders["llama"]
+    tokens = torch.arange(12).reshape(2, 6)
+    model = fmapper.convert(module, "jax", (tokens,))
+    wanted = module(tokens).logits.detach().numpy()
+    np.testing.assert_allclose(np.asarray(model(tokens.numpy()).logits), wanted, atol=2e-5)
+    with pytest.raises(fmapper.ProgramInputError, match="attention_mask was passed"):
+        model(tokens.numpy(), attention_mask=np.ones((2, 6), int))

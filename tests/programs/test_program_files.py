@@ -225,6 +225,14 @@ def test_an_input_is_no_code(untouched):
         load(written(header, json.loads(text), arrays))
 
 
+@pytest.mark.parametrize("given", [["mask"], {"map": [["mask", "a b"]]}, {"map": [["mask", 1]]}])
+def test_what_is_filled_with_ones_is_named(given):
+    header, about, arrays = taken_apart("tiny_jax")
+    about["program"]["ones_like"] = given
+    with pytest.raises(untrusted.Misfit, match="ones_like"):
+        load(written(header, about, arrays))
+
+
 # --- nothing is opened ----------------------------------------------------------------------------
 
 

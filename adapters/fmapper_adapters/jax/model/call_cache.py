@@ -45,7 +45,10 @@ class Routes:
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Caches the route from a checked call to the inputs."""
-        if not self._possible or not all(map(_is_known, (*args, *kwargs.values()))):
+        given = [value for value in (*args, *kwargs.values()) if value is not None]
+        if not self._possible or not all(map(_is_known, given)):
+            return
+        if len(given) < len(self._arrays):  # some are computed, as an omitted mask is
             return
         leaves = self._program.bind(
             tuple(_mark(value, at) for at, value in enumerate(args)),

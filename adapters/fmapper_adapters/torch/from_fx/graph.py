@@ -121,7 +121,9 @@ def program(
         origin=origin_of(module),
     )
     given = [one for one in inputs if one.kind in ("user", "static")]
-    found.guards, found.fixed = guards.find_guards(exported, given, found.input_paths())
+    paths = found.input_paths()
+    found.guards, found.fixed = guards.find_guards(exported, given, paths)
+    found.ones_like = signature_of.ones_like(module, dict(zip(paths, given, strict=True)))
     facts = SizeFacts.read(exported.graph_module)
     run = functools.partial(order.run, other_forms=other_forms, facts=facts)
     if calls is None:

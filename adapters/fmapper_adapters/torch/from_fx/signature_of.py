@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from fmapper.programs import Parameter
+from fmapper.programs import Input, Parameter
 
 
 def symbols(
@@ -54,3 +56,24 @@ def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
             )
         )
     return tuple(found)
+
+
+def ones_like(module: torch.nn.Module, inputs: Mapping[str, Input]) -> dict[str, str]:
+    """Returns the masks that a model may be called without: of transformers, those of tokens.
+
+    Without one, its models take all tokens, as with a mask of ones.
+
+    Args:
+        module: The model.
+        inputs: The inputs that it was recorded for, by their paths.
+    """
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return {}
+    found = inspect.signature(module.forward).parameters
+    is_optional = "attention_mask" in found and found["attention_mask"].default is None
+    mask, tokens = (inputs.get(name) for name in ("attention_mask", "input_ids"))
+    if not is_optional or mask is None or tokens is None:
+        return {}
+    shapes = [[n if isinstance(n, int) else None for n in one.shape] for one in (mask, tokens)]
+    return {"attention_mask": "input_ids"} if shapes[0] == shapes[1] else {}
