@@ -16,7 +16,7 @@ from fmapper.checkpoints.transient import transient_in
 from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
-from fmapper.render import as_text, table
+from fmapper.render import columns
 from fmapper.states.state import named_arrays
 from fmapper.tracebacks import short_traceback
 
@@ -68,7 +68,7 @@ class Inspection:
         whole = f"{self.path}: {self.format}, {count} arrays, {self.nbytes:,} bytes{files}"
         values = [f"{name} = {value!r}" for name, value in self.values.items()]
         head = ("array", "dtype", "shape", "bytes", "")
-        shown = as_text(table(head, lines)) if lines else ""
+        shown = columns([head, *lines]) if lines else ""
         return "\n".join(filter(None, (shown, *values, whole)))
 
 

@@ -95,6 +95,7 @@ def load(
         CheckpointError: The checkpoint is damaged, or in no known format.
         StructureMismatchError: Names are missing or left over, or a shape differs; lists them all.
         LossyCastError: A value does not fit into its dtype.
+        OSError: There is nothing of this name, or it may not be read.
 
     Examples:
         >>> import fmapper, torch, tempfile

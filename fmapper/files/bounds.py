@@ -27,6 +27,7 @@ _MOST = {
     "parts": 400_000,  # arrays, values, and the dicts and lists that contain them
     "texts in lists": 2_000_000,  # skipped; vocabularies have less than half a million
     "bytes of pickled values": 250_000_000,  # of Python objects, estimated
+    "bytes of long headers": 20_000_000,  # of `.npy`: those that are not read with what follows
     "unusual headers": 10_000,  # of `.npy`; NumPy takes 50 microseconds for each
 }
 _LONGEST_NAME = 4096  # characters of a full dotted name
@@ -45,6 +46,7 @@ def check_count(count: int, what: str) -> None:
         count: The number of items, or a lower bound of it.
         what: The kind of item: `arrays`, `values`, `parts` (arrays, values, and the dicts and lists
             that contain them), `members` (of a zip file), `texts in lists`, `unusual headers`,
+            `bytes of long headers`,
             `bytes of pickled values`, `arrays of Orbax`, `arrays in all files` (of a checkpoint),
             `tensors` (of a pickle), `pieces` (of arrays of `torch.distributed.checkpoint`),
             `arrays and values in a piece each`, `bytes of pickles` (of these), `bytes of names`.

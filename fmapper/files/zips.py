@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from fmapper.files.bounds import WAY_OUT, check_count
@@ -82,6 +83,7 @@ class ZipMembers(dict[str, ZipMember]):
             if member.name in self:
                 raise Misfit(f"{show(member.name)} occurs twice")
             self[member.name] = member
+        _check_apart(self.values())
 
     @classmethod
     def only(cls, file: _File, handle: int, member: ZipMember) -> ZipMembers:
@@ -166,8 +168,9 @@ class ZipMembers(dict[str, ZipMember]):
             raise Misfit(f"{show(member.name)} uses a compression that NumPy does not write")
         left = member.size if most is None else min(most, member.size)
         is_whole, checksum = left == member.size, 0
+        step = min(_PIECE, max(left, _NEAR))  # of a header, which is in the first few bytes
         try:
-            for data in self._pieces(member) if member.is_stored else self._unpack(member):
+            for data in (self._pieces if member.is_stored else self._unpack)(member, step):
                 part = data[:left]
                 left -= len(part)
                 checksum = zlib.crc32(part, checksum) if is_whole else 0
@@ -181,20 +184,20 @@ class ZipMembers(dict[str, ZipMember]):
         if is_whole and checksum != member.checksum:
             raise Misfit(f"{show(member.name)} is damaged: the checksum differs")
 
-    def _pieces(self, member: ZipMember) -> Iterator[bytes]:
+    def _pieces(self, member: ZipMember, step: int) -> Iterator[bytes]:
         begin = self.begin(member)
-        for at in range(0, member.packed, _PIECE):
-            yield self.bytes_at(begin + at, min(_PIECE, member.packed - at))
+        for at in range(0, member.packed, step):
+            yield self.bytes_at(begin + at, min(step, member.packed - at))
 
-    def _unpack(self, member: ZipMember) -> Iterator[bytes]:
+    def _unpack(self, member: ZipMember, step: int) -> Iterator[bytes]:
         unpack = zlib.decompressobj(-zlib.MAX_WBITS)
-        for packed in self._pieces(member):
+        for packed in self._pieces(member, step):
             data = packed
             while data and not unpack.eof:
-                yield unpack.decompress(data, _PIECE)
+                yield unpack.decompress(data, step)
                 data = unpack.unconsumed_tail
         while not unpack.eof:  # output that is still buffered
-            found = unpack.decompress(b"", _PIECE)
+            found = unpack.decompress(b"", step)
             if not found:
                 return
             yield found
@@ -224,6 +227,18 @@ def _members(data: bytes, count: int, limit: int) -> Iterator[ZipMember]:
         if flags & _ENCRYPTED:
             raise Misfit(f"{show(name)} is encrypted")
         yield ZipMember(name, offset, method, packed, size, checksum)
+
+
+def _check_apart(members: Iterable[ZipMember]) -> None:
+    """Raises where bytes belong to two members: few can then stand for very many."""
+    end = 0
+    for member in sorted(members, key=_offset):
+        if member.offset < end:
+            raise Misfit(f"{show(member.name)} overlaps another member")
+        end = member.offset + _LOCAL.size + member.packed
+
+
+_offset = attrgetter("offset")
 
 
 def _large(extra: bytes, *numbers: int) -> list[int]:

@@ -4,7 +4,9 @@ import argparse
 import json
 import os
 import pickle
+import re
 import struct
+import sys
 import tracemalloc
 import zipfile
 from collections import defaultdict
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 import fmapper
+from fmapper.checkpoints import inspect
 from support.patience import no_hang
 from sweeps import fuzz_checkpoints
 
@@ -77,6 +80,44 @@ def test_an_empty_array_of_another_format_is_no_larger_than_memory_either(tmp_pa
         file.writestr("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape)) + shape)
     with pytest.raises(fmapper.CheckpointError, match="'a' is too large for any memory"):
         fmapper.load(tmp_path / "x.npz")
+
+
+def test_members_of_a_zip_file_lie_apart(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, aa=np.ones(3), bb=np.zeros(3))
+    data = path.read_bytes()
+    first, second = (at.start() for at in re.finditer(re.escape(b"PK\1\2"), data))
+    place = data[first + 42 : first + 46]  # of the first member, in the list
+    path.write_bytes(data[: second + 42] + place + data[second + 46 :])
+    with pytest.raises(fmapper.CheckpointError, match=r"overlaps another member"):
+        fmapper.load(path)
+
+
+def test_headers_of_compressed_arrays_are_unpacked_alone(tmp_path):
+    arrays = {f"a{at}": np.zeros(10_000_000, np.uint8) for at in range(2)}
+    np.savez_compressed(tmp_path / "x.npz", **arrays)
+    tracemalloc.start()
+    assert len(fmapper.load(tmp_path / "x.npz")) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300_000  # a mebibyte of each was unpacked
+
+
+def test_long_headers_of_many_arrays_are_refused(tmp_path):
+    shape = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0,), }" + b" " * 60_000 + b"\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        for at in range(400):
+            head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape))
+            file.writestr(f"a{at}.npy", head + shape)
+    with pytest.raises(fmapper.CheckpointError, match=r"bytes of long headers.*settings\.bounds"):
+        fmapper.load(tmp_path / "x.npz")
+
+
+def test_many_arrays_are_listed_without_rich(tmp_path, monkeypatch):
+    np.savez(tmp_path / "x.npz", w=np.ones((2, 3)), long_name=np.ones(1))
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    lines = str(inspect(tmp_path / "x.npz")).splitlines()
+    assert lines[:2] == ["array      dtype    shape   bytes", "w          float64  [2, 3]  48"]
 
 
 def test_a_long_header_of_nothing_is_read_in_little_time(tmp_path):

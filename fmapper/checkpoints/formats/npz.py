@@ -160,7 +160,7 @@ class _Headers:
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[tuple[int, ...], bool, Any]] = {}
-        self._unusual = 0
+        self._unusual = self._length = 0
 
     def read(self, name: str, head: bytes) -> tuple[tuple[int, ...], bool, Any, int]:
         """Returns shape, Fortran order, dtype and length of the header of a member."""
@@ -175,6 +175,8 @@ class _Headers:
             raise Misfit(f"{show(name)} has a header that is too long")
         text = head[begin : begin + length]
         if len(text) < length:
+            self._length += length
+            check_count(self._length, "bytes of long headers")
             raise _CutOff(begin + length)
         if text not in self._known:
             self._known[text] = self._parse(name, head[: begin + length], text)
