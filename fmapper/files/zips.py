@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
-from typing import NamedTuple, Protocol
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, Protocol
 
 from fmapper.files.bounds import WAY_OUT, check_count
 from fmapper.files.untrusted import Misfit, show
@@ -24,6 +26,9 @@ _USUAL_END = 256  # bytes, of a file without a comment
 _COMMENT = 1 << 16  # bytes that may follow the end
 _MOST_LIST = 32_000_000  # bytes
 _PIECE = 1 << 20
+_PACKED = 1 << 16  # bytes that a state of zlib may still have to unpack
+_APART = 8 << 20  # bytes between states of zlib that are kept
+_MOST_STATES = 256  # of a member; each takes some 40 kB, and what it has not yet unpacked
 _FULL = 0xFFFFFFFF
 _ENCRYPTED, _UTF_8 = 1, 1 << 11
 
@@ -201,6 +206,52 @@ class ZipMembers(dict[str, ZipMember]):
             if not found:
                 return
             yield found
+
+
+class Unpacking:
+    """The unpacked bytes of a compressed member, from any place.
+
+    To get there zlib has to unpack all that precedes it, so its state is kept now and then.
+
+    Args:
+        member: The member.
+    """
+
+    def __init__(self, member: ZipMember) -> None:
+        self._member = member
+        self._every = max(_APART, member.size // _MOST_STATES)
+        self._lock = threading.Lock()
+        self._states: list[tuple[int, int, Any]] = [(0, 0, zlib.decompressobj(-zlib.MAX_WBITS))]
+
+    def parts(self, archive: ZipMembers, start: int, count: int) -> Iterator[bytes]:
+        """Yields some bytes, from a place on.
+
+        Raises:
+            Misfit: The member is damaged.
+        """
+        with self._lock:
+            found = bisect_right(self._states, start, key=itemgetter(0)) - 1
+            at, packed_at, state = self._states[found]
+            unpack = state.copy()
+        begin, stop = archive.begin(self._member), start + count
+        while at < stop:
+            packed = unpack.unconsumed_tail
+            if not packed:
+                size = min(_PACKED, self._member.packed - packed_at)
+                packed = archive.bytes_at(begin + packed_at, size)
+                packed_at += len(packed)
+            try:
+                data = unpack.decompress(packed, _PIECE)
+            except zlib.error as error:
+                raise Misfit(f"{show(self._member.name)} is damaged: {error}") from None
+            if not data and (unpack.eof or not packed):
+                raise Misfit(f"{show(self._member.name)} is shorter than its declared size")
+            if at + len(data) > start:
+                yield data[max(0, start - at) : stop - at]
+            at += len(data)
+            with self._lock:
+                if at - self._states[-1][0] >= self._every:
+                    self._states.append((at, packed_at, unpack.copy()))
 
 
 def _members(data: bytes, count: int, limit: int) -> Iterator[ZipMember]:

@@ -476,3 +476,24 @@ def test_what_a_killed_process_left_of_a_pt_file_is_removed(tmp_path):
         (tmp_path / name).write_bytes(b"")
     fmapper.save({"w": np.ones(3)}, tmp_path / "x.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_parts_of_a_compressed_array_are_unpacked_from_the_nearest_state(tmp_path, monkeypatch):
+    from fmapper.files import zips
+
+    monkeypatch.setattr(zips, "_APART", 1 << 16)
+    monkeypatch.setattr(zips, "_PIECE", 1 << 14)
+    w = np.random.default_rng(0).integers(0, 4, (100, 100, 100)).astype(np.uint8)
+    np.savez_compressed(tmp_path / "x.npz", w=w)
+    array = fmapper.load(tmp_path / "x.npz")["w"]
+    seen = []
+    read = zips.ZipMembers.bytes_at
+    monkeypatch.setattr(
+        zips.ZipMembers, "bytes_at", lambda self, *place: seen.append(place) or read(self, *place)
+    )
+    for row in (99, 3, 50, 0, 99):
+        seen.clear()
+        found = array.read(((row, row + 1), (5, 9), (0, 100)))
+        np.testing.assert_array_equal(found, w[row : row + 1, 5:9])
+    assert sum(count for _, count in seen) < os.path.getsize(tmp_path / "x.npz") / 2
+    np.testing.assert_array_equal(array.read(), w)

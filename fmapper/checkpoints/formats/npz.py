@@ -8,6 +8,7 @@ import math
 import re
 import tokenize
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from fmapper.files.bounded_json import read_json
 from fmapper.files.bounds import check_count, check_name
 from fmapper.files.dtypes import STORED_DTYPES, name_of_dtype, numpy_dtype
 from fmapper.files.untrusted import Misfit, show, within
-from fmapper.files.zips import DEFLATED, STORED, ZipMember, ZipMembers
+from fmapper.files.zips import DEFLATED, STORED, Unpacking, ZipMember, ZipMembers
 
 _ABOUT = "__fmapper__.json"
 _MOST_ABOUT = 32_000_000  # bytes
@@ -260,7 +261,7 @@ def _check_dtype(dtype: str) -> str:
 
 
 class _Packed(LazyArray):
-    """A compressed array: reading a part means reading all that precedes it."""
+    """A compressed array: reading a part means unpacking what precedes it."""
 
     def __init__(
         self,
@@ -272,6 +273,7 @@ class _Packed(LazyArray):
     ) -> None:
         self.shape, self.dtype = shape, dtype
         self._file, self._member, self._header = file, member, header
+        self._unpacking = Unpacking(member)
 
     def _read(self, box: Box) -> Any:
         import numpy as np
@@ -280,15 +282,21 @@ class _Packed(LazyArray):
         start, stop = box[0] if box else (0, 1)
         out = np.empty((stop - start, *self.shape[1:]) if box else (), self.dtype)
         view: Any = out.reshape(-1).view("u1")
-        skip, at = self._header + start * row, 0
+        place, at = self._header + start * row, 0
         with self._file.handle() as handle:
             try:
                 archive = ZipMembers.only(self._file, handle, self._member)
-                for part in archive.parts(self._member, skip + out.nbytes):
-                    wanted = part[skip:]
-                    skip = max(0, skip - len(part))
-                    view[at : at + len(wanted)] = np.frombuffer(wanted, "u1")
-                    at += len(wanted)
+                for part in self._parts(archive, place, out.nbytes):
+                    view[at : at + len(part)] = np.frombuffer(part, "u1")
+                    at += len(part)
             except Misfit as error:
                 raise CheckpointError(f"{self._file.path}: {error}") from None
         return out[(slice(None), *(slice(*pair) for pair in box[1:]))] if box else out
+
+    def _parts(self, archive: ZipMembers, start: int, count: int) -> Iterator[bytes]:
+        if start > self._header or start + count < self._member.size:
+            yield from self._unpacking.parts(archive, start, count)
+            return
+        for part in archive.parts(self._member):  # the whole, with its checksum
+            yield part[start:]
+            start = max(0, start - len(part))
