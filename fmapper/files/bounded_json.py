@@ -14,6 +14,7 @@ from fmapper.switches import settings
 
 MOST_JSON = 150_000_000  # bytes of memory for the parsed text, by the weights below
 MOST_PROGRAM = 2_000_000_000  # the same for a program, where a call takes some five thousand
+_MOST_FILE = 40_000_000  # bytes; an index of 210,000 arrays has some 25 million
 _DEEPEST = 256  # nested lists and objects
 _PIECE = 1 << 20  # characters that are counted at a time
 _WEIGHTS = {b":": 150, b"{": 200, b"[": 72, b",": 34}  # bytes of what each stands for in Python
@@ -68,8 +69,8 @@ def _check(text: str, most: int) -> None:
             raise Misfit("has a number with too many digits")
 
 
-def read_json_file(path: Path, most: int = 100_000_000) -> Any:
-    """Parses a JSON file of at most `most` bytes.
+def read_json_file(path: Path, most: int = _MOST_FILE) -> Any:
+    """Parses a JSON file of at most `most` bytes, by default 40 MB.
 
     Raises:
         Misfit: It is not a regular file, is too long, or is not JSON.

@@ -113,6 +113,22 @@ def test_long_headers_of_many_arrays_are_refused(tmp_path):
         fmapper.load(tmp_path / "x.npz")
 
 
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.pt", "x.msgpack", "x.gguf", "x"])
+def test_files_without_a_size_are_not_read(tmp_path, name, monkeypatch):
+    (tmp_path / name).touch()  # as are those of /proc, which may block or never end
+    monkeypatch.setattr(Path, "open", lambda *args: pytest.fail("was opened"))
+    for format in (None, "safetensors", "pt"):
+        with pytest.raises(fmapper.CheckpointError, match="is empty"):
+            fmapper.load(tmp_path / name, format=format)
+
+
+def test_an_index_longer_than_that_of_the_largest_models_is_refused(tmp_path):
+    with (tmp_path / "model.safetensors.index.json").open("wb") as file:
+        file.truncate(41_000_000)
+    with no_hang(), pytest.raises(fmapper.CheckpointError, match="is too long"):
+        fmapper.load(tmp_path)
+
+
 def test_many_arrays_are_listed_without_rich(tmp_path, monkeypatch):
     np.savez(tmp_path / "x.npz", w=np.ones((2, 3)), long_name=np.ones(1))
     monkeypatch.setitem(sys.modules, "rich.console", None)

@@ -153,6 +153,8 @@ def format_of(place: Place, name: str | None = None) -> Format:
     if not place.exists():
         raise FileNotFoundError(f"{place}: no such file or folder")
     path = cast(Path, place)
+    if isinstance(place, Path) and path.is_file() and not path.stat().st_size:
+        raise CheckpointError(f"{path}: is empty")  # as some of /proc seem, which never end
     for candidate in formats():
         if not (candidate.urls or isinstance(place, Path)):
             if candidate.is_called(name) or (name is None and place.suffix in candidate.endings):

@@ -152,8 +152,10 @@ class _Unpickler(pickle.Unpickler):
 
 def _check(data: bytes, storages: bool) -> None:
     """Raises for a pickle that would take much memory, or reserves it before it is read."""
-    takes = len(data) + sum(data.count(sign) * weight for sign, weight in _WEIGHTS.items())
-    check_count(takes, "bytes of pickled values")
+    takes = len(data)
+    for sign, weight in _WEIGHTS.items():
+        takes += data.count(sign) * weight
+        check_count(takes, "bytes of pickled values")
     most = min(len(data) >> 17, 254)  # of the third byte of a place in the memo
     plain = _PLAIN if storages else _PLAIN.replace(b"Q", b"")
     put = rb"r..[\x00-" + re.escape(bytes([most])) + rb"]\x00"
