@@ -135,6 +135,8 @@ def _values(program: Program) -> dict[str, tuple[str, Shape]]:
     for call in with_inner(program.graph.calls):
         if len(call.result) == 1:
             found[call.name] = call.result[0]
+        elif call.op.partition("::")[2].startswith("item.") and isinstance(call.args[0], Ref):
+            found[call.name] = (found.get(call.args[0].name, ("", ()))[0], ())
         for graph in call.graphs():
             found.update(zip(graph.inputs, graph.kinds, strict=False))
     return found
@@ -319,6 +321,7 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
     for call in found.root.calls():
         for name in set(refs_of(call)):
             used_by[name] = used_by.get(name, 0) + 1
+    changed = _find_changed(found.program)
     for unit in units:
         within: dict[str, int] = {}
         for call in unit.calls():
@@ -326,7 +329,12 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
                 within[name] = within.get(name, 0) + 1
         inside = own[id(unit)]
         outer = {n for n in inside if used_by.get(n, 0) > within.get(n, 0) or n in outputs}
-        outer -= _find_changed(found, unit, inside)
+        outer -= {
+            name
+            for name in inside & changed.keys()
+            if (name not in used_by or name in within)
+            and (not unit.path or changed[name].startswith(f"{unit.path}."))
+        }  # they leave it only as updates of its own buffers
         unit.gives = sorted(outer, key=lambda n: order[n])
     _settle(found, units)
 
@@ -335,9 +343,8 @@ def _is_given(one: Input) -> bool:
     return one.kind == "user" and one.is_array()
 
 
-def _find_changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
-    """Returns the values that leave a unit only as updates of its own buffers."""
-    program = found.program
+def _find_changed(program: Program) -> dict[str, str]:
+    """Maps the values that leave the program only as updates of buffers to those."""
     users: set[str] = set()
     buffers: dict[str, str] = {}
     for value, output in zip(program.graph.outputs, program.outputs, strict=True):
@@ -346,16 +353,7 @@ def _find_changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
                 buffers[value.name] = str(output.target)
             else:
                 users.add(value.name)
-    used = {n for call in found.root.calls() for n in refs_of(call)}
-    inner = {n for call in unit.calls() for n in refs_of(call)}
-    return {
-        name
-        for name, target in buffers.items()
-        if name in inside
-        and name not in users
-        and (name not in used or name in inner)
-        and (not unit.path or target.startswith(f"{unit.path}."))
-    }
+    return {name: target for name, target in buffers.items() if name not in users}
 
 
 def local_name(found: Structure, target: str, path: str) -> str | None:

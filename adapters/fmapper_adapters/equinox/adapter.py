@@ -11,6 +11,7 @@ from fmapper_adapters.jax.libraries import (
     JaxModels,
     drop_needless_gradients,
     refuse_changes,
+    with_bounded_rows,
     with_linears,
     with_slices,
 )
@@ -55,7 +56,7 @@ class EquinoxAdapter(JaxModels):
         from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 
         refuse_changes(program, "Equinox")
-        parted, slices = with_slices(drop_needless_gradients(program))
+        parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
         return write(with_linears(parted), EquinoxDialect(slices, train=program.train))
 
     def build(self, program: Program) -> Any:

@@ -130,11 +130,12 @@ class FlaxAdapter(JaxModels, Nodes):
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
         from fmapper_adapters.jax.libraries import (
             drop_needless_gradients,
+            with_bounded_rows,
             with_linears,
             with_slices,
         )
 
-        parted, slices = with_slices(drop_needless_gradients(program))
+        parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
         return write(with_linears(parted), FlaxDialect(slices))
 
     def build(self, program: Program) -> Any:

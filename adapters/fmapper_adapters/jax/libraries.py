@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.translation.functions.stateless import STATELESS
     from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
     from fmapper_adapters.jax.translation.layers.products import with_linears
+    from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
     from fmapper_adapters.jax.translation.layers.slices import (
         TAKE_APART,
         Slices,
@@ -53,6 +54,7 @@ __all__ = [
     "slices_by_suffix",
     "train_flags",
     "tree_source",
+    "with_bounded_rows",
     "with_linears",
     "with_slices",
 ]
@@ -74,6 +76,7 @@ _MODULES = {
     "slices_by_suffix": "translation.layers.slices",
     "train_flags": "record",
     "tree_source": "record",
+    "with_bounded_rows": "translation.layers.rows",
     "with_linears": "translation.layers.products",
     "with_slices": "translation.layers.slices",
 }

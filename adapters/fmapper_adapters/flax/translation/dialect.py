@@ -90,8 +90,36 @@ class FlaxDialect(JaxDialect):
 
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`."""
-        blocks = [*map(_class, classes), _print_loading(draft, root)]
+        tables = []
+        frozen = _frozen_parts(draft)
+        if frozen:
+            root.sketch.ties.append("freeze(self, FROZEN)")
+            tables = ["\n".join(["FROZEN = (", *(f"    {path!r}," for path in frozen), ")"])]
+        blocks = [*map(_class, classes), *tables, _print_loading(draft, root)]
         return self.assemble(draft, root.name, blocks)
+
+
+def _frozen_parts(draft: Any) -> list[str]:
+    """Returns the parts of layers, and the parameters in layers, that the source does not train."""
+    program = draft.program
+    held: dict[str, list[bool]] = {}  # places, and those that they are in -> which are frozen
+    frozen: list[str] = []
+    for path, (target, _) in draft._arrays().items():
+        owner, _, attr = path.rpartition(".")
+        if target not in program.parameters:
+            continue
+        steps = (*draft.place(owner), attr)
+        is_frozen = target in program.frozen
+        if is_frozen and target in draft.owners:
+            frozen.append(".".join(steps))
+        for end in range(1, len(steps) + 1):
+            held.setdefault(".".join(steps[:end]), []).append(is_frozen)
+    found: dict[str, None] = {}
+    for place in frozen:
+        steps = place.split(".")
+        ends = range(1, len(steps) + 1)
+        found[next(p for end in ends if all(held[p := ".".join(steps[:end])]))] = None
+    return list(found)
 
 
 def _class(cls: Class) -> str:

@@ -209,4 +209,11 @@ HELPERS = {
     """An array that is not trained, with the values that `load_weights` gives it."""'''),
     "FrozenParam": Helper('''class FrozenParam(nnx.Variable):
     """A parameter that is not trained."""'''),
+    "freeze": Helper('''def freeze(model, paths):
+    """Makes the parameters of parts, and single ones, variables that are not trained."""
+    for path, layer in list(nnx.iter_modules(model)):
+        for key, variable in list(vars(layer).items()):
+            name = ".".join(map(str, (*path, key))) + "."
+            if isinstance(variable, nnx.Param) and any(name.startswith(f"{p}.") for p in paths):
+                setattr(layer, key, FrozenParam(variable[...]))'''),
 }

@@ -2,7 +2,11 @@
 
 from fmapper.translation import proof_script
 
-_IMPORTS = "import jax, jax.numpy as jnp\nfrom flax import nnx"
+# XLA can wait for itself forever where computations are dispatched while others run.
+_IMPORTS = (
+    "import jax, jax.numpy as jnp\nfrom flax import nnx\n"
+    "jax.config.update('jax_cpu_enable_async_dispatch', False)"
+)
 _MODEL = '''
 def array(value):
     return jnp.asarray(value)

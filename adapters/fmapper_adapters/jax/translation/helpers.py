@@ -189,3 +189,8 @@ HELPERS["Keys"] = '''class Keys:
             return None
         self.key, new = jax.random.split(self.key)
         return new'''
+_enter('''
+def places_of(mask):
+    """Returns the indices of elements that hold, one row for each, and then rows beyond the end."""
+    return jnp.argwhere(mask, size=mask.size, fill_value=mask.size)
+''')

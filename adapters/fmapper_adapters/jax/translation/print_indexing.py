@@ -71,6 +71,23 @@ def index_put(
     return expr(template, at, convert(values, x.dtype))
 
 
+@prints("aten::index_add")
+def index_add(
+    p: Printing, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
+) -> Any:
+    """Prints `x.at[:, index].add(source)`."""
+    if not x.ndim or index.ndim != 1 or alpha != 1 or x.dtype == "bool":
+        return None
+    at = _subscript(Value(expr("{0}.at", x), x.dtype, x.shape), [None] * (dim % x.ndim) + [index])
+    return None if at is None else expr("{0}.add({1})", at, convert(source, x.dtype))
+
+
+@prints("fmapper::bounded_nonzero")
+def bounded_nonzero(p: Printing, mask: Value) -> Any:
+    """Prints `places_of(mask)`."""
+    return expr("places_of({0})", mask)
+
+
 @prints("aten::index_select")
 def index_select(p: Printing, x: Value, dim: int, index: Value) -> Any:
     """Prints `jnp.take(x, index, axis=dim)`."""

@@ -23,10 +23,11 @@ class WritesFunctions:
         from fmapper_adapters.jax.translation.functions.dialect import FunctionsDialect
         from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
         from fmapper_adapters.jax.translation.layers.products import with_linears
+        from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
         from fmapper_adapters.jax.translation.layers.slices import with_slices
 
         refuse_changes(program, "JAX")
-        parted, slices = with_slices(drop_needless_gradients(program))
+        parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
         return write(with_linears(parted), FunctionsDialect(slices, train=program.train))
 
     def proof(self) -> str:

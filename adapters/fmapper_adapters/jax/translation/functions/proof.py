@@ -3,7 +3,11 @@
 from fmapper.translation import proof_script
 from fmapper_adapters.jax.translation.functions.stateless import STATELESS
 
-_IMPORTS = "import functools, inspect, jax, jax.numpy as jnp"
+# XLA can wait for itself forever where computations are dispatched while others run.
+_IMPORTS = (
+    "import functools, inspect, jax, jax.numpy as jnp\n"
+    "jax.config.update('jax_cpu_enable_async_dispatch', False)"
+)
 _MODEL = '''
 has_buffers = hasattr(net, "BUFFERS")
 if hasattr(net, "dropout"):
