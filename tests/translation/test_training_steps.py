@@ -60,3 +60,19 @@ def test_a_proof_says_where_there_are_no_gradients():
     assert proof
     assert set(proof.errors) == {"eval outputs", "train outputs", "train gradients", "train steps"}
     assert "eval gradients not compared, since the source has none (one of the" in str(proof)
+
+
+def test_layers_that_the_model_does_not_train_stay_as_they_are():
+    nnx = pytest.importorskip("flax.nnx")
+    import fmapper
+    from fmapper.translation.source import translate
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), nn.Linear(4, 3))
+    net[0].requires_grad_(False)
+    net[1].bias.requires_grad_(False)
+    found, _, proof = translate(net, "flax", (x[0],), proved=True)
+    assert proof, str(proof)
+    assert "FROZEN = (" in found.code
+    model = fmapper.convert(net, "flax", (x[0],), structure=True)
+    trained = nnx.state(model, nnx.Param)
+    assert [".".join(map(str, path)) for path, _ in nnx.to_flat_state(trained)] == ["item_1.kernel"]

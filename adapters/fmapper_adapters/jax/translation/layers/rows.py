@@ -43,7 +43,7 @@ def with_bounded_rows(program: Program) -> Program:
     for call in live.calls:
         rows.follow(call)
     rows.check_outputs(live.outputs)
-    graph = dataclasses.replace(live, calls=[rows.bounded(call) for call in live.calls])
+    graph = dataclasses.replace(live, calls=[rows.bound(call) for call in live.calls])
     symbols = {name: one for name, one in program.symbols.items() if name not in counts}
     return dataclasses.replace(program, graph=graph, symbols=symbols)
 
@@ -136,7 +136,7 @@ class _Rows:
             "or use fmapper.convert without structure=True, which runs it without jit"
         )
 
-    def bounded(self, call: Call) -> Call:
+    def bound(self, call: Call) -> Call:
         """Returns a call with the number of elements of the mask for that of the rows."""
         known = self._indices.get(call.name, ("",))[0] or self._picked.get(call.name)
         if not known:
