@@ -113,3 +113,16 @@ def test_pipes_are_not_opened(folder):
         file.unlink()
         os.mkfifo(file)
     refused(folder, "not a regular file")
+
+
+def test_metadata_of_steps_have_bounds(folder):
+    os.truncate(folder / "_CHECKPOINT_METADATA", 2_000_000)
+    refused(folder, "_CHECKPOINT_METADATA that is too large")
+
+
+def test_arrays_that_are_not_to_be_read_are_said(folder):
+    about = json.loads((folder / "_METADATA").read_text())
+    for row in about["tree_metadata"].values():
+        row["value_metadata"]["skip_deserialize"] = True
+    (folder / "_METADATA").write_text(json.dumps(about))
+    refused(folder, "finds no array of this name")

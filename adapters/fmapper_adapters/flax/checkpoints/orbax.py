@@ -40,7 +40,8 @@ _METADATA = "_METADATA"
 _CUSTOM = "custom_metadata"  # of Orbax, in that file: what anybody wants to say there
 _OURS = "fmapper"
 _KINDS = ("np.ndarray", "jax.Array", "scalar", "string")
-_SIGNS = (_METADATA, "manifest.ocdbt", "_CHECKPOINT_METADATA")
+_STEP = "_CHECKPOINT_METADATA"
+_SIGNS = (_METADATA, "manifest.ocdbt", _STEP)
 _MOST_ABOUT = 1 << 20  # bytes of what is said of one array
 _ITEM = "default"  # the folder that a CheckpointManager has its arrays in
 _VALUES = (bool, int, float, str)
@@ -92,6 +93,8 @@ class Orbax(Format):
         for name, leaf in leaves:
             if name in scalars:
                 contents.values[name] = scalars[name]
+            elif not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+                raise CheckpointError(f"{path}: {name}: orbax finds no array of this name")
             else:
                 contents.arrays[name] = _Chunked(stores, name, leaf)
         custom = about.get(_CUSTOM)
@@ -150,6 +153,10 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
     check_folder(path)
     if not (folder / _METADATA).exists():
         raise Misfit(f"has no {_METADATA}, which Orbax writes next to the arrays")
+    for place in {path, folder}:
+        other = place / _STEP
+        if other.exists() and other.stat().st_size > _MOST_ABOUT:
+            raise Misfit(f"has a {_STEP} that is too large")
     about = read_settings(folder / _METADATA)
     rows = about.get("tree_metadata")
     if not isinstance(rows, dict):
