@@ -153,8 +153,8 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
     check_folder(path)
     if not (folder / _METADATA).exists():
         raise Misfit(f"has no {_METADATA}, which Orbax writes next to the arrays")
-    for place in {path, folder}:
-        other = place / _STEP
+    for home in {path, folder}:
+        other = home / _STEP
         if other.exists() and other.stat().st_size > _MOST_ABOUT:
             raise Misfit(f"has a {_STEP} that is too large")
     about = read_settings(folder / _METADATA)
