@@ -213,3 +213,30 @@ def test_tables_of_other_numbers_stay_numbers():
     table[700, 3] += 1e-3
     code = fmapper.source(Positions(table), "flax", (torch.zeros(1, 1024, 8),))
     assert "sinusoids" not in code
+
+
+class Banded(torch.nn.Module):
+    """Has a table in float64's digits, and the mask of a window."""
+
+    def __init__(self):
+        super().__init__()
+        powers = np.power(10000, 2 * (np.arange(16) // 2) / 16)
+        angles = np.arange(40)[:, None] / powers
+        angles[:, 0::2], angles[:, 1::2] = np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])
+        self.table = torch.tensor(angles, dtype=torch.float32)[None]
+        mask = torch.tril(torch.ones(40, 40, dtype=torch.bool))
+        mask = torch.bitwise_xor(mask, torch.tril(mask, -8))
+        self.register_buffer("mask", mask[None], persistent=False)
+
+    def forward(self, x):
+        return torch.where(self.mask, x, 0.0) @ self.table
+
+
+def test_tables_in_float64_and_masks_of_windows_are_computed():
+    x = torch.randn(2, 40, 40)
+    code = fmapper.source(Banded(), "flax", (x,), dynamic_shapes=None)
+    assert "exact_sinusoids(40, 16, 10000.0, interleaved=True)" in code
+    assert re.search(r"jnp.tril\(\s*jnp.triu\(", code)
+    assert "b85decode" not in code
+    model = fmapper.convert(Banded(), "flax", (x,), dynamic_shapes=None, structure=True)
+    np.testing.assert_allclose(model(x.numpy()), Banded()(x), rtol=1e-5, atol=1e-5)

@@ -254,6 +254,10 @@ def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
         square = np.broadcast_to(np.tri(*values.shape[-2:]), values.shape)
         if (values == square).all():
             return expr("jnp.tril(jnp.ones({0}, {1}))", tuple(values.shape), dtype)
+        width = int(np.count_nonzero(flat[-values.shape[-1] :]))  # of a band below the diagonal
+        if (values == np.triu(square, 1 - width)).all():
+            ones = expr("jnp.ones({0}, {1})", tuple(values.shape), dtype)
+            return expr("jnp.tril(jnp.triu({0}, {1}))", ones, 1 - width)
         if values.dtype == np.float32 and values.size > _MOST:
             found = _compute_sinusoids(values)
             if found is not None:
@@ -292,14 +296,16 @@ def _compute_sinusoids(values: Any) -> ast.expr | None:
         half = width // 2
         sines = rows[:, ::2] if interleaved else rows[:, :half]
         cosines = rows[:, 1::2] if interleaved else rows[:, half:]
+        options = ", interleaved=True" if interleaved else ""
         frequencies = _find_frequencies(sines, cosines, np.delete(np.arange(count), empty))
-        if frequencies is None:
+        base = None if len(empty) else _find_base(sines, cosines)
+        if frequencies is not None:
+            given = _print_frequencies(frequencies)
+            node = expr(f"sinusoids({{0}}, {{1}}{options})", count, given)
+        elif base is not None:
+            node = expr(f"exact_sinusoids({{0}}, {{1}}, {{2}}{options})", count, width, base)
+        else:
             continue
-        node = expr(
-            f"sinusoids({{0}}, {{1}}{', interleaved=True' if interleaved else ''})",
-            count,
-            _print_frequencies(frequencies),
-        )
         if len(empty):
             node = expr("{0}.at[{1}].set(0.0)", node, int(empty[0]))
         return node if values.ndim == 2 else expr("{0}.reshape({1})", node, tuple(values.shape))
@@ -323,6 +329,20 @@ def _find_frequencies(sines: Any, cosines: Any, kept: Any) -> Any:
         ).max(axis=0)
         found, least = np.where(apart < least, tried, found), np.minimum(apart, least)
     return found if (least < _ROUNDED).all() else None
+
+
+def _find_base(sines: Any, cosines: Any) -> float | None:
+    """Returns the base of a table that is computed in float64, if that gives the same bits."""
+    count, half = sines.shape
+    near = np.arctan2(sines[1].astype(np.float64), cosines[1].astype(np.float64))
+    if half < 2 or near[1] <= 0:
+        return None
+    base = float(round(near[1] ** -half))
+    if base <= 1:
+        return None
+    angles = np.arange(count)[:, None] / base ** (np.arange(half) / half)
+    is_same = (np.sin(angles).astype(np.float32) == sines).all()
+    return base if is_same and (np.cos(angles).astype(np.float32) == cosines).all() else None
 
 
 def _print_frequencies(frequencies: Any) -> ast.expr:

@@ -61,6 +61,15 @@ def sinusoids(length, frequencies, interleaved=False):
     return jnp.concatenate(both, axis=-1)
 ''')
 _enter('''
+def exact_sinusoids(length, width, base, interleaved=False):
+    """Returns the sines, then the cosines, of positions; or both in turn. Computes in float64."""
+    half = width // 2
+    angles = np.arange(length)[:, None] / base ** (np.arange(half) / half)
+    both = [np.sin(angles), np.cos(angles)]
+    table = np.stack(both, axis=-1) if interleaved else np.concatenate(both, axis=-1)
+    return jnp.asarray(table.reshape(length, width), jnp.float32)
+''')
+_enter('''
 def prelu(x, weight):
     """Multiplies what is not above zero by a weight."""
     return jnp.where(x > 0, x, x * weight)
