@@ -35,6 +35,7 @@ from fmapper.files.bounded_json import read_json_file
 from fmapper.files.untrusted import Misfit
 from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
+from fmapper.moves.mover import to_device
 from fmapper.progress import step
 from fmapper.states.materialize import fill
 from fmapper.states.state import named_arrays
@@ -148,6 +149,11 @@ def from_pretrained(
     """
     if offload is not None and not (sharding is None and device is None):
         raise TypeError("offload= places the weights: pass neither sharding= nor device=")
+    if options.get("structure") and not (offload is None and sharding is None):
+        raise TypeError(
+            "structure=True takes neither sharding= nor offload=: its layers have layouts of "
+            "their own. Omit them, and divide the model with fmapper.meshes.shard."
+        )
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
         _check_folder(source)
@@ -168,12 +174,17 @@ def from_pretrained(
         target = None if to == found.backend else to
         if options and target is None:
             raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
-        early = target is not None and sharding is None and offload is None and _is_host(device)
+        is_whole = sharding is None and offload is None and not options.get("structure")
+        early = target is not None and is_whole and _is_host(device)
         with read_ahead(state.values() if early else ()):
             if target is not None:
                 say(f"converting {type(model).__name__}")
                 given = tuple(example_inputs or ()), example_kwargs or {}
+                if options.get("structure"):
+                    options["arrays"] = state
                 model = _convert(found, target, *given, dynamic_shapes, options)
+                if "arrays" in options:
+                    return model if device is None else to_device(device)(model)
             say(f"reading the weights of {source.name}")
             tree, back = _weights(model)
             state = _select(model, tree, made, found, source)
@@ -217,7 +228,7 @@ def _convert(
     """Converts the model of a folder, with its own example inputs where none are given."""
     from fmapper.programs import convert as conversion  # not for a model that stays as it is
 
-    convert: Any = conversion.convert
+    convert: Any = conversion.convert_with_arrays
     made: Mapping[str, Any] = {}
     if not args and not kwargs:
         made = found.example_kwargs

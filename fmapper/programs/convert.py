@@ -30,6 +30,7 @@ from fmapper.programs.steps import (
     record_program,
     source_of,
     source_of_callable,
+    with_arrays,
 )
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
@@ -172,6 +173,37 @@ def convert(
         >>> model(torch.ones(4, 2).numpy()).shape, sorted(model.params)
         ((4, 3), ['bias', 'weight'])
     """
+    return convert_with_arrays(
+        model,
+        to,
+        example_inputs,
+        example_kwargs,
+        dynamic_shapes=dynamic_shapes,
+        train=train,
+        verify=verify,
+        check=check,
+        strict=strict,
+        specialize=specialize,
+        **options,
+    )
+
+
+def convert_with_arrays(
+    model: Any,
+    to: str,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    *,
+    arrays: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+    verify: bool = False,
+    check: bool = True,
+    strict: bool | None = None,
+    specialize: bool = False,
+    **options: Any,
+) -> Any:
+    """Converts a model as `convert` does, with arrays of a checkpoint in place of its own."""
     target = _target(to)
     _check_options(target, options)
     if not isinstance(example_inputs, tuple | list):
@@ -217,6 +249,8 @@ def convert(
         return record_program(model, source, target, *given, dynamic_shapes=shapes, **settings)
 
     def lower_it(program: Program) -> Any:
+        if arrays is not None:
+            program = with_arrays(program, arrays)
         return lower_trained(program, target, train=train, **options)
 
     with step(f"converting {type(model).__name__} to {to}") as say:
@@ -229,6 +263,7 @@ def convert(
         if program.fixed:
             told = "\n".join(f"  {sentence}" for sentence in program.fixed)
             warn(f"{program.name}: these sizes are fixed:\n{told}", FixedSizeWarning)
+        check = check and arrays is None  # else the model itself has no values to compare with
         if check and source.compares:
             say(f"comparing {type(model).__name__} and what was made of it")
             modes = [program]

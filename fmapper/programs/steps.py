@@ -136,6 +136,16 @@ def lower(program: Program, target: Models, **options: Any) -> Any:
         ) from error
 
 
+def with_arrays(program: Program, arrays: Mapping[str, Any]) -> Program:
+    """Replaces the arrays of a program; those that are tied may have any of their names."""
+    given = {program.aliases.get(name, name): array for name, array in arrays.items()}
+    return replace(
+        program,
+        parameters={name: given.get(name, old) for name, old in program.parameters.items()},
+        buffers={name: given.get(name, old) for name, old in program.buffers.items()},
+    )
+
+
 def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
     """Lowers a program; leaves training out where it cannot be lowered and is not required."""
     try:

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("flax")
 
+from fmapper_adapters.jax.libraries import ProgramArrays  # noqa: E402
+
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(
@@ -391,7 +393,7 @@ def test_an_error_names_the_example_inputs_that_were_made(folders, monkeypatch):
     def fail(*_, **__):
         raise fmapper.ConversionError("cannot be recorded")
 
-    monkeypatch.setattr("fmapper.programs.convert.convert", fail)
+    monkeypatch.setattr("fmapper.programs.convert.convert_with_arrays", fail)
     with pytest.raises(fmapper.ConversionError) as caught:
         fmapper.from_pretrained(folders["llama"][0], "jax")
     (note,) = caught.value.__notes__
@@ -429,3 +431,34 @@ def test_a_model_that_was_recorded_without_a_mask_takes_none(folders):
     np.testing.assert_allclose(np.asarray(model(tokens.numpy()).logits), wanted, atol=2e-5)
     with pytest.raises(fmapper.ProgramInputError, match="attention_mask was passed"):
         model(tokens.numpy(), attention_mask=np.ones((2, 6), int))
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox"])
+def test_a_folder_becomes_classes_with_layers_of_the_target(folders, to, monkeypatch):
+    pytest.importorskip(to)
+    folder, _ = folders["llama"]
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    seen = []
+    moved = ProgramArrays.__getitem__
+    monkeypatch.setattr(
+        ProgramArrays,
+        "__getitem__",
+        lambda arrays, name: (seen.append(name), moved(arrays, name))[1],
+    )
+    model = fmapper.from_pretrained(folder, to, structure=True, device="cpu")
+    given = INPUTS["llama"]()
+    wanted = module(**given).logits.detach().numpy()
+    found = model(**fmapper.to_jax(given)).logits
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
+    up = module.model.layers[0].mlp.up_proj.weight.detach().numpy()
+    layer = model.model.layers[0].mlp.up_proj
+    kernel = layer.kernel[...] if to == "flax" else layer.weight
+    np.testing.assert_array_equal(np.asarray(kernel), up.T if to == "flax" else up)
+    assert len(seen) == len(set(seen)), "each array is read once"
+
+
+def test_classes_with_layers_are_not_divided_while_they_are_read(folders):
+    with pytest.raises(TypeError, match="structure=True takes neither"):
+        fmapper.from_pretrained(folders["llama"][0], "flax", structure=True, offload=Offload({}))
+    with pytest.raises(TypeError, match="takes no structure"):
+        fmapper.from_pretrained(folders["llama"][0], "torch", structure=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
     from fmapper_adapters.jax.translation.functions.stateless import STATELESS
+    from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
     from fmapper_adapters.jax.translation.layers.products import with_linears
     from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
@@ -42,6 +43,7 @@ __all__ = [
     "JaxDialect",
     "JaxModels",
     "Lifted",
+    "ProgramArrays",
     "Slices",
     "Source",
     "classes_at",
@@ -64,6 +66,7 @@ _MODULES = {
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "Lifted": "record.closure",
+    "ProgramArrays": "translation.layers.arrays",
     "Slices": "translation.layers.slices",
     "Source": "record.trace",
     "classes_at": "record.closure",

@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 
-from fmapper import to_jax
 from fmapper.programs import Program
 from fmapper.translation import Source, run_file
+from fmapper_adapters.jax.libraries import ProgramArrays
 
 
 def build(program: Program, source: Source) -> Any:
     """Returns the module that a file makes, with the arrays of its program."""
     module = run_file(source)
     model = module[source.name](key=jax.random.key(0))
-    arrays = to_jax({**program.parameters, **program.buffers})
-    return module["load_weights"](model, arrays)
+    return module["load_weights"](model, ProgramArrays(program))

@@ -47,6 +47,8 @@ def restate(layer: Layer | None) -> Layer | None:
         if kind == "ConvTranspose" and not _is_transposed_as_torch(keywords, sizes):
             return None
         kind = f"{kind}{len(sizes)}d"
+    if kind == "RMSNorm":
+        keywords["use_bias"] = expr("False")  # which that of NNX has not
     if kind == "GroupNorm":
         args = [args[1], args[0]]
     if kind == "Dropout" and "broadcast_dims" in keywords:

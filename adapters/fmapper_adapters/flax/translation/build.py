@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 
-from fmapper import to_jax
 from fmapper.programs import Program
 from fmapper.translation import Source, run_file
+from fmapper_adapters.jax.libraries import ProgramArrays
 
 
 def build(program: Program, source: Source) -> Any:
     """Returns the module that a file makes, with the arrays of its program."""
     module = run_file(source)
-    model = module[source.name](rngs=nnx.Rngs(0))
-    arrays = to_jax({**program.parameters, **program.buffers})
-    module["load_weights"](model, arrays)
+
+    def make() -> Any:
+        return module[source.name](rngs=nnx.Rngs(0))
+
+    model = nnx.eval_shape(make)  # initial values of arrays that are replaced would fill the memory
+    module["load_weights"](model, ProgramArrays(program))
+    _compute_rest(model, make)
     if not program.starts_in_training:
         model.eval()
     return model
+
+
+def _compute_rest(model: Any, make: Callable[[], Any]) -> None:
+    """Gives what is still without values those of a new model: the states of what draws."""
+    lacking = [path for path, one in _variables(model) if _is_abstract(one)]
+    if not lacking:
+        return
+
+    @jax.jit
+    def compute() -> list[Any]:
+        made = dict(_variables(make()))
+        return [made[path].get_raw_value() for path in lacking]
+
+    variables = dict(_variables(model))
+    for path, value in zip(lacking, compute(), strict=True):
+        variables[path].set_raw_value(value)
+
+
+def _variables(model: Any) -> list[tuple[Any, nnx.Variable[Any]]]:
+    return [(path, one) for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Variable)]
+
+
+def _is_abstract(variable: nnx.Variable[Any]) -> bool:
+    return isinstance(variable.get_raw_value(), jax.ShapeDtypeStruct)

@@ -116,9 +116,9 @@ def _frozen_parts(draft: Any) -> list[str]:
             held.setdefault(".".join(steps[:end]), []).append(is_frozen)
     found: dict[str, None] = {}
     for place in frozen:
-        steps = place.split(".")
-        ends = range(1, len(steps) + 1)
-        found[next(p for end in ends if all(held[p := ".".join(steps[:end])]))] = None
+        names = place.split(".")
+        ends = range(1, len(names) + 1)
+        found[next(p for end in ends if all(held[p := ".".join(names[:end])]))] = None
     return list(found)
 
 
@@ -165,8 +165,11 @@ _LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module
                     name = name.removesuffix(ours) + theirs
                     break
             if name in state or (strict and isinstance(variable, nnx.Param)):
-                array = jnp.asarray(state[name])
-                variable[...] = array if order is None else array.transpose(order)
+                array = jnp.asarray(state[name], variable.dtype)
+                array = array if order is None else array.transpose(order)
+                if array.shape != variable.shape:
+                    raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
+                variable.set_value(array)
     return model'''
 
 _RENAMING = """            for ours, theirs in RENAMED.items():
