@@ -289,12 +289,12 @@ def _select(
 ) -> dict[str, LazyArray]:
     """Returns the arrays of the folder that a model takes, in its dtypes."""
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
-    there = {id(named[name]) for name in arrays if name in named}
-    transient = transient_in(model)
+    known = {id(named[name]) for name in arrays if name in named} | {*transient_in(model)}
+    saved = named if found.names is None else found.names  # a tensor may be a plain attribute
     lacking = [
         name
         for name, old in named.items()
-        if id(old) not in there and id(old) not in transient and not found.may_lack(name)
+        if name in saved and id(old) not in known and not found.may_lack(name)
     ]
     if lacking:
         raise StructureMismatchError(

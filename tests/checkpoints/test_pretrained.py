@@ -462,3 +462,20 @@ def test_classes_with_layers_are_not_divided_while_they_are_read(folders):
         fmapper.from_pretrained(folders["llama"][0], "flax", structure=True, offload=Offload({}))
     with pytest.raises(TypeError, match="takes no structure"):
         fmapper.from_pretrained(folders["llama"][0], "torch", structure=True)
+
+
+def test_tensors_that_are_plain_attributes_are_in_no_folder(tmp_path):
+    config = transformers.VideoMAEConfig(
+        **SMALL, num_attention_heads=4, image_size=32, num_frames=4, decoder_hidden_size=32
+    )
+    module = transformers.VideoMAEModel(config).eval()
+    assert isinstance(module.embeddings.position_embeddings, torch.Tensor)
+    assert not any("position_embeddings" in name for name in module.state_dict())
+    module.save_pretrained(tmp_path)
+    video = torch.randn(2, 4, 3, 32, 32)
+    wanted = module(video).last_hidden_state.detach()
+    found = fmapper.from_pretrained(tmp_path, "torch")(video).last_hidden_state
+    torch.testing.assert_close(found, wanted)
+    model = fmapper.from_pretrained(tmp_path, "jax", dynamic_shapes=None)
+    found = np.array(model(video.numpy()).last_hidden_state)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=2e-5)
