@@ -58,7 +58,7 @@ def seeds() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].default_generator.manual_seed(0)  # those of GPUs may be simulated
 
 
 @pytest.fixture(scope="module", autouse=True)

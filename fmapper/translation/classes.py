@@ -7,11 +7,15 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fmapper.translation.align import align
 from fmapper.translation.code import identifier, text
 from fmapper.translation.functions.origins import with_comments
 from fmapper.translation.functions.shapes import Shapes, combine, comment
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect
 
 
 @dataclass(slots=True)
@@ -227,6 +231,28 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
 
 
 _INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
+
+
+def with_masks(
+    masks: Mapping[str, str], parameters: Sequence[str], lines: list[str], dialect: Dialect
+) -> tuple[tuple[str, ...], list[str]]:
+    """Lets the last parameter be omitted, if it is a mask that then is all ones.
+
+    Args:
+        masks: Names of masks -> of the parameter whose shape they have.
+        parameters: The parameters of a function.
+        lines: Its statements.
+        dialect: Says how ones are written.
+
+    Returns:
+        The parameters, and the statements after one that fills the mask in.
+    """
+    *others, last = parameters or ("",)
+    if masks.get(last) not in others:
+        return tuple(parameters), lines
+    ones = dialect.ones_like.format(masks[last])
+    filled = f"if {last} is None:\n    {last} = {ones}"
+    return (*others, f"{last}=None"), [filled, *lines]
 
 
 def with_loops(

@@ -84,10 +84,12 @@ class Dialect(ABC):
         defaults: Classes of the target -> what their keywords are where they are not given.
         passes_keys: Whether all that draws is given a key: its functions have a parameter `key`,
             and call `Keys(key)`, a helper, for several.
+        ones_like: The code of integers that are ones, in the shape of the array `{0}`.
         has_sequences: Whether parts that are called in order can be one object.
     """
 
     passes_keys: ClassVar[bool] = False
+    ones_like: ClassVar[str] = "{0} * 0 + 1"
     has_sequences: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}

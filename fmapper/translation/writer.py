@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, TreeSpec
-from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
+from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
 from fmapper.translation.code import attribute, attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
@@ -393,9 +393,9 @@ class _Writer:
         for method, body in self.bodies.get(node.path, []):
             lines = with_loops(collect(body.lines()), lengths, titles)
             shapes = [name_sizes(one, self.size_name) for one in body.shapes]
-            parameters = (*body.parameters, *(("*", "key=None") if body.randoms else ()))
-            name = method or "__call__"
-            sketch.methods.append(Method(name, parameters, lines, shapes, body.comments))
+            own, lines = with_masks(self.program.ones_like, body.parameters, lines, self.dialect)
+            given = (*own, *(("*", "key=None") if body.randoms else ()))
+            sketch.methods.append(Method(method or "__call__", given, lines, shapes, body.comments))
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))

@@ -448,8 +448,9 @@ def test_a_folder_becomes_classes_with_layers_of_the_target(folders, to, monkeyp
     model = fmapper.from_pretrained(folder, to, structure=True, device="cpu")
     given = INPUTS["llama"]()
     wanted = module(**given).logits.detach().numpy()
-    found = model(**fmapper.to_jax(given)).logits
-    np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
+    for kwargs in (given, {"input_ids": given["input_ids"]}):  # the mask is all ones
+        found = model(**fmapper.to_jax(kwargs)).logits
+        np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
     up = module.model.layers[0].mlp.up_proj.weight.detach().numpy()
     layer = model.model.layers[0].mlp.up_proj
     kernel = layer.kernel[...] if to == "flax" else layer.weight

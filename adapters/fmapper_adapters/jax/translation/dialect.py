@@ -78,6 +78,7 @@ class JaxDialect(Dialect):
     """
 
     title: ClassVar[str] = "JAX"
+    ones_like: ClassVar[str] = "jnp.ones_like({0})"
     own_imports: ClassVar[Mapping[str, str]] = {}
     own_helpers: ClassVar[Mapping[str, Helper]] = {}
 
