@@ -195,7 +195,7 @@ MODELS: dict[str, dict[str, tuple[str, str]]] = {
             "import fmapper, torch, transformers, jax, flax\n"
             "from pathlib import Path\n"
             "from fmapper_adapters.torch.pretrained import folder\n",
-            "found = folder.read(Path(source), None)\n"
+            "found = folder.read(Path(source), None, fmapper.load(source))\n"
             "kept = fmapper.convert(found.model, 'flax', (), found.example_kwargs, "
             "dynamic_shapes=found.dynamic_shapes)",
         ),
