@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 
 from fmapper_adapters.torch.record.training_steps import training_steps  # noqa: E402
 
+DIALECT = "fmapper_adapters.equinox.translation.dialect"
 attention = nn.MultiheadAttention(4, 2, dropout=0.5)
 x = torch.linspace(-1, 1, 24).reshape(3, 2, 4)
 
@@ -60,6 +61,22 @@ def test_a_proof_says_where_there_are_no_gradients():
     assert proof
     assert set(proof.errors) == {"eval outputs", "train outputs", "train gradients", "train steps"}
     assert "eval gradients not compared, since the source has none (one of the" in str(proof)
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
+def test_a_proof_asks_for_no_gradient_where_the_model_trains_nothing(to, monkeypatch):
+    pytest.importorskip(to)
+    from fmapper.translation.source import translate
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), nn.Linear(4, 3))
+    net[0].requires_grad_(False)
+    net[1].bias.requires_grad_(False)
+    _, _, proof = translate(net, to, (x[0],), train=True, proved=True)
+    assert proof, str(proof)
+    assert proof.errors["train gradients"] < 1e-5
+    if to == "equinox":
+        monkeypatch.setattr(f"{DIALECT}.frozen_parts", lambda draft: [])
+        assert not translate(net, to, (x[0],), proved=True)[2]
 
 
 def test_layers_that_the_model_does_not_train_stay_as_they_are():

@@ -185,7 +185,7 @@ def _learn(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any
         own = dict.fromkeys(words.values(), 0.0)
         for key, value in found.items():
             kind = key.partition(".")[0]
-            if kind == "refused":
+            if kind in ("refused", "fixed"):
                 continue
             apart = _distance(other.get(key, value), value, least[kind])
             if kind == "after" and not np.isfinite(value).all():

@@ -12,7 +12,7 @@ from fmapper import ConversionError, to_numpy
 from fmapper.translation import Class, Helper, Layer, expr, text
 from fmapper_adapters.equinox.translation.helpers import HELPERS
 from fmapper_adapters.equinox.translation.layers import kind_of, restate
-from fmapper_adapters.equinox.translation.loading import print_loading
+from fmapper_adapters.equinox.translation.loading import frozen_parts, print_loading
 from fmapper_adapters.jax.libraries import JaxDialect, Slices
 
 _FROZEN = "Frozen"  # marks the code of an array that is not trained
@@ -126,8 +126,12 @@ class EquinoxDialect(JaxDialect):
         """
         known = {name: name for name in (*HELPERS, *(cls.name for cls in classes))}
         known |= {f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Sequential", "Lambda")}
+        frozen = frozen_parts(draft)
+        for method in root.sketch.methods if frozen else ():
+            if method.name != "check_inputs":
+                method.lines.insert(0, "self = freeze(self)")
         blocks = [_class(cls, known, draft) for cls in classes]
-        loading = print_loading(draft, "\n".join(blocks))
+        loading = print_loading(draft, "\n".join(blocks), frozen)
         return self.assemble(draft, root.name, [*blocks, loading])
 
 

@@ -60,17 +60,57 @@ _BIAS = """        if array.ndim == 1:  # the bias of a convolution has dimensio
 _BUFFERS = 'not strict or name.rpartition(".")[2] in BUFFERS'
 
 
-def print_loading(draft: Any, code: str) -> str:
+_FREEZE = """def freeze(model):
+    \"\"\"Returns the model with parameters that get no gradient where they are not trained.\"\"\"
+
+    def stop(path, leaf):
+        if not eqx.is_inexact_array(leaf):
+            return leaf
+        name, _ = source_of(model, path)
+        is_frozen = any(f"{name}.".startswith(f"{part}.") for part in FROZEN)
+        return jax.lax.stop_gradient(leaf) if is_frozen else leaf
+
+    return jax.tree_util.tree_map_with_path(stop, model)"""
+
+
+def frozen_parts(draft: Any) -> list[str]:
+    """Returns what the root has to freeze: parts of the source, and single arrays.
+
+    An array that its own class reads gets no gradient there; those in layers, and those that
+    another class reads, would.
+    """
+    program = draft.program
+    fixed = {*program.frozen, *program.buffers}
+    wanted = [name for name in program.frozen if name in draft.owners]
+    for bodies in draft.bodies.values():
+        for _, body in bodies:
+            wanted += [
+                name for place, name in body.arrays.items() if "." in place and name in fixed
+            ]
+    trained = [name for name in program.parameters if name not in fixed]
+    found: dict[str, None] = {}
+    for name in wanted:
+        steps = name.split(".")
+        ends = [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
+        is_fixed = [not any(f"{t}.".startswith(f"{end}.") for t in trained) for end in ends]
+        found[ends[is_fixed.index(True)]] = None
+    return list(found)
+
+
+def print_loading(draft: Any, code: str, frozen: list[str]) -> str:
     """Returns `load_weights` with its tables.
 
     Args:
         draft: The draft.
         code: The classes of the file.
+        frozen: The parts, and parameters in layers, that are not trained, in the source.
     """
     known = tables_of(draft)
     rows = [f"    {kind}: {_table(names)}," for kind, names in known.by_class.items()]
     lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
     source, load = _SOURCE, _LOAD
+    if frozen:
+        lines += ["FROZEN = (", *(f"    {part!r}," for part in frozen), ")"]
     if known.by_name:
         renamed = [f"    {ours!r}: {_place(theirs)}," for ours, theirs in known.by_name.items()]
         lines += ["RENAMED = {", *renamed, "}"]
@@ -101,7 +141,8 @@ def print_loading(draft: Any, code: str) -> str:
                             "array.transpose(order)\n")  # fmt: skip
     if not re.search(r"\bConv(Transpose)?\dd\(", code):
         load = load.replace(_BIAS, "")
-    return "\n".join([*lines, "", "", source, "", "", load])
+    functions = (source, _FREEZE, load) if frozen else (source, load)
+    return "\n\n\n".join(["\n".join(lines), *functions])
 
 
 def _table(names: Any) -> str:

@@ -59,7 +59,9 @@ _IMPORTS = {
     "base64": "import base64",
     "zlib": "import zlib",
 }
-_RESERVED = frozenset({"load_weights", "take_apart", "SLICES", "RENAMED", "ARRAYS", "FROZEN"})
+_RESERVED = frozenset(
+    {"load_weights", "take_apart", "freeze", "SLICES", "RENAMED", "ARRAYS", "FROZEN"}
+)
 _MOST = 64  # elements of an array that is written out
 _FEW = 8  # also where the state dict has it
 _ROUNDED = 2e-7  # how far a sine in float32 may be from the exact one

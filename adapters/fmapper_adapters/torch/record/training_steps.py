@@ -111,6 +111,9 @@ def _run(model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float
     for name, parameter in learned.items():
         if f"gradient.{name}" in found:
             found[f"after.{name}"] = parameter.detach().numpy()
+    for name in (*dict(model.named_parameters()), *before):
+        if name not in learned:
+            found[f"fixed.{name}"] = np.zeros(())  # it must get no gradient, or it would learn
     for name, buffer in model.named_buffers():  # such as the statistics of batches
         if name in before and not torch.equal(buffer, before[name]):
             found[f"after.{name}"] = buffer.detach().numpy()

@@ -48,13 +48,10 @@ def buffers_of(draft: Any, without: Collection[str] = ()) -> list[str]:
     """
     program = draft.program
     arrays = {path: target for path, (target, _) in draft._arrays().items()}
-    outside = {target for path, (target, _) in draft._arrays().items()
-               if target not in draft.owners}  # fmt: skip
     fixed = {
         path
         for path, target in arrays.items()
-        if target not in without
-        and (target in program.buffers or (target in program.frozen and target in outside))
+        if target not in without and (target in program.buffers or target in program.frozen)
     }
     found: dict[str, None] = {}
     for path in sorted(fixed):
@@ -94,7 +91,8 @@ def print_loading(draft: Any, buffers: list[str]) -> str:
         load = load.replace("the parameters with", "parameters and buffers with")
         load = load.replace("source_of(path)", "source_of(path[1:])")
         load = load.replace("(load, params)", "(load, trees)")
-        known = buffers_of(draft, draft.loaded)
+        in_layers = {target for target in draft.program.frozen if target in draft.owners}
+        known = buffers_of(draft, {*draft.loaded, *in_layers})
         table = "BUFFERS" if known == buffers else f"({', '.join(map(repr, known))},)"
         if known:
             load = load.replace(
