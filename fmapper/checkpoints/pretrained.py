@@ -119,7 +119,8 @@ def from_pretrained(
 
     Args:
         folder: The folder, as `snapshot_download` or `model.save_pretrained` leave it.
-        to: `torch`, `jax` or `flax`; None for the framework of the folder's own class.
+        to: `torch`, `jax` or `flax`; with `structure=True` also `equinox`; None for the framework
+            of the folder's own class.
         dtype: The dtype of floating parameters; None or "auto" for that of the configuration.
         device: Where the weights are to be; None for the CPU, or JAX's default device.
         example_inputs: What the program is recorded for, as for `convert`.
@@ -138,14 +139,16 @@ def from_pretrained(
 
     Returns:
         The module of transformers, in evaluation mode; or a `JaxModel` or `FlaxModel` of it, whose
-        parameters have torch's names; with `offload` an `OffloadedModel`.
+        parameters have torch's names; with `offload` an `OffloadedModel`, with `structure=True` a
+        module of the target with the model's classes. An attention mask of tokens may be omitted.
 
     Raises:
         CheckpointError: The folder holds no model that is known here, or is damaged.
         StructureMismatchError: Weights are missing, or have other shapes; lists them.
         ConversionError: The model cannot be converted.
         PlacementError: With `offload` the model is not converted, or a layer does not fit.
-        TypeError: `offload` is given with `sharding` or `device`, which it decides itself.
+        TypeError: `offload` is given with `sharding` or `device`, which it decides itself;
+            `structure=True` with `sharding` or `offload`; or options though nothing is converted.
     """
     if offload is not None and not (sharding is None and device is None):
         raise TypeError("offload= places the weights: pass neither sharding= nor device=")
