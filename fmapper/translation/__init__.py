@@ -20,7 +20,7 @@ from fmapper.translation.code import (
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.lists import with_lists
-from fmapper.translation.loading import Loading, by_suffix, tables_of, whole_arrays
+from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.embed import Embedded
@@ -60,6 +60,7 @@ __all__ = [
     "other_names",
     "proof_script",
     "run_file",
+    "shortest_parts",
     "statements_at",
     "tables_of",
     "text",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,27 @@ def by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> 
                 break
         found[short[0]] = (short[1], order)
     return found
+
+
+def shortest_parts(wanted: Iterable[str], others: Collection[str]) -> list[str]:
+    """Returns the shortest paths that lead to all wanted names, and to none of the others.
+
+    Examples:
+        >>> shortest_parts(["a.norm.scale", "a.norm.bias", "b.kernel"], ["a.kernel"])
+        ['a.norm', 'b']
+    """
+    refused = {path for name in others for path in _paths(name)}
+    return list(
+        dict.fromkeys(
+            next((path for path in _paths(name) if path not in refused), name) for name in wanted
+        )
+    )
+
+
+def _paths(name: str) -> list[str]:
+    """Returns the paths of the parts that a name lies in, and the name."""
+    steps = name.split(".")
+    return [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
 
 
 def _layers(node: Any, path: str) -> Iterator[tuple[str, Layer]]:

@@ -48,7 +48,7 @@ def restate(layer: Layer | None) -> Layer | None:
             return None
         kind = f"{kind}{len(sizes)}d"
     if kind == "RMSNorm":
-        keywords["use_bias"] = expr("False")  # which that of NNX has not
+        keywords["use_bias"] = expr("False")  # Equinox adds one unless it is told not to
     if kind == "GroupNorm":
         args = [args[1], args[0]]
     if kind == "Dropout" and "broadcast_dims" in keywords:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fmapper.translation import tables_of
+from fmapper.translation import shortest_parts, tables_of
 from fmapper_adapters.jax.libraries import TAKE_APART, slices_by_suffix
 
 _SOURCE = '''def source_of(model, path):
@@ -87,14 +87,7 @@ def frozen_parts(draft: Any) -> list[str]:
             wanted += [
                 name for place, name in body.arrays.items() if "." in place and name in fixed
             ]
-    trained = [name for name in program.parameters if name not in fixed]
-    found: dict[str, None] = {}
-    for name in wanted:
-        steps = name.split(".")
-        ends = [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
-        is_fixed = [not any(f"{t}.".startswith(f"{end}.") for t in trained) for end in ends]
-        found[ends[is_fixed.index(True)]] = None
-    return list(found)
+    return shortest_parts(wanted, [name for name in program.parameters if name not in fixed])
 
 
 def print_loading(draft: Any, code: str, frozen: list[str]) -> str:

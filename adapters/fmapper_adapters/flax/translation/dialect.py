@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Statement, attribute_name, expr, text
+from fmapper.translation import (
+    Class,
+    Helper,
+    Statement,
+    attribute_name,
+    expr,
+    shortest_parts,
+    text,
+)
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import TAKE_APART, JaxDialect, slices_by_suffix
 
@@ -102,24 +110,15 @@ class FlaxDialect(JaxDialect):
 def _frozen_parts(draft: Any) -> list[str]:
     """Returns the parts of layers, and the parameters in layers, that the source does not train."""
     program = draft.program
-    held: dict[str, list[bool]] = {}  # places, and those that they are in -> which are frozen
-    frozen: list[str] = []
+    frozen, others = [], []
     for path, (target, _) in draft._arrays().items():
         owner, _, attr = path.rpartition(".")
-        if target not in program.parameters:
-            continue
-        steps = (*draft.place(owner), attr)
-        is_frozen = target in program.frozen
-        if is_frozen and target in draft.owners:
-            frozen.append(".".join(steps))
-        for end in range(1, len(steps) + 1):
-            held.setdefault(".".join(steps[:end]), []).append(is_frozen)
-    found: dict[str, None] = {}
-    for place in frozen:
-        names = place.split(".")
-        ends = range(1, len(names) + 1)
-        found[next(p for end in ends if all(held[p := ".".join(names[:end])]))] = None
-    return list(found)
+        place = ".".join((*draft.place(owner), attr))
+        if target in program.parameters and target not in program.frozen:
+            others.append(place)
+        elif target in program.frozen and target in draft.owners:
+            frozen.append(place)
+    return shortest_parts(frozen, others)
 
 
 def _class(cls: Class) -> str:
