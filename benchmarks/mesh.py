@@ -87,7 +87,7 @@ def halves(name: str, array: Any) -> tuple[Any, ...]:
 def difference(given: Any, wanted: Any) -> float:
     """Largest difference of the arrays of two trees, each relative to its largest element."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in
-             zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=True)]  # fmt: skip
+             zip(fmapper.fleaves(given), fmapper.fleaves(wanted), strict=True)]  # fmt: skip
     least = SMALL * max(abs(b).max() for _, b in pairs)
     return float(max(abs(a - b).max() / max(abs(b).max(), least) for a, b in pairs))
 

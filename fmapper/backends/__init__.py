@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fmapper.backends.compute import Compute, Counts, is_gradient
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
-    from fmapper.backends.meshes import Box, Meshes, Spec
+    from fmapper.backends.meshes import Box, Meshes, Packed, PackedAxes, Spec
     from fmapper.backends.models import Adapter, Models, Observation
     from fmapper.backends.node_type import Aside, NodeType
     from fmapper.backends.nodes import Nodes
@@ -64,6 +64,8 @@ __all__ = [
     "NodeType",
     "Nodes",
     "Observation",
+    "Packed",
+    "PackedAxes",
     "PyTreeRules",
     "Spec",
     "Static",
@@ -85,7 +87,7 @@ __all__ = [
 _PLACES = {
     "fmapper.backends.arrays": "Arrays DEVICE_KINDS Exchange Memory USUAL_GPU",
     "fmapper.backends.compute": "Compute Counts is_gradient",
-    "fmapper.backends.meshes": "Box Meshes Spec",
+    "fmapper.backends.meshes": "Box Meshes Packed PackedAxes Spec",
     "fmapper.backends.models": "Adapter Models Observation",
     "fmapper.backends.node_type": "Aside NodeType",
     "fmapper.backends.nodes": "Nodes",

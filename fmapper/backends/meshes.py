@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fmapper.backends.framework import Framework
@@ -14,10 +15,58 @@ if TYPE_CHECKING:
     from fmapper.meshes.dimensions import DimensionRule
 
 Spec: TypeAlias = "tuple[tuple[str, ...], ...]"
-"""The axes of a mesh that divide each dimension of an array, the outermost first."""
+"""The axes of a mesh that divide each dimension of an array, the outermost first.
+
+A dimension along which several arrays lie side by side may have `PackedAxes`.
+"""
 
 Box: TypeAlias = "tuple[tuple[int, int], ...]"
 """A range of each dimension of an array."""
+
+
+class PackedAxes(tuple[str, ...]):
+    """The axes of a mesh that divide each of several arrays that lie side by side in one.
+
+    A device gets its part of each of them, as of gate and up of a perceptron.
+
+    Attributes:
+        sizes: The sizes of these arrays along the dimension; each divides evenly.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __new__(cls, axes: Iterable[str], sizes: Iterable[int]) -> PackedAxes:
+        """Creates the axes."""
+        made = super().__new__(cls, axes)
+        made.sizes = tuple(sizes)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A dimension of an array along which several arrays lie side by side.
+
+    Attributes:
+        dim: The dimension.
+        sizes: Their sizes along it.
+        limit: A number that all numbers of parts divide into which they can be divided alike.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+    limit: int
+
+    def divide(self, spec: Spec, mesh: Mapping[str, int]) -> Spec:
+        """Returns a spec that divides each array by itself; the same spec if that cannot be."""
+        axes = spec[self.dim] if spec else ()
+        parts = parts_of(axes, mesh)
+        if parts < _DIVIDED or self.limit % parts:
+            return spec
+        own = PackedAxes(axes, self.sizes)
+        return (*spec[: self.dim], own, *spec[self.dim + 1 :])
+
+
+_DIVIDED = 2  # parts
 
 
 class Meshes(Framework):
@@ -26,7 +75,7 @@ class Meshes(Framework):
     Every process calls the same methods in the same order, and holds its own shards only.
 
     Attributes:
-        divides_unevenly: Its arrays may lie so that the last devices have less; see `box_at`.
+        divides_unevenly: Its arrays may lie so that the last devices have less; see `boxes_at`.
         gathers: It has nodes whose parameters are gathered for use; see `fully_shard`.
     """
 
@@ -167,6 +216,13 @@ class Meshes(Framework):
             parts: An array of this framework for each of `own_boxes`.
         """
         raise NotImplementedError
+
+    def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
+        """Returns the arrays of a node in which several lie side by side: name, array, how.
+
+        The framework can divide each of these by itself, and computes with them so.
+        """
+        return ()
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns the rule for the dimensions of an operation; None for one not known here.

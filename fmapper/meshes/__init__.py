@@ -9,6 +9,7 @@ For users, besides `fmapper.shard`.
     layout      parses and checks the mesh axes of an array
     derivation  rules that follow from a program
     dimensions  finds equal dimensions among the arrays of a program
+    packings    finds arrays that lie side by side in one
     plan        the effect of a sharding, and its memory
     device_maps plans whole parts for one device each, by bytes
     streaming   runs a model so, with layers that are fetched ahead of use
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from fmapper.meshes.derivation import Derivation, derive
     from fmapper.meshes.device_maps import DeviceMap, PlacedPart, device_map
     from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
-    from fmapper.meshes.layout import box_at
+    from fmapper.meshes.layout import boxes_at
+    from fmapper.meshes.packings import Packing
     from fmapper.meshes.plan import PlannedShard, ShardPlan
     from fmapper.meshes.sharding import Sharding
     from fmapper.meshes.streaming import Offload, OffloadedModel, offload
@@ -35,11 +37,12 @@ __all__ = [
     "Dims",
     "Offload",
     "OffloadedModel",
+    "Packing",
     "PlacedPart",
     "PlannedShard",
     "ShardPlan",
     "Sharding",
-    "box_at",
+    "boxes_at",
     "derive",
     "device_map",
     "offload",
@@ -49,8 +52,9 @@ _PLACES = {
     "fmapper.meshes.derivation": "Derivation derive",
     "fmapper.meshes.device_maps": "DeviceMap PlacedPart device_map",
     "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
-    "fmapper.meshes.layout": "box_at",
+    "fmapper.meshes.layout": "boxes_at",
     "fmapper.meshes.streaming": "Offload OffloadedModel offload",
+    "fmapper.meshes.packings": "Packing",
     "fmapper.meshes.plan": "PlannedShard ShardPlan",
     "fmapper.meshes.sharding": "Sharding",
 }

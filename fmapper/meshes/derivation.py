@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fmapper.backends.discovery import adapters
-from fmapper.backends.meshes import Meshes, parts_of
+from fmapper.backends.meshes import Meshes, Packed, parts_of
 from fmapper.backends.models import Models
 from fmapper.errors import PlacementError
 from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
@@ -25,7 +25,8 @@ class Derivation:
     Attributes:
         axes: For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
         sums: The places in the model where parts are added up between devices in a forward pass.
-        moves: The places where parts change hands, since an array holds several side by side.
+        moves: The places where parts change hands, since an array holds several side by side that
+            the framework of the model cannot divide each by itself.
     """
 
     axes: dict[str, Axes] = field(default_factory=dict)
@@ -62,7 +63,8 @@ def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> 
             f"a {type(model).__name__} has no program from which rules could be derived: convert it"
         )
     meanings = read_names(names, sizes)
-    return derive_axes(program, {word: parts_of(axes, sizes) for word, axes in meanings.items()})
+    parts = {word: parts_of(axes, sizes) for word, axes in meanings.items()}
+    return derive_axes(program, parts, {name for name, _, _ in packed_arrays(model)})
 
 
 def program_of(model: Any) -> Program | None:
@@ -71,7 +73,14 @@ def program_of(model: Any) -> Program | None:
     return next(filter(None, found), None)
 
 
-def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
+def packed_arrays(node: Any) -> list[tuple[str, Any, Packed]]:
+    """Returns the arrays of a node in which several lie side by side: name, array, how."""
+    return [found for adapter in adapters(Meshes) for found in adapter.packings(node)]
+
+
+def derive_axes(
+    program: Program, parts: Mapping[str, int], packed: Collection[str] = ()
+) -> Derivation:
     """Divides the parameters of a program with little communication.
 
     Where two products follow each other, with nothing between them that needs a row as a whole, the
@@ -83,6 +92,7 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
     Args:
         program: The program.
         parts: Into how many parts the axes `tensor`, `expert` and `zero` divide; 1 for none.
+        packed: The names of parameters that hold several arrays, each divided by itself.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
     dimensions = Dimensions(program, _rule)
@@ -104,6 +114,12 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
             chosen.append(group)
             _mark(axes, group, "tensor")
             taken |= set(group.parameters)
+    apart = {
+        name
+        for packing in (dimensions.packings() if packed else ())
+        for name in packing.cuts
+        if all(n in packed and not p.limit % parts["tensor"] for n, p in packing.parameters.items())
+    }
     if parts["zero"] > 1:
         for name, own in axes.items():
             _mark_rest(own, shapes[name], parts)
@@ -115,7 +131,12 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
             for call in group.sums
             for _ in range(dimensions.times(call))
         ),
-        tuple(call.module or call.name for group in chosen for call in group.moves),
+        tuple(
+            call.module or call.name
+            for group in chosen
+            for call in group.moves
+            if call.name not in apart
+        ),
     )
 
 

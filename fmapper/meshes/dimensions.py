@@ -9,11 +9,13 @@ not known here needs all of its dimensions whole, which costs communication and 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from fmapper.meshes.packings import Cut, Packing, Step, find_packings
 from fmapper.programs.program import Call, Graph, Program
 from fmapper.programs.treespec import Ref
 
@@ -69,7 +71,11 @@ class Dimensions:
         self._moves: list[tuple[int, Call]] = []
         self._whole: list[tuple[int, Call]] = []
         self._experts: list[int] = []
-        self._cuts: dict[int, list[tuple[int, int, Call]]] = {}  # by dimension
+        self._aligned: list[int] = []  # as _parents, but what calls cut is apart from its parts
+        self._cuts: dict[int, list[Cut]] = {}  # by dimension
+        self._steps: list[Step] = []  # of the outer graph
+        self._fixed: list[int] = []  # what is not ours to put in another order
+        self._depth = 0
         self._times = 1
         self._repeats: dict[int, int] = {}  # by id of a call, where that is not once
         self._values: dict[str, list[Dims]] = {}
@@ -79,10 +85,13 @@ class Dimensions:
             self._values[name] = [dims]
             if spec.kind == "parameter":
                 self._parameters[str(spec.target)] = dims
+            else:
+                self._fixed += dims
         for call in program.graph.calls:
             self._call(call)
         self._close_cuts()
         self._outputs = [self._dims(value) or [] for value in program.graph.outputs]
+        self._fixed += itertools.chain(*self._outputs)
 
     def of_outputs(self) -> list[list[dict[str, int]]]:
         """Returns the dimensions of parameters that each dimension of each output equals.
@@ -121,20 +130,26 @@ class Dimensions:
                 found[self.same(dim)].experts = True
         return list(found.values())
 
+    def packings(self) -> list[Packing]:
+        """Returns the parameters in which several arrays lie side by side until calls cut them."""
+        fixed = [*self._fixed, *(dim for dim, _ in (*self._whole, *self._lookups))]
+
+        def order(dim: int) -> int:
+            return _root(self._aligned, dim)
+
+        parameters = self._parameters
+        return find_packings(order, self._sizes, parameters, self._cuts, self._steps, fixed)
+
     def same(self, dim: int) -> int:
         """Returns the representative of the group of a dimension."""
-        root = dim
-        while self._parents[root] != root:
-            root = self._parents[root]
-        while self._parents[dim] != root:
-            self._parents[dim], dim = root, self._parents[dim]
-        return root
+        return _root(self._parents, dim)
 
     # --- what calls say -------------------------------------------------------------------------
 
     def join(self, a: int, b: int) -> None:
         """Joins two dimensions."""
         self._parents[self.same(a)] = self.same(b)
+        self._aligned[_root(self._aligned, a)] = _root(self._aligned, b)
 
     def sum(self, dim: int, call: Call) -> None:
         """Records that a call sums over a dimension."""
@@ -150,6 +165,7 @@ class Dimensions:
             times: How often it runs.
         """
         saved, self._times = (self._values, self._times), self._times * times
+        self._depth += 1
         pairs = zip(graph.inputs, operands, strict=True)
         self._values = {name: [] if dims is None else [dims] for name, dims in pairs}
         try:
@@ -158,6 +174,7 @@ class Dimensions:
             return [self._dims(value) for value in graph.outputs]
         finally:
             self._values, self._times = saved
+            self._depth -= 1
 
     def times(self, call: Call) -> int:
         """Returns how often a call runs that sums: more than once inside of a loop."""
@@ -183,7 +200,9 @@ class Dimensions:
         If such parts make up the whole dimension, they are what was packed in one array, as the
         queries, keys and values of an attention are; else the dimension is needed whole.
         """
-        self._cuts.setdefault(dim, []).append((start, part, call))
+        operand = self._dims(call.args[0])
+        at = None if self._depth else operand.index(dim) - len(operand)
+        self._cuts.setdefault(dim, []).append(Cut(start, part, call, at))
 
     def need(self, dims: Sequence[int], call: Call) -> None:
         """Records that a call needs dimensions whole."""
@@ -231,25 +250,24 @@ class Dimensions:
         return math.prod(size for size in sizes if isinstance(size, int)), names
 
     def _close_cuts(self) -> None:
-        for dim, cuts in self._cuts.items():
-            end = 0
-            for start, part, _ in sorted(cuts, key=lambda cut: cut[:2]):
-                size = self.size(part)
-                end = end + size if start == end and isinstance(size, int) else -1
-            is_packed = end == self.size(dim)
-            for _, part, call in cuts:
-                if is_packed:
-                    self.join(dim, part)
-                else:
-                    self.need([dim, part], call)
-            if is_packed:
-                self.move(dim, cuts[0][-1])
+        for dim, cuts in [*self._cuts.items()]:
+            end: int | None = 0
+            for start, size in sorted({(cut.start, str(self.size(cut.part))) for cut in cuts}):
+                end = end + int(size) if start == end and size.isdecimal() else None
+            if end != self.size(dim):
+                for cut in self._cuts.pop(dim):
+                    self.need([dim, cut.part], cut.call)
+                continue
+            for cut in cuts:  # which are apart in `_aligned`
+                self._parents[self.same(dim)] = self.same(cut.part)
+            self.move(dim, cuts[0].call)
 
     # --- walking the program --------------------------------------------------------------------
 
     def _fresh(self, shape: Sequence[int | str]) -> Dims:
         start = len(self._parents)
         self._parents += range(start, start + len(shape))
+        self._aligned += range(start, start + len(shape))
         self._sizes += shape
         return list(range(start, start + len(shape)))
 
@@ -263,12 +281,18 @@ class Dimensions:
         results = [self._fresh(shape) for _, shape in call.result]
         self._values[call.name] = results
         if not any(self._all_of(call)):
+            self._fixed += itertools.chain(*results)
             return  # made from nothing, in parts as well as whole
         says = self._rule(call.op.partition(".")[0])
         operands = [self._dims(value) for value in call.args]
+        sums = len(self._sums)
         try:
             if says is not None and results:
                 says(self, call, operands, results)
+                if not self._depth:
+                    taken, given = itertools.chain(*self._all_of(call)), itertools.chain(*results)
+                    summed = [dim for dim, _ in self._sums[sums:]]
+                    self._steps.append(Step(call, [*taken], [*given], summed))
                 return
         except (IndexError, TypeError, ValueError):  # a form of the operation that the rule lacks
             pass
@@ -288,6 +312,16 @@ class Dimensions:
     def _all_of(self, call: Call) -> Iterator[Dims]:
         for name in call.refs():
             yield from self._values.get(name, [])
+
+
+def _root(parents: list[int], dim: int) -> int:
+    """Returns the representative of a dimension, and shortens the way to it."""
+    root = dim
+    while parents[root] != root:
+        root = parents[root]
+    while parents[dim] != root:
+        parents[dim], dim = root, parents[dim]
+    return root
 
 
 def _is_less(a: tuple[int, tuple[str, ...]], b: tuple[int, tuple[str, ...]]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fmapper.backends.discovery import adapters
-from fmapper.backends.meshes import Box, Meshes, Spec, parts_of
+from fmapper.backends.meshes import Box, Meshes, PackedAxes, Spec, parts_of
 from fmapper.errors import PlacementError
 
 Axes: TypeAlias = tuple[Any, ...]
@@ -109,7 +109,19 @@ def read_spec(
     for axis in used:
         if used.count(axis) > 1:
             raise PlacementError(f"{axes!r} has the axis {axis!r} of the mesh more than once")
+    for own, size in zip(spec, shape, strict=True):
+        if isinstance(own, PackedAxes):
+            _check_packed(own, size, parts_of(own, mesh))
     return spec
+
+
+def _check_packed(axes: PackedAxes, size: int, parts: int) -> None:
+    if sum(axes.sizes) != size or any(part % parts for part in axes.sizes):
+        raise PlacementError(
+            f"arrays of sizes {', '.join(map(str, axes.sizes))} were to lie side by side in a "
+            f"dimension of {size}, each divided into {parts} parts: they must add up to it, and "
+            "divide evenly"
+        )
 
 
 def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tuple[str, ...]:
@@ -122,7 +134,7 @@ def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tupl
                 f"names= translates, as in names={{{word!r}: {likely!r}}}"
             )
         found += names[word]
-    return tuple(found)
+    return PackedAxes(found, entry.sizes) if isinstance(entry, PackedAxes) else tuple(found)
 
 
 def _entry(entry: Any) -> tuple[str, ...]:
@@ -142,10 +154,10 @@ def shard_shape(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> tu
     return tuple(-(-size // parts_of(axes, mesh)) for axes, size in zip(spec, shape, strict=True))
 
 
-def box_at(
+def boxes_at(
     spec: Spec, shape: Sequence[int], mesh: Mapping[str, int], place: Mapping[str, int]
-) -> Box:
-    """Returns the box of an array on a device.
+) -> tuple[Box, ...]:
+    """Returns the boxes of an array on a device: one, or one for each of several packed arrays.
 
     Args:
         spec: Which axes of the mesh divide each dimension.
@@ -155,22 +167,38 @@ def box_at(
 
     Examples:
         >>> mesh = {"data": 2, "model": 2}
-        >>> box_at((("data", "model"), ()), (8, 3), mesh, {"data": 1, "model": 0})
-        ((4, 6), (0, 3))
-        >>> box_at((("data",),), (5,), mesh, {"data": 1, "model": 0})
-        ((3, 5),)
+        >>> boxes_at((("data", "model"), ()), (8, 3), mesh, {"data": 1, "model": 0})
+        (((4, 6), (0, 3)),)
+        >>> boxes_at((("data",),), (5,), mesh, {"data": 1, "model": 0})
+        (((3, 5),),)
+        >>> from fmapper.backends import PackedAxes
+        >>> boxes_at((PackedAxes(["model"], [4, 8]),), (12,), mesh, {"data": 1, "model": 1})
+        (((2, 4),), ((8, 12),))
     """
-    box = []
+    ranges = []
     for axes, size in zip(spec, shape, strict=True):
-        start, stop = 0, size
-        for axis in axes:  # where that is not even the last devices get less, as in torch
-            step = -(-(stop - start) // mesh[axis])
-            start = min(start + place[axis] * step, stop)
-            stop = min(start + step, stop)
-        box.append((start, stop))
-    return tuple(box)
+        sizes = axes.sizes if isinstance(axes, PackedAxes) else (size,)
+        ends = itertools.accumulate(sizes)
+        own = zip(ends, sizes, strict=True)
+        ranges.append([_range(end - size, end, axes, mesh, place) for end, size in own])
+    return tuple(itertools.product(*ranges))
+
+
+def _range(
+    start: int, stop: int, axes: Iterable[str], mesh: Mapping[str, int], place: Mapping[str, int]
+) -> tuple[int, int]:
+    for axis in axes:  # where that is not even the last devices get less, as in torch
+        step = -(-(stop - start) // mesh[axis])
+        start = min(start + place[axis] * step, stop)
+        stop = min(start + step, stop)
+    return start, stop
 
 
 def show_spec(spec: Spec) -> str:
-    """Prints a spec: `data+expert, -, model` for three dimensions."""
-    return ", ".join("+".join(axes) or "-" for axes in spec) or "-"
+    """Prints a spec: `data+expert, -, model` for three dimensions; `model in 2` for packed ones."""
+    return ", ".join(map(_show_axes, spec)) or "-"
+
+
+def _show_axes(axes: tuple[str, ...]) -> str:
+    shown = "+".join(axes) or "-"
+    return f"{shown} in {len(axes.sizes)}" if isinstance(axes, PackedAxes) else shown

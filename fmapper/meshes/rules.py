@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fmapper.backends.discovery import adapter_of, adapters
-from fmapper.backends.meshes import Meshes
+from fmapper.backends.meshes import Meshes, Packed
 from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
@@ -49,6 +49,7 @@ class Found:
         rules: By id: what a rule says, and which one, as its user wrote it.
         sums: Where in the model parts are added up between devices, where it is known.
         moves: Where parts change hands.
+        packed: By id: how several arrays lie side by side in one.
     """
 
     def __init__(self, rules: Rules, tree: Any, parts: Mapping[str, int]) -> None:
@@ -84,10 +85,30 @@ class Found:
             if id(lead) in self.rules and _shape(follower) == _shape(lead):
                 rule = self.rules[id(lead)][0]
                 self.rules[id(follower)] = rule, f"as {self.names[id(lead)]}"
+        self.packed = self._packings()
 
     def where(self, array: Any) -> str:
         """Returns the path of an array, for errors."""
         return format_keys(KeyPath.from_link(self.links[id(array)]))
+
+    def _packings(self) -> dict[int, Packed]:
+        """Returns how arrays are packed, also those that an optimizer has for packed ones."""
+        from fmapper.meshes.derivation import packed_arrays
+
+        named, found = {}, {}
+        for node in self._nodes:
+            for name, array, packed in packed_arrays(node):
+                found[id(array)] = packed
+                named[name] = _shape(array), packed
+        for array in self.arrays if named else ():
+            match = _suffix(self.names[id(array)], named)
+            if match is not None and named[match][0] == _shape(array):
+                found.setdefault(id(array), named[match][1])
+        leads = ((follower, lead) for follower, lead in self._leads if id(lead) in found)
+        for follower, lead in leads:
+            if _shape(follower) == _shape(lead):
+                found[id(follower)] = found[id(lead)]
+        return found
 
     def _walk(self, tree: Any, state: Any = None, down: Any = None) -> None:
         for link, value, kind, inner in walk(tree, once=False, state=state, down=down):
@@ -227,21 +248,18 @@ class Found:
         for array in self.arrays:
             if id(array) in self.rules:
                 continue
-            name = self.names[id(array)]
-            keys = name.split(".")
-            ends = (".".join(keys[at:]) for at in range(len(keys)))
-            match = next((end for end in ends if end in named), None)
+            match = _suffix(self.names[id(array)], named)
             if match is not None and named[match][0] == _shape(array):  # an optimizer's, of it
                 self.rules[id(array)] = named[match][1], f"as {match}"
 
     def _derive(self, node: Any, parts: Mapping[str, int]) -> Said:
         """Derives the axes of arrays from the program of a node, if it has one."""
-        from fmapper.meshes.derivation import derive_axes, program_of
+        from fmapper.meshes.derivation import derive_axes, packed_arrays, program_of
 
         program = program_of(node)
         if program is None:
             return []
-        found = derive_axes(program, parts)
+        found = derive_axes(program, parts, {name for name, _, _ in packed_arrays(node)})
         self.sums += found.sums
         self.moves += found.moves
         arrays = arrays_of(node)
@@ -279,6 +297,13 @@ def arrays_of(model: Any) -> Mapping[str, Any]:
     from fmapper.states.state import state
 
     return state(model)
+
+
+def _suffix(name: str, named: Container[str]) -> str | None:
+    """Returns the longest end of a name, in whole keys, that is known."""
+    keys = name.split(".")
+    ends = (".".join(keys[at:]) for at in range(len(keys)))
+    return next((end for end in ends if end in named), None)
 
 
 def _layout(array: Any) -> Rule:

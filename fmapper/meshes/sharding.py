@@ -188,7 +188,9 @@ class Sharding(Router):
             shape = _shape(array)
             try:
                 spec = read_spec(_axes(rule), shape, self._own, self._meanings)
-                specs[id(array)] = self._even(spec, shape)
+                even = self._even(spec, shape)
+                packed = found.packed.get(id(array))
+                specs[id(array)] = even if packed is None else packed.divide(even, self._own)
             except (PlacementError, TypeError) as error:
                 said = f", by the rule {name}" if name else ""
                 taken = [axis for axis in self.axes if axis not in self._own]

@@ -138,7 +138,7 @@ def test_one_table_for_tokens_and_head():
     assert found.sums == ("embed",)
 
 
-def test_what_is_packed_in_one_array_is_divided_and_changes_hands():
+def test_what_is_packed_in_one_array_is_divided():
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()
@@ -148,9 +148,11 @@ def test_what_is_packed_in_one_array_is_divided_and_changes_hands():
             gate, up = self.both(x).chunk(2, -1)
             return self.down(torch.sigmoid(gate) * up)
 
-    found = derived(Gated(), torch.ones(3, 4))
-    assert (found.axes["both.weight"], found.axes["down.weight"]) == (COLUMNS, ROWS)
-    assert (found.sums, len(found.moves)) == (("down",), 1)
+    model = fmapper.convert(Gated(), "jax", (torch.ones(3, 4),))
+    for source, moves in ((model, ()), (model.program, ("chunk",))):  # nobody divides for a program
+        found = derive(source, {"model": 2})
+        assert (found.axes["both.weight"], found.axes["down.weight"]) == (COLUMNS, ROWS)
+        assert (found.sums, found.moves) == (("down",), moves)
 
 
 class Packed(nn.Module):
@@ -183,7 +185,9 @@ class Packed(nn.Module):
 
 @pytest.mark.parametrize(("how", "moves"), [("slices", 1), ("split", 1), ("index", 0)])
 def test_queries_keys_and_values_in_one_matrix_are_divided(how, moves):
-    found = derived(Packed(how), torch.ones(2, 3, 16))
+    model = fmapper.convert(Packed(how), "jax", (torch.ones(2, 3, 16),))
+    assert derive(model, {"model": 2}).moves == ()
+    found = derive(model.program, {"model": 2})
     assert (found.axes["qkv.weight"], found.axes["o.weight"]) == (COLUMNS, ROWS)
     assert (found.axes["qkv.bias"], found.sums, len(found.moves)) == (("tensor",), ("o",), moves)
     four = derived(Packed(how), torch.ones(2, 3, 16), mesh={"model": 4})

@@ -20,6 +20,7 @@ from fmapper.backends import DEVICE_KINDS, Compute, Exchange, Nodes, NodeType, O
 from fmapper_adapters.jax import tree
 from fmapper_adapters.jax.arrays import devices as _devices
 from fmapper_adapters.jax.arrays import host
+from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, in_order
 from fmapper_adapters.jax.arrays.sharding import JaxMeshes
 from fmapper_adapters.jax.compute import transforms
 from fmapper_adapters.jax.libraries import JaxModels
@@ -82,10 +83,11 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
 
     def is_array_type(self, cls: type) -> bool:
         """Returns whether a class is of arrays, PRNG keys, tracers or shapes."""
-        return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct)
+        return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct | PackedArray)
 
     def device(self, array: Any) -> Device:
         """Returns the device of an array: all by id if several; the default for tracers."""
+        array = blocks_of(array)
         if isinstance(array, jax.core.Tracer):
             return _devices.device_of(_default())
         if isinstance(array, jax.ShapeDtypeStruct):
@@ -169,7 +171,7 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
 
     def is_traced(self, array: Any) -> bool:
         """Returns whether an array is a tracer."""
-        return isinstance(array, jax.core.Tracer)
+        return isinstance(blocks_of(array), jax.core.Tracer)
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
         """Returns a `jax.ShapeDtypeStruct`."""
@@ -195,7 +197,7 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         if copy and all(self.device(array) == device for array in arrays):
             yield from map(host.copy if device.memory is None else host.copy_within_memory, arrays)
             return
-        target = _devices.place(device)
+        target, arrays = _devices.place(device), [*map(in_order, arrays)]
         try:
             moved = jax.device_put(list(arrays), target)
         except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
@@ -300,6 +302,9 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Casts by `astype`; inside a transformation nothing can be checked."""
+        if isinstance(array, PackedArray):
+            new, survived = self.cast(array.blocks, dtype)
+            return array.with_blocks(new), survived
         if isinstance(array, jax.ShapeDtypeStruct):
             return (
                 _shape_only(array.shape, jnp.dtype(dtype), sharding=array.sharding),
@@ -474,21 +479,11 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
 
     def portable(self, array: Any) -> Any:
         """Returns a PRNG key as its words, and integers of few bits as bytes."""
-        from fmapper_adapters.jax.arrays import few_bits
-
-        if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            return few_bits.in_bytes(array)
-        if isinstance(array, jax.ShapeDtypeStruct):
-            return jax.eval_shape(jax.random.key_data, array)
-        return jax.random.key_data(array)
+        return host.portable(array)
 
     def from_portable(self, array: Any, old: Any) -> Any:
         """Returns the PRNG keys that have these words."""
-        from fmapper_adapters.jax._private import key_kind
-
-        if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
-            return array
-        return jax.random.wrap_key_data(array, impl=key_kind(old.dtype).name)
+        return host.from_portable(array, old)
 
 
 def _is_usable(array: Any) -> bool:

@@ -10,6 +10,7 @@ import jax
 from fmapper import fleaves, fmap
 from fmapper.backends import Counts
 from fmapper_adapters.jax import kernels
+from fmapper_adapters.jax.arrays.packed import PackedArray
 
 
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
@@ -21,7 +22,9 @@ def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callab
     if compile is False:
         return lambda *inputs: call(model, *inputs)
     arrays = list(
-        {id(leaf): leaf for leaf in fleaves(model) if isinstance(leaf, jax.Array)}.values()
+        {
+            id(leaf): leaf for leaf in fleaves(model) if isinstance(leaf, jax.Array | PackedArray)
+        }.values()
     )
 
     def program(values: list[Any], dynamic: list[Any], static: tuple[Any, ...]) -> Any:

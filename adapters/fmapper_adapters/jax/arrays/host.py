@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper.backends import Exchange
+from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of
 
 _ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
 
@@ -25,6 +26,7 @@ def refuse(array: Any) -> None:
         TypeError: The array is a tracer, has no values, was deleted, is a PRNG key, or lies partly
             in other processes.
     """
+    array = blocks_of(array)
     if isinstance(array, jax.core.Tracer):
         raise TypeError(
             "a tracer has no values yet: move arrays before or after jit, grad or vmap, not inside"
@@ -42,6 +44,26 @@ def refuse(array: Any) -> None:
         )
     if not array.is_fully_addressable:
         raise TypeError("other processes hold parts of this array: gather it first")
+
+
+def portable(array: Any) -> Any:
+    """Returns a PRNG key as its words, and integers of few bits as bytes."""
+    from fmapper_adapters.jax.arrays import few_bits
+
+    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return few_bits.in_bytes(array)
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.eval_shape(jax.random.key_data, array)
+    return jax.random.key_data(array)
+
+
+def from_portable(array: Any, old: Any) -> Any:
+    """Returns the PRNG keys that have these words; other arrays as they are."""
+    from fmapper_adapters.jax._private import key_kind
+
+    if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        return array
+    return jax.random.wrap_key_data(array, impl=key_kind(old.dtype).name)
 
 
 def wait_for(arrays: Any) -> Any:
@@ -90,8 +112,10 @@ def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]
         wait_for(views)
 
 
-def copy(array: jax.Array) -> jax.Array:
+def copy(array: Any) -> Any:
     """Copies on the same device; returns when the source has been read."""
+    if isinstance(array, PackedArray):
+        return array.with_blocks(copy(array.blocks))
     new: jax.Array = jnp.array(array, copy=True)
     return new if isinstance(new, jax.core.Tracer) else new.block_until_ready()
 

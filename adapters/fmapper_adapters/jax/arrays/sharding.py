@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from fmapper.backends import Box, Meshes, Spec
+from fmapper.backends import Box, Meshes, Packed, PackedAxes, Spec
+from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, boxes_in_order, pack
 
 if TYPE_CHECKING:
     from fmapper.meshes import DimensionRule
@@ -30,25 +33,34 @@ class JaxMeshes(Meshes):
     def shard(
         self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]
     ) -> Iterable[Any]:
-        """Moves all arrays with one `device_put`, which copies nothing already in place."""
+        """Moves all arrays with one `device_put`, which copies nothing already in place.
+
+        Those with packed axes become `PackedArray`s.
+        """
         wanted = [named_sharding(mesh, spec) for spec in specs]
-        results = list(arrays)
+        results = [_in_blocks(a, s, mesh) for a, s in zip(arrays, specs, strict=True)]
         moving = []
-        for at, (array, sharding) in enumerate(zip(arrays, wanted, strict=True)):
+        for at, (result, sharding) in enumerate(zip(results, wanted, strict=True)):
+            array = blocks_of(result)
             if isinstance(array, jax.ShapeDtypeStruct):
-                results[at] = _shape_only(array.shape, array.dtype, sharding=sharding)
+                new = _shape_only(array.shape, array.dtype, sharding=sharding)
+                results[at] = _like(new, result)
             elif not _lies(array, sharding):
                 moving.append(at)
-        news = jax.device_put([arrays[at] for at in moving], [wanted[at] for at in moving])
+        news = jax.device_put(
+            [blocks_of(results[at]) for at in moving], [wanted[at] for at in moving]
+        )
         for at, new in zip(moving, news, strict=True):
-            results[at] = new
+            results[at] = _like(new, results[at])
         return results
 
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
         """Returns the boxes that the devices of this process hold."""
         sharding = named_sharding(mesh, spec)
         indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
-        return list(dict.fromkeys(_box(index, shape) for index in indices))
+        own = dict.fromkeys(_box(index, shape) for index in indices)
+        how = _blocks(shape, spec, mesh)
+        return [*own] if how is None else [box for b in own for box, _ in boxes_in_order(how, b)]
 
     def assemble(
         self,
@@ -59,16 +71,20 @@ class JaxMeshes(Meshes):
         read: Callable[[Box], np.ndarray[Any, Any]],
     ) -> Any:
         """Reads each box once, and puts it on its devices."""
-        sharding = named_sharding(mesh, spec)
+        sharding, how = named_sharding(mesh, spec), _blocks(shape, spec, mesh)
         devices: dict[Box, list[Any]] = {}
         for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
             devices.setdefault(_box(index, shape), []).append(device)
         parts = []
         for box, own in devices.items():
-            part = read(box)
+            if how is None:
+                part = read(box)
+            else:
+                part = np.concatenate([read(b) for b, _ in boxes_in_order(how, box)], how.dim)
             parts += jax.device_put([part] * len(own), own)
         dtype_: Any = np.dtype(jax.numpy.dtype(dtype))
-        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
+        made = jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
+        return made if how is None else how.with_blocks(made)
 
     def process(self) -> tuple[int, int]:
         """Returns the process of `jax.distributed`; 0 of 1 where it was not started."""
@@ -78,25 +94,44 @@ class JaxMeshes(Meshes):
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
         """Returns the parts of an array that spans processes, each with its writer."""
-        if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        if not isinstance(array, jax.Array | PackedArray) or array.is_fully_addressable:
             return None
         found: dict[Box, int] = {}
         places: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
         for device, index in places.items():
-            box = _box(index, array.shape)
-            found[box] = min(device.process_index, found.get(box, device.process_index))
+            for box, _ in _boxes_of(array, _box(index, array.shape)):
+                found[box] = min(device.process_index, found.get(box, device.process_index))
         return found
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the shards on devices of this process."""
-        return {_box(one.index, array.shape): one.data for one in array.addressable_shards}
+        return {
+            box: one.data if part is None else lax.slice_in_dim(one.data, *part, axis=array.dim)
+            for one in blocks_of(array).addressable_shards
+            for box, part in _boxes_of(array, _box(one.index, array.shape))
+        }
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
         """Joins parts to an array; those already on their device stay."""
-        sharding = named_sharding(mesh, spec)
+        sharding, how = named_sharding(mesh, spec), _blocks(shape, spec, mesh)
         places = sharding.addressable_devices_indices_map(tuple(shape))
-        arrays = [jax.device_put(parts[_box(i, shape)], device) for device, i in places.items()]
-        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+
+        def local(box: Box) -> Any:
+            if how is None:
+                return parts[box]
+            own = [parts[inner] for inner, _ in boxes_in_order(how, box)]
+            return jnp.concatenate(own, how.dim)
+
+        arrays = [jax.device_put(local(_box(i, shape)), device) for device, i in places.items()]
+        made = jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+        return made if how is None else how.with_blocks(made)
+
+    def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
+        """Returns the parameters of a converted model that hold several arrays side by side."""
+        if not getattr(type(node), "is_converted_model", False):
+            return
+        for name, packed in node.packed.items():
+            yield name, node.params[name], packed
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns the dimension rule of an operation of torch."""
@@ -110,7 +145,10 @@ class JaxMeshes(Meshes):
         if not isinstance(sharding, NamedSharding):
             return None
         entries = [_axes(entry) for entry in tuple(sharding.spec)]
-        return sharding.mesh, (*entries, *[()] * (len(array.shape) - len(entries)))
+        entries += [()] * (len(array.shape) - len(entries))
+        if isinstance(array, PackedArray):
+            entries[array.dim] = PackedAxes(entries[array.dim], array.sizes)
+        return sharding.mesh, tuple(entries)
 
 
 def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
@@ -134,6 +172,39 @@ def count_devices(values: Iterable[Any]) -> int:
             manual = getattr(mesh, "manual_axes", ())
             return math.prod(size for axis, size in mesh.shape.items() if axis not in manual)
     return 1
+
+
+def _blocks(shape: Sequence[int], spec: Spec, mesh: Any) -> PackedArray | None:
+    """Returns how a spec packs an array, as a packed one without values; None for others."""
+    for at, axes in enumerate(spec):
+        if isinstance(axes, PackedAxes):
+            count = math.prod(mesh.shape[axis] for axis in axes)
+            return PackedArray(_shape_only(tuple(shape), bool), at - len(shape), axes.sizes, count)
+    return None
+
+
+def _in_blocks(array: Any, spec: Spec, mesh: Any) -> Any:
+    """Returns an array in the order that a spec asks for."""
+    how, own = _blocks(array.shape, spec, mesh), array
+    if isinstance(array, PackedArray):
+        if how is not None and (array.dim, array.sizes, array.count) == (
+            how.dim, how.sizes, how.count,
+        ):  # fmt: skip
+            return array
+        own = array.in_order()
+    return own if how is None else pack(own, how.dim, how.sizes, how.count)
+
+
+def _like(new: Any, old: Any) -> Any:
+    return old.with_blocks(new) if isinstance(old, PackedArray) else new
+
+
+def _boxes_of(array: Any, box: Box) -> Iterator[tuple[Box, tuple[int, int] | None]]:
+    """Yields what a device has of an array: boxes, and the range of each in its part if packed."""
+    if isinstance(array, PackedArray):
+        yield from boxes_in_order(array, box)
+    else:
+        yield box, None
 
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:

@@ -267,10 +267,15 @@ def _cat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) 
 def _split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     x = operands[0]
     at = _argument(call, 2, "dim", 0) % len(x)
+    start = 0
     for part in results:  # what was packed in one array, as the gate of a perceptron beside it
         _join_but(own, at, x, part)
-        own.join(x[at], part[at])
-    own.move(x[at], call)
+        size = own.size(part[at])
+        if isinstance(start, int) and isinstance(size, int):
+            own.cut(x[at], part[at], start, call)
+            start += size
+        else:
+            own.need([x[at], part[at]], call)
 
 
 def _join_but(own: Dimensions, at: int, a: Dims, b: Dims) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 from fmapper import FmapperError, ProgramInputError
 from fmapper.programs import Call, Input, Program
 from fmapper_adapters.jax.arrays import few_bits
+from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, in_order
 from fmapper_adapters.jax.arrays.sharding import count_devices
 from fmapper_adapters.jax.aten import types
-from fmapper_adapters.jax.model import channels_last, interpret, meshes, narrow_ints
+from fmapper_adapters.jax.model import channels_last, interpret, meshes, narrow_ints, packing
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
 Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as run_program gives them
@@ -42,6 +43,8 @@ def run_program(  # static_argnums goes by position
     program = code.program
     code.check_width()
     given, static = iter(arrays), iter(numbers)
+    is_plain = observe is not None or code.concrete
+    params, counts = _arrange(code, params, is_plain=is_plain)
     named = {"parameter": iter(params), "buffer": iter(buffers)}
     inputs = []
     for spec in program.inputs:
@@ -57,7 +60,10 @@ def run_program(  # static_argnums goes by position
             array = narrow_ints.narrow(held, f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
     graph, lowerings = program.graph, code.lowerings
-    if observe is None and not code.concrete and count_devices(inputs) > 1:
+    in_parts = not is_plain and count_devices(inputs) > 1
+    if counts:
+        graph, lowerings = code.graph_with_blocks(counts, in_parts=in_parts)
+    elif in_parts:
         graph, lowerings = code.row_blocks
     run = interpret.Run(lowerings, key, observe, problems=code.problems)
     with _settings(program, precision):
@@ -85,6 +91,19 @@ def run_program(  # static_argnums goes by position
             changed[str(output.target)] = value if dtype is None else value.astype(dtype)
     checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
     return users, changed, changed_inputs, jnp.stack(checks) if checks else None
+
+
+def _arrange(
+    code: StaticProgram, params: tuple[Any, ...], *, is_plain: bool
+) -> tuple[tuple[Any, ...], packing.Counts]:
+    """Returns the parameters as arrays, and how many blocks packed ones have; () for plain ones."""
+    if not any(isinstance(array, PackedArray) for array in params):
+        return params, ()
+    if is_plain:
+        return tuple(map(in_order, params)), ()
+    named = dict(zip(code.names["parameter"], params, strict=True))
+    counts = packing.counts(code.packings, named)
+    return tuple(packing.arrange(code.packings, counts, named).values()), counts
 
 
 _UNFIT = (
@@ -135,11 +154,11 @@ def run_compiled(
     def keep(results: Results) -> Results:
         """Keeps the sharding of arrays that the program changes, and of outputs like weights."""
         names = code.names["parameter"] + code.names["buffer"]
-        state = dict(zip(names, (*params, *buffers), strict=True))
+        state = dict(zip(names, map(blocks_of, (*params, *buffers)), strict=True))
         places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
         changed = {name: state.get(name) for name in results[1]}
         inputs = {place: users[places[place]] for place in results[2]}
-        weights = dict(zip(code.names["parameter"], params, strict=True))
+        weights = dict(zip(code.names["parameter"], map(blocks_of, params), strict=True))
         outputs = meshes.output_axes(code.output_dimensions, weights)
         return outputs, changed, inputs, None
 

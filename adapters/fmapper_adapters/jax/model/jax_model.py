@@ -28,9 +28,10 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper.backends import Models, Observation, get_adapter, shorten_traceback
+from fmapper.backends import Models, Observation, Packed, get_adapter, shorten_traceback
 from fmapper.programs import Call, Lowering, Program, lower
 from fmapper_adapters.jax.arrays import few_bits
+from fmapper_adapters.jax.arrays.packed import blocks_of
 from fmapper_adapters.jax.aten import table
 from fmapper_adapters.jax.model import check_inputs, execute, interpret, meshes
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
@@ -96,6 +97,14 @@ class JaxModel:
         return self.program.aliases
 
     @property
+    def packed(self) -> dict[str, Packed]:
+        """The parameters in which several arrays lie side by side, as gate and up, by name."""
+        found: dict[str, Packed] = {}
+        for packing in self._code.packings:
+            found |= packing.parameters
+        return found
+
+    @property
     def is_random(self) -> bool:
         """Whether a call needs a key."""
         return self._code.random
@@ -155,7 +164,7 @@ class JaxModel:
         leaves = code.program.bind(args, kwargs or {})
         arrays, numbers = check_inputs.check(code, leaves)
         for name, array in (*self.params.items(), *self.buffers.items()):
-            if isinstance(array, jax.ShapeDtypeStruct):
+            if isinstance(blocks_of(array), jax.ShapeDtypeStruct):
                 raise ProgramInputError(
                     f"{code.program.name}: {name} has a shape but no values. Fill the model: "
                     "fmapper.materialize(model, state)."
@@ -313,7 +322,7 @@ class JaxModel:
         for name in self.program.transient:  # in no state dict: they stay
             renamed.setdefault(name, self.buffers[name])
         own = {**self.params, **self.buffers}
-        is_hollow = any(isinstance(x, jax.ShapeDtypeStruct) for x in own.values())
+        is_hollow = any(isinstance(blocks_of(x), jax.ShapeDtypeStruct) for x in own.values())
         loaded = (materialize if is_hollow else load_state)(own, renamed)
         return self.replace(
             params={name: loaded[name] for name in self.params},

@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from fmapper import LossyCastError
-from fmapper.meshes import Dimensions
+from fmapper.meshes import Dimensions, Packing
 from fmapper.programs import Echoes, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.aten import table, types
 from fmapper_adapters.jax.aten.dimensions import RULES
-from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints, row_blocks
+from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints, packing, row_blocks
 
 Arrays = dict[str, Any]
+Lowered = tuple[Graph, Mapping[str, Lowering]]
 
 
 class StaticProgram:
@@ -69,6 +70,7 @@ class StaticProgram:
         self.pick_params = _picker(self.names["parameter"])
         self.pick_buffers = _picker(self.names["buffer"])
         self.routes = call_cache.Routes(program)
+        self._graphs: dict[Any, Lowered] = {}
         self.echoes = Echoes(program)
 
     @cached_property
@@ -79,12 +81,32 @@ class StaticProgram:
         return [row for value, out, row in pairs if out.kind == "user" and isinstance(value, Ref)]
 
     @cached_property
-    def row_blocks(self) -> tuple[Graph, Mapping[str, Lowering]]:
+    def row_blocks(self) -> Lowered:
         """The graph for several devices, where parts of a batch sort their own; its lowerings."""
         is_random = {op: bool(found.random) for op, found in self.lowerings.items()}
         graph = row_blocks.with_row_blocks(self.program, is_random)
         added = {call.op: () for call in graph.walk() if call.op not in self.lowerings}
         return graph, {**self.lowerings, **table.find_all(added, {})}
+
+    @cached_property
+    def packings(self) -> list[Packing]:
+        """The parameters in which several arrays lie side by side."""
+        return Dimensions(self.program, RULES.get).packings()
+
+    def graph_with_blocks(self, counts: packing.Counts, *, in_parts: bool) -> Lowered:
+        """Returns the graph for packed parameters, and its lowerings.
+
+        Args:
+            counts: The numbers of blocks of these.
+            in_parts: Whether parts of a batch sort their own rows.
+        """
+        key = counts, in_parts
+        if key not in self._graphs:
+            graph, lowerings = self.row_blocks if in_parts else (self.program.graph, self.lowerings)
+            graph = packing.with_blocks(graph, self.packings, counts)
+            added = {call.op: () for call in graph.walk() if call.op not in lowerings}
+            self._graphs[key] = graph, {**lowerings, **table.find_all(added, {})}
+        return self._graphs[key]
 
     def check_width(self) -> None:
         """Checks that the program's integers fit, once their width is known.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmapper import PlacementError
-from fmapper.backends import Box, Meshes, Spec
-from fmapper.meshes import DimensionRule, box_at
+from fmapper.backends import Box, Meshes, PackedAxes, Spec
+from fmapper.meshes import DimensionRule, boxes_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
 from fmapper_adapters.torch.meshes import experts, fully_shard, layers, tp_plan
@@ -82,7 +82,7 @@ class TorchMeshes(Meshes):
         if place is None:
             return ()
         axes = self.mesh_axes(mesh) or {}
-        return (box_at(spec, shape, axes, dict(zip(axes, place, strict=True))),)
+        return boxes_at(spec, shape, axes, dict(zip(axes, place, strict=True)))
 
     def assemble(
         self,
@@ -199,9 +199,9 @@ class TorchMeshes(Meshes):
         axes = self.mesh_axes(mesh) or {}
         boxes: dict[Box, int] = {}
         for place in itertools.product(*map(range, mesh.shape)):
-            box = box_at(spec, array.shape, axes, dict(zip(axes, place, strict=True)))
             rank = int(mesh.mesh[place])
-            boxes[box] = min(rank, boxes.get(box, rank))
+            for box in boxes_at(spec, array.shape, axes, dict(zip(axes, place, strict=True))):
+                boxes[box] = min(rank, boxes.get(box, rank))
         return boxes
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
@@ -354,13 +354,19 @@ def _divide(
     if place is None:
         local = own.new_empty(0)
     else:
-        box = box_at(spec, own.shape, sizes, dict(zip(names, place, strict=True)))
-        local = own[tuple(itertools.starmap(slice, box))]
+        boxes = boxes_at(spec, own.shape, sizes, dict(zip(names, place, strict=True)))
+        local = _join([own[tuple(itertools.starmap(slice, box))] for box in boxes], spec)
     if own.device.type == "meta":
         local = torch.empty_like(local, memory_format=torch.contiguous_format)
     else:
         local = local.to(mesh.device_type, copy=True).contiguous()
     return _as_dtensor(local, mesh, wanted, tuple(own.shape))
+
+
+def _join(parts: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
+    """Returns the parts of a process as one tensor: several where arrays are packed."""
+    at = next((at for at, axes in enumerate(spec) if isinstance(axes, PackedAxes)), 0)
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], at)
 
 
 def _as_dtensor(

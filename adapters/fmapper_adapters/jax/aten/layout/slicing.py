@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.arrays.packed import separate
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
 
@@ -68,6 +69,32 @@ def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[
         parts.append(jax.lax.slice_in_dim(x, start, start + size, 1, dim))
         start = start + size
     return tuple(parts)
+
+
+@lowering("fmapper::take_apart", whole=False, int64="moves")
+def take_apart(
+    x: Any, dim: int, sizes: Sequence[int], count: int, chosen: Sequence[int]
+) -> tuple[jax.Array, ...]:
+    """Returns some of the arrays that lie block by block in one, with a part of each in a block.
+
+    Args:
+        x: The array.
+        dim: The dimension along which they lie.
+        sizes: Their sizes along it.
+        count: The number of blocks.
+        chosen: Which of them.
+    """
+    found = separate(x, dim, sizes, count)
+    return tuple([found[at] for at in chosen])
+
+
+@lowering("fmapper::take_part", whole=False, int64="moves")
+def take_part(
+    x: Any, dim: int, sizes: Sequence[int], count: int, chosen: Sequence[int]
+) -> jax.Array:
+    """Returns one of the arrays that lie block by block in one; see `take_apart`."""
+    (found,) = take_apart(x, dim, sizes, count, chosen)
+    return found
 
 
 @lowering("aten::split_copy.Tensor", int64="moves")

@@ -1,0 +1,217 @@
+"""Arrays that hold several side by side, each divided among devices by itself.
+
+A `NamedSharding` gives a device one contiguous part of each dimension. Where gate and up of a
+perceptron lie in one array, that would be gates alone for half of the devices. A `PackedArray` has
+them block by block: a part of gate and the same part of up, then the next of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+from jax.sharding import NamedSharding
+
+from fmapper.backends import Box
+
+_typeof: Any = getattr(jax, "typeof", None)  # since JAX 0.6
+
+
+class PackedArray:
+    """An array whose blocks have a part of each of the arrays that lie side by side in it.
+
+    It is a pytree with one leaf. NumPy and `jax.numpy` take it as the array in its own order; the
+    latter may send parts between devices for that.
+
+    Attributes:
+        blocks: The array, block by block.
+        dim: The dimension along which the arrays lie, from the end.
+        sizes: Their sizes along it.
+        count: The number of blocks.
+    """
+
+    def __init__(self, blocks: Any, dim: int, sizes: tuple[int, ...], count: int) -> None:
+        self.blocks, self.dim, self.sizes, self.count = blocks, dim, sizes, count
+
+    def with_blocks(self, blocks: Any) -> PackedArray:
+        """Returns an array that is packed like this one."""
+        return PackedArray(blocks, self.dim, self.sizes, self.count)
+
+    def in_order(self) -> Any:
+        """Returns the array in its own order; inside of a computation, or without one."""
+        if isinstance(self.blocks, jax.ShapeDtypeStruct):
+            return self.blocks
+
+        def join(blocks: Any) -> Any:
+            return jnp.concatenate(separate(blocks, self.dim, self.sizes, self.count), self.dim)
+
+        return _by_xla(join, self.blocks)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return tuple(self.blocks.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self.blocks.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.blocks.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(self.blocks.size)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return int(self.blocks.size * self.blocks.dtype.itemsize)
+
+    @property
+    def sharding(self) -> Any:
+        """The sharding of the blocks."""
+        return self.blocks.sharding
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process has all of it."""
+        return bool(self.blocks.is_fully_addressable)
+
+    def devices(self) -> Any:
+        """Returns the devices that have parts of it."""
+        return self.blocks.devices()
+
+    def is_deleted(self) -> bool:
+        """Returns whether the array was deleted, probably because it was donated."""
+        return not isinstance(self.blocks, jax.ShapeDtypeStruct) and self.blocks.is_deleted()
+
+    def astype(self, dtype: Any) -> PackedArray:
+        """Returns the array in another dtype."""
+        return self.with_blocks(self.blocks.astype(dtype))
+
+    def __jax_array__(self) -> Any:
+        return self.in_order()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        parts = separate(np.asarray(self.blocks), self.dim, self.sizes, self.count)
+        return np.concatenate(parts, self.dim, dtype=dtype)
+
+    def __copy__(self) -> PackedArray:
+        return self.with_blocks(self.blocks)
+
+    def __deepcopy__(self, memo: Any) -> PackedArray:
+        return self.with_blocks(copy.deepcopy(self.blocks, memo))
+
+    def __reduce__(self) -> Any:
+        """Pickles the array in its own order, as JAX pickles arrays without their mesh."""
+        return jnp.asarray, (np.asarray(self),)
+
+    def __repr__(self) -> str:
+        return f"PackedArray({self.blocks!r}, {self.dim}, {self.sizes}, {self.count})"
+
+
+tree_util.register_pytree_with_keys(
+    PackedArray,
+    lambda x: (((tree_util.GetAttrKey("blocks"), x.blocks),), (x.dim, x.sizes, x.count)),
+    lambda how, children: PackedArray(next(iter(children)), *how),
+)
+
+
+def blocks_of(array: Any) -> Any:
+    """Returns the blocks of a packed array; another array as it is."""
+    return array.blocks if isinstance(array, PackedArray) else array
+
+
+def in_order(array: Any) -> Any:
+    """Returns a packed array in its own order; another array as it is."""
+    return array.in_order() if isinstance(array, PackedArray) else array
+
+
+def pack(array: Any, dim: int, sizes: tuple[int, ...], count: int) -> PackedArray:
+    """Returns an array block by block, on the same devices.
+
+    Args:
+        array: The array, or its shape alone.
+        dim: The dimension along which several lie in it.
+        sizes: Their sizes.
+        count: How many blocks to make, each with an equal part of all of these.
+    """
+    dim -= len(array.shape) if dim >= 0 else 0
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return PackedArray(array, dim, sizes, count)
+    return PackedArray(
+        _by_xla(lambda x: interleave(x, dim, sizes, count), array), dim, sizes, count
+    )
+
+
+def interleave(array: Any, dim: int, sizes: Sequence[int], count: int) -> Any:
+    """Returns the elements of an array block by block."""
+    at = dim % array.ndim
+    ends = [*itertools.accumulate(sizes)]
+    parts = [
+        jax.lax.slice_in_dim(array, end - size, end, 1, at).reshape(
+            *array.shape[:at], count, size // count, *array.shape[at + 1 :]
+        )
+        for end, size in zip(ends, sizes, strict=True)
+    ]
+    return jnp.concatenate(parts, at + 1).reshape(array.shape)
+
+
+def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[Any]:
+    """Returns the arrays that lie block by block in one."""
+    at, shape = dim % blocks.ndim, blocks.shape
+    apart = blocks.reshape(*shape[:at], count, shape[at] // count, *shape[at + 1 :])
+    found, end = [], 0
+    for size in sizes:
+        start, end = end, end + size // count
+        own = apart[(*[slice(None)] * (at + 1), slice(start, end))]
+        found.append(own.reshape(*shape[:at], size, *shape[at + 1 :]))
+    return found
+
+
+def boxes_in_order(
+    array: PackedArray, box: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Box, tuple[int, int]]]:
+    """Yields what a device has of an array: boxes in its own order, and the range of each there.
+
+    Args:
+        array: The array.
+        box: The part of its blocks on the device: one block, or all.
+    """
+    at = array.dim % array.ndim
+    start, stop = box[at]
+    block = sum(array.sizes) // array.count
+    offset = 0
+    for number in range(start // block, stop // block):
+        end = 0
+        for size in array.sizes:
+            part = size // array.count
+            low = end + number * part
+            own = (*box[:at], (low, low + part), *box[at + 1 :])
+            yield own, (offset, offset + part)
+            end, offset = end + size, offset + part
+
+
+def _by_xla(function: Callable[[Any], Any], array: Any) -> Any:
+    """Calls a function that reorders an array; XLA chooses shardings inside of it.
+
+    The result lies as the array does.
+    """
+    sharding: Any = getattr(_typeof(array), "sharding", None) if _typeof is not None else None
+    axes = getattr(getattr(sharding, "mesh", None), "explicit_axes", None)
+    if not axes or isinstance(array, np.ndarray):
+        return function(array)
+    wanted = NamedSharding(sharding.mesh, sharding.spec)
+    auto_axes: Any = jax.sharding.auto_axes  # type: ignore[attr-defined,unused-ignore]
+    return auto_axes(function, axes=axes, out_sharding=wanted)(array)

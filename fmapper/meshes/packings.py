@@ -1,0 +1,161 @@
+"""Finds parameters in which several arrays lie side by side, as gate and up of a perceptron.
+
+A product with such a parameter gives several results side by side, which later calls cut apart. A
+device that has a contiguous part of the parameter computes other results than those it needs. If
+nothing before the cuts depends on the order of the results, the parameter may be held in another
+order, block by block with a part of each array, if the cuts know of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fmapper.backends.meshes import Packed
+from fmapper.programs.program import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of a dimension that a call takes.
+
+    Attributes:
+        start: Where it begins.
+        part: The dimension of the part.
+        call: The call.
+        at: The place of the dimension in its operand, from the end; None in an inner graph.
+    """
+
+    start: int
+    part: int
+    call: Call
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """The arrays that a call cuts out of one.
+
+    Attributes:
+        at: The dimension of its operand, from the end.
+        sizes: The sizes of all that lies side by side there.
+        chosen: Which of these it takes: one, or all.
+    """
+
+    at: int
+    sizes: tuple[int, ...]
+    chosen: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Parameters that are packed alike, and the calls that take apart what they give.
+
+    Attributes:
+        parameters: What lies side by side in each.
+        cuts: What each call cuts, by its name.
+    """
+
+    parameters: dict[str, Packed]
+    cuts: dict[str, Cutting]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call with the dimensions of its operands and results, and those that it sums over."""
+
+    call: Call
+    operands: list[int]
+    results: list[int]
+    sums: list[int]
+
+
+def find_packings(
+    order: Callable[[int], int],
+    sizes: Sequence[int | str],
+    parameters: Mapping[str, Sequence[int]],
+    cuts: Mapping[int, Sequence[Cut]],
+    steps: Iterable[Step],
+    fixed: Iterable[int],
+) -> list[Packing]:
+    """Returns the packings of a program.
+
+    Args:
+        order: The representative of the dimensions whose elements are in the same order.
+        sizes: The size of each dimension.
+        parameters: The dimensions of each parameter.
+        cuts: The cuts that take a dimension apart completely, by dimension.
+        steps: The calls.
+        fixed: Dimensions whose order cannot be changed, as those of inputs and outputs.
+    """
+    dims, owners, calls = defaultdict(list), defaultdict(list), defaultdict(list)
+    wanted = {order(dim) for dim in cuts} - {order(dim) for dim in fixed}
+    wanted -= {order(cut.part) for own in cuts.values() for cut in own}
+    for dim in range(len(sizes)):
+        dims[order(dim)].append(dim)
+    for name, own in parameters.items():
+        for at, dim in enumerate(own):
+            owners[order(dim)].append((name, at, sizes[dim]))
+    for step in steps:
+        for root in {order(dim) for dim in (*step.operands, *step.results)} & wanted:
+            calls[root].append(step)
+    found = []
+    for root in sorted(wanted):
+        own_cuts = {dim: cuts[dim] for dim in dims[root] if dim in cuts}
+        shares = {tuple(_shares(own, sizes, dim)) for dim, own in own_cuts.items()}
+        names = [name for name, _, _ in owners[root]]
+        if not names or len(set(names)) < len(names) or len(shares) > 1:
+            continue
+        (share,) = shares
+        units = [part * size for dim in dims[root] if isinstance(size := sizes[dim], int)
+                 for part in share]  # fmt: skip
+        is_whole = len(units) == len(share) * len(dims[root])
+        if not is_whole or any(unit.denominator > 1 for unit in units):
+            continue
+        cutting = _cuts_by_call(own_cuts, sizes)
+        if cutting is None or not all(_keeps(step, root, order, cutting) for step in calls[root]):
+            continue
+        limit = math.gcd(*(unit.numerator for unit in units))
+        packed = {name: Packed(at, tuple(int(part * size) for part in share), limit)
+                  for name, at, size in owners[root] if isinstance(size, int)}  # fmt: skip
+        found.append(Packing(packed, cutting))
+    return found
+
+
+def _shares(cuts: Sequence[Cut], sizes: Sequence[int | str], dim: int) -> Iterable[Fraction]:
+    """Yields the share that each array has of a dimension, in order."""
+    for _, part in sorted({(cut.start, int(sizes[cut.part])) for cut in cuts}):
+        yield Fraction(part, int(sizes[dim]))
+
+
+def _cuts_by_call(
+    cuts: Mapping[int, Sequence[Cut]], sizes: Sequence[int | str]
+) -> dict[str, Cutting] | None:
+    """Returns what each call cuts; None for calls in inner graphs."""
+    found: dict[str, Cutting] = {}
+    for own in cuts.values():
+        parts = sorted({(cut.start, int(sizes[cut.part])) for cut in own})
+        for cut in own:
+            if cut.at is None:
+                return None
+            known = found.get(cut.call.name)
+            chosen = (parts.index((cut.start, int(sizes[cut.part]))),)
+            found[cut.call.name] = Cutting(
+                cut.at, tuple(size for _, size in parts), (known.chosen if known else ()) + chosen
+            )
+    return found
+
+
+def _keeps(
+    step: Step, root: int, order: Callable[[int], int], cutting: Mapping[str, Cutting]
+) -> bool:
+    """Returns whether a call gives the same in another order of its operands."""
+    takes, gives, sums = (
+        root in map(order, dims) for dims in (step.operands, step.results, step.sums)
+    )
+    if step.call.graphs() or not takes:
+        return False
+    return gives or sums or step.call.name in cutting
