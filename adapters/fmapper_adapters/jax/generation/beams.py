@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper_adapters.jax.generation import choose
+from fmapper_adapters.jax.generation import choose, ranking
 from fmapper_adapters.jax.generation.choose import Fixed, Knobs
 
 State = dict[str, Any]
@@ -62,7 +62,7 @@ def advance(fixed: Fixed, knobs: Knobs, logits: Any, state: State) -> State:
     logs = choose.process(logs, fixed, knobs, tokens, at, state.get("seen"))
     total = logs[:rows].reshape(prompts, beams, -1) + state["running"][..., None]
     vocabulary = total.shape[-1]
-    scores, chosen = jax.lax.top_k(total.reshape(prompts, -1), fixed.candidates)
+    scores, chosen = ranking.top_k(total.reshape(prompts, -1), fixed.candidates)
     source, token = chosen // vocabulary, (chosen % vocabulary).astype(jnp.int32)
     texts = _take(tokens[:rows].reshape(prompts, beams, -1), source)
     texts = jax.lax.dynamic_update_slice(texts, token[..., None], (0, 0, at))

@@ -4,8 +4,8 @@ A step multiplies few rows with each weight, so its speed is that of reading the
 stores a weight as (out, in), which XLA multiplies at a fifth of the memory bandwidth. Stored as
 (blocks, in, 64), with a product per block, everything is read once and in order, at two thirds of
 the bandwidth. With many rows, a product is bound by arithmetic, and (in, out) as a single block is
-best. On accelerators there is no difference, and processors of Intel read (in, out) from memory
-faster than blocks.
+best. On accelerators there is no difference, and processors of Intel read (in, out) as fast as
+blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _PRODUCT = "fmapper::product_with_blocks"
 _ROWS = "fmapper::rows_of_blocks"
 _WIDTH = 64  # columns of a block: 32 and 128 are slower
 _FEW = 12  # rows of a step, up to which blocks pay
-_CACHED = 32 << 20  # bytes of weights that a cache may hold
 _MANY = 192  # rows of a product, from which blocks are put together first
 
 # Where operations that take a weight have it, and whether it is (out, in).
@@ -77,8 +76,7 @@ def choose(generation: Generation, params: Arrays) -> Layout:
                 if found.setdefault(name, is_turned) != is_turned:
                     others.add(name)
     kept = {n: t for n, t in found.items() if n not in others and params[n].ndim == 2}
-    size = sum(params[name].nbytes for name in kept)
-    few = generation.batch <= _FEW and _blocks_are_faster(size)
+    few = generation.batch <= _FEW and _blocks_are_faster()
     return {n: _block(params[n], t, few=few) for n, t in kept.items()}
 
 
@@ -88,13 +86,9 @@ def _block(weight: Any, turned: bool, *, few: bool) -> Block:
     return Block(outputs, _WIDTH if is_wide else outputs, turned)
 
 
-def _blocks_are_faster(size: int) -> bool:
-    """Returns whether the processor reads so many bytes of weights faster in blocks.
-
-    The lab book has the measurements.
-    """
-    name = device_info("numpy:cpu").name or ""
-    return size <= _CACHED or "Intel" not in name
+def _blocks_are_faster() -> bool:
+    """Returns whether the processor reads weights faster in blocks; the lab book has figures."""
+    return "Intel" not in (device_info("numpy:cpu").name or "")
 
 
 def _is_on_one_cpu(array: Any) -> bool:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper.generation import Decoding
+from fmapper_adapters.jax.generation import ranking
 
 Knobs = dict[str, Any]
 
@@ -259,7 +260,7 @@ def _warp(logits: Any, fixed: Fixed, knobs: Knobs) -> Any:
     if "top_h" in knobs:
         logits = _of_entropy(logits, knobs["top_h"])
     if fixed.top_k:
-        least = jax.lax.top_k(logits, min(fixed.top_k, logits.shape[1]))[0][:, -1:]
+        least = ranking.kth_largest(logits, min(fixed.top_k, logits.shape[1]))
         logits = jnp.where(logits < least, never, logits)
     if "top_p" in knobs:
         logits = _nucleus(logits, knobs["top_p"])
@@ -291,20 +292,16 @@ def pick(logits: Any, fixed: Fixed, key: Any, count: Any) -> Any:
         count: The number of tokens that were chosen before.
     """
     if not fixed.sample:
-        return logits.argmax(-1).astype(jnp.int32)
+        return ranking.argmax(logits)
     own = jax.random.fold_in(key, count)
     rows = jax.vmap(lambda row: jax.random.fold_in(own, row))(jnp.arange(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(rows, logits).astype(jnp.int32)
 
 
 def _nucleus(logits: Any, share: Any) -> Any:
-    """Keeps the likeliest tokens whose probabilities add up to a share (top-p)."""
-    ascending = jnp.argsort(logits, axis=-1)
-    ordered = jnp.take_along_axis(logits, ascending, -1)
-    below = jnp.cumsum(jax.nn.softmax(ordered), -1) <= 1 - share
-    below = below.at[:, -1].set(False)
-    dropped = _put_back(below, ascending)
-    return jnp.where(dropped, -jnp.inf, logits)
+    """Keeps the likeliest tokens that have a share together (top-p), and those as likely."""
+    least = ranking.least_of_share(logits, jax.nn.softmax(logits), 1 - share)
+    return jnp.where(logits < least, -jnp.inf, logits)
 
 
 def _typical(logits: Any, share: Any) -> Any:

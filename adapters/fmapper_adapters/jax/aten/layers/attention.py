@@ -193,12 +193,11 @@ def _weights(
     dtype = wide(query.dtype)
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
-    turned = jnp.swapaxes(key, -1, -2).astype(query.dtype)
     # XLA fuses a product with the difference in softmax, which then is off by the rounding of large
     # scores, and their exponential overflows: the query is scaled where its dtype holds that.
     exact = query.dtype == dtype
     query, scale = (query * jnp.asarray(scale, dtype), None) if exact else (query, scale)
-    scores = jnp.matmul(query, turned, preferred_element_type=dtype)
+    scores = _products(query, key.astype(query.dtype), dtype)
     scores = scores if scale is None else scores * jnp.asarray(scale, dtype)
     if is_causal:
         rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
@@ -210,6 +209,19 @@ def _weights(
         else:
             scores = scores + mask.astype(dtype)
     return _safe_softmax(scores, -1)
+
+
+def _products(query: Any, key: Any, dtype: Any) -> jax.Array:
+    """Returns the products of each query with each key.
+
+    XLA copies a transposed key on the CPU; a product over the last axes of both reads it as it is.
+    """
+    if query.shape[:-2] != key.shape[:-2]:
+        return jnp.matmul(query, jnp.swapaxes(key, -1, -2), preferred_element_type=dtype)
+    last, batch = query.ndim - 1, tuple(range(query.ndim - 2))
+    axes = (((last,), (last,)), (batch, batch))
+    products: jax.Array = jax.lax.dot_general(query, key, axes, preferred_element_type=dtype)
+    return products
 
 
 def _safe_softmax(scores: Any, dim: int) -> tuple[jax.Array, jax.Array]:
