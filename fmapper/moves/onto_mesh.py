@@ -7,7 +7,7 @@ from typing import Any
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.meshes import Box, Meshes, Spec, uneven_dimension
+from fmapper.backends.meshes import Box, Meshes, PackedAxes, Spec, uneven_dimension
 from fmapper.errors import CopyNeededError, PlacementError
 from fmapper.moves.mover import Mover, to_numpy
 
@@ -70,6 +70,8 @@ def _bridge(
     """
     assert isinstance(source, Arrays)
     assert isinstance(adapter, Arrays)
+    if copy is False and any(isinstance(axes, PackedAxes) for axes in spec):
+        raise CopyNeededError("copy=False: arrays that lie side by side in one are joined anew")
     shape, held = source.shape(array), source.held_parts(array)
     move = Mover("shard", adapter.name, copy=copy)
     parts = {}

@@ -20,6 +20,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import fmapper
+from fmapper.backends import PackedAxes
 
 KINDS = AxisType.Auto, AxisType.Explicit
 IN_JAX, EXPLICIT = (
@@ -86,6 +87,29 @@ def check_other_layouts_need_what_this_process_holds() -> None:
         fmapper.shard({"rows": start["rows"]}, IN_TORCH, {"rows": None})
     with pytest.raises(fmapper.CopyNeededError, match=r"model.whole: copy=False"):
         fmapper.shard({"whole": start["whole"]}, IN_TORCH, {"whole": ("data",)}, copy=False)
+
+
+def check_arrays_that_hold_several() -> None:
+    rules = {
+        "rows": (PackedAxes(["model"], [32, 32]),),
+        "columns": (None, PackedAxes(["data"], [16] * 4)),
+    }
+    for mesh in (IN_JAX, EXPLICIT):
+        start = fmapper.shard({name: ARRAY.copy() for name in rules}, mesh, rules)
+        with CommDebugMode() as sent:
+            there = fmapper.shard(start, IN_TORCH, "layout")
+            back = fmapper.shard(there, mesh, "layout")
+        assert sent.get_total_counts() == 0
+        for name in rules:
+            block = local(start[name].blocks)
+            np.testing.assert_array_equal(there[name].to_local(), block)
+            np.testing.assert_array_equal(local(back[name].blocks), block)
+            torch.testing.assert_close(there[name].full_tensor(), torch.from_numpy(ARRAY))
+        with pytest.raises(fmapper.CopyNeededError, match="side by side"):
+            fmapper.shard(start, IN_TORCH, "layout", copy=False)
+    uneven = fmapper.shard({"w": ARRAY}, IN_JAX, {"w": (PackedAxes(["model"], [16, 48]),)})
+    with pytest.raises(fmapper.PlacementError, match="only where they are equal"):
+        fmapper.shard(uneven, IN_TORCH, "layout")
 
 
 def check_what_jax_cannot_say_is_refused() -> None:

@@ -477,7 +477,7 @@ def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
 
 
 def strided_shard(dim: int, parts: int) -> Any:
-    """Returns a placement by which an axis divides the `parts` parts of later axes."""
+    """Returns a placement by which an axis divides each of `parts` parts by itself."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     make: Any = _StridedShard

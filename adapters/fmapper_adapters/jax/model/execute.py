@@ -101,9 +101,11 @@ def _arrange(
         return params, ()
     if is_plain:
         return tuple(map(in_order, params)), ()
-    named = dict(zip(code.names["parameter"], params, strict=True))
+    names = code.names["parameter"]  # tied ones more than once
+    named = dict(zip(names, params, strict=True))
     counts = packing.counts(code.packings, named)
-    return tuple(packing.arrange(code.packings, counts, named).values()), counts
+    new = packing.arrange(code.packings, counts, named)
+    return tuple([new[name] for name in names]), counts
 
 
 _UNFIT = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmapper import PlacementError
-from fmapper.backends import Box, Meshes, PackedAxes, Spec
+from fmapper.backends import Box, Meshes, Packed, PackedAxes, Spec
 from fmapper.meshes import DimensionRule, boxes_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
@@ -97,8 +97,8 @@ class TorchMeshes(Meshes):
 
         wanted = placements(mesh, spec, "an array", any_order=True)
         boxes = self.own_boxes(mesh, shape, spec)
-        part = read(boxes[0]) if boxes else np.empty(0, np.float32)
-        local = tensors.from_numpy(part)
+        parts = [tensors.from_numpy(read(box)) for box in boxes]
+        local = _join(parts, spec) if parts else tensors.from_numpy(np.empty(0, np.float32))
         return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
 
     def prepare(self, nodes: Iterable[tuple[str, Any]]) -> None:
@@ -173,7 +173,11 @@ class TorchMeshes(Meshes):
             if placement.is_replicate():
                 continue
             before = _private.parts_before(placement)
-            if before is not None and before == math.prod(
+            own = spec[placement.dim]
+            if before is not None and (not own or isinstance(own, PackedAxes)):
+                each = array.shape[placement.dim] // before
+                spec[placement.dim] = PackedAxes((name, *own), (each,) * before)
+            elif before is not None and before == math.prod(
                 sizes[axis] for axis in spec[placement.dim]
             ):
                 spec[placement.dim] = (*spec[placement.dim], name)
@@ -209,11 +213,17 @@ class TorchMeshes(Meshes):
         found = self.layout(array)
         assert found is not None
         boxes = self.own_boxes(found[0], array.shape, found[1])
-        return {box: array.detach().to_local() for box in boxes}
+        local = array.detach().to_local()
+        parts = local.chunk(len(boxes), _packed_dimension(found[1])) if boxes[1:] else [local]
+        return dict(zip(boxes, parts, strict=True))
+
+    def packings(self, node: Any) -> Iterator[tuple[str, Any, Packed]]:
+        """Returns the weights of experts in which gates and ups lie side by side."""
+        return experts.packings(node)
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
         """Makes a `DTensor` of the part of this process."""
-        (local,) = parts.values()
+        local = _join([parts[box] for box in self.own_boxes(mesh, shape, spec)], spec)
         wanted = placements(mesh, spec, "an array")
         return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
 
@@ -314,8 +324,17 @@ def placements(
                 f"divided in the order of its mesh, {', '.join(names)}. Write the axes in that "
                 "order, or create the mesh in the other order."
             )
+        kind: Placement = Shard(dim)
+        if isinstance(axes, PackedAxes):
+            if len(set(axes.sizes)) > 1:
+                raise PlacementError(
+                    f"{where}: arrays of sizes {', '.join(map(str, axes.sizes))} lie side by side "
+                    f"in dimension {dim}; a DTensor can divide each by itself only where they are "
+                    "equal"
+                )
+            kind = _private.strided_shard(dim, len(axes.sizes))
         for at in order:
-            found[at] = Shard(dim)
+            found[at] = kind
     return tuple(found)
 
 
@@ -365,8 +384,11 @@ def _divide(
 
 def _join(parts: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
     """Returns the parts of a process as one tensor: several where arrays are packed."""
-    at = next((at for at, axes in enumerate(spec) if isinstance(axes, PackedAxes)), 0)
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], at)
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], _packed_dimension(spec))
+
+
+def _packed_dimension(spec: Spec) -> int:
+    return next(at for at, axes in enumerate(spec) if isinstance(axes, PackedAxes))
 
 
 def _as_dtensor(
