@@ -41,7 +41,16 @@ if TYPE_CHECKING:
     )
     from fmapper.programs.sizes import size_of
     from fmapper.programs.steps import lower
-    from fmapper.programs.treespec import DType, Record, Ref, Scalar, Size, TreeSpec, record_type
+    from fmapper.programs.treespec import (
+        DType,
+        Other,
+        Record,
+        Ref,
+        Scalar,
+        Size,
+        TreeSpec,
+        record_type,
+    )
 
 __all__ = [
     "Call",
@@ -52,6 +61,7 @@ __all__ = [
     "Input",
     "Lowering",
     "LoweringTable",
+    "Other",
     "Output",
     "Parameter",
     "Part",
@@ -77,6 +87,6 @@ _PLACES = {
     ),
     "fmapper.programs.sizes": "size_of",
     "fmapper.programs.steps": "lower",
-    "fmapper.programs.treespec": "DType Record Ref Scalar Size TreeSpec record_type",
+    "fmapper.programs.treespec": "DType Other Record Ref Scalar Size TreeSpec record_type",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -166,10 +166,14 @@ class Part:
         name: Its path; of a later call with its number, as `layers.0@1`. `Call.module` names it.
         path: The path by which it was called.
         parent: The name of the call inside which it was called; empty for the whole model.
-        arguments: What it was given, by the names that it has for them: `Ref`, `Size`, numbers,
-            strings, None, tuples and dicts of those. None also for what cannot be said.
+        arguments: What it was given, by the names that it has for them, in the order in which it
+            has them: `Ref`, `Size`, numbers, strings, None, `Other`, tuples and dicts of those.
         result: What it gave.
         source: File and line that it was called from.
+        prefix: How many arguments can be given by position: those before the first that was not
+            given.
+        positional: How many were given by position.
+        method: Of the submodule, if not its call.
         other_names: How its code names arguments and variables beside: `residual` for what
             `residual = hidden_states` says, `("cos", "sin")` for a tuple that it takes apart.
     """
@@ -180,6 +184,9 @@ class Part:
     arguments: Mapping[str, Any]
     result: Any
     source: str = ""
+    prefix: int = 0
+    positional: int = 0
+    method: str = ""
     other_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -46,6 +46,11 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Other:
+    """Stands for an object that is not plain data, among the arguments of a submodule."""
+
+
+@dataclass(frozen=True, slots=True)
 class TreeSpec:
     """The structure of a tree: tuples, lists, dicts and records.
 

@@ -23,6 +23,7 @@ from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.proving.script import proof_script
+from fmapper.translation.reading.arguments import Arguments, arguments_of
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in
@@ -32,6 +33,7 @@ from fmapper.translation.writer import Source, write
 
 __all__ = [
     "CHECK_SHAPES",
+    "Arguments",
     "Call",
     "Class",
     "DType",
@@ -48,6 +50,7 @@ __all__ = [
     "Structure",
     "Unit",
     "Value",
+    "arguments_of",
     "attribute",
     "attribute_name",
     "by_suffix",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fmapper.translation.code import literal, text
@@ -27,6 +28,7 @@ def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
         key = (sketch.title, *(name for name, _ in sketch.made))
         alike.setdefault(key, []).append(sketch)
     for group in alike.values():
+        _share_methods(group)
         if len({sketch.shape() for sketch in group}) == 1:
             continue
         before = [list(sketch.made) for sketch in group]
@@ -37,6 +39,21 @@ def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
         if len({sketch.shape() for sketch in group}) > 1:
             for sketch, made in zip(group, before, strict=True):
                 sketch.made[:] = made
+
+
+def _share_methods(group: Sequence[Sketch]) -> None:
+    """Gives submodules the methods of one that has all of theirs and others, too."""
+    most = max(group, key=lambda sketch: len(sketch.methods))
+    known = {method.name: method for method in most.methods}
+    for sketch in group:
+        names = {method.name for method in sketch.methods}
+        if (
+            names < known.keys()
+            and sketch.shape_of_parts() == most.shape_of_parts()
+            and all(method.shape() == known[method.name].shape() for method in sketch.methods)
+        ):
+            others = [method for method in most.methods if method.name not in names]
+            sketch.methods += [replace(method, shapes=[]) for method in others]
 
 
 def _copy_aligned(nodes: Sequence[ast.expr], defaults: Defaults) -> list[ast.expr]:

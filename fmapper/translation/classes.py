@@ -45,11 +45,12 @@ class Sketch:
 
     def shape(self) -> str:
         """Returns a key that is equal for classes that differ only in numbers."""
-        parts = [self.title, *(f"{name} = {_mask(node)}" for name, node in self.made)]
-        for method in self.methods:
-            parts.append(f"{method.name}({', '.join(method.parameters)})")
-            parts += [_mask(ast.parse(line)) for line in method.lines]
-        return "\n".join([*parts, *self.ties])
+        return "\n".join([self.shape_of_parts(), *(one.shape() for one in self.methods)])
+
+    def shape_of_parts(self) -> str:
+        """Returns a key that is equal for classes whose constructors differ only in numbers."""
+        made = [f"{name} = {_mask(node)}" for name, node in self.made]
+        return "\n".join([self.title, *made, *self.ties])
 
 
 @dataclass(slots=True)
@@ -61,6 +62,11 @@ class Method:
     lines: list[str]
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
+
+    def shape(self) -> str:
+        """Returns a key that is equal for methods that differ only in numbers."""
+        header = f"{self.name}({', '.join(self.parameters)})"
+        return "\n".join([header, *(_mask(ast.parse(line)) for line in self.lines)])
 
     def print_lines(self) -> list[str]:
         """Returns the statements, after a comment on the shapes, with those on single lines."""
@@ -236,7 +242,7 @@ _INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
 def with_masks(
     masks: Mapping[str, str], parameters: Sequence[str], lines: list[str], dialect: Dialect
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Lets the last parameter be omitted, if it is a mask that then is all ones.
+    """Lets a mask be omitted that then is all ones, unless another must be given after it.
 
     Args:
         masks: Names of masks -> of the parameter whose shape they have.
@@ -247,12 +253,16 @@ def with_masks(
     Returns:
         The parameters, and the statements after one that fills the mask in.
     """
-    *others, last = parameters or ("",)
-    if masks.get(last) not in others:
-        return tuple(parameters), lines
-    ones = dialect.ones_like.format(masks[last])
-    filled = f"if {last} is None:\n    {last} = {ones}"
-    return (*others, f"{last}=None"), [filled, *lines]
+    found = list(parameters)
+    is_last = True  # nothing after it must be given by position
+    for at, name in reversed([*enumerate(parameters)]):
+        like = masks.get(name, "")
+        by_keyword = "*" in parameters[:at]
+        if like in parameters and (is_last or by_keyword):
+            found[at] = f"{name}=None"
+            lines = [f"if {name} is None:\n    {name} = {dialect.ones_like.format(like)}", *lines]
+        is_last = is_last and (by_keyword or name == "*" or "=" in found[at])
+    return tuple(found), lines
 
 
 def with_loops(

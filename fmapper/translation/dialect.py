@@ -98,6 +98,10 @@ class Dialect(ABC):
     def reserved_names(self) -> frozenset[str]:
         """Returns the names that a file of this target uses itself."""
 
+    def own_methods(self) -> frozenset[str]:
+        """Returns the methods that all classes have there; a model's own get other names."""
+        return frozenset()
+
     @abstractmethod
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns the code that creates an instance of a class of the file."""

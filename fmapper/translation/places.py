@@ -7,8 +7,10 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fmapper.programs.program import refs_in
+from fmapper.programs.treespec import Ref
 from fmapper.translation.code import identifier
-from fmapper.translation.units import Structure, Unit, local_array
+from fmapper.translation.units import Structure, Unit, is_own, local_array
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Layer
@@ -82,6 +84,31 @@ def is_item(path: str, owner: str) -> bool:
     """Returns whether a submodule is an item of a list or sequence."""
     parent, _, key = path.rpartition(".")
     return parent == owner and key.isdigit() and bool(owner)
+
+
+def is_chain(structure: Structure, unit: Unit) -> bool:
+    """Returns whether a unit does nothing but call its items in order, with one value."""
+
+    def inputs(one: Unit) -> list[str]:
+        return [v for v in one.given if not is_own(structure, one, v)]
+
+    given = inputs(unit)
+    if len(given) != 1 or len(unit.gives) != 1 or not unit.steps:
+        return False
+    value, last = given[0], -1
+    for step in unit.steps:
+        if not isinstance(step, Unit) or not is_item(step.path, unit.path):
+            return False
+        at = int(step.path.rpartition(".")[2])
+        if inputs(step) != [value] or step.part.result != Ref(step.gives[0]) or at <= last:
+            return False
+        if len(step.gives) != 1:
+            return False
+        arrays = [one for one in step.part.arguments.values() if [*refs_in((one,))]]
+        if len(arrays) > 1 or step.part.method:
+            return False
+        value, last = step.gives[0], at
+    return value == unit.gives[0]
 
 
 def common_path(a: str, b: str) -> str:

@@ -16,11 +16,20 @@ from fmapper.translation.code import attribute, attribute_name, expr, identifier
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
-from fmapper.translation.functions.forms import Body, Form, Made, is_lost, objects_in, with_objects
+from fmapper.translation.functions.forms import (
+    Body,
+    Form,
+    Made,
+    is_lost,
+    objects_in,
+    with_objects,
+)
+from fmapper.translation.functions.parameters import by_position, find_varying, takes_first, varies
 from fmapper.translation.functions.shapes import name_sizes
 from fmapper.translation.places import (
     Node,
     common_path,
+    is_chain,
     is_item,
     place_of_layer,
     size_of_array,
@@ -46,6 +55,7 @@ class Source:
         dissolved: Submodules without code of their own, with the reason.
         modes: In which it computes what the model does: `eval`, `train`.
         parameters: What the model takes there.
+        positional: Those for what the example gave by position; empty for what it does not take.
     """
 
     code: str
@@ -55,6 +65,7 @@ class Source:
     dissolved: dict[str, str]
     modes: tuple[str, ...] = ("eval",)
     parameters: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
 
 
 def write(program: Program, dialect: Dialect) -> Source:
@@ -100,7 +111,7 @@ class _Writer:
         """Finds the units that are layers of the target."""
         for unit in root.units():
             layer = self.dialect.layer_of_unit(self.structure, unit)
-            if layer is None:
+            if layer is None or not takes_first(unit, layer.inputs):
                 continue
             self.forms[id(unit)] = Form(layer)
         by_path: dict[str, list[Unit]] = {}
@@ -133,7 +144,7 @@ class _Writer:
                 len(by_path[inner]) == len(units) and inner.startswith(f"{path}.")
                 for inner in called
             )
-            if alone and all(self._is_chain(unit) for unit in units):
+            if alone and all(is_chain(self.structure, unit) for unit in units):
                 own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:
@@ -148,27 +159,8 @@ class _Writer:
         given = self.structure.inputs.get(value)
         return given is not None and given.kind == "user"
 
-    def _is_chain(self, unit: Unit) -> bool:
-        def inputs(one: Unit) -> list[str]:
-            return [v for v in one.given if not is_own(self.structure, one, v)]
-
-        given = inputs(unit)
-        if len(given) != 1 or len(unit.gives) != 1 or not unit.steps:
-            return False
-        value, last = given[0], -1
-        for step in unit.steps:
-            if not isinstance(step, Unit) or not is_item(step.path, unit.path):
-                return False
-            at = int(step.path.rpartition(".")[2])
-            if inputs(step) != [value] or step.part.result != Ref(step.gives[0]) or at <= last:
-                return False
-            if len(step.gives) != 1:
-                return False
-            value, last = step.gives[0], at
-        return value == unit.gives[0]
-
     def _dissolve_functions(self, root: Unit) -> None:
-        """Inlines units that are a single expression without arrays."""
+        """Inlines units that are a single expression of one value, without arrays."""
         for unit in list(root.units()):
             if id(unit) in self.forms or unit.parent is None or unit.parent.path in self.sequences:
                 continue
@@ -181,6 +173,7 @@ class _Writer:
             arrays = [v for v in unit.given if v in self.structure.inputs]
             is_small = len(calls) == len(unit.steps) == len([*with_inner(calls)]) <= 3
             foreign = arrays and not own and len(calls) <= 3
+            is_small &= sum(map(varies, unit.part.arguments.values())) <= 1
             if is_small and not own and len(unit.gives) == 1 and (not arrays or foreign):
                 unit.steps = [self._move(call, unit) for call in calls]
                 dissolve(unit)
@@ -212,7 +205,7 @@ class _Writer:
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
-        writer = BodyWriter(*parts)
+        writer = BodyWriter(*parts, varying=find_varying(self.structure))
         self.size_name = writer.size_name
         self.objects = [made for _, made in objects_in(self._root_returns())]
 
@@ -239,7 +232,9 @@ class _Writer:
 
     def _takes_sizes(self, unit: Unit) -> bool:
         """Returns whether parts of a unit are given sizes, which parts of a sequence cannot be."""
-        return any(isinstance(step, Unit) and self.forms[id(step)].sizes for step in unit.steps)
+        return any(
+            isinstance(step, Unit) and self.forms[id(step)].takes_sizes for step in unit.steps
+        )
 
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
@@ -285,7 +280,10 @@ class _Writer:
             if (other.parameters, other.lines()) == (body.parameters, body.lines()):
                 other.shapes += body.shapes
                 return method
-        method = f"call_{len(known) + 1}" if known else ""
+        wanted = unit.part.method if unit.part.method not in self.dialect.own_methods() else ""
+        method = identifier(wanted) if wanted else ""
+        if method in {one for one, _ in known}:
+            method = identifier(f"{wanted or 'call'}_{len(known) + 1}", {one for one, _ in known})
         known.append((method, body))
         return method
 
@@ -339,10 +337,9 @@ class _Writer:
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
         arrays, inside = self._arrays(), self._in_layers()
-        taken_by_root = tuple(name for name, _ in self.forms[id(self.structure.root)].given)
-        return Source(
-            code, root.name, arrays, inside, self.structure.dissolved, modes, taken_by_root
-        )
+        own = self.forms[id(self.structure.root)].arguments
+        names = tuple(one.name for one in own), by_position(self.structure.root, own)
+        return Source(code, root.name, arrays, inside, self.structure.dissolved, modes, *names)
 
     def _find_functions(self) -> None:
         """Finds parts of sequences that are a single expression without arrays."""
@@ -394,7 +391,8 @@ class _Writer:
             lines = with_loops(collect(body.lines()), lengths, titles)
             shapes = [name_sizes(one, self.size_name) for one in body.shapes]
             own, lines = with_masks(self.program.ones_like, body.parameters, lines, self.dialect)
-            given = (*own, *(("*", "key=None") if body.randoms else ()))
+            keys = ("key=None",) if "*" in own else ("*", "key=None")
+            given = (*own, *(keys if body.randoms else ()))
             sketch.methods.append(Method(method or "__call__", given, lines, shapes, body.comments))
             taken, checks = body.checks
             if checks:

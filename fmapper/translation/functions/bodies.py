@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, refs_in
-from fmapper.programs.treespec import Ref, Size
+from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import attribute, expr, identifier, literal, name, text
+from fmapper.translation.functions.calls import Calls
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import (
+    Argument,
     Body,
     Form,
     Made,
     Statement,
     at,
     is_flat,
-    objects_in,
+    optional_in,
     places,
 )
 from fmapper.translation.functions.guards import condition_of, strictest
-from fmapper.translation.functions.keys import take_keys, with_key
+from fmapper.translation.functions.keys import take_keys
 from fmapper.translation.functions.origins import comments_on
-from fmapper.translation.functions.parameters import Parameters
+from fmapper.translation.functions.parameters import (
+    Parameters,
+    condition_on,
+    print_signature,
+    sign,
+)
 from fmapper.translation.functions.shapes import shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import (
     Structure,
     Unit,
-    local_name,
     refs_of,
     with_inner,
 )
@@ -53,6 +59,7 @@ class BodyWriter(Parameters):
         hints: The names that values got elsewhere.
         owners: The arrays that layers hold, with their places there.
         places: The layers that are single calls -> their paths from the unit.
+        varying: Classes of submodules, with arguments that are other numbers in each of them.
     """
 
     def __init__(
@@ -63,8 +70,10 @@ class BodyWriter(Parameters):
         hints: dict[str, str],
         owners: Mapping[str, tuple[str, tuple[int, ...] | None]],
         places: Mapping[str, str],
+        varying: Collection[tuple[str, str]] = (),
     ) -> None:
         self.places = places
+        self.varying = varying
         self._structure = structure
         self._dialect = dialect
         self._forms = forms
@@ -79,11 +88,13 @@ class BodyWriter(Parameters):
             unit: The unit.
             returns: The structure of what it gives.
         """
-        given, bare = self._parameters(unit)
+        arguments, bare = self._parameters(unit)
+        given = tuple((one.name, one.structure) for one in arguments if one.kind == "used")
         sizes: dict[str, str] = {}
         named: frozenset[str] = frozenset()
         while True:
-            run = _Run(self, unit, given, bare, sizes, named)
+            signature = sign(unit, arguments, sizes)
+            run = _Run(self, unit, signature, bare, sizes, named)
             try:
                 body = run.write(returns)
             except UnknownSize as error:
@@ -92,8 +103,7 @@ class BodyWriter(Parameters):
                     continue
                 if error.symbol in sizes:
                     raise ConversionError(f"{unit.path}: the size {error.symbol}") from None
-                taken = {*(key for key, _ in given), *sizes.values()}
-                sizes |= self._size_parameter(unit, error.symbol, {*sizes}, taken)
+                sizes |= self._size_parameter(arguments, error.symbol, {*sizes})
                 continue
             often = run.often_asked()
             if not often <= named:
@@ -102,7 +112,7 @@ class BodyWriter(Parameters):
             if run.keys:
                 take_keys(body, run.keys)
             body.shapes.append(shapes_of(self._structure.values, given, returns))
-            return Form(None, body, "", given, returns, tuple(sizes))
+            return Form(None, body, "", given, returns, signature)
 
     def draws(self, unit: Unit) -> bool:
         """Returns whether a unit that is written draws random numbers."""
@@ -124,19 +134,19 @@ class BodyWriter(Parameters):
         return self._size_names[symbol]
 
 
-class _Run(Variables, Expressions, Flow):
+class _Run(Variables, Expressions, Flow, Calls):
     """One attempt to write a body."""
 
     def __init__(
         self,
         writer: BodyWriter,
         unit: Unit,
-        given: tuple[tuple[str, Any], ...],
+        arguments: tuple[Argument, ...],
         wanted: set[str],
         sizes: Mapping[str, str],
         named: frozenset[str],
     ) -> None:
-        parameters = (*(key for key, _ in given), *sizes.values())
+        parameters = tuple(one.name for one in arguments)
         reserved = writer._dialect.reserved_names()
         self.keys = 0  # how many are given to what draws
         if writer._dialect.passes_keys:
@@ -145,10 +155,12 @@ class _Run(Variables, Expressions, Flow):
         self._writer = writer
         self.owners = writer._owners
         self._dialect = writer._dialect
-        self._given = given
+        self._body.parameters = print_signature(arguments)
+        self._arguments = arguments
         self._size_parameters = sizes
         self._wanted = wanted
         self._layers = self._find_layers()
+        self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
         self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
         self._opaque: set[str] = set()  # functions that are called like an operation
@@ -191,6 +203,7 @@ class _Run(Variables, Expressions, Flow):
         made = next((s for s in steps if isinstance(s, Call) and Ref(s.name) == returns), None)
         origin = self._line(made.source) if made is not None else ""
         self._body.statements.append(Statement(None, result, origin=origin))
+        self._check_arguments()
         self._drop_unused_sizes()
         self._body.comments = comments_on(self._body.statements, self._opaque)
         return self._body
@@ -219,6 +232,10 @@ class _Run(Variables, Expressions, Flow):
             use(value, None)
         for value, _ in self._buffer_values():
             use(value, None)
+        for unit, passed in self._find_passed(steps):
+            self._passed[id(unit)] = {*passed}
+            for value in passed:
+                use(value, unit)
 
     def _buffer_values(self) -> Iterator[tuple[str, str]]:
         """Maps values to the buffers of this submodule that they update."""
@@ -238,8 +255,11 @@ class _Run(Variables, Expressions, Flow):
         if form.layer is not None:
             yield from form.layer.inputs
             return
-        for _, structure in form.given:
-            yield from refs_in((structure,))
+        for one in form.arguments:
+            if one.kind == "used" or (one.is_fixed and not one.has_default):
+                yield from refs_in((one.structure,))
+        if not form.arguments:  # parts in order
+            yield from refs_in(tuple(structure for _, structure in form.given))
 
     def _take_parameters(self) -> None:
         self._bind_parameters()
@@ -248,25 +268,29 @@ class _Run(Variables, Expressions, Flow):
     def _bind_parameters(self) -> None:
         for size, parameter in self._size_parameters.items():
             self._hold_size(parameter, size)
-        for parameter, _ in self._given:
-            self._names.holds[parameter] = f"parameter {parameter}"
-        for parameter, structure in self._given:
+        for one in self._arguments:
+            if one.kind != "size":
+                self._names.holds[one.name] = f"parameter {one.name}"
+        for one in self._arguments:
+            parameter, structure = one.name, one.structure
+            if one.kind not in ("used", "unused"):
+                continue
             if isinstance(structure, Ref):
                 self._bind(structure.name, name(parameter))
                 self._names.holds[parameter] = structure.name
             elif is_flat(structure):
                 self._whole[structure] = parameter
-                if not self._is_taken_apart(structure):
+                if one.kind == "unused" or not self._is_taken_apart(structure):
                     self._left[f"parameter {parameter}"] = 10**6
                     continue
                 targets = []
                 told = self._other_names.get(parameter, ())
-                for i, one in enumerate(structure):
-                    if isinstance(one, Ref) and one.name in self._wanted:
+                for i, inner in enumerate(structure):
+                    if isinstance(inner, Ref) and inner.name in self._wanted:
                         fits = isinstance(told, tuple) and len(told) == len(structure)
-                        target = self._new_name(one.name, told[i] if fits else "")
-                        self._names.holds[target] = one.name
-                        self._bind(one.name, name(target))
+                        target = self._new_name(inner.name, told[i] if fits else "")
+                        self._names.holds[target] = inner.name
+                        self._bind(inner.name, name(target))
                         targets.append(target)
                     else:
                         targets.append("_")
@@ -343,6 +367,15 @@ class _Run(Variables, Expressions, Flow):
             Statement((), self._dialect.check(literal(condition), message))
         )
 
+    def _check_arguments(self) -> None:
+        """Writes the check of the arguments that have one value, or must not be None."""
+        condition = condition_on(self._arguments, optional_in(self._body.statements))
+        if condition is None:
+            return
+        first = text(self._body.statements[0].node)
+        at = int(first.startswith(("check_shapes(", "self.check_inputs(")))
+        self._body.statements.insert(at, Statement((), self._dialect.check(*condition)))
+
     def _check_sizes(self) -> None:
         """Writes the checks of the model's inputs: sizes, and decisions by them.
 
@@ -372,7 +405,7 @@ class _Run(Variables, Expressions, Flow):
         names = {
             one.id for s in statements for one in ast.walk(s.node) if isinstance(one, ast.Name)
         }
-        taken = tuple(key for key, _ in self._given if key in names)
+        taken = tuple(one.name for one in self._arguments if one.name in names)
         local = names & (self._names.holds.keys() - {*taken})
         if len(statements) > 1 and not local:
             self._body.checks = (taken, statements)
@@ -394,96 +427,6 @@ class _Run(Variables, Expressions, Flow):
         users = self._users.get(call.name, [])
         picks = [u for u in users if isinstance(u, Call) and u.op == "sym::getitem"]
         return picks if len(picks) == len(users) else []
-
-    def _layer_call(self, call: Call, layer: Layer) -> None:
-        attr = self._writer.places[call.name]
-        self._body.layers[attr] = layer
-        inputs = [self._use(value) for value in layer.inputs]
-        node = self._call_part(expr(attribute("self", attr)), inputs, layer.draws)
-        self._define(layer.output, node, call.source, call.op)
-
-    def _child(self, unit: Unit) -> None:
-        form = self._writer._forms[id(unit)]
-        local = local_name(self._structure, unit.path, self._unit.path)
-        assert local is not None
-        target = expr(attribute("self", local))
-        if form.layer is not None:
-            inputs = [self._use(value) for value in form.layer.inputs]
-            node = self._call_part(target, inputs, form.layer.draws)
-            if form.layer.results:
-                self._take_results(node, tuple(map(Ref, form.layer.results)), unit)
-            else:
-                self._define(form.layer.output, node, unit.part.source, "")
-            return
-        if form.method:
-            target = ast.Attribute(target, form.method, ast.Load())
-        arguments: list[ast.expr] = [
-            self._print_structure(structure) for _, structure in form.given
-        ]
-        arguments += [self._size(symbol) for symbol in form.sizes]
-        node = self._call_part(target, arguments, self._writer.draws(unit))
-        self._take_results(node, form.returns, unit)
-
-    def _call_part(self, target: ast.expr, arguments: list[ast.expr], draws: bool) -> ast.Call:
-        """Returns a call, with a key where it draws random numbers and the target takes keys."""
-        if not (draws and self._dialect.passes_keys):
-            return ast.Call(target, arguments, [])
-        self.keys += 1
-        return with_key(target, arguments)
-
-    def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
-        """Binds the results of a unit: one value, or a structure."""
-        source = unit.part.source
-        if isinstance(returns, Ref):
-            self._define(returns.name, node, source, "")
-            return
-        new = [v for v in dict.fromkeys(refs_in((returns,))) if v in unit.gives]
-        hinted = naming.targets(self._line(source))
-        is_named = is_flat(returns) and len(hinted) == 1 and len(new) > 1
-        if is_named and not self._is_taken_apart(returns):
-            variable = self._new_name(unit.name, hinted[0])
-            self._names.holds[variable] = unit.name
-            self._left[unit.name] = 10**6  # it stays
-            self._emit((variable,), node)
-            self._whole[returns] = variable
-            for i, one in enumerate(returns):
-                if isinstance(one, Ref) and one.name in new:
-                    self._bind(one.name, expr("{0}[{1}]", name(variable), i))
-            return
-        if is_flat(returns):
-            targets = []
-            bound: dict[str, str] = {}
-            counted: dict[str, str] = {}
-            for i, one in enumerate(returns):
-                fresh = isinstance(one, Ref) and one.name in new and one.name not in self._env
-                if fresh and self._left[one.name]:
-                    wanted = hinted[i] if len(hinted) == len(returns) else ""
-                    target = self._new_name(one.name, wanted)
-                    targets.append(target)
-                    self._names.holds[target] = one.name
-                    bound[one.name] = target
-                elif isinstance(one, Size) and len(hinted) == len(returns) and hinted[i] != "_":
-                    targets.append(self._names.choose(hinted[i], set()))
-                    self._hold_size(targets[-1], one.expression)
-                    counted[one.expression] = targets[-1]
-                else:
-                    targets.append("_")
-            self._emit(tuple(targets), expr("{0}[0]", node) if len(targets) == 1 else node)
-            for size, target in counted.items():
-                self._sizes.call(size, name(target))
-                self._counted.add(target)
-            for value, target in bound.items():
-                self._bind(value, name(target))
-            return
-        variable = self._new_name(unit.name, "outputs")
-        self._names.holds[variable] = unit.name
-        self._left[unit.name] = 10**6  # it stays
-        self._emit((variable,), node)
-        for path, value in places(returns):
-            if value in new and value not in self._env:
-                self._bind(value, at(name(variable), path))
-        for path, made in objects_in(returns):
-            self._objects.append((made, at(name(variable), path)))
 
     def _mutations(self) -> None:
         """Writes the new values of buffers."""

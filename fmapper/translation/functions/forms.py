@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fmapper.translation.functions.shapes import Shapes
 
 
+_MASKS = ("mask", "attn_mask", "attention_mask", "key_padding_mask")
+
+
 @dataclass(slots=True)
 class Statement:
     """One statement: an assignment to variables, or a return.
@@ -93,6 +96,35 @@ class Body:
 
 
 @dataclass(slots=True)
+class Argument:
+    """A parameter of a function, and what its call gives it.
+
+    Attributes:
+        name: Its name.
+        structure: The structure of values that it takes.
+        at: Its place among the arguments of the source's call; past those for what is beside them.
+        kind: `used`; `unused` for arrays that the code does not need; `fixed` for a constant;
+            `twin` for a value that another one has, too; `size`.
+        twin: The name of that other one.
+        has_default: It may be omitted.
+        by_keyword: It is given by keyword.
+    """
+
+    name: str
+    structure: Any
+    at: int
+    kind: str = ""
+    twin: str = ""
+    has_default: bool = False
+    by_keyword: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is but one value that the code is written for."""
+        return self.kind in ("fixed", "twin")
+
+
+@dataclass(slots=True)
 class Form:
     """The signature of a unit.
 
@@ -100,9 +132,9 @@ class Form:
         layer: The layer that it is; None for a class.
         body: The function of its class.
         method: The name of that function; empty for `__call__`.
-        given: For each parameter the structure of values that it takes.
+        given: For each parameter that its code uses the structure of values that it takes.
         returns: The structure of values that it gives.
-        sizes: Symbols that it takes as further parameters.
+        arguments: All parameters.
     """
 
     layer: Layer | None = None
@@ -110,7 +142,12 @@ class Form:
     method: str = ""
     given: tuple[tuple[str, Any], ...] = ()
     returns: Any = None
-    sizes: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether sizes are among its arguments."""
+        return any(one.kind == "size" for one in self.arguments)
 
 
 class Made(dict[str, Any]):
@@ -146,6 +183,19 @@ class Swap(ast.NodeTransformer):
 def mentions(node: ast.expr, variable: str) -> bool:
     """Returns whether code names a variable."""
     return any(isinstance(one, ast.Name) and one.id == variable for one in ast.walk(node))
+
+
+def optional_in(statements: Sequence[Statement]) -> set[str]:
+    """Returns the parameters that are passed on as masks, which might be None there."""
+    found: set[str] = set()
+    assigned: set[str] = set()
+    for statement in statements:
+        for call in ast.walk(statement.node):
+            for one in call.keywords if isinstance(call, ast.Call) else ():
+                if one.arg in _MASKS and isinstance(one.value, ast.Name):
+                    found.update({one.value.id} - assigned)
+        assigned.update(statement.targets or ())
+    return found
 
 
 def is_flat(structure: Any) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, refs_in
 from fmapper.programs.treespec import Ref, Size
-from fmapper.translation.code import identifier
-from fmapper.translation.functions.forms import Form
+from fmapper.translation.code import identifier, literal, text
+from fmapper.translation.functions.forms import Argument, Form
 from fmapper.translation.units import Structure, Unit, is_array, local_array, refs_of
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
+
+_FIXED = bool | int | float | str | None
 
 
 class Parameters:
@@ -21,55 +24,91 @@ class Parameters:
 
     Attributes:
         hints: The names that values got elsewhere.
+        varying: Classes of submodules, with arguments that are other numbers in each of them.
     """
 
     _structure: Structure
     _dialect: Dialect
     _forms: Mapping[int, Form]
     hints: dict[str, str]
+    varying: Collection[tuple[str, str]]
 
-    def _parameters(self, unit: Unit) -> tuple[tuple[tuple[str, Any], ...], set[str]]:
-        """Returns the parameters of a unit, each with the structure of values that it takes."""
+    def _parameters(self, unit: Unit) -> tuple[tuple[Argument, ...], set[str]]:
+        """Returns the parameters of a unit in the order of the source's, and the values it needs.
+
+        Those that its code does not use are among them: it is given them, too.
+        """
         wanted = {
             value
             for value in unit.given
             if not local_array(self._structure, unit, value) and not self._is_constant(value)
         }
-        found: list[tuple[str, Any]] = []
-        taken: set[str] = set()
+        found: list[Argument] = []
+        names: set[str] = set()
+        held: set[str] = set()
+        reserved = self._dialect.reserved_names()
+        reserved |= {"key"} if self._dialect.passes_keys else set()
         arguments = unit.part.arguments
         if [*arguments] == ["input"]:  # as `nn.Sequential` calls it
             arguments = {"x": arguments["input"]}
-        for key, structure in arguments.items():
-            values = [v for v in refs_in((structure,)) if v in wanted]
-            if values and not {*values} <= taken:
-                taken_names = {k for k, _ in found} | self._dialect.reserved_names()
-                taken_names |= {"key"} if self._dialect.passes_keys else set()
-                found.append((identifier(key, taken_names), structure))
-                taken.update(values)
+        for at, (key, structure) in enumerate(arguments.items()):
+            argument = Argument(identifier(key, names | reserved), structure, at)
+            argument.kind = self._kind(unit, key, structure, wanted, held)
+            if argument.kind == "twin":
+                twins = [one.name for one in found if one.structure == structure]
+                argument.kind, argument.twin = ("twin", twins[0]) if twins else ("", "")
+            if argument.kind:
+                found.append(argument)
+                names.add(argument.name)
+            if argument.kind == "used":
+                held |= {*refs_in((structure,))} & wanted
         needed = self._find_needed(unit)
         for value in unit.given:
-            if value in wanted - taken and value in needed:
-                found.append((self._extra(value, {k for k, _ in found}), Ref(value)))
-        return tuple(found), wanted
+            if value in wanted - held and value in needed:
+                extra = self._extra(value, names)
+                at = [*arguments].index(extra) if extra in arguments else len(arguments)
+                found.append(Argument(extra, Ref(value), at, "used"))
+                names.add(extra)
+        return tuple(sorted(found, key=lambda one: one.at)), wanted
+
+    def _kind(self, unit: Unit, key: str, structure: Any, wanted: set[str], held: set[str]) -> str:
+        """Returns the kind of an argument; empty for one that the function does not take."""
+        values = {*refs_in((structure,))}
+        needs = values & wanted
+        if needs - held:
+            return "used"
+        if needs:
+            return "twin" if isinstance(structure, Ref) else ""
+        if values:
+            is_own = any(
+                local_array(self._structure, unit, value) or self._is_constant(value)
+                for value in values
+            )
+            return "" if is_own or unit.parent is None else "unused"
+        if isinstance(structure, Size):
+            return "size"
+        is_fixed = isinstance(structure, _FIXED) and (
+            not isinstance(structure, float) or structure - structure == 0
+        )
+        kind = self._structure.program.types.get(unit.path, "")
+        return "fixed" if is_fixed and (kind, key) not in self.varying else ""
 
     def _size_parameter(
-        self, unit: Unit, symbol: str, known: set[str], taken: set[str]
+        self, arguments: tuple[Argument, ...], symbol: str, known: Collection[str]
     ) -> dict[str, str]:
         """Returns a size that a unit is given, and its name: the argument with it, if there is one.
 
         Args:
-            unit: The unit.
+            arguments: What it is given.
             symbol: What is unknown in it.
             known: The sizes that it is given already.
-            taken: The names of its parameters.
         """
-        for key, size in unit.part.arguments.items():
-            if not isinstance(size, Size) or size.expression in known:
+        for argument in arguments:
+            size = argument.structure
+            if argument.kind != "size" or size.expression in known:
                 continue
             if symbol in re.findall(r"[A-Za-z_]\w*", size.expression):
-                reserved = self._dialect.reserved_names() | {"key"}
-                return {size.expression: identifier(key, taken | reserved)}
+                return {size.expression: argument.name}
         return {symbol: symbol}
 
     def _find_needed(self, unit: Unit) -> set[str]:
@@ -96,3 +135,131 @@ class Parameters:
     def _is_constant(self, value: str) -> bool:
         given = self._structure.inputs.get(value)
         return given is not None and given.kind in ("constant", "static")
+
+
+def varies(argument: Any) -> bool:
+    """Returns whether an argument has arrays or sizes in it."""
+    return isinstance(argument, Size) or any(True for _ in refs_in((argument,)))
+
+
+def takes_first(unit: Unit, inputs: Sequence[str]) -> bool:
+    """Returns whether the only input of a layer is the first argument of a submodule.
+
+    One that is called with something else before cannot be that layer: it would take that.
+    """
+    given = [*unit.part.arguments.values()]
+    others = {*refs_in(tuple(given[1:]))}
+    return len(inputs) != 1 or given[:1] == [Ref(inputs[0])] or inputs[0] not in others
+
+
+def find_varying(structure: Structure) -> set[tuple[str, str]]:
+    """Returns the arguments that are other numbers for each submodule of a class.
+
+    Returns:
+        The class, and the name of the argument.
+    """
+    types = structure.program.types
+    found: dict[tuple[str, str], dict[str, set[Any]]] = {}
+    for unit in structure.root.units():
+        for key, value in unit.part.arguments.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                by_path = found.setdefault((types.get(unit.path, ""), key), {})
+                by_path.setdefault(unit.path, set()).add(value)
+    return {one for one, by_path in found.items() if len({*map(frozenset, by_path.values())}) > 1}
+
+
+def sign(
+    unit: Unit, arguments: tuple[Argument, ...], sizes: Mapping[str, str]
+) -> tuple[Argument, ...]:
+    """Returns the signature of a unit: which arguments may be omitted, and which have a keyword.
+
+    Args:
+        unit: The unit.
+        arguments: What it is given, in order.
+        sizes: The sizes that its code needs -> the names of their parameters.
+    """
+    part = unit.part
+    of_size = {one.name for one in arguments if one.kind == "size"}
+    taken = [one for one in arguments if one.kind != "size" or one.name in sizes.values()]
+    taken += [
+        Argument(name, Size(size), len(part.arguments), "size")
+        for size, name in sizes.items()
+        if name not in of_size
+    ]
+    required = [one.at for one in taken if not one.is_fixed and one.at < part.positional]
+    last = max(required, default=-1)
+    expected, has_defaults, by_keyword = 0, False, False
+    for one in taken:
+        by_keyword = by_keyword or part.prefix <= one.at < len(part.arguments)
+        by_keyword = by_keyword or (one.at != expected and one.at < len(part.arguments))
+        expected = one.at + 1
+        one.has_default = one.is_fixed and (by_keyword or one.at > last)
+        by_keyword = by_keyword or (has_defaults and not one.has_default)
+        has_defaults = has_defaults or one.has_default
+        one.by_keyword = by_keyword
+    return tuple(taken)
+
+
+def by_position(unit: Unit, arguments: tuple[Argument, ...]) -> tuple[str, ...]:
+    """Returns the parameters for what a unit was given by position; empty for what it ignores."""
+    names = {one.at: one.name for one in arguments}
+    return tuple(names.get(at, "") for at in range(unit.part.positional))
+
+
+def print_signature(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
+    """Returns the parameters as code.
+
+    Examples:
+        >>> x, mask = Argument("x", Ref("x"), 0, "used"), Argument("mask", Ref("m"), 2, "used")
+        >>> scale = Argument("scale", 1.0, 1, "fixed", has_default=True)
+        >>> mask.by_keyword = True
+        >>> print_signature((x, scale, mask))
+        ('x', 'scale=1.0', '*', 'mask')
+    """
+    found: list[str] = []
+    for one in arguments:
+        if one.by_keyword and "*" not in found:
+            found.append("*")
+        default = None if one.kind == "twin" else one.structure
+        found.append(f"{one.name}={text(literal(default))}" if one.has_default else one.name)
+    return tuple(found)
+
+
+def condition_on(
+    arguments: tuple[Argument, ...], optional: Collection[str] = ()
+) -> tuple[ast.expr, str] | None:
+    """Returns what must hold of arguments that the code does not see for itself, and how to say it.
+
+    Args:
+        arguments: The arguments.
+        optional: Those that code uses which would also do without.
+
+    Examples:
+        >>> cache, mask = Argument("cache", None, 1, "fixed"), Argument("mask", None, 2, "fixed")
+        >>> condition, message = condition_on((cache, mask))
+        >>> text(condition), message
+        ('cache is mask is None', 'this is written for cache=None, mask=None')
+    """
+    told: list[str] = []
+    conditions: list[str] = []
+    alike: dict[str, list[str]] = {}  # None, True or False -> the arguments that are to be that
+    for one in arguments:
+        if one.name in optional:
+            told.append(f"an array {one.name}")
+            conditions.append(f"{one.name} is not None")
+        elif one.kind == "twin":
+            told.append(f"{one.name}={one.twin}")
+            same = f"{one.name} is {one.twin}"
+            conditions.append(f"({one.name} is None or {same})" if one.has_default else same)
+        elif one.kind == "fixed":
+            value = text(literal(one.structure))
+            told.append(f"{one.name}={value}")
+            if one.structure is None or isinstance(one.structure, bool):
+                alike.setdefault(value, []).append(one.name)
+            else:
+                conditions.append(f"{one.name} == {value}")
+    conditions = [" is ".join([*names, value]) for value, names in alike.items()] + conditions
+    if not conditions:
+        return None
+    condition = ast.parse(" and ".join(conditions), mode="eval").body
+    return condition, f"this is written for {', '.join(told)}"

@@ -137,8 +137,8 @@ def prove(
         if isinstance(arg, Mapping):
             known |= {f"{name}_{key}": one for key, one in arg.items()}
     told = {name: known[name] for name in source.parameters if name in known}
-    positional = [arg for arg in args if arg is not None]
-    inputs = [_describe(arg, arrays, origin.as_argument) for arg in (positional, told)]
+    told |= {name: arg for name, arg in zip(source.positional, args, strict=False) if name}
+    inputs = [_describe(arg, arrays, origin.as_argument) for arg in ((), told)]
     arrays["inputs"] = np.array(json.dumps(inputs))
     with tempfile.TemporaryDirectory() as folder:
         file, data = Path(folder) / "translated.py", Path(folder) / "data.npz"

@@ -165,7 +165,7 @@ def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
     for method in sketch.methods:
         parameters = ["self", *method.parameters]
         if in_sequence and method.name == "__call__" and "key=None" not in parameters:
-            parameters += ["*", "key=None"]
+            parameters += ["key=None"] if "*" in parameters else ["*", "key=None"]
         lines.append(f"    def {method.name}({', '.join(parameters)}):")
         for line in method.print_lines():
             lines.append(textwrap.indent(_with_fixed(line, frozen), "        "))

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from flax import nnx
+
 from fmapper import ConversionError, to_numpy
 from fmapper.translation import (
     Class,
@@ -53,6 +55,10 @@ class FlaxDialect(JaxDialect):
     title: ClassVar[str] = "Flax NNX"
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
+
+    def own_methods(self) -> frozenset[str]:
+        """Returns the methods of `nnx.Module`."""
+        return frozenset(dir(nnx.Module))
 
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the code that reads a variable, with its dimensions permuted."""

@@ -20,8 +20,8 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fmapper.programs import Part, Ref, map_arguments
-from fmapper.translation import other_names
+from fmapper.programs import Other, Part, Ref, map_arguments
+from fmapper.translation import arguments_of, other_names
 from fmapper_adapters.jax.record import closure, frames
 
 mark: Any = Primitive("fmapper_part")
@@ -92,10 +92,11 @@ class PartCalls:
         arrays.see((args, kwargs))
         given = mark.bind(*arrays.found, *(own or {}).values(), part=at, ends=False)
         arrays.put(given[: len(arrays.found)])
+        by_name = arguments_of(function, args, kwargs)
         noted["arguments"] = {
-            name: arrays.structure(value)
-            for name, value in _by_name(function, args, kwargs).items()
+            name: arrays.argument(value) for name, value in by_name.values.items()
         }
+        noted["prefix"], noted["positional"] = by_name.prefix, by_name.positional
         args, kwargs = arrays.rebuilt((args, kwargs))
         self._open.append(id(owner))
         self._lines.append(noted["lines"])
@@ -158,6 +159,11 @@ class _Arrays:
         if type(value) is dict:
             return {str(key): self.structure(inner) for key, inner in value.items()}
         return None
+
+    def argument(self, value: Any) -> Any:
+        """Returns an argument as plain data."""
+        found = self.structure(value)
+        return Other() if found is None and value is not None else found
 
 
 class _Recording:
@@ -349,26 +355,6 @@ def _caller(within: tuple[str, int, int, str] | None) -> str:
     return ""
 
 
-def _by_name(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """Returns the arguments by the names of the parameters."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    found: dict[str, Any] = {}
-    given = list(args)
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            for i, value in enumerate(given):
-                found[f"{parameter.name}_{i}"] = value
-            given = []
-        elif given and parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
-            found[parameter.name] = given.pop(0)
-    for i, value in enumerate(given):
-        found[f"input_{i}"] = value
-    return {**found, **kwargs}
-
-
 class PartReader:
     """Finds the calls of parts while a jaxpr is read.
 
@@ -456,11 +442,14 @@ class PartReader:
 
     def parts(self) -> tuple[Part, ...]:
         """Returns the calls."""
-        return tuple(
-            Part(
-                one["name"], one["path"], one["parent"], one["arguments"], one["result"],
-                self._calls.noted[one["at"]]["source"], self._calls.noted[one["at"]]["other_names"],
-            )
-            for one in self.done
-            if "result" in one
-        )  # fmt: skip
+        found = []
+        for one in self.done:
+            if "result" not in one:
+                continue
+            noted = self._calls.noted[one["at"]]
+            given = one["name"], one["path"], one["parent"], one["arguments"], one["result"]
+            name = noted["lines"][-1] if noted["lines"] and one["path"] else ""
+            method = name if name.isidentifier() and name != "__call__" else ""
+            beside = noted["source"], noted["prefix"], noted["positional"], method
+            found.append(Part(*given, *beside, noted["other_names"]))
+        return tuple(found)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fmapper.programs import Part, Ref, Size, map_arguments
-from fmapper.translation import other_names
+from fmapper.programs import Other, Part, Ref, Size, map_arguments
+from fmapper.translation import arguments_of, other_names
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record.patches import foreign_classes
 
@@ -67,11 +67,14 @@ class PartCalls:
             self._open, self._noted = [], []
             code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
             _private.note_lines(code)
+        given = arguments_of(module.forward, args, kwargs)
         noted = {
             "name": name,
             "path": path,
             "parent": self._open[-1]["name"] if self._open else "",
-            "arguments": _by_name(module, args, kwargs),
+            "arguments": {key: _argument(value) for key, value in given.values.items()},
+            "prefix": given.prefix,
+            "positional": given.positional,
             "source": _caller(),
             "other_names": other_names(type(module).forward),
         }
@@ -109,7 +112,9 @@ class PartCalls:
                 map_arguments(noted["arguments"], rename),
                 map_arguments(noted["result"], rename),
                 noted["source"],
-                noted["other_names"],
+                noted["prefix"],
+                noted["positional"],
+                other_names=noted["other_names"],
             )
             for noted in self._noted
             if "result" in noted
@@ -127,25 +132,10 @@ def _caller() -> str:
     return ""
 
 
-def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Returns the arguments by the names of the parameters of `forward`."""
-    parameters = [
-        p
-        for p in inspect.signature(module.forward).parameters.values()
-        if p.kind not in (p.VAR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    found: dict[str, Any] = {}
-    given = list(args)
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            for i, value in enumerate(given):
-                found[f"{parameter.name}_{i}"] = _with_refs(value)
-            given = []
-        elif given:
-            found[parameter.name] = _with_refs(given.pop(0))
-    for name, value in kwargs.items():
-        found[name] = _with_refs(value)
-    return found
+def _argument(value: Any) -> Any:
+    """Returns an argument as plain data."""
+    found = _with_refs(value)
+    return Other() if found is None and value is not None else found
 
 
 _DEEPEST = 8  # objects within one another that are taken apart: they may hold themselves

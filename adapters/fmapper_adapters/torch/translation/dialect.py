@@ -127,6 +127,10 @@ class TorchDialect(Dialect):
         """Returns the names of imports and helpers."""
         return _RESERVED | HELPERS.keys()
 
+    def own_methods(self) -> frozenset[str]:
+        """Returns the methods of `nn.Module`."""
+        return frozenset(dir(torch.nn.Module))
+
     def printer(self, op: str) -> Any:
         """Returns how a function or method of torch is called."""
         return printers.printer(op)

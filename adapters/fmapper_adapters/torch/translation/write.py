@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fmapper import ConversionError, translation
-from fmapper.programs import Graph, Program
+from fmapper.programs import Graph, Other, Part, Program
 from fmapper.translation import Source
 from fmapper_adapters.torch.translation.dialect import TorchDialect, own_name
 from fmapper_adapters.torch.translation.restate import restate
@@ -34,12 +34,35 @@ def write(program: Program) -> Source:
 
 def _write_training(program: Program) -> Source:
     """Returns the file of a program for training, if all that differs there is in layers."""
-    found = _write(dataclasses.replace(program, evaluation=None), random=False)
+    parts = _without_modes(program.parts, program.evaluation.parts if program.evaluation else ())
+    found = _write(dataclasses.replace(program, evaluation=None, parts=parts), random=False)
     if ".copy_(" in found.code.partition("def load_weights")[0]:
         raise ConversionError("it changes buffers in ways that torch layers do not")
     if "def _hash_words(" in found.code:  # what keys draw by is there
         raise ConversionError("it draws random numbers in ways that torch layers do not")
     return found
+
+
+def _without_modes(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Part, ...]:
+    """Returns the calls of training, without flags that are other ones in evaluation.
+
+    Modules of torch know their mode themselves.
+    """
+    known = {part.name: part.arguments for part in others}
+
+    def is_mode(part: Part, key: str, value: Any) -> bool:
+        return isinstance(value, bool) and known.get(part.name, {}).get(key, value) != value
+
+    return tuple(
+        dataclasses.replace(
+            part,
+            arguments={
+                key: Other() if is_mode(part, key, value) else value
+                for key, value in part.arguments.items()
+            },
+        )
+        for part in parts
+    )
 
 
 def _write(program: Program, *, random: bool = True) -> Source:

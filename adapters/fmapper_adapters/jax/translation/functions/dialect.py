@@ -140,7 +140,7 @@ def _functions(
     """Returns the functions by the names of their classes; those of parts come first."""
     taken = set(reserved)
     for cls in classes:
-        taken |= {name for one in cls.sketch.methods for name in one.parameters}
+        taken |= {name.partition("=")[0] for one in cls.sketch.methods for name in one.parameters}
         for node in cls.sketch.nodes():
             taken |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
             taken -= _loop_variables(node)

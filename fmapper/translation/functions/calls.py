@@ -1,0 +1,195 @@
+"""The calls of parts and layers in one function."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmapper.programs.program import Call, map_arguments, refs_in
+from fmapper.programs.treespec import Ref, Size
+from fmapper.translation import naming
+from fmapper.translation.code import Value, attribute, expr, name
+from fmapper.translation.functions.forms import (
+    Argument,
+    Body,
+    Made,
+    at,
+    is_flat,
+    objects_in,
+    places,
+)
+from fmapper.translation.functions.keys import with_key
+from fmapper.translation.sizes import Sizes
+from fmapper.translation.units import Structure, Unit, local_name
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect, Layer
+    from fmapper.translation.functions.bodies import BodyWriter
+
+
+class Calls:
+    """Writes the calls of parts and layers."""
+
+    _structure: Structure
+    _unit: Unit
+    _dialect: Dialect
+    _writer: BodyWriter
+    _arguments: tuple[Argument, ...]
+    _body: Body
+    _env: dict[str, Value]
+    _left: Counter[str]
+    _names: naming.Names
+    _whole: dict[Any, str]
+    _objects: list[tuple[Made, ast.expr]]
+    _passed: dict[int, set[str]]
+    _sizes: Sizes
+    _counted: set[str]
+    keys: int
+    _bind: Callable[[str, ast.expr], None]
+    _define: Callable[[str, ast.expr, str, str], None]
+    _emit: Callable[..., None]
+    _hold_size: Callable[[str, str], None]
+    _is_taken_apart: Callable[[Any], bool]
+    _line: Callable[[str], str]
+    _new_name: Callable[..., str]
+    _print_structure: Callable[[Any], ast.expr]
+    _use: Callable[[str], ast.expr]
+
+    def _layer_call(self, call: Call, layer: Layer) -> None:
+        attr = self._writer.places[call.name]
+        self._body.layers[attr] = layer
+        inputs = [self._use(value) for value in layer.inputs]
+        node = self._call_part(expr(attribute("self", attr)), inputs, layer.draws)
+        self._define(layer.output, node, call.source, call.op)
+
+    def _child(self, unit: Unit) -> None:
+        form = self._writer._forms[id(unit)]
+        local = local_name(self._structure, unit.path, self._unit.path)
+        assert local is not None
+        target = expr(attribute("self", local))
+        if form.layer is not None:
+            inputs = [self._use(value) for value in form.layer.inputs]
+            node = self._call_part(target, inputs, form.layer.draws)
+            if form.layer.results:
+                self._take_results(node, tuple(map(Ref, form.layer.results)), unit)
+            else:
+                self._define(form.layer.output, node, unit.part.source, "")
+            return
+        if form.method:
+            target = ast.Attribute(target, form.method, ast.Load())
+        arguments: list[ast.expr] = []
+        keywords: list[ast.keyword] = []
+        for one in form.arguments:
+            if one.has_default:
+                continue
+            code = self._print_structure(self._known(unit, one))
+            if one.by_keyword:
+                keywords.append(ast.keyword(one.name, code))
+            else:
+                arguments.append(code)
+        if not form.arguments:  # parts in order
+            arguments = [self._print_structure(structure) for _, structure in form.given]
+        node = self._call_part(target, arguments, self._writer.draws(unit), keywords)
+        self._take_results(node, form.returns, unit)
+
+    def _known(self, unit: Unit, argument: Argument) -> Any:
+        """Returns what a part is given: None for what it does not use and its caller has not."""
+        if argument.kind != "unused":
+            return argument.structure
+        passed = self._passed.get(id(unit), set())
+        return map_arguments(
+            argument.structure,
+            lambda v: None if isinstance(v, Ref) and v.name not in passed else v,
+        )
+
+    def _find_passed(self, steps: list[Any]) -> Iterator[tuple[Unit, list[str]]]:
+        """Yields the parts with the values that they are given and do not use.
+
+        Such a value is a parameter, or one that the function computes before for something else.
+        """
+        known = {value for one in self._arguments for value in refs_in((one.structure,))}
+        made: set[str] = set()
+        for step in steps:
+            if isinstance(step, Call):
+                made.add(step.name)
+                continue
+            given = [o.structure for o in self._writer._forms[id(step)].arguments
+                     if o.kind == "unused"]  # fmt: skip
+            yield (
+                step,
+                [
+                    value
+                    for value in refs_in(tuple(given))
+                    if value in known or (value in made and self._left[value] > 0)
+                ],
+            )
+            made.update(step.gives)
+
+    def _call_part(
+        self,
+        target: ast.expr,
+        arguments: list[ast.expr],
+        draws: bool,
+        keywords: Sequence[ast.keyword] = (),
+    ) -> ast.Call:
+        """Returns a call, with a key where it draws random numbers and the target takes keys."""
+        if not (draws and self._dialect.passes_keys):
+            return ast.Call(target, arguments, [*keywords])
+        self.keys += 1
+        return with_key(target, arguments, keywords)
+
+    def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
+        """Binds the results of a unit: one value, or a structure."""
+        source = unit.part.source
+        if isinstance(returns, Ref):
+            self._define(returns.name, node, source, "")
+            return
+        new = [v for v in dict.fromkeys(refs_in((returns,))) if v in unit.gives]
+        hinted = naming.targets(self._line(source))
+        is_named = is_flat(returns) and len(hinted) == 1 and len(new) > 1
+        if is_named and not self._is_taken_apart(returns):
+            variable = self._new_name(unit.name, hinted[0])
+            self._names.holds[variable] = unit.name
+            self._left[unit.name] = 10**6  # it stays
+            self._emit((variable,), node)
+            self._whole[returns] = variable
+            for i, one in enumerate(returns):
+                if isinstance(one, Ref) and one.name in new:
+                    self._bind(one.name, expr("{0}[{1}]", name(variable), i))
+            return
+        if is_flat(returns):
+            targets = []
+            bound: dict[str, str] = {}
+            counted: dict[str, str] = {}
+            for i, one in enumerate(returns):
+                fresh = isinstance(one, Ref) and one.name in new and one.name not in self._env
+                if fresh and self._left[one.name]:
+                    wanted = hinted[i] if len(hinted) == len(returns) else ""
+                    target = self._new_name(one.name, wanted)
+                    targets.append(target)
+                    self._names.holds[target] = one.name
+                    bound[one.name] = target
+                elif isinstance(one, Size) and len(hinted) == len(returns) and hinted[i] != "_":
+                    targets.append(self._names.choose(hinted[i], set()))
+                    self._hold_size(targets[-1], one.expression)
+                    counted[one.expression] = targets[-1]
+                else:
+                    targets.append("_")
+            self._emit(tuple(targets), expr("{0}[0]", node) if len(targets) == 1 else node)
+            for size, target in counted.items():
+                self._sizes.call(size, name(target))
+                self._counted.add(target)
+            for value, target in bound.items():
+                self._bind(value, name(target))
+            return
+        variable = self._new_name(unit.name, "outputs")
+        self._names.holds[variable] = unit.name
+        self._left[unit.name] = 10**6  # it stays
+        self._emit((variable,), node)
+        for path, value in places(returns):
+            if value in new and value not in self._env:
+                self._bind(value, at(name(variable), path))
+        for path, made in objects_in(returns):
+            self._objects.append((made, at(name(variable), path)))

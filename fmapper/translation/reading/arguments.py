@@ -1,0 +1,65 @@
+"""The arguments of a call, by the names that the called function has for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments of a call.
+
+    Attributes:
+        values: By name, in the order of the signature; those of `**kwargs` last.
+        prefix: How many can be given by position: those before the first that was not given.
+        positional: How many were given by position.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    prefix: int = 0
+    positional: int = 0
+
+
+def arguments_of(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Arguments:
+    """Returns the arguments of a call by name: those of `*args` with numbers.
+
+    Examples:
+        >>> def attend(x, mask=None, scale=1.0, *, causal=False): ...
+        >>> arguments_of(attend, (1,), {"causal": True, "scale": 2.0})
+        Arguments(values={'x': 1, 'scale': 2.0, 'causal': True}, prefix=1, positional=1)
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    found = Arguments()
+    left, named = list(args), dict(kwargs)
+    is_gapless = True
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            _take(found, parameter.name, left)
+            left, is_gapless = [], False
+        elif left and parameter.kind is not parameter.KEYWORD_ONLY:
+            found.values[parameter.name] = left.pop(0)
+            found.prefix += 1
+            found.positional += 1
+        elif parameter.name in named and parameter.kind is not parameter.VAR_KEYWORD:
+            found.values[parameter.name] = named.pop(parameter.name)
+            found.prefix += is_gapless and parameter.kind is not parameter.KEYWORD_ONLY
+        else:
+            is_gapless = False
+    _take(found, "input", left)
+    found.values |= named
+    return found
+
+
+def _take(found: Arguments, name: str, left: Sequence[Any]) -> None:
+    """Adds further arguments that are given by position."""
+    found.values |= {f"{name}_{i}": value for i, value in enumerate(left)}
+    found.prefix += len(left)
+    found.positional += len(left)

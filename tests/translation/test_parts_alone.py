@@ -1,0 +1,429 @@
+"""Each part of a translated model is called by itself, with what the source gave its own."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+linen = pytest.importorskip("flax.linen")
+
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+
+FUNCTIONS = ("Dropout", "Identity", "Tanh", "Activation", "ReLU", "GELU", "Pool2d")
+
+
+class Block(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 2 * dim)
+        self.act = nn.GELU()
+        self.down = nn.Linear(2 * dim, dim)
+
+    def forward(self, x, scale=1.0, mask=None, flag=False, *, hidden=None):
+        h = self.down(self.act(self.up(self.norm(x)))) * scale
+        if flag:
+            h = h + 1
+        return x + (h if mask is None else h * mask)
+
+
+class Encoder(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.embed = nn.Embedding(16, dim)
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4))
+
+    def encode(self, ids, mask):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x, mask=mask, hidden=ids)
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self, dim=8):
+        super().__init__()
+        self.encoder = Encoder(dim)
+        self.again = self.encoder.blocks[0]
+
+    def forward(self, ids, mask, all_states=False):
+        x = self.encoder.encode(ids, mask.float()[..., None])
+        x = self.again(x, 0.5)
+        x = self.again(x, 2.0, flag=True)
+        return self.encoder.head(x)
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, channels, out, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.downsample = None
+        if stride != 1 or channels != out:
+            short = nn.Conv2d(channels, out, 1, stride, bias=False)
+            self.downsample = nn.Sequential(short, nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += identity
+        return self.relu(out)
+
+
+class ResNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layer1 = nn.Sequential(BasicBlock(8, 8, 1), BasicBlock(8, 8, 1))
+        self.layer2 = nn.Sequential(BasicBlock(8, 16, 2), BasicBlock(16, 16, 1))
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer2(self.layer1(x))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 16, (2, 5), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, 3:] = 0
+    return ids, mask
+
+
+def user():
+    ids, mask = tokens()
+    return Net(), (ids,), {"mask": mask}
+
+
+def resnet():
+    return ResNet(), (torch.randn(2, 3, 32, 32),), {}
+
+
+def llama():
+    transformers = pytest.importorskip("transformers")
+    ids, mask = tokens()
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8,
+    )  # fmt: skip
+    kwargs = {"attention_mask": mask, "use_cache": False}
+    return transformers.LlamaForCausalLM(config), (ids,), kwargs
+
+
+def bert():
+    transformers = pytest.importorskip("transformers")
+    ids, mask = tokens()
+    config = transformers.BertConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=8,
+    )  # fmt: skip
+    return transformers.BertModel(config), (ids,), {"attention_mask": mask}
+
+
+def t5():
+    transformers = pytest.importorskip("transformers")
+    ids, mask = tokens()
+    config = transformers.T5Config(
+        vocab_size=16, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    decoder = {"decoder_input_ids": ids.flip(1), "decoder_attention_mask": mask.flip(0)}
+    kwargs = {"input_ids": ids, "attention_mask": mask, **decoder, "use_cache": False}
+    return transformers.T5ForConditionalGeneration(config), (), kwargs
+
+
+def vit():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        image_size=16, patch_size=8, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4,
+    )  # fmt: skip
+    return transformers.ViTModel(config), (torch.randn(2, 3, 16, 16),), {}
+
+
+def record_calls(module, args, kwargs):
+    """Calls a module; returns what each part was given and gave, in order."""
+    calls, hooks = [], []
+    for path, part in module.named_modules():
+
+        def note(part, args, kwargs, result, path=path):
+            calls.append((path, part, args, kwargs, copy.deepcopy(result)))
+
+        hooks.append(part.register_forward_hook(note, with_kwargs=True))
+    with torch.no_grad():
+        module(*args, **kwargs)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def as_numpy(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().numpy()
+    if isinstance(value, dict):
+        return {key: as_numpy(one) for key, one in value.items()}
+    return tuple(map(as_numpy, value)) if isinstance(value, tuple | list) else value
+
+
+def leaves(value):
+    value = list(value.values()) if hasattr(value, "values") else value
+    if isinstance(value, tuple | list):
+        return [leaf for one in value for leaf in leaves(one)]
+    return [] if value is None else [np.asarray(value)]
+
+
+def part_at(model, path):
+    for step in path.split(".") if path else []:
+        model = model[int(step)] if step.isdigit() else getattr(model, step)
+    return model
+
+
+def methods_of(part):
+    return [part, *(getattr(part, name) for name in dir(part) if name.startswith("call_"))]
+
+
+def same(found, wanted):
+    found, wanted = leaves(found), leaves(as_numpy(wanted))
+    assert len(found) == len(wanted)
+    for mine, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox"])
+@pytest.mark.parametrize("make", [user, resnet, llama, bert, t5, vit])
+def test_each_part_gives_what_it_gives_in_the_source(make, to):
+    pytest.importorskip(to)
+    torch.manual_seed(0)
+    module, args, kwargs = make()
+    module.eval()
+    if to == "equinox" and make is t5:
+        with pytest.raises(fmapper.ConversionError, match="are one submodule"):
+            fmapper.convert(module, to, args, kwargs, structure=True)
+        return
+    model = fmapper.convert(module, to, args, kwargs, structure=True)
+    compared = 0
+    for path, part, given, keywords, wanted in record_calls(module, args, kwargs):
+        try:
+            mine = part_at(model, path)
+        except AttributeError:
+            if path == "lm_head" and part.weight is module.shared.weight:
+                continue
+            assert type(part).__name__.endswith(FUNCTIONS), path
+            assert not [*part.parameters()]
+            continue
+        answers, refusals = [], []
+        for method in methods_of(mine):
+            try:
+                answers.append(method(*as_numpy(given), **as_numpy(keywords)))
+            except (TypeError, ValueError) as error:
+                refusals.append(error)
+        if not answers and "an array attention_mask" in str(refusals):
+            assert keywords.get("attention_mask", given[-1]) is None  # recorded, it is all ones
+            continue
+        assert len(answers) == 1, (path, refusals)
+        same(answers[0], wanted)
+        compared += 1
+    assert compared > 10
+
+
+def model_of(module, *args, to="flax", **kwargs):
+    """Returns the model with its own classes for a module."""
+    return fmapper.convert(module.eval(), to, args, kwargs, structure=True)
+
+
+def test_what_the_model_was_not_recorded_with_is_refused():
+    ids, mask = tokens()
+    block = model_of(Net(), ids, mask=mask).encoder.blocks[0]
+    x, hidden = np.ones((2, 5, 8), np.float32), np.ones((2, 5), np.int32)
+    block(x, mask=x[..., :1], hidden=hidden)
+    block.call_2(x)
+    block.call_2(x, 0.5)
+    with pytest.raises(ValueError, match=r"written for scale=0\.5"):
+        block.call_2(x, 0.4)
+    with pytest.raises(ValueError, match=r"written for scale=2\.0, flag=True"):
+        block.call_3(x, flag=False)
+    with pytest.raises(TypeError):
+        block(x, 1.0)
+    with pytest.raises(TypeError, match="mask"):
+        block(x, hidden=hidden)
+    with pytest.raises(TypeError, match="hidden"):
+        block(x, mask=x[..., :1])
+
+
+class Attend(nn.Module):
+    def forward(self, query, key, value, mask=None):
+        return nn.functional.scaled_dot_product_attention(query, key, value, mask)
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.attend = Attend()
+        self.cross = Attend()
+
+    def forward(self, x, mask):
+        x = self.attend(x, x, x, self.linear(x) @ x.mT + mask)
+        return self.cross(self.linear(x), key=x, value=x, mask=mask)
+
+
+def test_what_is_given_several_times_is_to_be_the_same():
+    x, mask = torch.randn(2, 3, 4), torch.randn(2, 3, 3)
+    module = Attends().eval()
+    model = model_of(module, x, mask)
+    given, other = x.numpy(), mask.numpy()
+    same(model(given, other), module(x, mask))
+    same(model.attend(given, given, given, other), module.attend(x, x, x, mask))
+    with pytest.raises(ValueError, match="key=query, value=query"):
+        model.attend(given, given + 1, given, other)
+    same(model.cross(given, given + 1, mask=other), module.cross(x, x + 1, x + 1, mask))
+    with pytest.raises(ValueError, match="an array mask"):
+        model.cross(given, given + 1, mask=None)
+
+
+class Places(nn.Embedding):
+    def forward(self, ids, places=None):
+        return super().forward(places + 0)
+
+
+class Placed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places = Places(6, 4)
+
+    def forward(self, ids):
+        return self.places(ids, places=torch.arange(ids.shape[1])) + ids[..., None]
+
+
+def test_a_part_that_is_not_given_what_a_layer_takes_is_no_layer():
+    ids, _ = tokens()
+    module = Placed().eval()
+    model = model_of(module, ids)
+    same(model(ids.numpy()), module(ids))
+    at = torch.arange(5)
+    same(model.places(ids.numpy(), at.numpy()), module.places(ids, at))
+    with pytest.raises(TypeError):
+        model.places(ids.numpy())
+
+
+class Scaled(nn.Module):
+    def forward(self, x, times, height, width):
+        return x.reshape(x.shape[0], height, width, -1).transpose(1, 2) * times
+
+
+class Grid(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.scaled = Scaled()
+        self.index = nn.ModuleList(Numbered() for _ in range(3))
+
+    def forward(self, x):
+        height, width = x.shape[1:3]
+        y = self.linear(x).flatten(1, 2)
+        for at, part in enumerate(self.index):
+            y = part(y, at + 1)
+        return self.scaled(y, 2.0, height, width)
+
+
+class Numbered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, at):
+        return self.linear(x) + at
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_sizes_and_numbers_have_their_place():
+    module, x = Grid().eval(), torch.randn(2, 4, 5, 3)
+    model = fmapper.convert(module, "flax", (x,), structure=True, dynamic_shapes="auto")
+    same(model(x.numpy()), module(x))
+    y = x.flatten(1, 2)
+    same(model.scaled(y.numpy(), 2.0, 4, 5), module.scaled(y, 2.0, 4, 5))
+    same(model.scaled(y.numpy(), 2.0, height=5, width=4), module.scaled(y, 2.0, 5, 4))
+    assert fmapper.source(model).count("class Numbered") == 1
+
+
+class Tower(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(16, 8, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(2)])
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+    def encode(self, ids, scale=1.0, *, places=None):
+        x = self.embed(ids) * scale
+        for layer in self.layers:
+            x = nnx.relu(layer(x))
+        return self.drop(x)
+
+    def train(self, x):
+        return self.layers[1](x)
+
+    def __call__(self, x):
+        return self.layers[0](x)
+
+
+class Towers(nnx.Module):
+    def __init__(self, rngs):
+        self.left, self.right = Tower(rngs), Tower(rngs)
+
+    def __call__(self, ids, others):
+        left = self.left.encode(ids, places=others)
+        return self.right(left) @ self.right.train(self.left.encode(others, 2.0)).mT
+
+
+def test_methods_of_jax_keep_their_names():
+    model = Towers(nnx.Rngs(0))
+    model.eval()
+    ids, others = (x.numpy().astype(np.int32) for x in tokens())
+    module = fmapper.convert(model, "torch", (ids, others), structure=True)
+    a, b = torch.tensor(ids), torch.tensor(others)
+    np.testing.assert_allclose(module(a, b).detach(), model(ids, others), atol=1e-5)
+    left = module.left.encode(a, places=b)
+    np.testing.assert_allclose(left.detach(), model.left.encode(ids), atol=1e-5)
+    np.testing.assert_allclose(
+        module.right(left).detach(), model.right(model.left.encode(ids)), atol=1e-5
+    )
+    assert module.right.train(False) is module.right  # of torch; the model's has another name
+
+
+class Flagged(linen.Module):
+    @linen.compact
+    def __call__(self, x, deterministic):
+        x = linen.Dense(4)(x)
+        return linen.BatchNorm()(x, use_running_average=deterministic)
+
+
+class Flags(linen.Module):
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        return Flagged(name="inner")(x, deterministic=not train)
+
+
+def test_flags_for_the_mode_are_no_arguments_in_torch():
+    x = jax.numpy.ones((2, 3))
+    model = Flags()
+    variables = model.init(jax.random.key(0), x)
+    source = fmapper.source((model, variables), "torch", (x,), train=True)
+    assert "BatchNormLast(" in source
+    assert "deterministic" not in source
