@@ -138,6 +138,20 @@ class Models(Framework):
         """
         return None
 
+    def source_weights(
+        self, model: Any, *, transient: bool = True
+    ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays of a model of written classes by source name, and the way back.
+
+        They have the layouts of the source: some are not the arrays of the model, but made of
+        them. None for other models.
+
+        Args:
+            model: The model.
+            transient: Whether buffers are among them that the state dict of the source has not.
+        """
+        return None
+
     # programs
 
     def program_of(self, model: Any) -> Program | None:

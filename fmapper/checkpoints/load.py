@@ -134,7 +134,9 @@ def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any],
     That is the model itself, unless it was converted and the checkpoint is of its source.
     """
     found = next(filter(None, (adapter.weights(model) for adapter in adapters(Models))), None)
-    if found is None or any(name in checkpoint for name in named_arrays(model)):
+    if found is None:
+        return _by_written_source(model, checkpoint)
+    if any(name in checkpoint for name in named_arrays(model)):
         return model, lambda filled: filled
     named, back = found
     transient = transient_in(model)
@@ -142,6 +144,31 @@ def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any],
     if not any(name in checkpoint for name in tree):
         return model, lambda filled: filled
     return tree, lambda filled: back({**named, **filled})
+
+
+def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns a tree to fill and the inverse function, for a model of written classes.
+
+    Some of its arrays have their names in the source, too, and other shapes there: the checkpoint
+    is of the source if more of the arrays in it are like those of the source.
+    """
+    several = (adapter.source_weights(model, transient=False) for adapter in adapters(Models))
+    found = next(filter(None, several), None)
+    if found is None:
+        return model, lambda filled: filled
+    named, back = found
+
+    def count_alike(arrays: Mapping[str, Any]) -> int:
+        return sum(
+            tuple(stored.shape) == tuple(array.shape)
+            for name, array in arrays.items()
+            if isinstance(stored := checkpoint.get(name), LazyArray)
+        )
+
+    own = {name: array for name, (_, array) in named_arrays(model).items()}
+    if count_alike(named) <= count_alike(own):
+        return model, lambda filled: filled
+    return named, back
 
 
 def _in_portable_form(tree: Any) -> tuple[Any, dict[str, Any]]:

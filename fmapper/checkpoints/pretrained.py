@@ -327,7 +327,9 @@ def _check_shapes(arrays: Mapping[str, LazyArray], model: Any, source: Path) -> 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns a tree with the array names of the folder, and the inverse function."""
-    found = (adapter.weights(model) for adapter in adapters(Models))
+    found = (
+        adapter.weights(model) or adapter.source_weights(model) for adapter in adapters(Models)
+    )
     return next(filter(None, found), (model, lambda filled: filled))
 
 

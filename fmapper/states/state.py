@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fmapper.backends.arrays import Arrays
-from fmapper.backends.discovery import adapter_of, owner_of
+from fmapper.backends.discovery import adapter_of, adapters, owner_of
 from fmapper.backends.equality import equal_arrays
+from fmapper.backends.models import Models
 from fmapper.backends.undeclared import check_leaf
-from fmapper.errors import StructureMismatchError
+from fmapper.errors import ConversionError, StructureMismatchError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remake
 from fmapper.tracebacks import short_traceback
@@ -22,10 +23,15 @@ T = TypeVar("T")
 
 
 @short_traceback
-def state(tree: Any) -> dict[str, Any]:
+def state(tree: Any, *, source: bool = False) -> dict[str, Any]:
     """Returns the arrays of a tree by dotted path; a tied array is under each of its paths.
 
     The key of a box, such as the `value` of a `flax.nnx.Param`, is left out.
+
+    Args:
+        tree: The tree.
+        source: Whether the names and layouts are those of the model that `convert` made this one
+            of, which `load_state` then takes for that model.
 
     Returns:
         A dict in the order of the walk. The arrays are those of the tree, not copies.
@@ -34,6 +40,7 @@ def state(tree: Any) -> dict[str, Any]:
         CycleError: The tree has a cycle.
         NotAFunctorError: An object that nobody declared holds arrays, so the state would lack them.
         StructureMismatchError: Two paths have the same name, because a key has a dot in it.
+        ConversionError: `source` is set for what was not converted.
 
     Examples:
         >>> import fmapper, numpy as np
@@ -41,20 +48,26 @@ def state(tree: Any) -> dict[str, Any]:
         ['layers.0.w']
     """
     sync()
+    if source:
+        return _by_source(tree)[0]
     return {name: array for name, (_, array) in named_arrays(tree).items()}
 
 
 @short_traceback
-def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
+def load_state(
+    tree: T, state: Mapping[str, Any], *, strict: bool = True, source: bool = False
+) -> T:
     """Returns a new tree with the arrays of a state; backend, device and dtype stay.
 
-    What is tied in `tree` is tied in the result, and nothing else is. The result shares no memory
+    What is tied in `tree` is tied in the result, and nothing else is; a state may have it under any
+    of its names. The result shares no memory
     with the state that could be written to.
 
     Args:
         tree: The tree to fill; it is not changed.
         state: Arrays by name, as `state` gives them; of any backend.
         strict: False leaves arrays that `state` lacks as they are, and ignores what is left over.
+        source: Whether the state is that of the model that `convert` made `tree` of.
 
     Raises:
         StructureMismatchError: Names are missing or left over, a shape differs, or `state` has
@@ -68,10 +81,19 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
         array([1., 2.])
     """
     sync()
+    if source:
+        arrays_there, back = _by_source(tree)
+        filled: T = back(load_state(arrays_there, state, strict=strict))
+        return filled
     named = named_arrays(tree)
     problems: list[str] = []
     if strict:
-        problems += [f"{name}: missing from the state" for name in named if name not in state]
+        given = {identity_of(name, old) for name, (_, old) in named.items() if name in state}
+        problems += [
+            f"{name}: missing from the state"
+            for name, (_, old) in named.items()
+            if identity_of(name, old) not in given
+        ]
         plain = _plain_values(tree)
         problems += [
             f"{name}: an array in the state, but the tree has {plain[name]!r} there"
@@ -85,13 +107,13 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
         if name not in state:
             continue
         new = state[name]
-        adapter, source = owner_of(old), adapter_of(new)
-        if source is None:
+        adapter, origin = owner_of(old), adapter_of(new)
+        if origin is None:
             problems.append(f"{name}: {type(new).__name__} is not an array")
-        elif (difference := _other_shape(adapter, old, source, new)) is not None:
+        elif (difference := _other_shape(adapter, old, origin, new)) is not None:
             problems.append(f"{name}: {difference}")
         elif (identity := identity_of(name, old)) not in steps:
-            route = _route_to(len(steps), adapter, old, source, new)
+            route = _route_to(len(steps), adapter, old, origin, new)
             steps[identity] = name, link, route
         elif not equal_arrays(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
@@ -126,6 +148,24 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
     return refill(
         tree,
         lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
+    )
+
+
+def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """Returns the arrays of a converted model as its source has them, and the way back.
+
+    Raises:
+        ConversionError: It was not converted.
+    """
+    for adapter in adapters(Models):
+        found = adapter.weights(tree) or adapter.source_weights(tree)
+        if found is not None:
+            return found
+        if adapter.program_of(tree) is not None:  # it has kept the names
+            return state(tree), lambda filled: load_state(tree, filled)
+    raise ConversionError(
+        f"{type(tree).__name__} has no other names for its arrays: only models that convert gave "
+        f"have. Leave out source=True."
     )
 
 

@@ -28,6 +28,7 @@ from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in
 from fmapper.translation.reading.statements import other_names, statements_at
+from fmapper.translation.reading.weights import origin_of_built, source_weights
 from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import Source, write
 
@@ -60,10 +61,12 @@ __all__ = [
     "literal",
     "local_array",
     "names_in",
+    "origin_of_built",
     "other_names",
     "proof_script",
     "run_file",
     "shortest_parts",
+    "source_weights",
     "statements_at",
     "tables_of",
     "text",

@@ -102,6 +102,10 @@ class Dialect(ABC):
         """Returns the methods that all classes have there; a model's own get other names."""
         return frozenset()
 
+    def state_name(self, draft: Any, path: str) -> str:
+        """Returns the name that `state` gives an array, by its path in the source."""
+        return ".".join(draft.place(path))
+
     @abstractmethod
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns the code that creates an instance of a class of the file."""

@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fmapper.translation.reading.weights import Place as _PlaceInSource
+from fmapper.translation.reading.weights import Weights
+
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.translation.dialect import Layer
@@ -43,6 +46,21 @@ def whole_arrays(
     for name, rows in reversed(program.stacks.items()):  # inner ones first
         found[name] = stack([found.pop(row) for row in rows])
     return found
+
+
+def weights_of(draft: Any) -> Weights:
+    """Returns the arrays of a file with their places in the source."""
+    program: Program = draft.program
+    shapes = {name: tuple(array.shape)
+              for name, array in {**program.parameters, **program.buffers}.items()}  # fmt: skip
+    arrays = {
+        draft.dialect.state_name(draft, path): _PlaceInSource(target, order, shapes[target])
+        for path, (target, order) in draft._arrays().items()
+        if target in shapes
+    }
+    slices = getattr(draft.dialect, "slices", {})
+    beside = program.stacks, program.aliases, program.transient
+    return Weights(arrays, slices, *beside, origin=program.origin)
 
 
 def tables_of(draft: Any) -> Loading:

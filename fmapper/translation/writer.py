@@ -26,6 +26,7 @@ from fmapper.translation.functions.forms import (
 )
 from fmapper.translation.functions.parameters import by_position, find_varying, takes_first, varies
 from fmapper.translation.functions.shapes import name_sizes
+from fmapper.translation.loading import weights_of
 from fmapper.translation.places import (
     Node,
     common_path,
@@ -35,6 +36,7 @@ from fmapper.translation.places import (
     size_of_array,
     title_of,
 )
+from fmapper.translation.reading.weights import Weights
 from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
 
 if TYPE_CHECKING:
@@ -48,9 +50,7 @@ class Source:
     Attributes:
         code: The file.
         name: The class of the model in it.
-        arrays: Its arrays by their path there -> the name in the source, or the one that
-            `load_weights` gives a part of such an array, and the order of the dimensions; None for
-            the same order.
+        weights: Its arrays, and where those are in the source.
         layers: How many parameters are in layers of the target, and how many there are.
         dissolved: Submodules without code of their own, with the reason.
         modes: In which it computes what the model does: `eval`, `train`.
@@ -60,7 +60,7 @@ class Source:
 
     code: str
     name: str
-    arrays: dict[str, tuple[str, tuple[int, ...] | None]]
+    weights: Weights
     layers: tuple[int, int]
     dissolved: dict[str, str]
     modes: tuple[str, ...] = ("eval",)
@@ -336,10 +336,10 @@ class _Writer:
         root = next(cls for cls in classes if "" in cls.arguments)
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
-        arrays, inside = self._arrays(), self._in_layers()
+        weights, inside = weights_of(self), self._in_layers()
         own = self.forms[id(self.structure.root)].arguments
         names = tuple(one.name for one in own), by_position(self.structure.root, own)
-        return Source(code, root.name, arrays, inside, self.structure.dissolved, modes, *names)
+        return Source(code, root.name, weights, inside, self.structure.dissolved, modes, *names)
 
     def _find_functions(self) -> None:
         """Finds parts of sequences that are a single expression without arrays."""

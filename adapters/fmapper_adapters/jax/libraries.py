@@ -163,6 +163,20 @@ class JaxModels(Models):
         options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
         return trace.record(source, args, kwargs, parts=parts, **options)
 
+    def source_weights(
+        self, model: Any, *, transient: bool = True
+    ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays of a model of written classes by source name."""
+        from fmapper.translation import source_weights
+
+        return source_weights(model, "jax", transient=transient)
+
+    def origin_of(self, model: Any) -> str:
+        """Returns the folder of weights that a model was made from."""
+        from fmapper.translation import origin_of_built
+
+        return super().origin_of(model) or origin_of_built(model)
+
     def call(self, model: Any, args: Args, kwargs: Kwargs) -> Any:
         """Calls the model in evaluation mode and leaves it unchanged."""
         return self.sources().evaluate(model, args, kwargs)

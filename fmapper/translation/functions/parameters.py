@@ -75,6 +75,7 @@ class Parameters:
         """Returns the kind of an argument; empty for one that the function does not take."""
         values = {*refs_in((structure,))}
         needs = values & wanted
+        is_varying = (self._structure.program.types.get(unit.path, ""), key) in self.varying
         if needs - held:
             return "used"
         if needs:
@@ -84,14 +85,13 @@ class Parameters:
                 local_array(self._structure, unit, value) or self._is_constant(value)
                 for value in values
             )
-            return "" if is_own or unit.parent is None else "unused"
+            return "" if is_own or is_varying or unit.parent is None else "unused"
         if isinstance(structure, Size):
             return "size"
         is_fixed = isinstance(structure, _FIXED) and (
             not isinstance(structure, float) or structure - structure == 0
         )
-        kind = self._structure.program.types.get(unit.path, "")
-        return "fixed" if is_fixed and (kind, key) not in self.varying else ""
+        return "fixed" if is_fixed and not is_varying else ""
 
     def _size_parameter(
         self, arguments: tuple[Argument, ...], symbol: str, known: Collection[str]
@@ -153,7 +153,7 @@ def takes_first(unit: Unit, inputs: Sequence[str]) -> bool:
 
 
 def find_varying(structure: Structure) -> set[tuple[str, str]]:
-    """Returns the arguments that are other numbers for each submodule of a class.
+    """Returns the arguments that are other numbers for each submodule of a class, or grow.
 
     Returns:
         The class, and the name of the argument.
@@ -161,7 +161,9 @@ def find_varying(structure: Structure) -> set[tuple[str, str]]:
     types = structure.program.types
     found: dict[tuple[str, str], dict[str, set[Any]]] = {}
     for unit in structure.root.units():
-        for key, value in unit.part.arguments.items():
+        for key, given in unit.part.arguments.items():
+            is_many = isinstance(given, tuple | Mapping)  # it may grow from call to call
+            value = len(given) if is_many else given
             if isinstance(value, int | float) and not isinstance(value, bool):
                 by_path = found.setdefault((types.get(unit.path, ""), key), {})
                 by_path.setdefault(unit.path, set()).add(value)

@@ -15,4 +15,6 @@ def build(program: Program, source: Source) -> Any:
     """Returns the module that a file makes, with the arrays of its program."""
     module = run_file(source)
     model = module[source.name](key=jax.random.key(0))
-    return module["load_weights"](model, ProgramArrays(program))
+    arrays = ProgramArrays(program)
+    source.weights.keep_rest(arrays)
+    return module["load_weights"](model, arrays)

@@ -118,6 +118,17 @@ class EquinoxDialect(JaxDialect):
         ]
         return expr("eqx.nn.Sequential({0})", parts)
 
+    def state_name(self, draft: Any, path: str) -> str:
+        """Returns the name of an array; the parts of a sequence are its `layers`."""
+        found: list[str] = []
+        walked = ""
+        for step, place in zip(path.split("."), draft.place(path), strict=True):
+            if walked in draft.sequences:
+                found.append("layers")
+            found.append(place)
+            walked = f"{walked}.{step}" if walked else step
+        return ".".join(found)
+
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`.
 

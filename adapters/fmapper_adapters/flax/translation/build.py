@@ -21,7 +21,9 @@ def build(program: Program, source: Source) -> Any:
         return module[source.name](rngs=nnx.Rngs(0))
 
     model = nnx.eval_shape(make)  # initial values of arrays that are replaced would fill the memory
-    module["load_weights"](model, ProgramArrays(program))
+    arrays = ProgramArrays(program)
+    module["load_weights"](model, arrays)
+    source.weights.keep_rest(arrays)
     _compute_rest(model, make)
     if not program.starts_in_training:
         model.eval()

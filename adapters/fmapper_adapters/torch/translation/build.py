@@ -18,7 +18,9 @@ def build(program: Program, source: Source) -> Any:
     """Returns the module that a file makes, with the arrays of its program."""
     module = run_file(source)
     model: Any = module[source.name]()
-    module["load_weights"](model, whole_arrays(program, to_torch, torch.stack))
+    arrays = whole_arrays(program, to_torch, torch.stack)
+    module["load_weights"](model, arrays)
+    source.weights.keep_rest(arrays)
     model.train(program.starts_in_training)
     return model
 

@@ -27,6 +27,23 @@ class Sources(Models):
 
         return _build.build(program, self.translate(program))
 
+    def source_weights(
+        self, model: Any, *, transient: bool = True
+    ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays of a model of written classes by source name."""
+        import torch
+
+        from fmapper.translation import source_weights
+
+        with torch.no_grad():
+            return source_weights(model, self.name, transient=transient)
+
+    def origin_of(self, model: Any) -> str:
+        """Returns the folder of weights that a model was made from."""
+        from fmapper.translation import origin_of_built
+
+        return super().origin_of(model) or origin_of_built(model)
+
     def proof(self) -> str:
         """Returns the script for torch."""
         from fmapper_adapters.torch.translation import proof

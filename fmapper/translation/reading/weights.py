@@ -1,0 +1,163 @@
+"""The arrays of a model of written classes, by the names and in the layouts of its source."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.discovery import owner_of
+from fmapper.backends.namespace import array_namespace
+from fmapper.states.materialize import is_abstract
+from fmapper.states.state import named_arrays, refill
+
+if TYPE_CHECKING:
+    from fmapper.translation.writer import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of an array in the source.
+
+    Attributes:
+        name: Its name there, or the one that `load_weights` gives a part of an array.
+        order: The order of the dimensions: `~i` is dimension i backwards; None for the same one.
+        shape: The shape there.
+    """
+
+    name: str
+    order: tuple[int, ...] | None
+    shape: tuple[int, ...]
+
+    def to_source(self, array: Any) -> Any:
+        """Returns an array of the model in the layout of the source."""
+        xp = array_namespace(array)
+        if self.order is not None:
+            axes = [max(i, ~i) for i in self.order]
+            array = xp.reshape(array, tuple(self.shape[axis] for axis in axes))
+            array = _flip(array, self.order)
+            array = xp.permute_dims(array, tuple(axes.index(i) for i in range(len(axes))))
+        return array if tuple(array.shape) == self.shape else xp.reshape(array, self.shape)
+
+    def from_source(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Returns an array of the source in the layout of the model, which has this shape."""
+        xp = array_namespace(array)
+        if self.order is not None:
+            array = xp.permute_dims(array, tuple(max(i, ~i) for i in self.order))
+            array = _flip(array, self.order)
+        return array if tuple(array.shape) == shape else xp.reshape(array, shape)
+
+
+def _flip(array: Any, order: tuple[int, ...]) -> Any:
+    axes = tuple(at for at, i in enumerate(order) if i < 0)
+    return array_namespace(array).flip(array, axis=axes) if axes else array
+
+
+@dataclass(slots=True)
+class Weights:
+    """The arrays of a file, and those of its source.
+
+    Attributes:
+        arrays: Those of the file by the names that `state` gives them -> their places.
+        slices: Arrays of the source that the file has parts of -> where those begin and end.
+        stacks: Arrays of the source whose rows the file has -> the rows.
+        aliases: Other names of tied arrays of the source -> the first.
+        transient: Buffers that are not in the state dict of the source.
+        rest: Arrays of the source that the file does not have.
+        origin: The folder that they were read from.
+    """
+
+    arrays: dict[str, Place] = field(default_factory=dict)
+    slices: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    transient: Collection[str] = ()
+    rest: dict[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+    def renamed(self, rename: Callable[[str], str]) -> Weights:
+        """Returns them with other names for those of the source."""
+        return replace(
+            self,
+            arrays={
+                name: replace(place, name=rename(place.name)) for name, place in self.arrays.items()
+            },
+            stacks={rename(name): tuple(map(rename, rows)) for name, rows in self.stacks.items()},
+            aliases={rename(other): rename(kept) for other, kept in self.aliases.items()},
+            transient=tuple(map(rename, self.transient)),
+        )
+
+    def keep_rest(self, arrays: Mapping[str, Any]) -> None:
+        """Keeps those of the source's arrays that the file does not have."""
+        known = {place.name for place in self.arrays.values()} | self.slices.keys()
+        known |= self.stacks.keys() | {row for rows in self.stacks.values() for row in rows}
+        self.rest = {name: arrays[name] for name in arrays if name not in known}
+
+
+def source_of_built(model: Any) -> Source | None:
+    """Returns the source of a model of written classes; None for any other."""
+    found: Source | None = getattr(
+        sys.modules.get(type(model).__module__), "__fmapper_source__", None
+    )
+    return found if found is not None and type(model).__name__ == found.name else None
+
+
+def origin_of_built(model: Any) -> str:
+    """Returns the folder that the arrays of a model of written classes were read from."""
+    built = source_of_built(model)
+    return "" if built is None else built.weights.origin
+
+
+def source_weights(
+    model: Any, backend: str, *, transient: bool = True
+) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    """Returns the arrays of a model of written classes by source name, and the inverse function.
+
+    None for other models, those with arrays of another backend, and those whose arrays have no
+    memory. See `Models.source_weights`.
+    """
+    built = source_of_built(model)
+    if built is None:
+        return None
+    source = built.weights
+    own = {name: array for name, (_, array) in named_arrays(model).items()}
+    held = [own[name] for name in source.arrays if name in own]
+    if any(is_abstract(array) or owner_of(array).name != backend for array in held):
+        return None
+    found = {
+        place.name: place.to_source(own[name])
+        for name, place in source.arrays.items()
+        if name in own
+    }
+    for whole, parts in source.slices.items():
+        ordered = sorted(parts, key=lambda part: parts[part][0])
+        if all(part in found for part in ordered):
+            xp = array_namespace(found[ordered[0]])
+            found[whole] = xp.concat([found.pop(part) for part in ordered], axis=0)
+    for whole, rows in reversed([*source.stacks.items()]):  # inner ones first
+        if all(row in found for row in rows):
+            xp = array_namespace(found[rows[0]])
+            found[whole] = xp.stack([found.pop(row) for row in rows])
+    found = {**found, **source.rest}
+    found |= {other: found[kept] for other, kept in source.aliases.items() if kept in found}
+    named = {
+        name: array for name, array in found.items() if transient or name not in source.transient
+    }
+
+    def back(filled: Mapping[str, Any]) -> Any:
+        arrays = dict(filled)
+        for whole, rows in source.stacks.items():
+            if whole in arrays:
+                arrays |= {row: arrays[whole][i] for i, row in enumerate(rows)}
+        for whole, parts in source.slices.items():
+            if whole in arrays:
+                arrays |= {part: arrays[whole][slice(*at)] for part, at in parts.items()}
+        new = {
+            id(own[name]): place.from_source(arrays[place.name], tuple(own[name].shape))
+            for name, place in source.arrays.items()
+            if name in own and place.name in arrays
+        }
+        return refill(model, lambda link, leaf: new.get(id(leaf), leaf))
+
+    return named, back
