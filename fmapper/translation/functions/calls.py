@@ -20,7 +20,6 @@ from fmapper.translation.functions.forms import (
     objects_in,
     places,
 )
-from fmapper.translation.functions.keys import with_key
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import Structure, Unit, local_name
 
@@ -84,7 +83,7 @@ class Calls:
         for one in form.arguments:
             if one.has_default:
                 continue
-            code = self._print_structure(self._known(unit, one))
+            code = self._print_structure(self._argument_for(unit, one))
             if one.by_keyword:
                 keywords.append(ast.keyword(one.name, code))
             else:
@@ -94,7 +93,7 @@ class Calls:
         node = self._call_part(target, arguments, self._writer.draws(unit), keywords)
         self._take_results(node, form.returns, unit)
 
-    def _known(self, unit: Unit, argument: Argument) -> Any:
+    def _argument_for(self, unit: Unit, argument: Argument) -> Any:
         """Returns what a part is given: None for what it does not use and its caller has not."""
         if argument.kind != "unused":
             return argument.structure
@@ -138,7 +137,7 @@ class Calls:
         if not (draws and self._dialect.passes_keys):
             return ast.Call(target, arguments, [*keywords])
         self.keys += 1
-        return with_key(target, arguments, keywords)
+        return ast.Call(target, arguments, [*keywords, ast.keyword("key", expr("keys()"))])
 
     def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
         """Binds the results of a unit: one value, or a structure."""

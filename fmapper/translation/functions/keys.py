@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 
 from fmapper.translation.code import expr, name
 from fmapper.translation.functions.forms import Body, Statement
-
-
-def with_key(
-    target: ast.expr, arguments: list[ast.expr], keywords: Sequence[ast.keyword] = ()
-) -> ast.Call:
-    """Returns a call that is given a new key."""
-    return ast.Call(target, arguments, [*keywords, ast.keyword("key", expr("keys()"))])
 
 
 def take_keys(body: Body, count: int) -> None:

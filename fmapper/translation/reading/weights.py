@@ -7,11 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.discovery import owner_of
-from fmapper.backends.namespace import array_namespace
-from fmapper.states.materialize import is_abstract
-from fmapper.states.state import named_arrays, refill
-
 if TYPE_CHECKING:
     from fmapper.translation.writer import Source
 
@@ -32,6 +27,8 @@ class Place:
 
     def to_source(self, array: Any) -> Any:
         """Returns an array of the model in the layout of the source."""
+        from fmapper.backends.namespace import array_namespace
+
         xp = array_namespace(array)
         if self.order is not None:
             axes = [max(i, ~i) for i in self.order]
@@ -42,6 +39,8 @@ class Place:
 
     def from_source(self, array: Any, shape: tuple[int, ...]) -> Any:
         """Returns an array of the source in the layout of the model, which has this shape."""
+        from fmapper.backends.namespace import array_namespace
+
         xp = array_namespace(array)
         if self.order is not None:
             array = xp.permute_dims(array, tuple(max(i, ~i) for i in self.order))
@@ -50,6 +49,8 @@ class Place:
 
 
 def _flip(array: Any, order: tuple[int, ...]) -> Any:
+    from fmapper.backends.namespace import array_namespace
+
     axes = tuple(at for at, i in enumerate(order) if i < 0)
     return array_namespace(array).flip(array, axis=axes) if axes else array
 
@@ -76,7 +77,7 @@ class Weights:
     rest: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
 
-    def renamed(self, rename: Callable[[str], str]) -> Weights:
+    def rename(self, rename: Callable[[str], str]) -> Weights:
         """Returns them with other names for those of the source."""
         return replace(
             self,
@@ -117,6 +118,11 @@ def source_weights(
     None for other models, those with arrays of another backend, and those whose arrays have no
     memory. See `Models.source_weights`.
     """
+    from fmapper.backends.discovery import owner_of
+    from fmapper.backends.namespace import array_namespace
+    from fmapper.states.materialize import is_abstract
+    from fmapper.states.state import named_arrays, refill
+
     built = source_of_built(model)
     if built is None:
         return None

@@ -89,7 +89,7 @@ def _print(program: Program, functions: Mapping[str, Callable[..., Any]]) -> Sou
     """Returns the file of a program of torch's functions."""
     renamed, lists = translation.with_lists(program)
     found = translation.write(renamed, TorchDialect(functions, lists))
-    found.weights = found.weights.renamed(lambda name: own_name(name, lists))
+    found.weights = found.weights.rename(lambda name: own_name(name, lists))
     return found
 
 
