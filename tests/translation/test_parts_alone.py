@@ -427,3 +427,69 @@ def test_flags_for_the_mode_are_no_arguments_in_torch():
     source = fmapper.source((model, variables), "torch", (x,), train=True)
     assert "BatchNormLast(" in source
     assert "deterministic" not in source
+
+
+@pytest.mark.parametrize("make", [user, resnet, llama])
+def test_flax_captures_what_each_part_gives(make):
+    torch.manual_seed(0)
+    module, args, kwargs = make()
+    model = model_of(module, *args, **kwargs)
+    capture = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)
+    _, state = capture(*as_numpy(args), **as_numpy(kwargs))
+    found = {}
+    for path, variable in nnx.to_flat_state(state):
+        *steps, method = map(str, path)
+        if method == "__call__":
+            found[".".join(steps)] = variable.get_value()
+    calls = {
+        path: (part, result) for path, part, _, _, result in record_calls(module, args, kwargs)
+    }
+    assert len(found) > 10
+    assert found.keys() <= calls.keys()
+    missing = [calls[path][0] for path in calls.keys() - found.keys()]
+    assert all(type(one).__name__.endswith((*FUNCTIONS, "Sequential")) for one in missing)
+    for path, values in found.items():
+        if not path.startswith("encoder.blocks.0"):  # that has several methods
+            same(values[-1], calls[path][1])
+
+
+def test_equinox_takes_another_part_that_keeps_what_one_gives():
+    equinox = pytest.importorskip("equinox")
+    ids, mask = tokens()
+    module = Net().eval()
+    model = model_of(module, ids, mask=mask, to="equinox")
+    seen = []
+
+    class Seen(equinox.Module):
+        part: object
+
+        def __call__(self, *args, **kwargs):
+            seen.append(self.part(*args, **kwargs))
+            return seen[-1]
+
+    where = lambda m: m.encoder.blocks[1]  # noqa: E731
+    changed = equinox.tree_at(where, model, Seen(model.encoder.blocks[1]))
+    changed(ids.numpy(), mask.numpy())
+    calls = record_calls(module, (ids,), {"mask": mask})
+    (wanted,) = [result for path, *_, result in calls if path == "encoder.blocks.1"]
+    same(seen, (wanted,))
+
+
+def test_hooks_of_torch_see_what_each_part_gives():
+    model = Towers(nnx.Rngs(0))
+    model.eval()
+    ids, others = (x.numpy().astype(np.int32) for x in tokens())
+    module = fmapper.convert(model, "torch", (ids, others), structure=True)
+    capture = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)
+    _, state = capture(ids, others)
+    wanted = {
+        ".".join(map(str, path[:-1])): variable.get_value()
+        for path, variable in nnx.to_flat_state(state)
+        if path[-1] == "__call__"
+    }
+    calls = record_calls(module, (torch.tensor(ids), torch.tensor(others)), {})
+    paths = {path for path, *_ in calls}
+    assert {"left.embed", "left.layers.0", "right", "right.layers.1", ""} <= paths
+    for path in paths & wanted.keys():
+        results = [result for found, *_, result in calls if found == path]
+        same(as_numpy(results), wanted[path])

@@ -196,13 +196,19 @@ HELPERS = {
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights) @ value'''),
     **RECURRENT,
-    "Sequential": Helper('''class Sequential(nnx.List):
-    """Parts that are called one after the other."""
+    "InOrder": Helper('''class InOrder:
+    """Calls its items one after the other."""
 
     def __call__(self, x):
         for part in self:
             x = part(x)
         return x'''),
+    # `nnx.capture` would put what a class's own `__call__` gives among the items of a list.
+    "Sequential": Helper(
+        '''class Sequential(InOrder, nnx.List):
+    """Parts that are called one after the other."""''',
+        frozenset({"InOrder"}),
+    ),
     "Buffer": Helper('''class Buffer(nnx.Variable):
     """An array that is not trained."""'''),
     "LoadedBuffer": Helper('''class LoadedBuffer(nnx.Variable):
