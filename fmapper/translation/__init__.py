@@ -12,6 +12,7 @@ from fmapper.translation.code import (
     Value,
     attribute,
     attribute_name,
+    construct,
     expr,
     identifier,
     literal,
@@ -29,8 +30,9 @@ from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in
 from fmapper.translation.reading.statements import other_names, statements_at
 from fmapper.translation.reading.weights import origin_of_built, source_weights
+from fmapper.translation.source_file import Source
 from fmapper.translation.units import Structure, Unit, local_array
-from fmapper.translation.writer import Source, write
+from fmapper.translation.writer import write
 
 __all__ = [
     "CHECK_SHAPES",
@@ -55,6 +57,7 @@ __all__ = [
     "attribute",
     "attribute_name",
     "by_suffix",
+    "construct",
     "expr",
     "helpers_of",
     "identifier",

@@ -29,16 +29,34 @@ def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
         alike.setdefault(key, []).append(sketch)
     for group in alike.values():
         _share_methods(group)
-        if len({sketch.shape() for sketch in group}) == 1:
-            continue
-        before = [list(sketch.made) for sketch in group]
-        for at, (attr, _) in enumerate(group[0].made):
-            nodes = _copy_aligned([sketch.made[at][1] for sketch in group], defaults)
-            for sketch, node in zip(group, nodes, strict=True):
-                sketch.made[at] = (attr, node)
-        if len({sketch.shape() for sketch in group}) > 1:
-            for sketch, made in zip(group, before, strict=True):
-                sketch.made[:] = made
+        by_methods: dict[tuple[str, ...], list[Sketch]] = {}
+        for sketch in group:
+            methods = (*(one.shape() for one in sketch.methods), *sketch.ties)
+            by_methods.setdefault(methods, []).append(sketch)
+        for one in by_methods.values():
+            _share_keywords(one, defaults)
+
+
+def _share_keywords(group: Sequence[Sketch], defaults: Defaults) -> None:
+    """Gives submodules the same keywords where that makes them one class."""
+    if len({sketch.shape_of_parts() for sketch in group}) == 1:
+        return
+    before = [list(sketch.made) for sketch in group]
+    _align_all(group, defaults)
+    merged: dict[str, list[Sketch]] = {}
+    for sketch in group:
+        merged.setdefault(sketch.shape_of_parts(), []).append(sketch)
+    for sketch, made in zip(group, before, strict=True):
+        sketch.made[:] = made
+    for one in merged.values():
+        _align_all(one, defaults)
+
+
+def _align_all(group: Sequence[Sketch], defaults: Defaults) -> None:
+    for at, (attr, _) in enumerate(group[0].made):
+        nodes = _copy_aligned([sketch.made[at][1] for sketch in group], defaults)
+        for sketch, node in zip(group, nodes, strict=True):
+            sketch.made[at] = (attr, node)
 
 
 def _share_methods(group: Sequence[Sketch]) -> None:

@@ -188,7 +188,9 @@ def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
     if not function:
         return at or "value"
     known = names.get(function, ())
-    return known[int(at)] if int(at) < len(known) else "value"
+    if int(at) < len(known):
+        return known[int(at)]
+    return "size" if function.rpartition(".")[2] in _OF_SIZES else "value"
 
 
 class _Replace(ast.NodeTransformer):
@@ -236,6 +238,7 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
     return Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
 
 
+_OF_SIZES = frozenset({"arange", "broadcast_to", "full", "ones", "reshape", "view", "zeros"})
 _INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
 
 

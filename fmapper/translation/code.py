@@ -68,6 +68,20 @@ class _Fill(ast.NodeTransformer):
         return literal(self._given[node.id]) if node.id in self._given else node
 
 
+def construct(cls: str, arguments: Mapping[str, Any], *last: str) -> ast.expr:
+    """Returns a call; of more than three arguments those after the second are passed by name.
+
+    Examples:
+        >>> text(construct("Block", {"width": 3, "depth": 4}, "rngs=rngs"))
+        'Block(3, 4, rngs=rngs)'
+        >>> text(construct("Block", {"width": 3, "depth": 4, "kernel_size": 5, "strides": 2}))
+        'Block(3, 4, kernel_size=5, strides=2)'
+    """
+    by_name = list(arguments)[2:] if len(arguments) > 3 else []
+    given = [f"{key}={{{i}}}" if key in by_name else f"{{{i}}}" for i, key in enumerate(arguments)]
+    return expr(f"{cls}({', '.join([*given, *last])})", *arguments.values())
+
+
 def literal(value: Any) -> ast.expr:
     """Returns a value as an expression: arrays, numbers, texts, None, and sequences of them."""
     if isinstance(value, Value):

@@ -107,7 +107,7 @@ class Dialect(ABC):
         return ".".join(draft.place(path))
 
     @abstractmethod
-    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns the code that creates an instance of a class of the file."""
 
     @abstractmethod
@@ -187,8 +187,13 @@ class Dialect(ABC):
     def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
         """Returns the code that creates a buffer, or an array that is not trained."""
 
-    def is_long(self, array: Any) -> bool:
-        """Returns whether the values of an array are left to `load_weights`."""
+    def is_loaded(self, array: Any, *, varies: bool) -> bool:
+        """Returns whether the values of an array are left to `load_weights`.
+
+        Args:
+            array: The array.
+            varies: Whether other modules of its class have other values there.
+        """
         return False
 
     def loaded_array(self, array: Any) -> ast.expr:

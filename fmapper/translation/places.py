@@ -13,6 +13,7 @@ from fmapper.translation.code import identifier
 from fmapper.translation.units import Structure, Unit, is_own, local_array
 
 if TYPE_CHECKING:
+    from fmapper.programs.program import Program
     from fmapper.translation.dialect import Layer
 
 
@@ -119,6 +120,16 @@ def common_path(a: str, b: str) -> str:
             break
         found.append(one)
     return ".".join(found)
+
+
+def differs_by_module(program: Program, target: str) -> bool:
+    """Returns whether modules of the class that has an array have other values in its place."""
+    owner, _, attr = target.rpartition(".")
+    arrays = {**program.buffers, **program.parameters}
+    peers = [path for path, kind in program.types.items() if kind == program.types.get(owner)]
+    found = [arrays[f"{path}.{attr}"] for path in peers if f"{path}.{attr}" in arrays]
+    own = arrays[target]
+    return any(one.shape != own.shape or bool((one != own).any()) for one in found)
 
 
 def size_of_array(array: Any) -> int:

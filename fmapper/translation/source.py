@@ -26,7 +26,7 @@ from fmapper.translation.proving.prove import Proof, prove
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
-    from fmapper.translation.writer import Source
+    from fmapper.translation.source_file import Source
 
 
 def source(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -30,42 +29,18 @@ from fmapper.translation.loading import weights_of
 from fmapper.translation.places import (
     Node,
     common_path,
+    differs_by_module,
     is_chain,
     is_item,
     place_of_layer,
     size_of_array,
     title_of,
 )
-from fmapper.translation.reading.weights import Weights
+from fmapper.translation.source_file import Source
 from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
-
-
-@dataclass(slots=True)
-class Source:
-    """A model as source code.
-
-    Attributes:
-        code: The file.
-        name: The class of the model in it.
-        weights: Its arrays, and where those are in the source.
-        layers: How many parameters are in layers of the target, and how many there are.
-        dissolved: Submodules without code of their own, with the reason.
-        modes: In which it computes what the model does: `eval`, `train`.
-        parameters: What the model takes there.
-        positional: Those for what the example gave by position; empty for what it does not take.
-    """
-
-    code: str
-    name: str
-    weights: Weights
-    layers: tuple[int, int]
-    dissolved: dict[str, str]
-    modes: tuple[str, ...] = ("eval",)
-    parameters: tuple[str, ...] = ()
-    positional: tuple[str, ...] = ()
 
 
 def write(program: Program, dialect: Dialect) -> Source:
@@ -327,11 +302,14 @@ class _Writer:
             return found
 
         height(self.root)
+        known = dict(self.dialect.parameters)
         for level in sorted(levels):
             sketches = [self._sketch(node, made) for node in levels[level]]
-            for cls in merge(sketches, taken, self.dialect.parameters, self.dialect.defaults):
+            for cls in merge(sketches, taken, known, self.dialect.defaults):
                 classes.append(cls)
-                for path, arguments in cls.arguments.items():
+                known[cls.name] = cls.parameters
+                for path, values in cls.arguments.items():
+                    arguments = dict(zip(cls.parameters, values, strict=True))
                     made[path] = self.dialect.make(cls.name, arguments)
         root = next(cls for cls in classes if "" in cls.arguments)
         code = self.dialect.file(self, classes, root)
@@ -436,7 +414,8 @@ class _Writer:
             array = program.buffers[target]
         else:
             raise ConversionError(f"{target} is the state of a generator: it cannot be translated")
-        if target not in program.transient and self.dialect.is_long(array):
+        varies = differs_by_module(program, target)
+        if target not in program.transient and self.dialect.is_loaded(array, varies=varies):
             self.loaded.add(target)
             return self.dialect.loaded_array(array)
         kind = "FrozenParam" if target in program.frozen else "Buffer"

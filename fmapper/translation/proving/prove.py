@@ -21,7 +21,7 @@ from fmapper.translation.loading import whole_arrays
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
-    from fmapper.translation.writer import Source
+    from fmapper.translation.source_file import Source
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
 # The contract of a translation: relative to the largest element.

@@ -9,7 +9,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fmapper.translation.writer import Source
+    from fmapper.translation.source_file import Source
 
 _numbers = itertools.count(1)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fmapper.translation.writer import Source
+    from fmapper.translation.source_file import Source
 
 
 @dataclass(frozen=True, slots=True)

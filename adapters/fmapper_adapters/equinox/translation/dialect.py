@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Layer, expr, text
+from fmapper.translation import Class, Helper, Layer, construct, expr, text
 from fmapper_adapters.equinox.translation.helpers import HELPERS
 from fmapper_adapters.equinox.translation.layers import kind_of, restate
 from fmapper_adapters.equinox.translation.loading import frozen_parts, print_loading
@@ -94,10 +94,9 @@ class EquinoxDialect(JaxDialect):
         """Returns an array that is not trained, with values from `load_weights`."""
         return expr(f"{_FROZEN}({{0}})", self.zeros(array))
 
-    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64, key=keys())`."""
-        given = ", ".join([f"{{{i}}}" for i in range(len(arguments))] + [f"key={_DRAWS}"])
-        return expr(f"{cls}({given})", *arguments)
+        return construct(cls, arguments, f"key={_DRAWS}")
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns a list."""

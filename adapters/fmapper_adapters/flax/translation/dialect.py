@@ -15,6 +15,7 @@ from fmapper.translation import (
     Helper,
     Statement,
     attribute_name,
+    construct,
     expr,
     shortest_parts,
     text,
@@ -85,10 +86,9 @@ class FlaxDialect(JaxDialect):
         """Returns a variable that `load_weights` must find in the state dict."""
         return expr("LoadedBuffer({0})", self.zeros(array))
 
-    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64, rngs=rngs)`."""
-        given = ", ".join([f"{{{i}}}" for i in range(len(arguments))] + ["rngs=rngs"])
-        return expr(f"{cls}({given})", *arguments)
+        return construct(cls, arguments, "rngs=rngs")
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nnx.List`."""

@@ -166,10 +166,10 @@ class JaxDialect(Dialect):
         shape = tuple(int(s) for s in values.shape)
         return expr("jnp.array({0}.reshape({1}))", _print_bytes(values), shape)
 
-    def is_long(self, array: Any) -> bool:
-        """Returns whether an array is neither small nor computed."""
+    def is_loaded(self, array: Any, *, varies: bool) -> bool:
+        """Returns whether an array is not computed, and neither small nor alike in all modules."""
         values = np.asarray(to_numpy(array))
-        if values.size <= _FEW or values.dtype.kind not in "biufc":
+        if (values.size <= _FEW and not varies) or values.dtype.kind not in "biufc":
             return False
         dtype = self.dtype(values.dtype.name)
         return self.fill(array) is None and _compute(values, dtype) is None

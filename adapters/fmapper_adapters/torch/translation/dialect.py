@@ -23,6 +23,7 @@ from fmapper.translation import (
     Helper,
     Layer,
     Statement,
+    construct,
     expr,
     helpers_of,
     literal,
@@ -246,10 +247,9 @@ class TorchDialect(Dialect):
             return expr(f"torch.{kind}({{0}}{end})", shape, dtype)
         return expr("torch.full({0}, {2}, dtype={1})", shape, dtype, first.item())
 
-    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64)`."""
-        given = ", ".join(f"{{{i}}}" for i in range(len(arguments)))
-        return expr(f"{cls}({given})", *arguments)
+        return construct(cls, arguments)
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nn.ModuleList`."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Layer, expr, text
+from fmapper.translation import Class, Helper, Layer, expr, literal, text
 from fmapper_adapters.jax.translation.dialect import JaxDialect
 from fmapper_adapters.jax.translation.functions.bodies import print_function
 from fmapper_adapters.jax.translation.functions.helpers import HELPERS
@@ -79,9 +79,9 @@ class FunctionsDialect(JaxDialect):
         """Returns an array that is not trained, with values from `load_weights`."""
         return expr(f"{FROZEN}({{0}})", self.zeros(array))
 
-    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64)`, which becomes a call of the function that makes its arrays."""
-        return expr(f"{cls}({', '.join(f'{{{i}}}' for i in range(len(arguments)))})", *arguments)
+        return ast.Call(expr(cls), [literal(value) for value in arguments.values()], [])
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns a list."""

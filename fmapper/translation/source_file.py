@@ -1,0 +1,34 @@
+"""A model as source code, and what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fmapper.translation.reading.weights import Weights
+
+
+@dataclass(slots=True)
+class Source:
+    """A model as source code.
+
+    Attributes:
+        code: The file.
+        name: The class of the model in it.
+        weights: Its arrays, and where those are in the source.
+        layers: How many parameters are in layers of the target, and how many there are.
+        dissolved: Submodules without code of their own, with the reason.
+        modes: In which it computes what the model does: `eval`, `train`.
+        parameters: What the model takes there.
+        positional: Those for what the example gave by position; empty for what it does not take.
+    """
+
+    code: str
+    name: str
+    weights: Weights
+    layers: tuple[int, int]
+    dissolved: dict[str, str]
+    modes: tuple[str, ...] = ("eval",)
+    parameters: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()

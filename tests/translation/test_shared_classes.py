@@ -1,0 +1,113 @@
+"""Submodules that differ in their configuration are one class with arguments in written files."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+class ConvLayer(nn.Module):
+    def __init__(self, width: int, out: int, size: int = 3, stride: int = 1, act: bool = True):
+        super().__init__()
+        self.conv = nn.Conv2d(width, out, size, stride, size // 2, bias=False)
+        self.norm = FrozenNorm(out)
+        self.act = nn.ReLU() if act else nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.norm(self.conv(x)))
+
+
+class FrozenNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(width) + 0.5)
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale[:, None, None]
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, width: int, inner: int, stride: int) -> None:
+        super().__init__()
+        self.first = ConvLayer(width, inner, 1)
+        self.second = ConvLayer(inner, inner, 3, stride)
+        self.last = ConvLayer(inner, 2 * width, 1, act=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.second(self.first(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Bottleneck(4, 3, 1), Bottleneck(8, 5, 2))
+
+    def forward(self, x: Any) -> Any:
+        return self.blocks(x)
+
+
+@pytest.fixture(scope="module")
+def written() -> tuple[Any, str]:
+    torch.manual_seed(0)
+    module = Net().eval()
+    return module, translate(module, "flax", (torch.randn(2, 4, 8, 8),))[0].code
+
+
+def made(code: str) -> tuple[Any, Any]:
+    """Runs a file: a new model, and what loads its arrays."""
+    space: dict[str, Any] = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    return space["Net"](rngs=nnx.Rngs(0)), space["load_weights"]
+
+
+def head(code: str, name: str) -> str:
+    found = re.search(rf"class {name}\(nnx.Module\):\n    def __init__\((.*?)\):", code, re.DOTALL)
+    assert found is not None, code
+    return re.sub(r"\s+", " ", found[1])
+
+
+def test_it_computes_the_same(written: Any) -> None:
+    module, code = written
+    model, load_weights = made(code)
+    load_weights(model, {name: one.numpy() for name, one in module.state_dict().items()})
+    x = torch.randn(3, 4, 10, 8)
+    found = torch.tensor(jax.device_get(model(x.numpy())))
+    torch.testing.assert_close(found, module(x))
+
+
+def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
+    code = written[1]
+    inner = "self, in_features, out_features, kernel_size, strides, padding, *, rngs: nnx.Rngs"
+    assert head(code, "ConvLayer") == inner
+    assert head(code, "ConvLayer_2") == "self, in_features, out_features, *, rngs: nnx.Rngs"
+    assert "class ConvLayer_3" not in code
+    assert "strides=1" not in code.partition("class ConvLayer_2")[2].partition("\n\n\n")[0]
+
+
+def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
+    code = written[1]
+    wanted = "self, in_features, out_features, strides, out_features_2, *, rngs: nnx.Rngs"
+    assert head(code, "Bottleneck") == wanted
+    assert re.search(r"ConvLayer\(\s*in_features, out_features, kernel_size=1, strides=1,", code)
+    assert re.search(r"Bottleneck\(8, 5, strides=2, out_features_2=16, rngs=rngs\)", code)
+
+
+def test_values_that_differ_by_module_are_loaded(written: Any) -> None:
+    module, code = written
+    assert code.count("class FrozenNorm") == 1
+    assert "LoadedBuffer(jnp.zeros(" in code
+    assert head(code, "FrozenNorm") == "self, size, *, rngs: nnx.Rngs"
+    model, load_weights = made(code)
+    state = {name: one.detach().numpy() for name, one in module.named_parameters()}
+    with pytest.raises(KeyError, match="scale"):
+        load_weights(model, state)
