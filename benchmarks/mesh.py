@@ -75,6 +75,7 @@ SENT = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?
 BAR = 1e-5
 SMALL = 1e-3  # of the largest element of a tree; what is less in all of an array may be rounding
 RATE = 0.1
+EPS = 1e-3
 RANKS = 4
 
 
@@ -147,8 +148,8 @@ class Case:
         return self.updates(optax.sgd(RATE, momentum=0.9), model, batch)
 
     def adamw(self, model: Any, batch: Any) -> Any:
-        """What a step of AdamW adds to parameters."""
-        return self.updates(optax.adamw(RATE), model, batch)
+        """What a step of AdamW adds to parameters, with the `eps` of `optimizer_of`."""
+        return self.updates(optax.adamw(RATE, eps=EPS), model, batch)
 
     def updates(self, optimizer: Any, model: Any, batch: Any) -> Any:
         """What a step of an optimizer adds to parameters."""
@@ -273,7 +274,7 @@ def optimizer_of(module: Any, *, is_double: bool) -> Any:
     gradients that are zero, which AdamW would divide by themselves.
     """
     if is_double:
-        return torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-3)
+        return torch.optim.AdamW(module.parameters(), lr=RATE, eps=EPS)
     return torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
 
 

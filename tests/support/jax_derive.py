@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import fmapper
 from fmapper.meshes import Sharding
+from fmapper_adapters.jax.arrays.packed import PackedArray
 
 SENT = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 IDS = np.arange(64, dtype=np.int32).reshape(8, 8)
@@ -29,10 +30,11 @@ def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
 
 
-def mixtral() -> Any:
+def mixtral(layers: int = 2) -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4)).eval()
+    sizes = SIZES | {"num_hidden_layers": layers}
+    return MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4)).eval()
 
 
 def convert(module: Any, **options: Any) -> Any:
@@ -233,3 +235,27 @@ def check_fused_queries_keys_and_values() -> None:
         np.testing.assert_allclose(
             jax.jit(logits)(new, batch), logits(model, ids), rtol=1e-5, atol=1e-5
         )
+
+
+def check_experts_in_other_forms() -> None:
+    """Experts in a loop, as products of each token's own, and of attention: all give the same."""
+    from transformers import JetMoeConfig, JetMoeForCausalLM
+
+    torch.manual_seed(0)
+    loop, batched = mixtral(layers=1), mixtral(layers=1)
+    loop.config._experts_implementation = "eager"
+    batched.config._experts_implementation = "batched_mm"
+    own = {n: size for n, size in SIZES.items() if n != "num_attention_heads"}
+    config = JetMoeConfig(**own | {"num_hidden_layers": 1}, kv_channels=8, num_local_experts=4)
+    features = {"*.gate_up_proj": (None, "model"), "*.down_proj": (None, None, "model")}
+    mesh = mesh_of(AxisType.Auto)
+    batch = fmapper.shard(IDS, mesh, ("data",))
+    packed = {"*.kv_proj.weight": ("model",), "mlp.input_linear.weight": (None, "model")}
+    jetmoe = JetMoeForCausalLM(config).eval()
+    for module, rules in ((loop, features), (batched, features), (jetmoe, packed)):
+        model = convert(module, check=False)
+        new = fmapper.shard(model, mesh, rules)
+        assert any(isinstance(array, PackedArray) for array in new.params.values())
+        want = jax.jit(logits)(model, IDS)
+        got = jax.jit(logits)(new, batch)
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-5)
