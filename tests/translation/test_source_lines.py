@@ -76,7 +76,8 @@ def test_what_each_part_gives_is_collected_in_the_loop():
 
 
 def test_a_result_that_is_used_otherwise_is_not_collected():
-    for last in ("return (k, k_2), k", "return (k, k_2, x)", "return (k_2, k)", "k = 1"):
+    lasts = ("return (k, k_2), k", "return (k, k_2, x)", "return (k_2, k)", "k = 1")
+    for last in (*lasts, "return (x, k, k_2)[:, 0]", "return x[k:, k_2:]"):
         lines = ["x, k = self.h[0](x)", "x, k_2 = self.h[1](x)", last]
         assert collect(lines) == lines
     lines = ["x, k = self.h[0](x)", "x, k_2 = self.h[2](x)", "return x, (k, k_2)"]

@@ -131,9 +131,11 @@ def _begin(codes: list[str], state: Sequence[str]) -> str:
 
 def _names(lines: Sequence[str]) -> Iterator[str]:
     for line in lines:
-        for node in ast.walk(ast.parse(line)):
-            if isinstance(node, ast.Name):
-                yield node.id
+        yield from _names_of(ast.parse(line))
+
+
+def _names_of(tree: ast.AST) -> Iterator[str]:
+    return (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
 class _Collector(ast.NodeTransformer):
@@ -150,12 +152,14 @@ class _Collector(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        if any(isinstance(item, ast.Slice | ast.Starred) for item in node.elts):
+            return self.generic_visit(node)
         items = {
             text(_Rename(names).visit(copy.deepcopy(item)))
             for names, item in zip(self._renames, node.elts, strict=False)
         }
         has_all = len(node.elts) == len(self._renames) and all(
-            {*_names([text(item)])} & {*names}
+            {*_names_of(item)} & {*names}
             for names, item in zip(self._renames, node.elts, strict=True)
         )
         if not has_all or len(items) != 1 or not isinstance(node.ctx, ast.Load):
