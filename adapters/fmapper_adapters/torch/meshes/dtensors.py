@@ -173,7 +173,7 @@ class TorchMeshes(Meshes):
             if placement.is_replicate():
                 continue
             before = _private.parts_before(placement)
-            own = spec[placement.dim]
+            own = () if before is None else spec[placement.dim]
             if before is not None and (not own or isinstance(own, PackedAxes)):
                 each = array.shape[placement.dim] // before
                 spec[placement.dim] = PackedAxes((name, *own), (each,) * before)
