@@ -368,7 +368,7 @@ def local_name(found: Structure, target: str, path: str) -> str | None:
 
 
 def _settle(found: Structure, units: list[Unit]) -> None:
-    """Resolves values that torch has left out, by their order among the arguments."""
+    """Resolves values that torch has left out: results by their order, a single argument."""
     became: dict[str, str] = {}
     for unit in units:
         lost = [n for n in dict.fromkeys(refs_in((unit.part.result,))) if n.startswith("?")]
@@ -381,7 +381,7 @@ def _settle(found: Structure, units: list[Unit]) -> None:
         lost = [n for n in dict.fromkeys(refs_in((arguments,))) if n.startswith("?")]
         told = set(refs_in((arguments,)))
         free = [n for n in unit.given if n not in told and not is_own(found, unit, n)]
-        if lost and len(lost) == len(free):
+        if len(lost) == len(free) == 1:
             became.update(zip(lost, free, strict=True))
     if became:
         for unit in units:

@@ -404,6 +404,8 @@ def test_what_transformers_does_not_save():
 
 
 def test_where_a_recording_is():
+    from fmapper_adapters.torch.record.marks import marks_of_recording, name_in_recording
+
     class Inner(torch.nn.Module):
         def forward(self, x):
             return x + 1
@@ -421,8 +423,9 @@ def test_where_a_recording_is():
     def look(module, args, result):
         place = _private.place_in_recording()
         if place is not None:
+            assert _private.node_in_recording(result) is not None
             places.append(place[:2])
-            names.append(_private.name_in_recording(result))
+            names.append(name_in_recording(result, {}))
 
     def begin(module, args):
         if _private.place_in_recording() is not None:
@@ -433,7 +436,7 @@ def test_where_a_recording_is():
     assert _private.place_in_recording() is None
     exported = torch.export.export(outer, (torch.ones(2),), strict=False)
     assert places == [("inner", "inner"), ("inner@1", "inner")]
-    marks = _private.marks_of_recording(exported.graph)
+    marks = marks_of_recording(exported.graph)
     made = {node.name: node for node in exported.graph.nodes}
     assert [made[marks[name]].target for name in names] == [torch.ops.aten.add.Tensor] * 2
     last = [node for node in made.values() if node.op == "call_function"][-1]

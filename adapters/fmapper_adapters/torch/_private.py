@@ -406,24 +406,16 @@ def name_of_place(key: str, path: str) -> tuple[str, str]:
 _SELF = re.compile(r"^(L\['self'\]|__self__|L__self__|_export_root(?=\.|$))\.?")
 
 
-def name_in_recording(tensor: torch.Tensor) -> str:
-    """Returns the name of the node that computed a tensor in a recording; empty without one.
-
-    The node is marked with the name, which survives the later passes of `torch.export`.
-    """
+def node_in_recording(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """Returns the node that computed a tensor in a recording; None without one."""
     from torch.fx.experimental import proxy_tensor
 
     mode = proxy_tensor.get_proxy_mode()
     if isinstance(tensor, FunctionalTensor):
         tensor = _torch._from_functional_tensor(tensor.elem)
     slot = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
-    if slot is None:
-        return ""
-    node = slot.proxy.node
-    if node.op != "placeholder":
-        mark = (node.name, str(tuple(tensor.shape)))
-        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": mark}
-    return str(node.name)
+    node: torch.fx.Node | None = None if slot is None else slot.proxy.node
+    return node
 
 
 def note_lines(code: Any) -> None:
@@ -455,22 +447,6 @@ def note_lines(code: Any) -> None:
 def line_of_node(node: torch.fx.Node) -> str:
     """Returns the line that `note_lines` has noted for a node; empty if there is none."""
     return str((node.meta.get("custom") or {}).get("fmapper_line", ""))
-
-
-def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
-    """Maps names by `name_in_recording` to those of the same nodes in a graph.
-
-    If a node was decomposed, this is the last resulting node of its shape.
-    """
-    found: dict[str, tuple[bool, str]] = {}
-    for node in graph.nodes:
-        mark = (node.meta.get("custom") or {}).get("fmapper")
-        if mark is None or "assert" in node.name:
-            continue
-        fits = str(tuple(getattr(node.meta.get("val"), "shape", ()))) == mark[1]
-        if fits or not found.get(mark[0], (False, ""))[0]:
-            found[mark[0]] = fits, node.name
-    return {name: node for name, (_, node) in found.items()}
 
 
 # --- torch.distributed, 2.6 to 2.15 ---------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from fmapper.programs import Other, Part, Ref, Size, map_arguments
 from fmapper.translation import arguments_of, other_names
 from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.record import marks
 from fmapper_adapters.torch.record.patches import foreign_classes
 
 
@@ -39,11 +40,12 @@ class PartCalls:
         self._open: list[dict[str, Any]] = []
         self._noted: list[dict[str, Any]] = []
         self._placeholders: list[str] = []
+        self._same: dict[str, str] = {}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Records the calls within the block, after forgetting earlier ones."""
-        self._open, self._noted, self._placeholders = [], [], []
+        self._open, self._noted, self._placeholders, self._same = [], [], [], {}
         handles = []
         try:
             for inner in self._module.modules():
@@ -72,7 +74,7 @@ class PartCalls:
             "name": name,
             "path": path,
             "parent": self._open[-1]["name"] if self._open else "",
-            "arguments": {key: _argument(value) for key, value in given.values.items()},
+            "arguments": {key: _argument(value, self._same) for key, value in given.values.items()},
             "prefix": given.prefix,
             "positional": given.positional,
             "source": _caller(),
@@ -88,7 +90,7 @@ class PartCalls:
         while self._open and self._open[-1]["name"] != at[0]:
             self._open.pop()  # it ended with an exception that its caller has caught
         if self._open:
-            self._open.pop()["result"] = _with_refs(result, _DEEPEST)
+            self._open.pop()["result"] = _with_refs(result, self._same, _DEEPEST)
 
     def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:
         """Returns the calls.
@@ -97,12 +99,17 @@ class PartCalls:
             inputs: The names of the graph's inputs, without those that torch made of constants.
             graph: The final graph; values that it no longer contains have a name with `?`.
         """
-        names = _private.marks_of_recording(graph)
+        names = marks.marks_of_recording(graph)
         if len(inputs) == len(self._placeholders):
             names |= dict(zip(self._placeholders, inputs, strict=True))
 
         def rename(value: Any) -> Any:
-            return Ref(names.get(value.name, f"?{value.name}")) if isinstance(value, Ref) else value
+            if not isinstance(value, Ref):
+                return value
+            name = value.name
+            while name not in names and name in self._same:
+                name = self._same[name]
+            return Ref(names.get(name, f"?{value.name}"))
 
         return tuple(
             Part(
@@ -132,35 +139,36 @@ def _caller() -> str:
     return ""
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: Any, same: dict[str, str]) -> Any:
     """Returns an argument as plain data."""
-    found = _with_refs(value)
+    found = _with_refs(value, same)
     return Other() if found is None and value is not None else found
 
 
 _DEEPEST = 8  # objects within one another that are taken apart: they may hold themselves
 
 
-def _with_refs(value: Any, objects: int = 0) -> Any:
+def _with_refs(value: Any, same: dict[str, str], objects: int = 0) -> Any:
     """Returns arguments or results as plain data, with references for tensors.
 
     Args:
         value: The argument or result.
+        same: Names of values -> of those that are the same; new ones are added.
         objects: To which depth objects with tensors become dicts of their fields. Not those that a
             module is given: a cache would hold what the module is about to make.
     """
     if isinstance(value, torch.Tensor):
-        name = _private.name_in_recording(value)
+        name = marks.name_in_recording(value, same)
         return Ref(name) if name else None
     if isinstance(value, torch.SymInt):
         return Size(str(value.node.expr))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        return tuple(_with_refs(inner, objects) for inner in value)
+        return tuple(_with_refs(inner, same, objects) for inner in value)
     if isinstance(value, Mapping):
-        return {str(key): _with_refs(one, objects) for key, one in value.items()}
+        return {str(key): _with_refs(one, same, objects) for key, one in value.items()}
     if not objects:
         return None
     fields = foreign_classes.fields_of(value)
-    return None if fields is None else _with_refs(fields, objects - 1)
+    return None if fields is None else _with_refs(fields, same, objects - 1)

@@ -1,0 +1,63 @@
+"""Names for the values of a recording that survive the later passes of `torch.export`."""
+
+from __future__ import annotations
+
+import torch
+
+from fmapper_adapters.torch import _private
+
+
+def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
+    """Returns the name of the node that computed a tensor in a recording; empty without one.
+
+    The node is marked with the name. Nodes that return their argument, such as dropout in
+    evaluation, are dropped later.
+
+    Args:
+        tensor: The tensor.
+        same: Names of nodes -> of those that have the same value; for such a node it is added.
+    """
+    node = _private.node_in_recording(tensor)
+    if node is None:
+        return ""
+    name, shape = str(node.name), str(tuple(tensor.shape))
+    while node.op != "placeholder":
+        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": (node.name, shape)}
+        before = node.args[0] if node.args and _is_identity(node) else None
+        if not isinstance(before, torch.fx.Node) or _shape(before) != shape:
+            break
+        same[str(node.name)] = str(before.name)
+        node = before
+    return name
+
+
+def _shape(node: torch.fx.Node) -> str:
+    return str(tuple(getattr(node.meta.get("val"), "shape", ())))
+
+
+def _is_identity(node: torch.fx.Node) -> bool:
+    """Returns whether a node whose argument has its shape returns that."""
+    op = getattr(node.target, "_opname", "")
+    if op in ("dropout", "feature_dropout"):
+        rate, training = node.args[1:3]
+        return training is False or (isinstance(rate, float) and rate == 0)
+    if op in ("to", "_to_copy"):
+        types = {one.meta["val"].dtype for one in (node, *node.all_input_nodes[:1])}
+        return len(types) == 1
+    return op in ("alias", "clone", "contiguous", "detach", "expand", "reshape", "slice", "view")
+
+
+def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
+    """Maps names by `name_in_recording` to those of the same nodes in a graph.
+
+    If a node was decomposed, this is the last resulting node of its shape.
+    """
+    found: dict[str, tuple[bool, str]] = {}
+    for node in graph.nodes:
+        mark = (node.meta.get("custom") or {}).get("fmapper")
+        if mark is None or "assert" in node.name:
+            continue
+        fits = _shape(node) == mark[1]
+        if fits or not found.get(mark[0], (False, ""))[0]:
+            found[mark[0]] = fits, node.name
+    return {name: node for name, (_, node) in found.items()}
