@@ -123,16 +123,10 @@ class _Writer:
                 own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:
-                    given = next(
-                        v for v in unit.given if v not in self.structure.inputs or self._is_user(v)
-                    )
+                    given = next(v for v in unit.given if not is_own(self.structure, unit, v))
                     self.forms[id(unit)] = Form(
                         given=(("x", Ref(given)),), returns=Ref(unit.gives[0])
                     )
-
-    def _is_user(self, value: str) -> bool:
-        given = self.structure.inputs.get(value)
-        return given is not None and given.kind == "user"
 
     def _dissolve_functions(self, root: Unit) -> None:
         """Inlines units that are a single expression of one value, without arrays."""

@@ -63,11 +63,11 @@ def written() -> tuple[Any, str]:
     return module, translate(module, "flax", (torch.randn(2, 4, 8, 8),))[0].code
 
 
-def made(code: str) -> tuple[Any, Any]:
+def made(code: str, name: str = "Net") -> tuple[Any, Any]:
     """Runs a file: a new model, and what loads its arrays."""
     space: dict[str, Any] = {"__name__": "translated"}
     exec(compile(code, "translated.py", "exec"), space)
-    return space["Net"](rngs=nnx.Rngs(0)), space["load_weights"]
+    return space[name](rngs=nnx.Rngs(0)), space["load_weights"]
 
 
 def head(code: str, name: str) -> str:
@@ -111,3 +111,24 @@ def test_values_that_differ_by_module_are_loaded(written: Any) -> None:
     state = {name: one.detach().numpy() for name, one in module.named_parameters()}
     with pytest.raises(KeyError, match="scale"):
         load_weights(model, state)
+
+
+class Relative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.rand(5, 2))
+        self.bias = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.bias(self.table).T
+
+
+def test_a_sequence_may_be_given_an_array_of_its_owner() -> None:
+    module = Relative().eval()
+    code = translate(module, "flax", (torch.randn(3, 4),))[0].code
+    assert "self.bias(self.table[...])" in code
+    model, load_weights = made(code, "Relative")
+    load_weights(model, {name: one.numpy() for name, one in module.state_dict().items()})
+    x = torch.randn(2, 4)
+    found = torch.tensor(jax.device_get(model(x.numpy())))
+    torch.testing.assert_close(found, module(x))
