@@ -217,9 +217,8 @@ def test_numbered_submodules_are_lists():
         "self.Dense_0 = nn.Linear(",
     ):
         assert line in source.code, line
-    assert source.arrays["towers.1.units.2.Dense_0.weight"] == (
-        "Tower_1.units_2.Dense_0.kernel", (1, 0),
-    )  # fmt: skip
+    place = source.weights.arrays["towers.1.units.2.Dense_0.weight"]
+    assert (place.name, place.order) == ("Tower_1.units_2.Dense_0.kernel", (1, 0))
 
 
 class Numbered(linen.Module):

@@ -989,12 +989,12 @@ def test_a_state_that_lacks_a_name_or_has_one_too_many(tree: Any, data: st.DataO
     wrong = {("not there" if name == gone else name): x for name, x in named.items()}
     with pytest.raises(fmapper.StructureMismatchError) as caught:
         load_state(tree, wrong)
-    assert f"\n  {gone}: missing" in str(caught.value)
     assert "\n  not there: in the state" in str(caught.value)
     paths = dict(zip(names, [p for p, x, _ in occurrences(tree) if is_array(x)], strict=True))
     lenient = load_state(tree, wrong, strict=False)
     ties = [name for name in names if get_path(tree, paths[name]) is state(tree)[gone]]
-    if ties == [gone]:
+    if ties == [gone]:  # a tied array may have any of its names
+        assert f"\n  {gone}: missing" in str(caught.value)
         assert get_path(lenient, paths[gone]) is state(tree)[gone]
 
 
