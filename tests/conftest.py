@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from hypothesis import settings
 collect_ignore_glob = ["support/*", "models/*", "sweeps/*"]
 
 MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
+FINISHED = itertools.count(1)  # tests
 
 # No deadline: the first example of a property may load a framework or compile.
 settings.register_profile("fmapper", deadline=None)
@@ -63,16 +65,28 @@ def seeds() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs() -> Iterator[None]:
-    """Forgets what JAX has compiled before the process has as many mappings as Linux allows.
-
-    Each compiled program takes some; beyond 65530 the compiler aborts the process.
-    """
+    """Forgets what JAX has compiled before there is too much of it, and freezes what is left."""
     yield
     gc.collect()
     gc.freeze()  # or each collection in later modules would walk what JAX and torch keep
+    forget_programs()
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Forgets what JAX has compiled within a long module, too."""
+    if next(FINISHED) % 20 == 0:  # it takes some milliseconds
+        forget_programs()
+
+
+def forget_programs() -> None:
+    """Forgets compiled programs before the process has as many mappings as Linux allows.
+
+    Each takes some; beyond 65530 the compiler aborts the process.
+    """
     maps = Path("/proc/self/maps")
     if "jax" in sys.modules and maps.exists() and maps.read_text().count("\n") > MAPPINGS:
         sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(params=["torch", "jax"])
