@@ -6,6 +6,22 @@ import torch
 
 from fmapper_adapters.torch import _private
 
+# Operations that return their argument where it has the shape and dtype of the result.
+_SAME = frozenset(
+    {
+        "_to_copy",
+        "alias",
+        "clone",
+        "contiguous",
+        "detach",
+        "expand",
+        "reshape",
+        "slice",
+        "to",
+        "view",
+    }
+)
+
 
 def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
     """Returns the name of the node that computed a tensor in a recording; empty without one.
@@ -24,7 +40,7 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
     while node.op != "placeholder":
         node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": (node.name, shape)}
         before = node.args[0] if node.args and _is_identity(node) else None
-        if not isinstance(before, torch.fx.Node) or _shape(before) != shape:
+        if not isinstance(before, torch.fx.Node) or _kind(before) != _kind(node):
             break
         same[str(node.name)] = str(before.name)
         node = before
@@ -35,16 +51,28 @@ def _shape(node: torch.fx.Node) -> str:
     return str(tuple(getattr(node.meta.get("val"), "shape", ())))
 
 
+def _kind(node: torch.fx.Node) -> tuple[str, object]:
+    return _shape(node), getattr(node.meta.get("val"), "dtype", None)
+
+
 def _is_identity(node: torch.fx.Node) -> bool:
-    """Returns whether a node whose argument has its shape returns that."""
+    """Returns whether a node whose argument has its shape and dtype returns that."""
     op = getattr(node.target, "_opname", "")
     if op in ("dropout", "feature_dropout"):
         rate, training = node.args[1:3]
         return training is False or (isinstance(rate, float) and rate == 0)
-    if op in ("to", "_to_copy"):
-        types = {one.meta["val"].dtype for one in (node, *node.all_input_nodes[:1])}
-        return len(types) == 1
-    return op in ("alias", "clone", "contiguous", "detach", "expand", "reshape", "slice", "view")
+    same = (
+        "_to_copy",
+        "alias",
+        "clone",
+        "contiguous",
+        "detach",
+        "expand",
+        "reshape",
+        "slice",
+        "to",
+    )
+    return op in (*same, "view")
 
 
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
