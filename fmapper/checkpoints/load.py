@@ -14,7 +14,7 @@ from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored array
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.transient import transient_in
-from fmapper.errors import PrecisionWarning, StructureMismatchError
+from fmapper.errors import ConversionWarning, PrecisionWarning, StructureMismatchError
 from fmapper.files.dtypes import itemsize
 from fmapper.files.urls import place_of
 from fmapper.progress import step
@@ -166,9 +166,23 @@ def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callabl
         )
 
     own = {name: array for name, (_, array) in named_arrays(model).items()}
-    if count_alike(named) <= count_alike(own):
-        return model, lambda filled: filled
-    return named, back
+    alike = count_alike(own)
+    if count_alike(named) > alike:
+        return named, back
+    turned = [name for name in own if name in checkpoint and _is_turned(own[name], named.get(name))]
+    if turned and count_alike(named) == alike:
+        warn(
+            f"{', '.join(turned[:3])}: the checkpoint may be of this model or of its source, which "
+            "has the same names and shapes, but other layouts. It is read as of this model. If it "
+            "is of the source, use load_state(model, load(path), source=True).",
+            ConversionWarning,
+        )
+    return model, lambda filled: filled
+
+
+def _is_turned(own: Any, other: Any) -> bool:
+    """Returns whether an array has the same shape in the source, and another order there."""
+    return other is not None and other is not own and tuple(other.shape) == tuple(own.shape)
 
 
 def _in_portable_form(tree: Any) -> tuple[Any, dict[str, Any]]:

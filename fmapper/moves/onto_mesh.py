@@ -71,7 +71,9 @@ def _bridge(
     assert isinstance(source, Arrays)
     assert isinstance(adapter, Arrays)
     if copy is False and any(isinstance(axes, PackedAxes) for axes in spec):
-        raise CopyNeededError("copy=False: arrays that lie side by side in one are joined anew")
+        raise CopyNeededError(
+            "copy=False: arrays that lie side by side in one are joined anew. Leave out copy=False"
+        )
     shape, held = source.shape(array), source.held_parts(array)
     move = Mover("shard", adapter.name, copy=copy)
     parts = {}

@@ -60,8 +60,7 @@ def load_state(
     """Returns a new tree with the arrays of a state; backend, device and dtype stay.
 
     What is tied in `tree` is tied in the result, and nothing else is; a state may have it under any
-    of its names. The result shares no memory
-    with the state that could be written to.
+    of its names. The result shares no memory with the state that could be written to.
 
     Args:
         tree: The tree to fill; it is not changed.

@@ -255,3 +255,25 @@ def test_other_models_have_one_naming():
     near(fmapper.state(flat, source=True), arrays_of(linear))
     filled = fmapper.load_state(flat, {"weight": np.ones((2, 2)), "bias": np.ones(2)}, source=True)
     assert fmapper.state(filled)["bias"].tolist() == [1, 1]
+
+
+class Up(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.ConvTranspose2d(4, 4, 2, bias=False)
+
+    def forward(self, x):
+        return self.up(x)
+
+
+def test_a_checkpoint_that_fits_both_namings_is_said_to(tmp_path):
+    pytest.importorskip("equinox")
+    module = Up()
+    x = torch.randn(1, 4, 5, 5)
+    model = fmapper.convert(module.eval(), "equinox", (x,), structure=True)
+    path = tmp_path / "source.safetensors"
+    fmapper.save(dict(module.state_dict()), path)
+    with pytest.warns(fmapper.ConversionWarning, match=r"weight: the checkpoint may be of"):
+        fmapper.load(path, like=model)
+    loaded = fmapper.load_state(model, fmapper.load(path), source=True)
+    near({"": loaded(x.numpy())}, {"": module(x).detach().numpy()})
