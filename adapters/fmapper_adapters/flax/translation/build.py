@@ -10,6 +10,7 @@ from flax import nnx
 
 from fmapper.programs import Program
 from fmapper.translation import Source, run_file
+from fmapper_adapters.flax.translation.fast_layers import accelerate
 from fmapper_adapters.jax.libraries import ProgramArrays
 
 
@@ -25,6 +26,7 @@ def build(program: Program, source: Source) -> Any:
     module["load_weights"](model, arrays)
     source.weights.keep_rest(arrays)
     _compute_rest(model, make)
+    accelerate(model)
     if not program.starts_in_training:
         model.eval()
     return model

@@ -1,0 +1,117 @@
+"""Layers of Flax in translated models have cheaper gradients, and are what they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+import jax.numpy as jnp  # noqa: E402
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+from fmapper_adapters.flax.translation.fast_layers import accelerate  # noqa: E402
+
+
+def layers(**options):
+    """Returns a layer of each class, not yet replaced."""
+    common = {"rngs": nnx.Rngs(0), **options}
+    norm = {"epsilon": 1e-5, "use_fast_variance": False, **common}
+    return {
+        "Linear": nnx.Linear(16, 8, **common),
+        "LayerNorm": nnx.LayerNorm(16, **norm),
+        "one without bias": nnx.LayerNorm(16, use_bias=False, **norm),
+        "one without scale": nnx.LayerNorm(16, use_scale=False, **norm),
+        "RMSNorm": nnx.RMSNorm(16, **norm),
+    }
+
+
+def results(layer, x):
+    """Returns what a layer gives, and the gradients of its input and of its arrays."""
+    graph, state = nnx.split(layer)
+
+    def loss(state, x):
+        y = nnx.merge(graph, state)(x)
+        return jnp.sin(y.astype(jnp.float32)).sum(), y
+
+    slopes, y = jax.grad(loss, argnums=(0, 1), has_aux=True)(state, x)
+    return [y, *jax.tree.leaves(slopes)]
+
+
+@pytest.mark.parametrize("kind", layers())
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16 float32", "float32 bfloat16"])
+def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):
+    given, held = dtypes.split()[0], dtypes.split()[-1]
+    layer = layers(param_dtype=held)[kind]
+    x = (3 * jax.random.normal(jax.random.key(0), (2, 3, 16)) + 1).astype(given)
+    before = results(layer, x)
+    accelerate(nnx.List([layer]))
+    atol = 1e-5 if dtypes == "float32" else 0.1
+    for old, new in zip(before, results(layer, x), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+        np.testing.assert_allclose(np.float32(old), np.float32(new), atol=atol, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_second_derivatives_are_those_of_flax(kind):
+    layer, x = layers()[kind], jax.random.normal(jax.random.key(0), (16,))
+    before = jax.hessian(lambda x: (layer(x) ** 3).sum())(x)
+    accelerate(nnx.List([layer]))
+    after = jax.hessian(lambda x: (layer(x) ** 3).sum())(x)
+    np.testing.assert_allclose(before, after, atol=1e-4)
+
+
+def test_masks_and_options_that_files_have_not_are_those_of_flax():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 16))
+    mask = jnp.arange(16) < 9
+    for kind in ("LayerNorm", "RMSNorm"):
+        layer = layers()[kind]
+        before = layer(x, mask=mask)
+        accelerate(nnx.List([layer]))
+        np.testing.assert_array_equal(before, layer(x, mask=mask))
+        layer.reduction_axes = (-2, -1)
+        np.testing.assert_allclose((layer(x) ** 2).mean(axis=(1, 2)), 1, rtol=1e-4)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.dense = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.dense(self.norm(x))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fmapper.convert(Block(), "flax", (torch.randn(2, 3, 16),), structure=True)
+
+
+def test_layers_are_of_the_classes_of_flax_and_printed_as_such(model):
+    assert isinstance(model.dense, nnx.Linear)
+    assert isinstance(model.norm, nnx.LayerNorm)
+    assert type(model.norm).__name__ == "LayerNorm"
+    code = fmapper.source(model)
+    assert "nnx.LayerNorm(16, " in code
+    assert "nnx.Linear(16, 8, rngs=rngs)" in code
+    adapter = nnx.LoRA(16, 2, 8, base_module=model.dense, rngs=nnx.Rngs(0))
+    x = jnp.ones((2, 3, 16))
+    np.testing.assert_allclose(adapter(x), model.dense(x), atol=1e-6)
+
+
+def test_gradients_of_kernels_are_not_transposed(model):
+    graph, state = nnx.split(model)
+    x = jnp.ones((2, 3, 16))
+    slope = jax.grad(lambda state: (nnx.merge(graph, state)(x) ** 2).sum())
+    code = jax.jit(slope).lower(state).compile().as_text()
+    assert "transpose(%" not in code
+
+
+def test_the_mean_is_subtracted_once(model):
+    graph, state = nnx.split(model.norm)
+    program = jax.make_jaxpr(nnx.merge(graph, state))(jnp.ones((2, 3, 16)))
+    assert str(program).count(" sub ") == 1
