@@ -42,6 +42,7 @@ import optax
 import torch
 import transformers as hub
 from _report import machine
+from flax import nnx
 from jax.sharding import AxisType
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -121,14 +122,18 @@ class Case:
         make, example, self.output = MODELS[name]
         torch.manual_seed(0)
         self.name = name
-        module, example = as_float(make().eval(), example)
-        self.model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
-        self.fixed = {n: x for n, x in example.items() if not isinstance(x, torch.Tensor)}
-        self.batch = {n: x.numpy() for n, x in example.items() if n not in self.fixed}
+        self.module, self.example = as_float(make().eval(), example)
+        self.model = self.convert("jax")
+        self.fixed = {n: x for n, x in self.example.items() if not isinstance(x, torch.Tensor)}
+        self.batch = {n: x.numpy() for n, x in self.example.items() if n not in self.fixed}
         shape = jax.eval_shape(self.forward, self.model, self.batch)
         self.target = target_of(shape)
         self.wanted = {what: jax.jit(call)(self.model, self.batch)
                        for what, call in self.calls().items()}  # fmt: skip
+
+    def convert(self, to: str) -> Any:
+        """The model in a framework."""
+        return fmapper.convert(self.module, to, example_kwargs=self.example, check=False)
 
     def forward(self, model: Any, batch: Any) -> Any:
         """The output that is compared."""
@@ -186,21 +191,24 @@ def compare(case: Case, *, eager: bool) -> int:
 
 
 def count(case: Case) -> None:
-    """Print what a forward pass sends, by rules and kinds of axes."""
-    for kind, rules in itertools.product((AUTO, EXPLICIT), ("model", "derive")):
+    """Print what a forward pass sends, by frameworks, kinds of axes and rules."""
+    models = {"jax": case.model, "flax": case.convert("flax")}
+    for to, kind, rules in itertools.product(models, (AUTO, EXPLICIT), ("model", "derive")):
         mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
         batch = fmapper.shard(case.batch, mesh, ("data",))
+        row = f"{case.name}, {to}, {kind.name}, {rules}"
         try:
-            plan = fmapper.plan(Sharding(mesh, rules), case.model)
+            plan = fmapper.plan(Sharding(mesh, rules), models[to])
         except fmapper.PlacementError:
-            print(f"{case.name}, {kind.name}, {rules}: the model says nothing", flush=True)
+            print(f"{row}: the model says nothing", flush=True)
             continue
-        model = fmapper.shard(case.model, mesh, rules)
-        text = jax.jit(case.forward).lower(model, batch).compile().as_text()
+        model = fmapper.shard(models[to], mesh, rules)
+        run = jax.jit(case.forward) if to == "jax" else nnx.jit(case.forward)
+        text = run.lower(model, batch).compile().as_text()
         sent = ", ".join(f"{n} {what}" for what, n in Counter(re.findall(SENT, text)).items())
         planned = f" (planned {len(plan.sums)} sums)" if plan.sums else ""
         part = f"{plan.nbytes_per_device / plan.nbytes:.0%} of the bytes on each device"
-        print(f"{case.name}, {kind.name}, {rules}: {sent}{planned}, {part}", flush=True)
+        print(f"{row}: {sent}{planned}, {part}", flush=True)
 
 
 def in_torch(families: list[str], rank: int, port: int) -> None:

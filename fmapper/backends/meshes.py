@@ -217,13 +217,6 @@ class Meshes(Framework):
         """
         raise NotImplementedError
 
-    def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
-        """Returns the arrays of a node in which several lie side by side: name, array, how.
-
-        The framework can divide each of these by itself, and computes with them so.
-        """
-        return ()
-
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns the rule for the dimensions of an operation; None for one not known here.
 

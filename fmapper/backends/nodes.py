@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.framework import Framework
 
 if TYPE_CHECKING:
+    from fmapper.backends.meshes import Packed
     from fmapper.tree.nodes import NodeType
 
 
@@ -55,4 +56,11 @@ class Nodes(Framework):
 
     def sums(self, node: Any) -> Sequence[str]:
         """Names those of `axes` after which devices add up what each has, in a forward pass."""
+        return ()
+
+    def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
+        """Returns the arrays of a node in which several lie side by side: name, array, how.
+
+        The framework can divide each of these by itself, and computes with them so.
+        """
         return ()

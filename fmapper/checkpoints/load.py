@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.discovery import adapter_of, adapters, owner_of
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
-from fmapper.backends.meshes import Meshes
 from fmapper.backends.models import Models
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
@@ -19,7 +18,7 @@ from fmapper.files.dtypes import itemsize
 from fmapper.files.urls import place_of
 from fmapper.progress import step
 from fmapper.states.materialize import Default, fill, is_abstract
-from fmapper.states.state import identity_of, named_arrays, refill
+from fmapper.states.state import identity_of, named_arrays, place_as_before, refill
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
 from fmapper.tree.keypath import KeyPath, Link, name_of
@@ -239,7 +238,7 @@ def _fill(
         )
     if strict:
         _check_names(checkpoint, tree, named, default)
-    place: Callable[[Any, Any], Any] | None = _place_as_before if device is None else None
+    place: Callable[[Any, Any], Any] | None = place_as_before if device is None else None
     try:
         place = placer or place
         filled = fill(
@@ -258,16 +257,6 @@ def _fill(
         return bool(found) if is_bool else found
 
     return fmap_with_path(value, filled) if values else filled
-
-
-def _place_as_before(old: Any, new: Any) -> Any:
-    """Shards new values like the array they replace; None for one without a mesh."""
-    adapter = adapter_of(old)
-    if not isinstance(adapter, Meshes) or adapter.layout(old) is None:
-        return None
-    from fmapper.moves.onto_mesh import place_as  # for few trees
-
-    return place_as(old, new)
 
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:

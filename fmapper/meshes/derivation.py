@@ -10,6 +10,7 @@ from typing import Any
 from fmapper.backends.discovery import adapters
 from fmapper.backends.meshes import Meshes, Packed, parts_of
 from fmapper.backends.models import Models
+from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
 from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
 from fmapper.meshes.layout import Axes, mesh_sizes, read_names
@@ -75,7 +76,7 @@ def program_of(model: Any) -> Program | None:
 
 def packed_arrays(node: Any) -> list[tuple[str, Any, Packed]]:
     """Returns the arrays of a node in which several lie side by side: name, array, how."""
-    return [found for adapter in adapters(Meshes) for found in adapter.packings(node)]
+    return [found for adapter in adapters(Nodes) for found in adapter.packings(node)]
 
 
 def derive_axes(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of, adapters, owner_of
 from fmapper.backends.equality import equal_arrays
+from fmapper.backends.meshes import Meshes
 from fmapper.backends.models import Models
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import ConversionError, StructureMismatchError
@@ -128,17 +129,19 @@ def load_state(
         )
     links = [link for _, link, _ in steps.values()]
     routes = [route for *_, route in steps.values()]
+    olds = [named[name][1] for name, *_ in steps.values()]
     news = [route.arrays[0] for route in routes]
     # What can be written to is copied, and apart from the rest, or the first step of a training
-    # would change the state, and places that are tied there but not here.
+    # would change the state, and places that are tied there but not here. What is divided among
+    # devices is copied part by part, unless it is of the same framework.
     arrays = news
-    for frozen in (True, False):
-        own = [route for route in routes if route.source.frozen is frozen]
-        copy = None if frozen else True
+    for copy in (None, True):
+        own = [
+            route for route, old in zip(routes, olds, strict=True) if copy is _copy_of(route, old)
+        ]
         arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
     loaded = {
-        identity: owner_of(named[name][1]).like(array, named[name][1])
-        for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
+        identity: _put(array, old) for identity, array, old in zip(steps, arrays, olds, strict=True)
     }
     _restore_views(
         {identity: (name, named[name][1]) for identity, (name, *_) in steps.items()}, loaded
@@ -255,16 +258,39 @@ def _plain_values(tree: Any) -> dict[str, Any]:
 
 
 def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
-    """Returns a mover to the backend, device and dtype of the old array."""
-    dtype = adapter.dtype(old)
-    return Route(
-        source,
-        adapter,
-        source.device(new),
-        adapter.device(old),
-        source.dtype(new),
-        dtype,
-        dtype,
-        [place],
-        [new],
-    )
+    """Returns a mover to the backend, device and dtype of the old array.
+
+    Values for one on a mesh get its dtype where they are, before they are divided.
+    """
+    own, origin = source.dtype(new), source.device(new)
+    wanted = held = adapter.dtype(old)
+    target, device = adapter, adapter.device(old)
+    if _is_on_mesh(old):
+        target, device, held = source, origin, source.storable(wanted) or own
+    return Route(source, target, origin, device, own, held, held, [place], [new])
+
+
+def _copy_of(route: Route, old: Any) -> bool | None:
+    """Returns whether values are copied for the place of an old array; None where need be."""
+    is_apart = _is_on_mesh(old) and route.source is not owner_of(old)
+    return None if route.source.frozen or is_apart else True
+
+
+def _put(array: Any, old: Any) -> Any:
+    """Returns values, in the backend and dtype of an old array, as they are to take its place."""
+    placed = place_as_before(old, array)
+    return owner_of(old).like(array, old) if placed is None else placed
+
+
+def place_as_before(old: Any, new: Any) -> Any:
+    """Shards new values like the array they replace; None for one without a mesh."""
+    if not _is_on_mesh(old):
+        return None
+    from fmapper.moves.onto_mesh import place_as  # for few trees
+
+    return place_as(old, new)
+
+
+def _is_on_mesh(array: Any) -> bool:
+    adapter = adapter_of(array)
+    return isinstance(adapter, Meshes) and adapter.layout(array) is not None

@@ -94,6 +94,46 @@ def check_what_lies_there_is_given_back_and_the_rest_is_sent() -> None:
     assert torch.equal(other.full_tensor(), torch.arange(64.0).reshape(8, 8))
 
 
+def check_a_state_goes_where_the_old_arrays_lie() -> None:
+    torch.manual_seed(0)
+    net, other = Net(), Net()
+    new = fmapper.shard(net, MESH, RULES)
+    wanted = fmapper.to_torch(fmapper.to_numpy(fmapper.state(other), copy=True))
+    for state in (wanted, fmapper.to_numpy(wanted), fmapper.shard(wanted, MESH, {})):
+        filled = fmapper.load_state(new, state)
+        assert filled.head.weight is filled.back
+        for name, parameter in filled.named_parameters():
+            old = new.get_parameter(name)
+            assert isinstance(parameter, nn.Parameter)
+            assert (parameter.placements, parameter.device_mesh) == (old.placements, MESH)
+            assert torch.equal(parameter.full_tensor(), wanted[name])
+        with torch.no_grad():
+            for parameter in filled.parameters():
+                parameter.to_local().fill_(-1)
+        for name, array in fmapper.to_torch(state).items():
+            held = array.full_tensor() if isinstance(array, DTensor) else array
+            assert torch.equal(held, wanted[name])
+
+
+def check_copies_and_casts_stay_on_the_mesh() -> None:
+    net = fmapper.shard(Net(), MESH, RULES)
+    twin = fmapper.to_torch(net, copy=True)
+    half = fmapper.to_torch(net, dtype="float16")
+    empty = fmapper.to_device("meta")(net)
+    for name, old in net.named_parameters():
+        for new in (twin, half, empty):
+            made = new.get_parameter(name)
+            assert isinstance(made.data, DTensor)
+            assert made.placements == old.placements
+        assert torch.equal(half.get_parameter(name).to_local(), old.to_local().half())
+        assert torch.equal(twin.get_parameter(name).to_local(), old.to_local())
+        assert twin.get_parameter(name).to_local().data_ptr() != old.to_local().data_ptr()
+        assert empty.get_parameter(name).device.type == "meta"
+    assert twin.head.weight is twin.back
+    with pytest.raises(fmapper.UnsupportedLeafError, match=r"full_tensor\(\), which gathers them"):
+        fmapper.to_numpy(fmapper.state(net))
+
+
 def check_what_a_dtensor_cannot_be_is_refused_by_name() -> None:
     tree = {"w": torch.ones(8, 8), "b": torch.ones(3)}
     with pytest.raises(fmapper.PlacementError, match=r"model.w: .*in the order of its mesh"):

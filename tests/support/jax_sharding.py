@@ -89,6 +89,37 @@ def check_what_lies_there_is_given_back() -> None:
     assert other["w"].sharding.spec == P(None, ("data", "model"))
 
 
+def check_a_state_goes_where_the_old_arrays_lie() -> None:
+    torch.manual_seed(0)
+    net, other, x = Net(), Net(), torch.randn(8, 8)
+    wanted = fmapper.state(other)
+    whole = fmapper.to_jax(wanted)
+    elsewhere = fmapper.shard(whole, MESH, {})
+    for dtype in (torch.float32, torch.bfloat16):
+        args = (x.to(dtype),)
+        for framework in ("jax", "flax"):
+            new = fmapper.shard(fmapper.convert(net.to(dtype), framework, args), MESH, RULES)
+            own = getattr(new, "params", new)
+            for state in (wanted, fmapper.to_numpy(wanted), whole, elsewhere):
+                filled = fmapper.load_state(own, state)
+                assert specs(filled) == specs(own)
+                for name, array in fmapper.state(filled).items():
+                    assert array.dtype == str(dtype).removeprefix("torch.")
+                    cast = np.asarray(whole[name].astype(array.dtype))
+                    np.testing.assert_array_equal(np.asarray(array), cast)
+    given = np.ones((8, 8), np.float32)
+    filled = fmapper.load_state({"w": elsewhere["up.weight"][:8]}, {"w": given})
+    given[:] = 0
+    np.testing.assert_array_equal(np.asarray(filled["w"]), 1)
+    new.load_state_dict(wanted)
+    assert new.up.weight.get_value().sharding.spec == P("model")
+    cast = whole["up.weight"].astype("bfloat16")
+    np.testing.assert_array_equal(new.up.weight.get_value(), cast)
+    narrow = fmapper.to_jax(fmapper.state(new), dtype="float16")
+    with pytest.raises(fmapper.LossyCastError, match=r"up\.bias"):
+        fmapper.load_state(narrow, {**wanted, "up.bias": torch.full([16], 1e30)})
+
+
 def check_ties_stay_and_must_be_of_one_mind() -> None:
     w = np.ones((8, 8), np.float32)
     tree = {"embed": {"weight": w}, "head": {"weight": w}}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
-from fmapper.backends import Nodes, NodeType, Observation
+from fmapper.backends import Nodes, NodeType, Observation, Packed
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.jax.libraries import JaxModels
 
@@ -48,6 +48,15 @@ class FlaxAdapter(JaxModels, Nodes):
         from fmapper_adapters.flax import axes as _axes
 
         return _axes.of_node(node)
+
+    def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
+        """Returns the parameters of a `FlaxModel` that hold several arrays side by side."""
+        if not self.is_converted(node):
+            return ()
+        from fmapper_adapters.flax import flax_model
+
+        model = flax_model.bind(node)
+        return [(name, model.params[name], packed) for name, packed in model.packed.items()]
 
     def program_of(self, model: Any) -> Program | None:
         """Returns the program of a converted model, for evaluation if it has two."""

@@ -13,7 +13,9 @@ from fmapper import ProgramInputError, save_program, summary
 from fmapper.backends import Observation, shorten_traceback
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.flax import programs as _programs
+from fmapper_adapters.flax.packed import PACKED, of_blocks, to_blocks
 from fmapper_adapters.flax.programs import Programs
+from fmapper_adapters.jax.libraries import PackedArray
 
 _RESERVED = frozenset({"deterministic", "rngs", "_programs"})
 _HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is the property alone
@@ -334,9 +336,11 @@ def _value(variable: Any) -> Any:
         raw = variable.get_raw_value()
         # what get_value does beside, for trees, references and hooks, takes longer than the call
         is_array = isinstance(raw, jax.Array) and not isinstance(raw, jax.core.Tracer)
-        if is_array and not variable.has_metadata("on_get_value"):
+        if is_array and not (
+            variable.has_metadata("on_get_value") or variable.has_metadata(PACKED)
+        ):
             return raw
-    return variable.get_value()
+    return of_blocks(variable.get_value(), variable.get_metadata())
 
 
 def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) -> None:
@@ -344,10 +348,15 @@ def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) 
     for name, value in (*model.params.items(), *model.buffers.items()):
         if value is before[name]:
             continue
+        variable, new = variables[name], value
+        if isinstance(value, PackedArray) or variable.has_metadata(PACKED):
+            metadata = dict(variable.get_metadata())
+            new = to_blocks(value, metadata)
+            variable.set_metadata(metadata)
         if _HAS_METHODS:
-            variables[name].set_value(value)
+            variable.set_value(new)
         else:
-            variables[name].value = value
+            variable.value = new
 
 
 def _key(rngs: Any) -> Any:

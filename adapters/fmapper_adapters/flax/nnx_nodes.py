@@ -18,6 +18,8 @@ from flax.nnx import tracers, variablelib
 from fmapper.backends import BoxKey, NodeType
 from fmapper_adapters.flax import _private
 from fmapper_adapters.flax.children import ChildTest, box_type, carried_attributes
+from fmapper_adapters.flax.packed import PACKED, of_blocks, to_blocks
+from fmapper_adapters.jax.libraries import PackedArray
 
 Variable: Any = nnx.Variable
 Node: Any = getattr(nnx, "Pytree", None) or nnx.Object
@@ -82,7 +84,8 @@ def _variable_type(cls: type) -> NodeType:
     `layers.0.kernel`, as `nnx.state`, checkpoints and the state dicts of torch do.
 
     The value may be of any backend. Flax computes with NumPy arrays in variables, and copies them
-    to a device in every call; torch tensors it only stores.
+    to a device in every call; torch tensors it only stores. A packed array is in the variable block
+    by block.
     """
     get_value, set_value = _slot(cls, _VALUE_SLOT)
     get_metadata, set_metadata = _slot(cls, _private.VARIABLE_METADATA)
@@ -96,9 +99,11 @@ def _variable_type(cls: type) -> NodeType:
     ]
 
     def items(variable: Any) -> tuple[tuple[Any, Any], ...]:
-        value = get_value(variable)
-        if get_metadata(variable).get("ref") and _is_ref(value):
+        value, metadata = get_value(variable), get_metadata(variable)
+        if metadata.get("ref") and _is_ref(value):
             value = value[...]
+        if PACKED in metadata:
+            value = of_blocks(value, metadata)
         return ((VALUE, value),)
 
     def open(variable: Any, keep: Callable[[Any], None]) -> Any:
@@ -109,20 +114,30 @@ def _variable_type(cls: type) -> NodeType:
         set_metadata(new, metadata)
         if others or in_dict:
             _carry(variable, new, others)
-        fill = set_value
+        fill = store
         if metadata.get("ref"):  # the place in memory is the variable's own; its content is not
             value = value[...] if _is_ref(value) else value
             fill = _set_ref
+        if PACKED in metadata:
+            value = of_blocks(value, metadata)
         keep(value)
         return new, iter(((VALUE, value),)), {}, partial(_fill, new, fill)
 
-    def _set_ref(new: Any, value: Any) -> None:
-        set_value(new, jax.new_ref(value) if isinstance(value, jax.Array) else value)
+    def store(variable: Any, array: Any) -> None:
+        metadata = get_metadata(variable)
+        if type(array) is PackedArray or PACKED in metadata:
+            array = to_blocks(array, metadata)
+        set_value(variable, array)
+
+    def _set_ref(variable: Any, array: Any) -> None:
+        store(variable, array)
+        value = get_value(variable)
+        set_value(variable, jax.new_ref(value) if isinstance(value, jax.Array) else value)
 
     def put(variable: Any, new: Mapping[Any, Any]) -> None:
         value = new[VALUE]
         if value is not items(variable)[0][1]:
-            (_set_ref if get_metadata(variable).get("ref") else set_value)(variable, value)
+            (_set_ref if get_metadata(variable).get("ref") else store)(variable, value)
 
     return NodeType.from_opener(
         open, items, put=put, static=lambda variable: dict(get_metadata(variable)), box=items

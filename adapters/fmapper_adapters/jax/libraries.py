@@ -18,6 +18,7 @@ from fmapper.backends import Models, Observation
 
 if TYPE_CHECKING:
     from fmapper.programs import Lowering, Program
+    from fmapper_adapters.jax.arrays.packed import PackedArray
     from fmapper_adapters.jax.model.jax_model import from_program
     from fmapper_adapters.jax.record import parts, train_flags
     from fmapper_adapters.jax.record import source as tree_source
@@ -43,6 +44,7 @@ __all__ = [
     "JaxDialect",
     "JaxModels",
     "Lifted",
+    "PackedArray",
     "ProgramArrays",
     "Slices",
     "Source",
@@ -66,6 +68,7 @@ _MODULES = {
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "Lifted": "record.closure",
+    "PackedArray": "arrays.packed",
     "ProgramArrays": "translation.layers.arrays",
     "Slices": "translation.layers.slices",
     "Source": "record.trace",

@@ -21,6 +21,8 @@ from jax.sharding import NamedSharding
 from fmapper.backends import Box
 
 _typeof: Any = getattr(jax, "typeof", None)  # since JAX 0.6
+_Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
+_shape_only: Any = jax.ShapeDtypeStruct
 
 
 class PackedArray:
@@ -30,33 +32,49 @@ class PackedArray:
     latter may send parts between devices for that.
 
     Attributes:
-        blocks: The array, block by block.
+        blocks: The array, block by block: with the blocks as a dimension of its own before `dim`,
+            so that what takes these for the array itself fails.
         dim: The dimension along which the arrays lie, from the end.
         sizes: Their sizes along it.
-        count: The number of blocks.
     """
 
-    def __init__(self, blocks: Any, dim: int, sizes: tuple[int, ...], count: int) -> None:
-        self.blocks, self.dim, self.sizes, self.count = blocks, dim, sizes, count
+    def __init__(self, blocks: Any, dim: int, sizes: tuple[int, ...]) -> None:
+        self.blocks, self.dim, self.sizes = blocks, dim, sizes
 
     def with_blocks(self, blocks: Any) -> PackedArray:
         """Returns an array that is packed like this one."""
-        return PackedArray(blocks, self.dim, self.sizes, self.count)
+        return PackedArray(blocks, self.dim, self.sizes)
 
     def in_order(self) -> Any:
         """Returns the array in its own order; inside of a computation, or without one."""
         if isinstance(self.blocks, jax.ShapeDtypeStruct):
-            return self.blocks
+            return _shape_only(self.shape, self.dtype)
 
         def join(blocks: Any) -> Any:
-            return jnp.concatenate(separate(blocks, self.dim, self.sizes, self.count), self.dim)
+            own = self.with_blocks(blocks).flat()
+            return jnp.concatenate(separate(own, self.dim, self.sizes, self.count), self.dim)
 
-        return _by_xla(join, self.blocks)
+        return _by_xla(join, self.blocks, lambda axes: (*axes[: self._at], *axes[self._at + 1 :]))
+
+    def flat(self) -> Any:
+        """Returns the blocks one after the other, as an array of the same shape."""
+        return self.blocks.reshape(self.shape)
+
+    @property
+    def _at(self) -> int:
+        """The dimension of `blocks` that a block has along `dim`."""
+        return len(self.blocks.shape) + self.dim
+
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return int(self.blocks.shape[self._at - 1])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape."""
-        return tuple(self.blocks.shape)
+        own = tuple(self.blocks.shape)
+        return (*own[: self._at - 1], sum(self.sizes), *own[self._at + 1 :])
 
     @property
     def dtype(self) -> Any:
@@ -66,7 +84,7 @@ class PackedArray:
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return len(self.blocks.shape)
+        return len(self.blocks.shape) - 1
 
     @property
     def size(self) -> int:
@@ -104,7 +122,8 @@ class PackedArray:
         return self.in_order()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        parts = separate(np.asarray(self.blocks), self.dim, self.sizes, self.count)
+        own = np.asarray(self.blocks).reshape(self.shape)
+        parts = separate(own, self.dim, self.sizes, self.count)
         return np.concatenate(parts, self.dim, dtype=dtype)
 
     def __copy__(self) -> PackedArray:
@@ -118,12 +137,12 @@ class PackedArray:
         return jnp.asarray, (np.asarray(self),)
 
     def __repr__(self) -> str:
-        return f"PackedArray({self.blocks!r}, {self.dim}, {self.sizes}, {self.count})"
+        return f"PackedArray({self.blocks!r}, {self.dim}, {self.sizes})"
 
 
 tree_util.register_pytree_with_keys(
     PackedArray,
-    lambda x: (((tree_util.GetAttrKey("blocks"), x.blocks),), (x.dim, x.sizes, x.count)),
+    lambda x: (((tree_util.GetAttrKey("blocks"), x.blocks),), (x.dim, x.sizes)),
     lambda how, children: PackedArray(next(iter(children)), *how),
 )
 
@@ -147,12 +166,17 @@ def pack(array: Any, dim: int, sizes: tuple[int, ...], count: int) -> PackedArra
         sizes: Their sizes.
         count: How many blocks to make, each with an equal part of all of these.
     """
-    dim -= len(array.shape) if dim >= 0 else 0
+    at = dim % len(array.shape)
+    shape = (*array.shape[:at], count, sum(sizes) // count, *array.shape[at + 1 :])
     if isinstance(array, jax.ShapeDtypeStruct):
-        return PackedArray(array, dim, sizes, count)
-    return PackedArray(
-        _by_xla(lambda x: interleave(x, dim, sizes, count), array), dim, sizes, count
-    )
+        blocks = _shape_only(shape, array.dtype)
+    else:
+        blocks = _by_xla(
+            lambda x: interleave(x, at, sizes, count).reshape(shape),
+            array,
+            lambda axes: (*axes[: at + 1], None, *axes[at + 1 :]),
+        )
+    return PackedArray(blocks, at - len(array.shape), sizes)
 
 
 def interleave(array: Any, dim: int, sizes: Sequence[int], count: int) -> Any:
@@ -169,7 +193,7 @@ def interleave(array: Any, dim: int, sizes: Sequence[int], count: int) -> Any:
 
 
 def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[Any]:
-    """Returns the arrays that lie block by block in one."""
+    """Returns the arrays that lie block by block in one, without a dimension for the blocks."""
     at, shape = dim % blocks.ndim, blocks.shape
     apart = blocks.reshape(*shape[:at], count, shape[at] // count, *shape[at + 1 :])
     found, end = [], 0
@@ -180,38 +204,47 @@ def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[An
     return found
 
 
-def boxes_in_order(
-    array: PackedArray, box: Sequence[tuple[int, int]]
-) -> Iterator[tuple[Box, tuple[int, int]]]:
-    """Yields what a device has of an array: boxes in its own order, and the range of each there.
+def boxes_in_order(array: PackedArray, box: Box) -> Iterator[tuple[Box, Box]]:
+    """Yields what a device has of an array: boxes in its own order, and where each is in its part.
 
     Args:
         array: The array.
-        box: The part of its blocks on the device: one block, or all.
+        box: The part of its blocks on the device: some, or all of them, each as a whole.
     """
     at = array.dim % array.ndim
     start, stop = box[at]
-    block = sum(array.sizes) // array.count
-    offset = 0
-    for number in range(start // block, stop // block):
-        end = 0
+    before, after = box[:at], box[at + 2 :]
+    for number in range(start, stop):
+        low = offset = 0
         for size in array.sizes:
             part = size // array.count
-            low = end + number * part
-            own = (*box[:at], (low, low + part), *box[at + 1 :])
-            yield own, (offset, offset + part)
-            end, offset = end + size, offset + part
+            own = low + number * part, low + (number + 1) * part
+            there = (number - start, number - start + 1), (offset, offset + part)
+            yield (*before, own, *after), (*_whole(before), *there, *_whole(after))
+            low, offset = low + size, offset + part
 
 
-def _by_xla(function: Callable[[Any], Any], array: Any) -> Any:
+def _whole(box: Box) -> Box:
+    return tuple((0, stop - start) for start, stop in box)
+
+
+def _by_xla(
+    function: Callable[[Any], Any],
+    array: Any,
+    lies: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+) -> Any:
     """Calls a function that reorders an array; XLA chooses shardings inside of it.
 
-    The result lies as the array does.
+    Args:
+        function: The function.
+        array: The array.
+        lies: Gives the axes of each dimension of the result for those of the array.
     """
     sharding: Any = getattr(_typeof(array), "sharding", None) if _typeof is not None else None
     axes = getattr(getattr(sharding, "mesh", None), "explicit_axes", None)
     if not axes or isinstance(array, np.ndarray):
         return function(array)
-    wanted = NamedSharding(sharding.mesh, sharding.spec)
+    entries = (*sharding.spec, *[None] * (array.ndim - len(sharding.spec)))
+    wanted = NamedSharding(sharding.mesh, _Spec(*lies(entries)))
     auto_axes: Any = jax.sharding.auto_axes  # type: ignore[attr-defined,unused-ignore]
     return auto_axes(function, axes=axes, out_sharding=wanted)(array)

@@ -56,10 +56,10 @@ class JaxMeshes(Meshes):
 
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
         """Returns the boxes that the devices of this process hold."""
-        sharding = named_sharding(mesh, spec)
-        indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
-        own = dict.fromkeys(_box(index, shape) for index in indices)
         how = _blocks(shape, spec, mesh)
+        held = shape if how is None else how.blocks.shape
+        places = named_sharding(mesh, spec).addressable_devices_indices_map(tuple(held))
+        own = dict.fromkeys(_box(index, held) for index in places.values())
         return [*own] if how is None else [box for b in own for box, _ in boxes_in_order(how, b)]
 
     def assemble(
@@ -72,18 +72,20 @@ class JaxMeshes(Meshes):
     ) -> Any:
         """Reads each box once, and puts it on its devices."""
         sharding, how = named_sharding(mesh, spec), _blocks(shape, spec, mesh)
+        held = tuple(shape if how is None else how.blocks.shape)
         devices: dict[Box, list[Any]] = {}
-        for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
-            devices.setdefault(_box(index, shape), []).append(device)
+        for device, index in sharding.addressable_devices_indices_map(held).items():
+            devices.setdefault(_box(index, held), []).append(device)
         parts = []
         for box, own in devices.items():
             if how is None:
                 part = read(box)
             else:
                 part = np.concatenate([read(b) for b, _ in boxes_in_order(how, box)], how.dim)
+                part = part.reshape([stop - start for start, stop in box])
             parts += jax.device_put([part] * len(own), own)
         dtype_: Any = np.dtype(jax.numpy.dtype(dtype))
-        made = jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
+        made = jax.make_array_from_single_device_arrays(held, sharding, parts, dtype=dtype_)
         return made if how is None else how.with_blocks(made)
 
     def process(self) -> tuple[int, int]:
@@ -97,33 +99,36 @@ class JaxMeshes(Meshes):
         if not isinstance(array, jax.Array | PackedArray) or array.is_fully_addressable:
             return None
         found: dict[Box, int] = {}
-        places: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
+        held = blocks_of(array).shape
+        places: Mapping[Any, Any] = array.sharding.devices_indices_map(held)
         for device, index in places.items():
-            for box, _ in _boxes_of(array, _box(index, array.shape)):
+            for box, _ in _boxes_of(array, _box(index, held)):
                 found[box] = min(device.process_index, found.get(box, device.process_index))
         return found
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the shards on devices of this process."""
+        blocks = blocks_of(array)
         return {
-            box: one.data if part is None else lax.slice_in_dim(one.data, *part, axis=array.dim)
-            for one in blocks_of(array).addressable_shards
-            for box, part in _boxes_of(array, _box(one.index, array.shape))
+            box: one.data if part is None else _cut(one.data, part, box)
+            for one in blocks.addressable_shards
+            for box, part in _boxes_of(array, _box(one.index, blocks.shape))
         }
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
         """Joins parts to an array; those already on their device stay."""
         sharding, how = named_sharding(mesh, spec), _blocks(shape, spec, mesh)
-        places = sharding.addressable_devices_indices_map(tuple(shape))
+        held = tuple(shape if how is None else how.blocks.shape)
+        places = sharding.addressable_devices_indices_map(held)
 
         def local(box: Box) -> Any:
             if how is None:
                 return parts[box]
             own = [parts[inner] for inner, _ in boxes_in_order(how, box)]
-            return jnp.concatenate(own, how.dim)
+            return jnp.concatenate(own, how.dim).reshape([stop - start for start, stop in box])
 
-        arrays = [jax.device_put(local(_box(i, shape)), device) for device, i in places.items()]
-        made = jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+        arrays = [jax.device_put(local(_box(i, held)), device) for device, i in places.items()]
+        made = jax.make_array_from_single_device_arrays(held, sharding, arrays)
         return made if how is None else how.with_blocks(made)
 
     def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
@@ -145,15 +150,19 @@ class JaxMeshes(Meshes):
         if not isinstance(sharding, NamedSharding):
             return None
         entries = [_axes(entry) for entry in tuple(sharding.spec)]
-        entries += [()] * (len(array.shape) - len(entries))
+        entries += [()] * (len(blocks_of(array).shape) - len(entries))
         if isinstance(array, PackedArray):
+            del entries[array.dim]
             entries[array.dim] = PackedAxes(entries[array.dim], array.sizes)
         return sharding.mesh, tuple(entries)
 
 
 def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
-    """Returns the sharding of a spec in its canonical form."""
-    entries = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
+    """Returns the sharding of a spec in its canonical form; for packed axes that of the blocks."""
+    entries: list[Any] = []
+    for axes in spec:
+        entries.append(axes[0] if len(axes) == 1 else tuple(axes) or None)
+        entries += [None] * isinstance(axes, PackedAxes)
     while entries and entries[-1] is None:
         entries.pop()
     return NamedSharding(mesh, _Spec(*entries))
@@ -179,7 +188,7 @@ def _blocks(shape: Sequence[int], spec: Spec, mesh: Any) -> PackedArray | None:
     for at, axes in enumerate(spec):
         if isinstance(axes, PackedAxes):
             count = math.prod(mesh.shape[axis] for axis in axes)
-            return PackedArray(_shape_only(tuple(shape), bool), at - len(shape), axes.sizes, count)
+            return pack(_shape_only(tuple(shape), bool), at, axes.sizes, count)
     return None
 
 
@@ -199,12 +208,18 @@ def _like(new: Any, old: Any) -> Any:
     return old.with_blocks(new) if isinstance(old, PackedArray) else new
 
 
-def _boxes_of(array: Any, box: Box) -> Iterator[tuple[Box, tuple[int, int] | None]]:
-    """Yields what a device has of an array: boxes, and the range of each in its part if packed."""
+def _boxes_of(array: Any, box: Box) -> Iterator[tuple[Box, Box | None]]:
+    """Yields what a device has of an array: boxes, and where each is in its part if packed."""
     if isinstance(array, PackedArray):
         yield from boxes_in_order(array, box)
     else:
         yield box, None
+
+
+def _cut(part: Any, where: Box, box: Box) -> Any:
+    """Cuts a box of an array out of the blocks that a device has."""
+    starts, stops = zip(*where, strict=True)
+    return lax.slice(part, starts, stops).reshape([stop - start for start, stop in box])
 
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:

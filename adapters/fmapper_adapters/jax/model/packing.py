@@ -12,7 +12,7 @@ from typing import Any
 
 from fmapper.meshes import Packing
 from fmapper.programs import Call, Graph
-from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, in_order, interleave
+from fmapper_adapters.jax.arrays.packed import PackedArray, in_order, interleave
 
 Counts = tuple[int, ...]  # the number of blocks of the parameters of each packing; 1 for plain ones
 _BLOCKS = ("fmapper::in_blocks", "fmapper::in_each_block")
@@ -42,7 +42,7 @@ def arrange(
         for name, packed in packing.parameters.items() if count > 1 else ():
             array = new[name]
             if isinstance(array, PackedArray):
-                new[name] = blocks_of(array)
+                new[name] = array.flat()
             else:
                 new[name] = interleave(array, packed.dim, packed.sizes, count)
     return {name: in_order(array) for name, array in new.items()}

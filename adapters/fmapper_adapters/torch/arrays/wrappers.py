@@ -34,7 +34,10 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 def inner_names(tensor: torch.Tensor) -> list[str]:
     """Returns the attributes in which a wrapper holds its tensors."""
-    return list(tensor.__tensor_flatten__()[0]) if is_traceable_wrapper_subclass(tensor) else []
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    names = tensor.__tensor_flatten__()[0]  # since torch 2.12 that of a mesh, too
+    return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
 
 def why_not(tensor: torch.Tensor) -> str:
@@ -43,10 +46,10 @@ def why_not(tensor: torch.Tensor) -> str:
     inside = f" ({', '.join(names)})" if names else ""
     cls = type(tensor).__name__
     article = "an" if cls[0] in "AEIOU" else "a"
-    return (
-        f"{article} {cls} keeps its values in other tensors{inside}: move those, or "
-        f"tensor.dequantize() if it exists"
-    )
+    way_out = "tensor.dequantize() if it exists"
+    if hasattr(tensor, "full_tensor"):
+        way_out = "tensor.full_tensor(), which gathers them"
+    return f"{article} {cls} keeps its values in other tensors{inside}: move those, or {way_out}"
 
 
 def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:
@@ -79,7 +82,8 @@ def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch
             raise TypeError(_refusal(cls, behind))
     own: Any = tensor
     names, context = own.__tensor_flatten__()
-    inner = {name: move(getattr(tensor, name)) for name in names}
+    parts = {name: getattr(tensor, name) for name in names}
+    inner = {n: move(part) if isinstance(part, torch.Tensor) else part for n, part in parts.items()}
     with torch.no_grad():
         new = type(own).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
     made: torch.Tensor = new
