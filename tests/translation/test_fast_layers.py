@@ -115,3 +115,19 @@ def test_the_mean_is_subtracted_once(model):
     graph, state = nnx.split(model.norm)
     program = jax.make_jaxpr(nnx.merge(graph, state))(jnp.ones((2, 3, 16)))
     assert str(program).count(" sub ") == 1
+
+
+@pytest.mark.parametrize("structure", [False, True])
+def test_gelu_is_computed_by_erf_and_as_exact_as_that_of_torch(structure):
+    x = torch.linspace(-12, 12, 4001)
+    model = fmapper.convert(nn.Sequential(nn.GELU()), "flax", (x,), structure=structure)
+    wanted = nn.functional.gelu(x.double()).numpy()
+    assert abs(np.asarray(model(x.numpy())) - wanted).max() < 2e-6
+    assert "erfc" not in str(jax.make_jaxpr(model)(jnp.asarray(x.numpy())))
+
+
+def test_gelu_of_halves_is_computed_in_float32():
+    x = torch.linspace(-4, 4, 401, dtype=torch.bfloat16)
+    model = fmapper.convert(nn.Sequential(nn.GELU()), "flax", (x,), structure=True)
+    found = np.asarray(model(fmapper.to_jax(x)).astype(jnp.float32))
+    np.testing.assert_allclose(found, nn.GELU()(x).float().numpy(), rtol=2e-2, atol=1e-3)

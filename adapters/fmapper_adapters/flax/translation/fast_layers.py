@@ -14,34 +14,27 @@ from flax import nnx
 
 
 def accelerate(model: nnx.Module) -> None:
-    """Replaces products and normalisations of a model by cheaper forms, in place."""
+    """Replaces linear layers and normalisations of a model by cheaper forms, in place."""
     for _, layer in nnx.iter_modules(model):
-        if type(layer) is nnx.Linear and layer.dot_general is jax.lax.dot_general:
-            layer.dot_general = multiply_rows
-        elif type(layer) in _FAST:
+        if type(layer) in _FAST:
             object.__setattr__(layer, "__class__", _FAST[type(layer)])
 
 
-def multiply_rows(
-    x: jax.Array,
-    kernel: jax.Array,
-    dimension_numbers: Any,
-    *,
-    out_sharding: Any = None,
-    **options: Any,
-) -> jax.Array:
-    """Computes `jax.lax.dot_general` of a linear layer, on a CPU with x flattened to rows.
+class Linear(nnx.Linear):
+    """A linear layer that flattens what it is given to rows, on a CPU.
 
     The gradient of the kernel is then one product; with more dimensions XLA copies both of its
     operands and its result transposed.
     """
-    is_usual = dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())) and kernel.ndim == 2
-    if x.ndim < 3 or not is_usual or _is_sharded(x, out_sharding):
-        dot = jax.lax.dot_general
-        return dot(x, kernel, dimension_numbers, out_sharding=out_sharding, **options)
-    rows = x.reshape(-1, x.shape[-1])
-    y = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
-    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Multiplies by the kernel and adds the bias."""
+        inputs = jnp.asarray(inputs)
+        if inputs.ndim < 3 or _is_sharded(inputs, out_sharding):
+            result: jax.Array = super().__call__(inputs, out_sharding)
+            return result
+        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        return rows.reshape(*inputs.shape[:-1], self.out_features)
 
 
 def _is_sharded(x: jax.Array, out_sharding: Any) -> bool:
@@ -79,7 +72,11 @@ class RMSNorm(nnx.RMSNorm):
         return _scale(wide, self.epsilon, scale).astype(x.dtype)
 
 
-_FAST: dict[type, type] = {nnx.LayerNorm: LayerNorm, nnx.RMSNorm: RMSNorm}
+_FAST: dict[type, type] = {
+    nnx.Linear: Linear,
+    nnx.LayerNorm: LayerNorm,
+    nnx.RMSNorm: RMSNorm,
+}
 
 
 def _is_usual(layer: nnx.LayerNorm | nnx.RMSNorm, x: jax.Array, mask: Any) -> bool:

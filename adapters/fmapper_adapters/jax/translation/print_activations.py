@@ -42,7 +42,9 @@ for _op, _template in _PLAIN.items():
 
 @prints("aten::gelu")
 def gelu(p: Printing, x: Value, *, approximate: str = "none") -> Any:
-    """Prints `jax.nn.gelu(x, approximate=...)`."""
+    """Prints `gelu(x)`, a function in the file, or `jax.nn.gelu(x, approximate=...)`."""
+    if x.dtype == "float32" and approximate == "none":
+        return expr("gelu({0})", x)
     return expr("jax.nn.gelu({0}, approximate={1})", x, approximate == "tanh")
 
 
