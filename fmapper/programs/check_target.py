@@ -285,28 +285,31 @@ class _Places:
         return bind.bind(self._program, *self._examples, sparing=True)
 
     def others(self) -> Iterator[dict[str, int]]:
-        """Yields other sizes that the program allows."""
+        """Yields other sizes that the program allows: larger ones and multiples in turns."""
+        turns = itertools.zip_longest(self._sums(), self._multiples())
+        found = (sizes for turn in turns for sizes in turn if sizes is not None)
+        return (sizes for sizes in found if sizes != self._sizes and self._fit(sizes))
+
+    def _sums(self) -> Iterator[dict[str, int]]:
         names = list(self._sizes)
-        if not names:
-            return
         steps = (1, 2, 3, -1, 4, 5, -2, 6, 8, 7, 12, 16)
         tries = itertools.product(range(len(steps)), repeat=min(len(names), 4))
-        for chosen in sorted(tries, key=sum)[:_MOST_TRIES]:
-            sizes = {
+        for chosen in sorted(tries, key=sum)[: _MOST_TRIES if names else 0]:
+            yield {
                 name: self._sizes[name] + steps[(chosen[i % len(chosen)] + i) % len(steps)]
                 for i, name in enumerate(names)
             }
-            if self._fit(sizes):
-                yield sizes
-        for count in range(len(names), 0, -1):  # multiples of all sizes, then of some of them
+
+    def _multiples(self) -> Iterator[dict[str, int]]:
+        """Yields multiples of all sizes, then of some of them."""
+        names = list(self._sizes)
+        for count in range(len(names), 0, -1):
             for some in itertools.islice(itertools.combinations(names, count), _MOST_TRIES):
                 for up, down, more in ((2, 1, 0), (3, 1, 0), (1, 2, 0), (1, 1, 1)):
-                    sizes = {
+                    yield {
                         name: size * up // down + more if name in some else size
                         for name, size in self._sizes.items()
                     }
-                    if sizes != self._sizes and self._fit(sizes):
-                        yield sizes
 
     def _fit(self, sizes: dict[str, int]) -> bool:
         for name, size in sizes.items():

@@ -125,10 +125,11 @@ def convert(
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
             fixed to those of the examples. `auto`: all that the code does not fix, with a
             `FixedSizeWarning` that says which it fixes and why; sizes of 0 and 1 among the examples
-            are fixed, so give larger ones. Also in the words of `jax.export`, as `["batch, _"]`:
-            a text for each input. What Python decides by such a size (`if x.shape[0] % 2`) is
-            decided for the examples; for inputs of which it is not true the model raises
-            `ProgramInputError`.
+            are fixed, so give larger ones; if a module of torch computes sizes by more than 60
+            operations, only the first size of each input varies. Also in the words of `jax.export`,
+            as `["batch, _"]`: a text for each input. What Python decides by such a size
+            (`if x.shape[0] % 2`) is decided for the examples; for inputs of which it is not true
+            the model raises `ProgramInputError`.
         train: Record what the model does in training: dropout, batch statistics. For `torch` that
             is recorded unasked where it can be, beside evaluation; True makes it an error if not.
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.

@@ -235,3 +235,25 @@ def test_sizes_that_the_code_fixes_are_explained() -> None:
         model = fmapper.convert(Function(counted), "jax", (x,), dynamic_shapes="auto")
     with pytest.raises(fmapper.ProgramInputError, match=r"len\(x\) .* fix x\.shape\[0\]"):
         model(np.ones((4, 2), "float32"))
+
+
+class Windows(torch.nn.Module):
+    """Pads to whole windows again and again, so that sizes become long expressions."""
+
+    def forward(self, x):
+        for _ in range(4):
+            x = torch.nn.functional.pad(x, (0, (4 - x.shape[-1] % 4) % 4))
+            x = x[..., : x.shape[-1] * 3 // 4]
+        return x.tanh()
+
+
+def test_sizes_that_are_long_expressions_vary_where_they_are_named_alone():
+    x = torch.randn(2, 37)
+    with pytest.warns(fmapper.FixedSizeWarning, match=r"Windows: a size has \d+ operations"):
+        model = fmapper.convert(Windows(), "jax", (x,), dynamic_shapes="auto", check=False)
+    assert model(np.ones((5, 37), np.float32)).shape == Windows()(torch.ones(5, 37)).shape
+    with pytest.raises(fmapper.ProgramInputError):
+        model(np.ones((2, 41), np.float32))
+    model = fmapper.convert(Windows(), "jax", (x,), dynamic_shapes=["_, n"], check=False)
+    other = torch.randn(2, 41)
+    np.testing.assert_allclose(model(other.numpy()), Windows()(other), rtol=1e-6, atol=1e-6)

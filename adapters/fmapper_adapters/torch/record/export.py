@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, to_torch
+from fmapper import (
+    ConversionError,
+    ConversionWarning,
+    FixedSizeWarning,
+    NotCompiledWarning,
+    to_torch,
+)
 from fmapper.backends import step
 from fmapper.programs import Program
 from fmapper_adapters.torch import _private
@@ -180,13 +186,29 @@ def record(
     """
     if dynamic_shapes is not None and not isinstance(dynamic_shapes, sizes.ShapesCollection):
         args, kwargs = _without_bases((args, kwargs))
-    dynamic_shapes = sizes.as_torch_takes_them(dynamic_shapes, (args, kwargs))
-    with (
-        obstacles.run_uncompiled(),
-        keywords.name_keywords(module, kwargs, dynamic_shapes) as shapes,
-    ):
-        settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
-        return _try_ways(module, args, kwargs, shapes, **settings, again=again, calls=calls)
+
+    def go(*, only_first: bool = False) -> Recording:
+        varying = sizes.as_torch_takes_them(dynamic_shapes, (args, kwargs), only_first=only_first)
+        with (
+            obstacles.run_uncompiled(),
+            keywords.name_keywords(module, kwargs, varying) as shapes,
+        ):
+            settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
+            return _try_ways(module, args, kwargs, shapes, **settings, again=again, calls=calls)
+
+    if not isinstance(dynamic_shapes, str):
+        return go()
+    try:
+        with sizes.limit():
+            return go()
+    except sizes.TooManyOperations as error:
+        warnings.warn(
+            f"{type(module).__name__}: {error}, as those of windows in an image do, so that only "
+            f"the first size of each input varies. Name those that are to vary in dynamic_shapes=.",
+            FixedSizeWarning,
+            stacklevel=_outside(),
+        )
+    return go(only_first=True)
 
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:

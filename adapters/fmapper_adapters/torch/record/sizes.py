@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,10 +16,49 @@ from fmapper_adapters.torch._private import pytree
 
 ShapesCollection: Any = torch.export.ShapesCollection  # untyped in torch
 _FIXED = ("_", "", "...")
+_MOST = 60  # operations; those of Swin have hundreds, and torch takes minutes to compare them
+_limited: ContextVar[bool] = ContextVar("limited", default=False)
 
 
-def as_torch_takes_them(dynamic_shapes: Any, inputs: Any) -> Any:
+class TooManyOperations(ConversionError):
+    """A size is computed from the sizes of inputs by more operations than anybody can read."""
+
+
+@contextlib.contextmanager
+def limit() -> Iterator[None]:
+    """Ends a recording at the first size with too many operations."""
+    before = _limited.set(True)
+    try:
+        yield
+    finally:
+        _limited.reset(before)
+
+
+def check(result: Any) -> None:
+    """Checks the sizes of a tensor while they are limited.
+
+    Raises:
+        TooManyOperations: One of them has too many.
+    """
+    if not _limited.get() or not isinstance(result, torch.Tensor):
+        return
+    for size in result.shape:
+        if isinstance(size, torch.SymInt) and (count := _operations(size.node.expr)) > _MOST:
+            raise TooManyOperations(f"a size has {count} operations")
+
+
+@lru_cache(maxsize=1000)
+def _operations(expression: Any) -> int:
+    return int(expression.count_ops())
+
+
+def as_torch_takes_them(dynamic_shapes: Any, inputs: Any, *, only_first: bool = False) -> Any:
     """Translates `dynamic_shapes` such as `auto` and `["batch, _"]` to torch's dimensions.
+
+    Args:
+        dynamic_shapes: What the user wrote.
+        inputs: The examples.
+        only_first: `auto` means the first size of each tensor, and no other.
 
     Raises:
         ConversionError: A word is neither `auto` nor names of sizes.
@@ -23,7 +66,7 @@ def as_torch_takes_them(dynamic_shapes: Any, inputs: Any) -> Any:
     if dynamic_shapes is None or isinstance(dynamic_shapes, ShapesCollection):
         return dynamic_shapes
     if isinstance(dynamic_shapes, str):
-        return _all_sizes(dynamic_shapes, inputs)
+        return _all_sizes(dynamic_shapes, inputs, only_first=only_first)
     words = [leaf for leaf in pytree.tree_leaves(dynamic_shapes) if isinstance(leaf, str)]
     if not words:
         return dynamic_shapes
@@ -55,8 +98,8 @@ def _names(word: str) -> list[str]:
     return names
 
 
-def _all_sizes(word: str, inputs: Any) -> Any:
-    """Makes every size of every tensor dynamic."""
+def _all_sizes(word: str, inputs: Any, *, only_first: bool) -> Any:
+    """Makes every size of every tensor dynamic, or the first."""
     if word != "auto":
         raise ConversionError(
             f"dynamic_shapes={word!r} is not valid: write 'auto', a list with a string for each "
@@ -65,5 +108,6 @@ def _all_sizes(word: str, inputs: Any) -> Any:
     found = ShapesCollection()
     for leaf in pytree.tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
-            found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
+            varying = range(1 if only_first else leaf.ndim)
+            found[leaf] = dict.fromkeys(varying, torch.export.Dim.AUTO)
     return found

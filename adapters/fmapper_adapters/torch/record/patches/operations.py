@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
+from fmapper_adapters.torch.record import sizes
 from fmapper_adapters.torch.record.patches import autograd, encoders, packed, quantiles
 
 
@@ -287,6 +288,7 @@ class _StandIns(TorchFunctionMode):
 
         Raises:
             Refused: It would be recorded with another gradient.
+            TooManyOperations: Its result has a size that nobody can read.
         """
         if _is_changed_behind_gradients(func, args):
             raise _behind_gradients(f"x.data.{func.__name__}()")
@@ -294,7 +296,9 @@ class _StandIns(TorchFunctionMode):
             return packed.pack(*args)
         if (lengths := packed.lengths_in(args, kwargs or {})) is not None:
             return packed.call_packed(func, args, kwargs or {}, lengths)
-        return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
+        result = _STAND_INS.get(func, func)(*args, **(kwargs or {}))
+        sizes.check(result)
+        return result
 
 
 _CONSTANTS = 1024  # elements of a table that forward makes of numbers, as of the sizes of images
