@@ -202,16 +202,24 @@ class Models(Framework):
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
 
-    def translate(self, program: Program) -> Any:
+    def translate(self, program: Program, *, scan: bool = False) -> Any:
         """Returns a program that was recorded with its parts as source code: a `Source`.
+
+        Args:
+            program: The program.
+            scan: Write blocks that repeat as one with stacked arrays, and their loop as a scan.
 
         Raises:
             ConversionError: This framework is not written, or something in the program is not.
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
-    def build(self, program: Program) -> Any:
+    def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the model of the classes that `translate` writes, with the program's arrays.
+
+        Args:
+            program: The program.
+            scan: As for `translate`.
 
         Raises:
             ConversionError: As `translate` does.

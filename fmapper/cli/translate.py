@@ -39,6 +39,12 @@ Examples:
     default=None,
     help="Require the training mode, or leave it out (default: write it where possible).",
 )
+@click.option(
+    "--scan",
+    is_flag=True,
+    help="Write blocks that repeat as one with stacked arrays, called by a scan: it compiles "
+    "one block instead of all (not for torch). Says which lists stay lists, and why.",
+)
 @click.option("--tests", is_flag=True, help="Write a test of the file, and its data, beside it.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
 def translate(
@@ -48,6 +54,7 @@ def translate(
     kwargs: str | None,
     fixed: bool,
     train: bool | None,
+    scan: bool,
     tests: bool,
     out: Path,
 ) -> int:
@@ -67,9 +74,9 @@ def translate(
     args, given = example_args(example), example_kwargs(kwargs)
     shapes = None if fixed else "auto"
     if train is None:
-        source, proof, reason = translate_proved(loaded, to, args, given, shapes)
+        source, proof, reason = translate_proved(loaded, to, args, given, shapes, scan=scan)
     else:
-        source, _, known = run(loaded, to, args, given, shapes, train, proved=True)
+        source, _, known = run(loaded, to, args, given, shapes, train, proved=True, scan=scan)
         assert known is not None
         proof, reason = known, ""
     title = type(loaded).__name__
@@ -80,6 +87,10 @@ def translate(
     print(f"{held:,} of {whole:,} parameters are in layers of {to}")
     for part, reason in source.dissolved.items():
         print(f"{part} has no code of its own: {reason}")
+    for path, count in source.scans.items():
+        print(f"{path}: {count} blocks are one, called by a scan")
+    for path, reason in source.not_scanned.items():
+        print(f"{path} is not scanned: {reason}")
     if not proof:
         print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
         return 1

@@ -146,8 +146,9 @@ def convert(
             unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
             `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen;
             `structure=True` for a module with the model's own classes and layers of NNX in them,
-            whose code `fmapper.source` shows, which `equinox` always needs. For
-            `torch`: `structure=True` for a module with the model's own classes and layers of
+            whose code `fmapper.source` shows, which `equinox` always needs; with it `scan=True` for
+            blocks that repeat as one with stacked arrays, called by a scan. For `torch`:
+            `structure=True` for a module with the model's own classes and layers of
             `torch.nn` in them; `fused=False`, to compute everything as the program spells it out,
             where torch's own softmax, norms and attention will not do, as for second derivatives
             of attention.

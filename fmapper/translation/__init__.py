@@ -30,6 +30,7 @@ from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in
 from fmapper.translation.reading.statements import other_names, statements_at
 from fmapper.translation.reading.weights import origin_of_built, source_weights
+from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
 from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import write
@@ -45,6 +46,7 @@ __all__ = [
     "Helper",
     "Layer",
     "Loading",
+    "Loop",
     "PrinterTable",
     "Printing",
     "Ref",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fmapper.translation.classes import Class
     from fmapper.translation.functions.forms import Statement
     from fmapper.translation.printing import Printer
+    from fmapper.translation.scans.loop import Loop
     from fmapper.translation.units import Structure, Unit
 
 
@@ -117,6 +118,19 @@ class Dialect(ABC):
     def arrays(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns the code for a list of arrays."""
         return self.parts(made)
+
+    def stacked(self, made: ast.expr, count: int) -> ast.expr:
+        """Returns the code for equal blocks as one, whose arrays are stacked.
+
+        Args:
+            made: The code that makes a block.
+            count: How many there are.
+        """
+        raise NotImplementedError
+
+    def scan(self, loop: Loop) -> list[str]:
+        """Returns the statements that call such blocks one after the other."""
+        raise NotImplementedError
 
     @abstractmethod
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:

@@ -60,7 +60,7 @@ def weights_of(draft: Any) -> Weights:
     }
     slices = getattr(draft.dialect, "slices", {})
     beside = program.stacks, program.aliases, program.transient
-    return Weights(arrays, slices, *beside, origin=program.origin)
+    return Weights(arrays, slices, *beside, origin=program.origin, scanned=draft.scans.table())
 
 
 def tables_of(draft: Any) -> Loading:

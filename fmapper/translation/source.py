@@ -37,6 +37,7 @@ def source(
     *,
     dynamic_shapes: Any = "auto",
     train: bool = False,
+    scan: bool = False,
 ) -> str:
     """Translates a model to readable source code for another framework.
 
@@ -52,10 +53,12 @@ def source(
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary: by default all that the code does not fix.
         train: Write what it does in training, too: dropout, batch statistics.
+        scan: Write blocks that repeat as one with stacked arrays, called by a scan, which compiles
+            one block and not all of them. Lists that cannot be scanned stay lists.
 
     Raises:
         ConversionError: The model cannot be recorded, or something in it cannot be written; says
-            what and where.
+            what and where. Or with `scan` there is nothing to be scanned.
 
     Examples:
         >>> import fmapper, torch
@@ -73,7 +76,8 @@ def source(
             )
         return format_code(known.code)
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
-    found, _, proof = translate(model, to, *given, proved="evaluation" if train else False)
+    proved = "evaluation" if train else False
+    found, _, proof = translate(model, to, *given, proved=proved, scan=scan)
     if proof is not None and not proof:
         raise ConversionError(
             f"{type(model).__name__}: what it does in evaluation is another program than what it "
@@ -88,6 +92,8 @@ def translate_proved(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
+    *,
+    scan: bool = False,
 ) -> tuple[Source, Proof, str]:
     """Translates and proves a model for both modes, or for evaluation alone.
 
@@ -102,14 +108,14 @@ def translate_proved(
     """
     given = (model, to, args, kwargs, dynamic_shapes)
     try:
-        source, _, proof = translate(*given, True, proved=True)
+        source, _, proof = translate(*given, True, proved=True, scan=scan)
         assert proof is not None
         if proof:
             return source, proof, ""
         reason = str(proof)
     except ConversionError as error:
         reason = str(error)
-    source, _, proof = translate(*given, False, proved=True)
+    source, _, proof = translate(*given, False, proved=True, scan=scan)
     assert proof is not None
     return source, proof, reason
 
@@ -123,6 +129,7 @@ def translate(
     train: bool = False,
     *,
     proved: bool | str = False,
+    scan: bool = False,
 ) -> tuple[Source, Program, Proof | None]:
     """Translates a model; returns its source, its program and, if `proved`, the proof.
 
@@ -155,13 +162,17 @@ def translate(
             )
         return replace(program, starts_in_training=False)
 
+    def write(program: Program) -> Source:
+        found: Source = target.translate(program, scan=scan)
+        return found
+
     with step(f"translating {type(model).__name__} to {to}") as say:
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
         if is_auto and program.symbols:
-            program, found = lower_with_varying_sizes(program, record, target.translate)
+            program, found = lower_with_varying_sizes(program, record, write)
         else:
-            found = target.translate(program)
+            found = write(program)
         if not proved:
             return found, program, None
         say("running the file and the model")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class Source:
         modes: In which it computes what the model does: `eval`, `train`.
         parameters: What the model takes there.
         positional: Those for what the example gave by position; empty for what it does not take.
+        scans: Lists of blocks that are one module, called by a scan -> how many blocks those are.
+        not_scanned: Other lists, where scans were asked for -> the reason.
     """
 
     code: str
@@ -32,3 +35,5 @@ class Source:
     modes: tuple[str, ...] = ("eval",)
     parameters: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
+    scans: Mapping[str, int] = field(default_factory=dict)
+    not_scanned: Mapping[str, str] = field(default_factory=dict)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, TreeSpec
-from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
+from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
 from fmapper.translation.code import attribute, attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
-from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import (
     Body,
     Form,
@@ -36,6 +35,7 @@ from fmapper.translation.places import (
     size_of_array,
     title_of,
 )
+from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.source_file import Source
 from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
 
@@ -43,17 +43,22 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
 
 
-def write(program: Program, dialect: Dialect) -> Source:
+def write(program: Program, dialect: Dialect, *, scan: bool = False) -> Source:
     """Writes a program with its parts as source code.
 
+    Args:
+        program: The program.
+        dialect: The dialect of the target.
+        scan: Write blocks that repeat as one with stacked arrays, and their loop as a scan.
+
     Raises:
-        ConversionError: There is something in it that cannot be written.
+        ConversionError: There is something in it that cannot be written, or to be scanned.
     """
-    return _Writer(program, dialect).write()
+    return _Writer(program, dialect, scan=scan).write()
 
 
 class _Writer:
-    def __init__(self, program: Program, dialect: Dialect) -> None:
+    def __init__(self, program: Program, dialect: Dialect, *, scan: bool) -> None:
         self.program = program
         self.dialect = dialect
         self.structure = structure_of(program)
@@ -67,6 +72,7 @@ class _Writer:
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
+        self.scans = Scans(self, wanted=scan)
 
     # --- units --------------------------------------------------------------------------------
 
@@ -119,7 +125,11 @@ class _Writer:
                 len(by_path[inner]) == len(units) and inner.startswith(f"{path}.")
                 for inner in called
             )
-            if alone and all(is_chain(self.structure, unit) for unit in units):
+            chains = alone and all(is_chain(self.structure, unit) for unit in units)
+            if chains and self.scans.takes_sequence(units, self.sequences):
+                for unit in units:
+                    dissolve(unit)
+            elif chains:
                 own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:
@@ -306,12 +316,14 @@ class _Writer:
                     arguments = dict(zip(cls.parameters, values, strict=True))
                     made[path] = self.dialect.make(cls.name, arguments)
         root = next(cls for cls in classes if "" in cls.arguments)
+        self.scans.refuse_none()
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
         weights, inside = weights_of(self), self._in_layers()
         own = self.forms[id(self.structure.root)].arguments
         names = tuple(one.name for one in own), by_position(self.structure.root, own)
-        return Source(code, root.name, weights, inside, self.structure.dissolved, modes, *names)
+        dissolved, scans = self.structure.dissolved, (self.scans.counts, self.scans.reasons())
+        return Source(code, root.name, weights, inside, dissolved, modes, *names, *scans)
 
     def _find_functions(self) -> None:
         """Finds parts of sequences that are a single expression without arrays."""
@@ -358,11 +370,10 @@ class _Writer:
         sketch = Sketch(node.path, title)
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))
-        lengths, titles = self._lists(node)
-        for method, body in self.bodies.get(node.path, []):
-            lines = with_loops(collect(body.lines()), lengths, titles)
+        written = self.scans.rewrite(node, made)
+        for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
             shapes = [name_sizes(one, self.size_name) for one in body.shapes]
-            own, lines = with_masks(self.program.ones_like, body.parameters, lines, self.dialect)
+            own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)
             keys = ("key=None",) if "*" in own else ("*", "key=None")
             given = (*own, *(keys if body.randoms else ()))
             sketch.methods.append(Method(method or "__call__", given, lines, shapes, body.comments))
@@ -387,6 +398,9 @@ class _Writer:
                 ]
             )
         if self._is_list(node):
+            if self.scans.decide(node, made):
+                first = self._make(node.children["0"], made)
+                return self.dialect.stacked(first, len(node.children))
             count = 1 + max(map(int, node.children))
             parts = [
                 self._make(node.children[str(i)], made)
@@ -455,14 +469,20 @@ class _Writer:
                     found[f"{path}.{local}" if path else local] = (target, None)
         return found
 
-    def place(self, path: str) -> tuple[str, ...]:
-        """Returns the attributes and indices of a part's path."""
+    def place(self, path: str, *, joined: bool = False) -> tuple[str, ...]:
+        """Returns the attributes and indices of a part's path.
+
+        Args:
+            path: The path.
+            joined: Omit the indices of blocks that are one module.
+        """
         found: list[str] = []
         node: Node | None = self.root
         for step in path.split(".") if path else []:
             indexed = node is not None and (node.path in self.sequences or self._is_list(node))
             indexed = (indexed and node is not self.root) or node is None or node.layer is not None
-            found.append(step if indexed else attribute_name(step))
+            if not joined or node is None or node.path not in self.scans.counts:
+                found.append(step if indexed else attribute_name(step))
             node = node.children.get(step) if node is not None else None
         return tuple(found)
 

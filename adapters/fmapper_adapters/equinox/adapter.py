@@ -46,12 +46,14 @@ class EquinoxAdapter(JaxModels):
             )
         return self.build(program)
 
-    def translate(self, program: Program) -> Source:
+    def translate(self, program: Program, *, scan: bool = False) -> Source:
         """Returns a file for Equinox.
 
         Raises:
             ConversionError: A call of the model changes its arrays.
         """
+        if scan:
+            raise ConversionError("scan=True is not written for Equinox yet: translate to flax")
         from fmapper.translation import write
         from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 
@@ -59,11 +61,11 @@ class EquinoxAdapter(JaxModels):
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
         return write(with_linears(parted), EquinoxDialect(slices, train=program.train))
 
-    def build(self, program: Program) -> Any:
+    def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of Equinox."""
         from fmapper_adapters.equinox.translation import build as _build
 
-        return _build.build(program, self.translate(program))
+        return _build.build(program, self.translate(program, scan=scan))
 
     def proof(self) -> str:
         """Returns the script for Equinox."""

@@ -22,7 +22,13 @@ class FlaxAdapter(JaxModels, Nodes):
 
     name: ClassVar[str] = "flax"
     compiles: ClassVar[bool] = True
-    conversion_options: ClassVar[tuple[str, ...]] = ("linen", "precision", "rngs", "structure")
+    conversion_options: ClassVar[tuple[str, ...]] = (
+        "linen",
+        "precision",
+        "rngs",
+        "scan",
+        "structure",
+    )
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
@@ -115,6 +121,10 @@ class FlaxAdapter(JaxModels, Nodes):
         super().check_options(**options)
         if options.get("linen") and options.get("rngs") is not None:
             raise ConversionError("a Linen module does not store rngs: pass them to apply")
+        if options.get("scan") and not options.get("structure"):
+            raise ConversionError(
+                "scan=True is for models of written classes: pass structure=True as well"
+            )
         others = [name for name in ("linen", "precision", "rngs") if options.get(name) is not None]
         if options.get("structure") and others and options.get(others[0]):
             raise ConversionError(
@@ -129,11 +139,12 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a `FlaxModel`, or with `linen=True` a `LinenModel`."""
         from fmapper_adapters.flax import flax_model
 
+        scan = options.pop("scan", False)
         if options.pop("structure", False):
-            return self.build(program)
+            return self.build(program, scan=scan)
         return flax_model.from_program(program, lowerings, **options)
 
-    def translate(self, program: Program) -> Source:
+    def translate(self, program: Program, *, scan: bool = False) -> Source:
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
@@ -145,13 +156,13 @@ class FlaxAdapter(JaxModels, Nodes):
         )
 
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), FlaxDialect(slices))
+        return write(with_linears(parted), FlaxDialect(slices), scan=scan)
 
-    def build(self, program: Program) -> Any:
+    def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of NNX."""
         from fmapper_adapters.flax.translation import build as _build
 
-        return _build.build(program, self.translate(program))
+        return _build.build(program, self.translate(program, scan=scan))
 
     def proof(self) -> str:
         """Returns the script for NNX."""

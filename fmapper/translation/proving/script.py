@@ -49,6 +49,17 @@ def whole(found):
     return found
 
 
+def apart(name, value):
+    """Yields the arrays of blocks that are one module, with their names."""
+    for path, count in getattr(net, "SCANNED", {}).items():
+        rest = name.removeprefix(f"{path}.")
+        if rest != name and not rest[0].isdigit():
+            for i in range(count):
+                yield from apart(f"{path}.{i}.{rest}", value[i])
+            return
+    yield name, value
+
+
 def compare(found, wanted, scale):
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.shape != wanted.shape:

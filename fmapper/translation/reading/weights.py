@@ -55,6 +55,14 @@ def _flip(array: Any, order: tuple[int, ...]) -> Any:
     return array_namespace(array).flip(array, axis=axes) if axes else array
 
 
+def _stack(blocks: Sequence[Any], like: Any) -> Any:
+    """Returns the arrays of blocks as one of the shape of another."""
+    from fmapper.backends.namespace import array_namespace
+
+    xp = array_namespace(like)
+    return xp.reshape(xp.stack(list(blocks)), tuple(like.shape))
+
+
 @dataclass(slots=True)
 class Weights:
     """The arrays of a file, and those of its source.
@@ -67,6 +75,8 @@ class Weights:
         transient: Buffers that are not in the state dict of the source.
         rest: Arrays of the source that the file does not have.
         origin: The folder that they were read from.
+        scanned: Lists of blocks that are one module in the file -> how many those are. `arrays` has
+            the arrays of the single blocks.
     """
 
     arrays: dict[str, Place] = field(default_factory=dict)
@@ -76,6 +86,7 @@ class Weights:
     transient: Collection[str] = ()
     rest: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
+    scanned: Mapping[str, int] = field(default_factory=dict)
 
     def rename(self, rename: Callable[[str], str]) -> Weights:
         """Returns them with other names for those of the source."""
@@ -88,6 +99,18 @@ class Weights:
             aliases={rename(other): rename(kept) for other, kept in self.aliases.items()},
             transient=tuple(map(rename, self.transient)),
         )
+
+    def blocks_of(self, name: str) -> list[tuple[str, tuple[int, ...]]]:
+        """Returns the arrays of single blocks that an array has, and their indices in it."""
+        for path, count in self.scanned.items():
+            rest = name.removeprefix(f"{path}.")
+            if rest != name and not rest[0].isdigit():
+                return [
+                    (part, (i, *at))
+                    for i in range(count)
+                    for part, at in self.blocks_of(f"{path}.{i}.{rest}")
+                ]
+        return [(name, ())]
 
     def keep_rest(self, arrays: Mapping[str, Any]) -> None:
         """Keeps those of the source's arrays that the file does not have."""
@@ -127,24 +150,34 @@ def source_weights(
     if built is None:
         return None
     source = built.weights
-    own = {name: array for name, (_, array) in named_arrays(model).items()}
-    held = [own[name] for name in source.arrays if name in own]
+    whole = {name: array for name, (_, array) in named_arrays(model).items()}
+    blocks = {name: source.blocks_of(name) for name in whole}
+    held = [
+        whole[name]
+        for name, parts in blocks.items()
+        if any(part in source.arrays for part, _ in parts)
+    ]
     if any(is_abstract(array) or owner_of(array).name != backend for array in held):
         return None
+    own = {
+        part: array[at] if at else array
+        for name, array in whole.items()
+        for part, at in blocks[name]
+    }
     found = {
         place.name: place.to_source(own[name])
         for name, place in source.arrays.items()
         if name in own
     }
-    for whole, parts in source.slices.items():
+    for name, parts in source.slices.items():
         ordered = sorted(parts, key=lambda part: parts[part][0])
         if all(part in found for part in ordered):
             xp = array_namespace(found[ordered[0]])
-            found[whole] = xp.concat([found.pop(part) for part in ordered], axis=0)
-    for whole, rows in reversed([*source.stacks.items()]):  # inner ones first
+            found[name] = xp.concat([found.pop(part) for part in ordered], axis=0)
+    for name, rows in reversed([*source.stacks.items()]):  # inner ones first
         if all(row in found for row in rows):
             xp = array_namespace(found[rows[0]])
-            found[whole] = xp.stack([found.pop(row) for row in rows])
+            found[name] = xp.stack([found.pop(row) for row in rows])
     found = {**found, **source.rest}
     found |= {other: found[kept] for other, kept in source.aliases.items() if kept in found}
     named = {
@@ -153,17 +186,23 @@ def source_weights(
 
     def back(filled: Mapping[str, Any]) -> Any:
         arrays = dict(filled)
-        for whole, rows in source.stacks.items():
-            if whole in arrays:
-                arrays |= {row: arrays[whole][i] for i, row in enumerate(rows)}
-        for whole, parts in source.slices.items():
-            if whole in arrays:
-                arrays |= {part: arrays[whole][slice(*at)] for part, at in parts.items()}
-        new = {
-            id(own[name]): place.from_source(arrays[place.name], tuple(own[name].shape))
+        for name, rows in source.stacks.items():
+            if name in arrays:
+                arrays |= {row: arrays[name][i] for i, row in enumerate(rows)}
+        for name, parts in source.slices.items():
+            if name in arrays:
+                arrays |= {part: arrays[name][slice(*at)] for part, at in parts.items()}
+        given = {
+            name: place.from_source(arrays[place.name], tuple(own[name].shape))
             for name, place in source.arrays.items()
             if name in own and place.name in arrays
         }
+        new = {}
+        for name, array in whole.items():
+            if any(part in given for part, _ in blocks[name]):
+                several = [given.get(part, own[part]) for part, _ in blocks[name]]
+                is_stacked = blocks[name] != [(name, ())]
+                new[id(array)] = _stack(several, array) if is_stacked else several[0]
         return refill(model, lambda link, leaf: new.get(id(leaf), leaf))
 
     return named, back

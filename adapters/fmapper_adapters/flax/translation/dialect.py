@@ -13,10 +13,12 @@ from fmapper import ConversionError, to_numpy
 from fmapper.translation import (
     Class,
     Helper,
+    Loop,
     Statement,
     attribute_name,
     construct,
     expr,
+    identifier,
     shortest_parts,
     text,
 )
@@ -43,6 +45,7 @@ class FlaxDialect(JaxDialect):
         "GRUCell": ("in_features", "features"),
         "RNNCell": ("in_features", "features"),
         "nnx.Dropout": ("rate",),
+        "stack_blocks": ("count",),
     }
 
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
@@ -97,6 +100,39 @@ class FlaxDialect(JaxDialect):
             return expr("nnx.List([{0} for _ in range({1})])", made[0], len(made))
         return expr("nnx.List({0})", list(made))
 
+    def stacked(self, made: ast.expr, count: int) -> ast.expr:
+        """Returns a module whose variables are those of all blocks, stacked."""
+        return expr("stack_blocks({0}, lambda rngs: {1}, rngs)", count, made)
+
+    def scan(self, loop: Loop) -> list[str]:
+        """Returns a function for one block, with `nnx.scan`, and its call."""
+        given, out = loop.unpack(), "nnx.Carry"
+        axes = ", ".join(["nnx.Carry", *("0" for _ in loop.owners)])
+        lines, results, after = list(loop.lines), given, []
+        if loop.results:
+            rows = identifier("rows", loop.names)
+            results, out = f"{given}, {loop.collected()}", "(nnx.Carry, 0)"
+            after = loop.fill(rows)
+            target = f"{given}, {rows}"
+        else:
+            target = given
+        carry = given
+        if len(loop.carry) > 1:
+            carry = identifier("carry", loop.names)
+            lines.insert(0, f"{given} = {carry}")
+        last = lines[-1].partition(" = ")
+        if len(lines) == 1 and last[0] == results:
+            lines = [f"return {last[2]}"]
+        else:
+            lines.append(f"return {results}")
+        header = f"def {loop.name}({', '.join([carry, *loop.variables])}):"
+        body = textwrap.indent("\n".join(lines), "    ")
+        return [
+            f"@nnx.scan(in_axes=({axes}), out_axes={out})\n{header}\n{body}",
+            f"{target} = {loop.name}({', '.join([given, *loop.owners])})",
+            *after,
+        ]
+
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns a `Sequential`, which is an `nnx.List` that can be called."""
         parts = [expr("lambda x: x") if one is None else one for one in made]
@@ -119,7 +155,7 @@ def _frozen_parts(draft: Any) -> list[str]:
     frozen, others = [], []
     for path, (target, _) in draft._arrays().items():
         owner, _, attr = path.rpartition(".")
-        place = ".".join((*draft.place(owner), attr))
+        place = ".".join((*draft.place(owner, joined=True), attr))
         if target in program.parameters and target not in program.frozen:
             others.append(place)
         elif target in program.frozen and target in draft.owners:
@@ -183,6 +219,35 @@ _RENAMING = """            for ours, theirs in RENAMED.items():
                     break
 """
 
+_READING = """            name = ".".join(map(str, (*path, source)))
+            if name in state or (strict and isinstance(variable, nnx.Param)):
+                array = jnp.asarray(state[name], variable.dtype)
+                array = array if order is None else array.transpose(order)
+"""
+# The same where blocks are one module.
+_READING_BLOCKS = """            name, *others = names_of(".".join(map(str, (*path, source))))
+            is_known = name in state and all(other in state for other in others)
+            if is_known or (strict and isinstance(variable, nnx.Param)):
+                parts = [jnp.asarray(state[one], variable.dtype) for one in (name, *others)]
+                parts = [part if order is None else part.transpose(order) for part in parts]
+                stacked = variable.shape[: variable.ndim - parts[0].ndim]
+                array = jnp.stack(parts).reshape(*stacked, *parts[0].shape)
+"""
+_NAMES = '''def names_of(name):
+    """Yields the names of an array in the source: of blocks that are one module, of each."""
+    for path, count in SCANNED.items():
+        rest = name.removeprefix(f"{path}.")
+        if rest != name and not rest[0].isdigit():
+            for i in range(count):
+                yield from names_of(f"{path}.{i}.{rest}")
+            return
+    yield name
+
+
+'''
+
+_RENAMING_BLOCKS = textwrap.indent(f"{textwrap.dedent(_RENAMING)}yield name\n", "    ")
+
 # Classes of layers -> their arrays -> how torch calls them.
 _ARRAYS = {
     "nnx.Linear": ("kernel", "weight"),
@@ -240,18 +305,25 @@ def _print_loading(draft: Any, root: Class) -> str:
     ends = _by_suffix(renamed, everything)
     table_of_names = [f"    {ours!r}: {theirs!r}," for ours, theirs in ends.items()]
     lines = ["ARRAYS = {", *rows, "}"]
-    loading = _LOAD
+    loading, naming = _LOAD, ""
     if ends:
         lines += ["RENAMED = {", *table_of_names, "}"]
     else:
         loading = _LOAD.replace(_RENAMING, "")
+    scans = draft.scans.table()
+    if scans:
+        lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one module")
+        naming = _NAMES
+        if ends:
+            naming = naming.replace("    yield name\n", _RENAMING_BLOCKS)
+        loading = loading.replace(_RENAMING, "").replace(_READING, _READING_BLOCKS)
     slices = slices_by_suffix(draft.dialect.slices)
     if slices:
         rows = [f"    {whole!r}: {parts!r}," for whole, parts in slices.items()]
         lines += ["SLICES = {", *rows, "}"]
-        loading = TAKE_APART + loading
+        loading = TAKE_APART + naming + loading
     else:
-        loading = loading.replace("    state = take_apart(state)\n", "")
+        loading = naming + loading.replace("    state = take_apart(state)\n", "")
     if draft.loaded:
         loading = loading.replace("(variable, nnx.Param)", "(variable, nnx.Param | LoadedBuffer)")
     return "\n".join([*lines, "", "", loading])

@@ -60,13 +60,13 @@ def named(model, kind=nnx.Variable):
             if not isinstance(variable, kind) or isinstance(variable, nnx.RngState):
                 continue
             source, order = known.get(key, (key, None))
-            full = ".".join(map(str, (*path, source)))
-            for ours, theirs in getattr(net, "RENAMED", {}).items():
-                if f".{full}".endswith(f".{ours}"):
-                    full = full.removesuffix(ours) + theirs
-                    break
-            value = np.asarray(variable[...])
-            found[full] = value if order is None else value.transpose(np.argsort(order))
+            place = ".".join(map(str, (*path, source)))
+            for full, value in apart(place, np.asarray(variable[...])):
+                for ours, theirs in getattr(net, "RENAMED", {}).items():
+                    if f".{full}".endswith(f".{ours}"):
+                        full = full.removesuffix(ours) + theirs
+                        break
+                found[full] = value if order is None else value.transpose(np.argsort(order))
     return found
 
 

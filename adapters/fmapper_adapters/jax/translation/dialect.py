@@ -60,7 +60,17 @@ _IMPORTS = {
     "zlib": "import zlib",
 }
 _RESERVED = frozenset(
-    {"load_weights", "take_apart", "freeze", "SLICES", "RENAMED", "ARRAYS", "FROZEN"}
+    {
+        "load_weights",
+        "take_apart",
+        "names_of",
+        "freeze",
+        "SLICES",
+        "RENAMED",
+        "ARRAYS",
+        "FROZEN",
+        "SCANNED",
+    }
 )
 _MOST = 64  # elements of an array that is written out
 _FEW = 8  # also where the state dict has it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fmapper import ConversionError
 from fmapper.backends import Models
 
 if TYPE_CHECKING:
@@ -15,17 +16,26 @@ if TYPE_CHECKING:
 class Sources(Models):
     """Models as source code."""
 
-    def translate(self, program: Program) -> Source:
-        """Returns a file for torch."""
+    def translate(self, program: Program, *, scan: bool = False) -> Source:
+        """Returns a file for torch.
+
+        Raises:
+            ConversionError: Its blocks were to be scanned.
+        """
+        if scan:
+            raise ConversionError(
+                "scan=True (--scan) is for flax, equinox and jax, which compile the body of a scan "
+                "once. torch has no scan over modules: its blocks stay in an nn.ModuleList"
+            )
         from fmapper_adapters.torch.translation import write as _write
 
         return _write.write(program)
 
-    def build(self, program: Program) -> Any:
+    def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module."""
         from fmapper_adapters.torch.translation import build as _build
 
-        return _build.build(program, self.translate(program))
+        return _build.build(program, self.translate(program, scan=scan))
 
     def source_weights(
         self, model: Any, *, transient: bool = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fmapper import ConversionError
+
 if TYPE_CHECKING:
     from fmapper.programs import Program
     from fmapper.translation import Source
@@ -12,12 +14,14 @@ if TYPE_CHECKING:
 class WritesFunctions:
     """Models as files of functions."""
 
-    def translate(self, program: Program) -> Source:
+    def translate(self, program: Program, *, scan: bool = False) -> Source:
         """Returns a file of functions.
 
         Raises:
             ConversionError: A call of the model changes its arrays.
         """
+        if scan:
+            raise ConversionError("scan=True is not written for JAX yet: translate to flax")
         from fmapper.translation import write
         from fmapper_adapters.jax.translation.dialect import refuse_changes
         from fmapper_adapters.jax.translation.functions.dialect import FunctionsDialect

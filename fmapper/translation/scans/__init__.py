@@ -1,0 +1,1 @@
+"""Loops over equal blocks as scans over one block with stacked arrays."""
