@@ -60,7 +60,9 @@ def weights_of(draft: Any) -> Weights:
     }
     slices = getattr(draft.dialect, "slices", {})
     beside = program.stacks, program.aliases, program.transient
-    return Weights(arrays, slices, *beside, origin=program.origin, scanned=draft.scans.table())
+    return Weights(
+        arrays, slices, *beside, origin=program.origin, scanned=draft.scans.by_state_name()
+    )
 
 
 def tables_of(draft: Any) -> Loading:

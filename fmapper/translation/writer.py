@@ -79,8 +79,7 @@ class _Writer:
     def write(self) -> Source:
         root = self.structure.root
         self._find_layers(root)
-        if self.dialect.has_sequences:
-            self._find_sequences(root)
+        self._find_sequences(root)
         self._dissolve_functions(root)
         self._claim_layers_of_calls(root)
         self._write_units(root)
@@ -129,7 +128,7 @@ class _Writer:
             if chains and self.scans.takes_sequence(units, self.sequences):
                 for unit in units:
                     dissolve(unit)
-            elif chains:
+            elif chains and self.dialect.has_sequences:
                 own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:

@@ -132,12 +132,13 @@ MODELS = {
     ),
     "tapped": (Tapped, INPUTS, {"others": 3}),
 }
-SCANS = {"flax": "nnx.scan("}
+SCANS = {"flax": "nnx.scan(", "equinox": "jax.lax.scan(", "jax": "jax.lax.scan("}
 
 
 @pytest.mark.parametrize("to", SCANS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_with_scans_is_proved(name, to):
+    pytest.importorskip(to)
     make, inputs, scans = MODELS[name]
     train = name != "sequence" or to == "flax"  # which changes arrays
     source, _, proof = translate(make(), to, inputs, train=train, proved=True, scan=True)
@@ -162,10 +163,12 @@ def test_the_program_has_one_block():
     assert lengths == [2 * 6 + 1, 2 + 1]
 
 
-def test_state_has_the_names_of_the_source():
+@pytest.mark.parametrize("to", ["flax", "equinox"])
+def test_state_has_the_names_of_the_source(to):
+    pytest.importorskip(to)
     torch.manual_seed(0)
     model = Net(Block(8) for _ in range(3)).eval()
-    found = fmapper.convert(model, "flax", INPUTS, structure=True, scan=True)
+    found = fmapper.convert(model, to, INPUTS, structure=True, scan=True)
     named = fmapper.state(found, source=True)
     theirs = model.state_dict()
     assert set(named) == set(theirs)

@@ -28,7 +28,7 @@ class EquinoxAdapter(JaxModels):
 
     name: ClassVar[str] = "equinox"
     compiles: ClassVar[bool] = True
-    conversion_options: ClassVar[tuple[str, ...]] = ("structure",)
+    conversion_options: ClassVar[tuple[str, ...]] = ("scan", "structure")
     lowers_like: ClassVar[str] = "jax"
 
     def from_program(
@@ -44,7 +44,7 @@ class EquinoxAdapter(JaxModels):
                 "for Equinox there are only models with their own classes: pass structure=True. "
                 "convert(model, 'jax', ...) gives a model that is called as a whole."
             )
-        return self.build(program)
+        return self.build(program, scan=options.get("scan", False))
 
     def translate(self, program: Program, *, scan: bool = False) -> Source:
         """Returns a file for Equinox.
@@ -52,14 +52,12 @@ class EquinoxAdapter(JaxModels):
         Raises:
             ConversionError: A call of the model changes its arrays.
         """
-        if scan:
-            raise ConversionError("scan=True is not written for Equinox yet: translate to flax")
         from fmapper.translation import write
         from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 
         refuse_changes(program, "Equinox")
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), EquinoxDialect(slices, train=program.train))
+        return write(with_linears(parted), EquinoxDialect(slices, train=program.train), scan=scan)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of Equinox."""

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record import source as tree_source
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
-    from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
+    from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
     from fmapper_adapters.jax.translation.functions.stateless import STATELESS
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
     from fmapper_adapters.jax.translation.layers.products import with_linears
     from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
     from fmapper_adapters.jax.translation.layers.slices import (
+        BLOCKS_OF,
+        NAMES_OF,
         TAKE_APART,
         Slices,
         slices_by_suffix,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
+    "BLOCKS_OF",
+    "NAMES_OF",
     "STATELESS",
     "TAKE_APART",
     "JaxDialect",
@@ -59,11 +63,14 @@ __all__ = [
     "train_flags",
     "tree_source",
     "with_bounded_rows",
+    "with_key",
     "with_linears",
     "with_slices",
 ]
 
 _MODULES = {
+    "BLOCKS_OF": "translation.layers.slices",
+    "NAMES_OF": "translation.layers.slices",
     "STATELESS": "translation.functions.stateless",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
@@ -83,6 +90,7 @@ _MODULES = {
     "train_flags": "record",
     "tree_source": "record",
     "with_bounded_rows": "translation.layers.rows",
+    "with_key": "translation.dialect",
     "with_linears": "translation.layers.products",
     "with_slices": "translation.layers.slices",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -41,9 +42,20 @@ class Scans:
         self._lines: dict[str, list[tuple[tuple[str, ...], list[str]]]] = {}
 
     def table(self) -> dict[str, int]:
-        """Returns the scanned lists by their names in `state`, outer ones first."""
+        """Returns the scanned lists by their places in the file, outer ones first."""
+        place = self._draft.place
+        return {".".join(place(path)): count for path, count in sorted(self.counts.items())}
+
+    def by_state_name(self) -> dict[str, int]:
+        """Returns the scanned lists by their names in `state`."""
         name = self._draft.dialect.state_name
-        return {name(self._draft, path): count for path, count in sorted(self.counts.items())}
+        return {name(self._draft, path): count for path, count in self.counts.items()}
+
+    def joined(self, path: str) -> str:
+        """Returns a path without the indices of blocks that are one module."""
+        steps = path.split(".")
+        kept = [s for at, s in enumerate(steps) if ".".join(steps[:at]) not in self.counts]
+        return ".".join(kept)
 
     def reasons(self) -> dict[str, str]:
         """Returns the lists that are not scanned with the reasons; those of equal parts once."""
@@ -123,7 +135,9 @@ class Scans:
             loop = loops_in(found[at]) if lists else None
             held = [lists.get(code) for code in owners_of(loop)] if loop is not None else []
             if held and all(one is not None and self.decide(one, made) for one in held):
-                read = read_loop(found, at, _plain(parameters))
+                assert held[0] is not None
+                count = self.counts[held[0].path]
+                read = replace(read_loop(found, at, _plain(parameters)), count=count)
                 new = self._draft.dialect.scan(read)
                 kept = [line for line in found[:at] if line not in _beginnings(read)]
                 found[: at + 1] = [*kept, *new]
@@ -184,6 +198,8 @@ class Scans:
         for place, found in kinds.items():
             if len(found) > 1:
                 raise NotAScanError(f"{place} differs in its shape, or in whether it is trained")
+        if not targets:
+            raise NotAScanError("its parts hold no arrays")
         if len({*targets}) < len(targets):
             raise NotAScanError("its parts share arrays")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Loop:
         begun: Those that are empty before the loop.
         name: A free name for the function of a round.
         names: All names of the function around it.
+        count: How many parts each list has.
     """
 
     owners: tuple[str, ...]
@@ -39,6 +41,30 @@ class Loop:
     begun: frozenset[str]
     name: str
     names: frozenset[str]
+    count: int = 0
+
+    def function(self, parameters: Sequence[str], first: Sequence[str], result: str) -> str:
+        """Returns the code of the function of a round.
+
+        Args:
+            parameters: Its parameters; the first one is what a round carries on.
+            first: The statements that it begins with.
+            result: What it gives.
+        """
+        lines = [*first, *self.lines]
+        if parameters[0] != self.unpack():
+            lines.insert(0, f"{self.unpack()} = {parameters[0]}")
+        target, equals, code = lines[-1].partition(" = ")
+        if equals and len(self.carry) == 1 and result in (target, f"{target}, None"):
+            lines[-1] = f"return {code}{result.removeprefix(target)}"
+        else:
+            lines.append(f"return {result}")
+        header = f"def {self.name}({', '.join(parameters)}):"
+        return "\n".join([header, *(textwrap.indent(line, "    ") for line in lines)])
+
+    def carried(self) -> str:
+        """Returns the parameter for what a round carries on."""
+        return self.carry[0] if len(self.carry) == 1 else identifier("carry", self.names)
 
     def unpack(self) -> str:
         """Returns the code of all that a round carries on."""

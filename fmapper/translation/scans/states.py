@@ -21,7 +21,7 @@ def collect_states(lines: Sequence[str]) -> list[str]:
         >>> lines = ["x_2 = self.h[0](x)", "x_3 = self.h[1](x_2)", "return norm(x_3), (x, x_2)"]
         >>> print("; ".join(collect_states(lines)))
         states = []; states.append(x); x = self.h[0](x); states.append(x); x = self.h[1](x); \
-return (norm(x), (*states,))
+return norm(x), (*states,)
     """
     found = list(lines)
     at = 0
@@ -170,7 +170,7 @@ def _rewrite(lines: list[str], at: int, values: list[str]) -> list[str] | None:
     if left & {*inner}:
         return None
     state = begun if begun not in left else inner[0]
-    renamed = [text(_Rename({last: state}).visit(tree)) for tree in after]
+    renamed = [_print(_Rename({last: state}).visit(tree)) for tree in after]
     found = [*before, f"{collector.name} = []"]
     if state != begun:
         found.append(f"{state} = {begun}")
@@ -179,6 +179,14 @@ def _rewrite(lines: list[str], at: int, values: list[str]) -> list[str] | None:
         step = [f"{collector.name}.append({state})", f"{state} = {text(tree)}"]
         found += step if collector.begin == 0 else step[::-1]
     return [*found, *renamed]
+
+
+def _print(tree: ast.Module) -> str:
+    """Returns the code of a statement, without the parentheses of a tuple that is returned."""
+    (statement,) = tree.body
+    if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+        return f"return {', '.join(map(text, statement.value.elts))}"
+    return text(statement)
 
 
 class _Collector(ast.NodeTransformer):

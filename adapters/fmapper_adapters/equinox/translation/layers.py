@@ -107,6 +107,8 @@ def kind_of(made: ast.expr, classes: Mapping[str, str]) -> str:
         kinds = {kind_of(one, classes) for one in items}
         return f"list[{kinds.pop()}]" if len(kinds) == 1 else "list"
     if isinstance(made, ast.Call):
+        if isinstance(made.func, ast.Call) and isinstance(made.func.args[0], ast.Lambda):
+            return kind_of(made.func.args[0].body, classes)  # blocks that are one module
         name = text(made.func)
         return classes.get(name, "jax.Array")
     return "Callable" if isinstance(made, ast.Lambda) else "jax.Array"

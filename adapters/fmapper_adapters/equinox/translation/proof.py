@@ -37,16 +37,30 @@ def named(model):
     """Returns arrays by their names in the source, as they are there."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(eqx.filter(model, eqx.is_array)):
-        key, order = net.source_of(model, path)
-        array = np.asarray(leaf)
-        if order is not None:
-            array = np.flip(array, [at for at, i in enumerate(order) if i < 0])
-            array = array.transpose(np.argsort([max(i, ~i) for i in order]))
-        if key in weights and array.size == weights[key].size:
-            array = array.reshape(weights[key].shape)
-        if key in found:
-            raise ValueError(f"two arrays of the file are {key}")
-        found[key] = array
+        for key, order, array in parts(model, path, np.asarray(leaf)):
+            found |= as_in_source(key, order, array, found)
     return found
+
+
+def parts(model, path, array):
+    """Yields the names of an array in the source, and the order and the array of each."""
+    if not hasattr(net, "sources_of"):
+        yield *net.source_of(model, path), array
+        return
+    sources = net.sources_of(model, path)
+    for (key, order), block in zip(sources, net.blocks_of(array, len(sources)), strict=True):
+        yield key, order, block
+
+
+def as_in_source(key, order, array, found):
+    """Returns an array by its name, in the layout of the source."""
+    if order is not None:
+        array = np.flip(array, [at for at, i in enumerate(order) if i < 0])
+        array = array.transpose(np.argsort([max(i, ~i) for i in order]))
+    if key in weights and array.size == weights[key].size:
+        array = array.reshape(weights[key].shape)
+    if key in found:
+        raise ValueError(f"two arrays of the file are {key}")
+    return {key: array}
 '''
 SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL)

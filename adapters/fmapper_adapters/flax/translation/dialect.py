@@ -23,7 +23,7 @@ from fmapper.translation import (
     text,
 )
 from fmapper_adapters.flax.translation.helpers import HELPERS
-from fmapper_adapters.jax.libraries import TAKE_APART, JaxDialect, slices_by_suffix
+from fmapper_adapters.jax.libraries import NAMES_OF, TAKE_APART, JaxDialect, slices_by_suffix
 
 
 class FlaxDialect(JaxDialect):
@@ -106,29 +106,15 @@ class FlaxDialect(JaxDialect):
 
     def scan(self, loop: Loop) -> list[str]:
         """Returns a function for one block, with `nnx.scan`, and its call."""
-        given, out = loop.unpack(), "nnx.Carry"
-        axes = ", ".join(["nnx.Carry", *("0" for _ in loop.owners)])
-        lines, results, after = list(loop.lines), given, []
+        given, axes = loop.unpack(), ", ".join(["nnx.Carry", *("0" for _ in loop.owners)])
+        target, result, out, after = given, given, "nnx.Carry", []
         if loop.results:
             rows = identifier("rows", loop.names)
-            results, out = f"{given}, {loop.collected()}", "(nnx.Carry, 0)"
-            after = loop.fill(rows)
-            target = f"{given}, {rows}"
-        else:
-            target = given
-        carry = given
-        if len(loop.carry) > 1:
-            carry = identifier("carry", loop.names)
-            lines.insert(0, f"{given} = {carry}")
-        last = lines[-1].partition(" = ")
-        if len(lines) == 1 and last[0] == results:
-            lines = [f"return {last[2]}"]
-        else:
-            lines.append(f"return {results}")
-        header = f"def {loop.name}({', '.join([carry, *loop.variables])}):"
-        body = textwrap.indent("\n".join(lines), "    ")
+            result, out = f"{given}, {loop.collected()}", "(nnx.Carry, 0)"
+            target, after = f"{given}, {rows}", loop.fill(rows)
+        function = loop.function([loop.carried(), *loop.variables], [], result)
         return [
-            f"@nnx.scan(in_axes=({axes}), out_axes={out})\n{header}\n{body}",
+            f"@nnx.scan(in_axes=({axes}), out_axes={out})\n{function}",
             f"{target} = {loop.name}({', '.join([given, *loop.owners])})",
             *after,
         ]
@@ -233,19 +219,6 @@ _READING_BLOCKS = """            name, *others = names_of(".".join(map(str, (*pa
                 stacked = variable.shape[: variable.ndim - parts[0].ndim]
                 array = jnp.stack(parts).reshape(*stacked, *parts[0].shape)
 """
-_NAMES = '''def names_of(name):
-    """Yields the names of an array in the source: of blocks that are one module, of each."""
-    for path, count in SCANNED.items():
-        rest = name.removeprefix(f"{path}.")
-        if rest != name and not rest[0].isdigit():
-            for i in range(count):
-                yield from names_of(f"{path}.{i}.{rest}")
-            return
-    yield name
-
-
-'''
-
 _RENAMING_BLOCKS = textwrap.indent(f"{textwrap.dedent(_RENAMING)}yield name\n", "    ")
 
 # Classes of layers -> their arrays -> how torch calls them.
@@ -313,7 +286,7 @@ def _print_loading(draft: Any, root: Class) -> str:
     scans = draft.scans.table()
     if scans:
         lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one module")
-        naming = _NAMES
+        naming = NAMES_OF
         if ends:
             naming = naming.replace("    yield name\n", _RENAMING_BLOCKS)
         loading = loading.replace(_RENAMING, "").replace(_READING, _READING_BLOCKS)

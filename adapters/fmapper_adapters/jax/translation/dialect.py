@@ -63,7 +63,10 @@ _RESERVED = frozenset(
     {
         "load_weights",
         "take_apart",
+        "blocks_of",
         "names_of",
+        "renamed",
+        "sources_of",
         "freeze",
         "SLICES",
         "RENAMED",
@@ -215,6 +218,13 @@ class JaxDialect(Dialect):
         beginning = f"{name} for {self.title}{f', from {origin}' if origin else ''}"
         head = f'"""{beginning}; written by fmapper."""'
         return f"{head}\n\n" + "\n".join([*plain, *others]) + f"\n\n\n{everything}\n"
+
+
+def with_key(lines: Sequence[str], key: str) -> tuple[str, ...]:
+    """Gives what draws in one block the key of the block, or several keys that come from it."""
+    if sum(line.count("keys()") for line in lines) == 1:
+        return tuple(line.replace("keys()", key) for line in lines)
+    return (f"keys = Keys({key})", *lines)
 
 
 def refuse_changes(program: Program, title: str) -> None:

@@ -192,6 +192,9 @@ def check(condition, message):
         raise ValueError(message)
 ''')
 HELPERS["check_shapes"] = CHECK_SHAPES
+HELPERS["split_key"] = '''def split_key(key, count):
+    """Returns a key for each block; None where there is none."""
+    return None if key is None else jax.random.split(key, count)'''
 HELPERS["Keys"] = '''class Keys:
     """Gives a new random key at each call; None where it was made with None."""
 

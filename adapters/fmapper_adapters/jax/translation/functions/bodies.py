@@ -11,7 +11,7 @@ from typing import Any
 
 from fmapper import ConversionError
 from fmapper.translation import expr, identifier, text
-from fmapper_adapters.jax.translation.functions.things import Function, Thing, inside
+from fmapper_adapters.jax.translation.functions.things import Function, Thing, inside, thing_of
 
 
 def print_function(function: Function, method: Any, functions: Mapping[str, Function]) -> str:
@@ -212,6 +212,24 @@ class _Body(ast.NodeTransformer):
             source = ast.Call(expr("zip"), over, [ast.keyword("strict", expr("True"))])
         target = expr(", ".join(targets))
         return ast.For(target, source, body, [], lineno=0)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Writes the function of a scan as one of the arrays of a block."""
+        before = dict(self._known)
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                name, owner = statement.target.id, self._find(statement.annotation)
+                assert owner is not None
+                assert isinstance(owner.made, ast.Call)
+                arrays = expr(f"params_of_{name}")
+                self._known[name] = thing_of(owner.made.args[0], arrays, self._functions)
+        for parameter in node.args.args:
+            if parameter.arg in self._known:
+                parameter.arg = f"params_of_{parameter.arg}"
+        kept = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
+        node.body = [self.visit(statement) for statement in kept]
+        self._known = before
+        return node
 
     def _lists(self, node: ast.expr) -> list[tuple[ast.expr, list[Thing]]] | None:
         """Returns the lists that a loop runs over -> the code for their arrays, and their parts."""

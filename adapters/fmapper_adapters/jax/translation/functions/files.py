@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fmapper import ConversionError
-
 if TYPE_CHECKING:
     from fmapper.programs import Program
     from fmapper.translation import Source
@@ -20,8 +18,6 @@ class WritesFunctions:
         Raises:
             ConversionError: A call of the model changes its arrays.
         """
-        if scan:
-            raise ConversionError("scan=True is not written for JAX yet: translate to flax")
         from fmapper.translation import write
         from fmapper_adapters.jax.translation.dialect import refuse_changes
         from fmapper_adapters.jax.translation.functions.dialect import FunctionsDialect
@@ -32,7 +28,7 @@ class WritesFunctions:
 
         refuse_changes(program, "JAX")
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), FunctionsDialect(slices, train=program.train))
+        return write(with_linears(parted), FunctionsDialect(slices, train=program.train), scan=scan)
 
     def proof(self) -> str:
         """Returns the script for functions."""

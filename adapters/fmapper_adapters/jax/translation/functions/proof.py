@@ -47,9 +47,18 @@ def named(model):
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         model[0] if isinstance(model, tuple) else model
     ):
-        key, order = net.source_of(path)
-        found[key] = np.asarray(leaf) if order is None else np.asarray(leaf).transpose(
-            np.argsort(order))
+        for key, order, array in parts(path, np.asarray(leaf)):
+            found[key] = array if order is None else array.transpose(np.argsort(order))
     return found
+
+
+def parts(path, array):
+    """Yields the names of an array in the source, and the order and the array of each."""
+    if not hasattr(net, "sources_of"):
+        yield *net.source_of(path), array
+        return
+    sources = net.sources_of(path)
+    for (key, order), block in zip(sources, net.blocks_of(array, len(sources)), strict=True):
+        yield key, order, block
 '''
 SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL)

@@ -11,6 +11,7 @@ from fmapper.translation import Class, expr, text
 from fmapper_adapters.jax.translation.functions.layers import LAYER
 
 FROZEN = "Frozen"  # marks the code of an array that is not trained
+STACKED = "Stacked"  # marks the code of a block that several are
 
 
 @dataclass(slots=True)
@@ -88,6 +89,11 @@ def items_of(made: ast.expr) -> list[ast.expr]:
     return list(made.elts) if isinstance(made, ast.List) else []
 
 
+def is_stacked(made: ast.AST | None) -> bool:
+    """Returns whether code makes the arrays of several blocks as one."""
+    return isinstance(made, ast.Call) and text(made.func) == STACKED
+
+
 def thing_of(made: ast.expr, arrays: ast.expr, functions: Mapping[str, Function]) -> Thing:
     """Returns what code makes."""
     function = functions.get(text(made.func)) if isinstance(made, ast.Call) else None
@@ -131,7 +137,9 @@ def options_of(
         return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
     def visit(node: ast.expr) -> None:
-        if isinstance(node, ast.List | ast.ListComp):
+        if isinstance(node, ast.Call) and is_stacked(node):
+            visit(node.args[0])
+        elif isinstance(node, ast.List | ast.ListComp):
             for item in items_of(node):
                 visit(item)
         elif isinstance(node, ast.Call) and text(node.func) == LAYER:
