@@ -119,7 +119,7 @@ class Dialect(ABC):
         """Returns the code for a list of arrays."""
         return self.parts(made)
 
-    def stacked(self, made: ast.expr, count: int) -> ast.expr:
+    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
         """Returns the code for equal blocks as one, whose arrays are stacked.
 
         Args:

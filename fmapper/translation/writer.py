@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, TreeSpec
-from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
+from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
 from fmapper.translation.code import attribute, attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
+from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import (
     Body,
     Form,
@@ -382,6 +383,10 @@ class _Writer:
         sketch.ties = self._ties(node)
         return sketch
 
+    def with_loops(self, node: Node, lines: list[str]) -> list[str]:
+        """Returns the statements of a method with those on the parts of a list in loops."""
+        return with_loops(collect(lines), *self._lists(node))
+
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:
             return node.layer.made
@@ -399,7 +404,7 @@ class _Writer:
         if self._is_list(node):
             if self.scans.decide(node, made):
                 first = self._make(node.children["0"], made)
-                return self.dialect.stacked(first, len(node.children))
+                return self.dialect.stack_blocks(first, len(node.children))
             count = 1 + max(map(int, node.children))
             parts = [
                 self._make(node.children[str(i)], made)

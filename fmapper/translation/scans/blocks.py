@@ -9,9 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.translation.classes import with_loops
 from fmapper.translation.code import attribute, text
-from fmapper.translation.functions.collect import collect
 from fmapper.translation.scans.loop import Loop, NotAScanError, loops_in, owners_of, read_loop
 from fmapper.translation.scans.states import begin_apart, collect_states, part_nested
 from fmapper.translation.units import Unit, is_own
@@ -51,7 +49,7 @@ class Scans:
         name = self._draft.dialect.state_name
         return {name(self._draft, path): count for path, count in self.counts.items()}
 
-    def joined(self, path: str) -> str:
+    def join_path(self, path: str) -> str:
         """Returns a path without the indices of blocks that are one module."""
         steps = path.split(".")
         kept = [s for at, s in enumerate(steps) if ".".join(steps[:at]) not in self.counts]
@@ -103,13 +101,12 @@ class Scans:
     def lines_of(self, node: Node) -> Lines:
         """Returns the parameters and the statements of each method of a submodule, with loops."""
         if node.path not in self._lines:
-            lengths, titles = self._draft._lists(node)
             found = []
             for _, body in self._draft.bodies.get(node.path, []):
                 lines = body.lines()
                 if self._wanted:
                     lines = collect_states(begin_apart(part_nested(lines)))
-                found.append((body.parameters, with_loops(collect(lines), lengths, titles)))
+                found.append((body.parameters, self._draft.with_loops(node, lines)))
             self._lines[node.path] = found
         return self._lines[node.path]
 

@@ -62,7 +62,7 @@ class Loop:
         header = f"def {self.name}({', '.join(parameters)}):"
         return "\n".join([header, *(textwrap.indent(line, "    ") for line in lines)])
 
-    def carried(self) -> str:
+    def state(self) -> str:
         """Returns the parameter for what a round carries on."""
         return self.carry[0] if len(self.carry) == 1 else identifier("carry", self.names)
 
@@ -70,7 +70,7 @@ class Loop:
         """Returns the code of all that a round carries on."""
         return self.carry[0] if len(self.carry) == 1 else f"({', '.join(self.carry)})"
 
-    def collected(self) -> str:
+    def row(self) -> str:
         """Returns the code of all that a round adds to lists of results."""
         return self.rows[0] if len(self.rows) == 1 else f"({', '.join(self.rows)})"
 
@@ -136,18 +136,18 @@ def read_loop(lines: Sequence[str], at: int, parameters: Collection[str]) -> Loo
     targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
     variables = tuple(map(text, targets))
     every = frozenset(_names([ast.parse(line) for line in lines]))
-    body, appended = _appended(node.body, every)
+    body, appended = _part_rows(node.body, every)
     if any(name == "self" for one in body for name in _names([one])):
         raise NotAScanError("the loop uses other parts of the model")
     if any(isinstance(inner, ast.Break | ast.Continue) for one in body for inner in ast.walk(one)):
         raise NotAScanError("the loop does not call all of them")
-    before = {*parameters, *_stored([ast.parse(line) for line in lines[:at]])}
+    before = {*parameters, *_targets([ast.parse(line) for line in lines[:at]])}
     needed, stored = _first_read(body)
     after = _read_after(lines[at + 1 :], stored - {*variables})
     lost = after - before
     if lost:
         raise NotAScanError(f"{min(lost)} of the last one is used after the loop")
-    carry = tuple(name for name in _stored(body) if name in before and name in needed | after)
+    carry = tuple(name for name in _targets(body) if name in before and name in needed | after)
     if not carry:
         raise NotAScanError("they are not called one after the other")
     if {target for target, _ in appended} & ({*needed} | stored):
@@ -167,7 +167,7 @@ def read_loop(lines: Sequence[str], at: int, parameters: Collection[str]) -> Loo
     return loop
 
 
-def _appended(
+def _part_rows(
     body: Sequence[ast.stmt], taken: Collection[str]
 ) -> tuple[list[ast.stmt], list[tuple[str, str]]]:
     """Parts what a round adds to lists from what else it does."""
@@ -181,7 +181,7 @@ def _appended(
             continue
         target, item = known
         code = text(item)
-        if {*_names([item])} & {*_stored(body[at + 1 :])}:  # of another value at the end
+        if {*_names([item])} & {*_targets(body[at + 1 :])}:  # of another value at the end
             code = identifier("row", own)
             own.add(code)
             found.append(ast.parse(f"{code} = {text(item)}").body[0])
@@ -203,8 +203,8 @@ def _first_read(body: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
     needed: set[str] = set()
     stored: set[str] = set()
     for statement in body:
-        needed |= {*_loaded(statement)} - stored
-        stored |= {*_stored([statement])}
+        needed |= {*_reads(statement)} - stored
+        stored |= {*_targets([statement])}
     return needed, stored
 
 
@@ -214,11 +214,11 @@ def _read_after(lines: Sequence[str], wanted: Collection[str]) -> set[str]:
     found: set[str] = set()
     for line in lines:
         (tree,) = ast.parse(line).body
-        read = {*_loaded(tree)} & open_names
+        read = {*_reads(tree)} & open_names
         found |= read
         open_names -= read
         if isinstance(tree, ast.Assign):
-            open_names -= {*_stored([tree])}
+            open_names -= {*_targets([tree])}
     return found
 
 
@@ -235,7 +235,7 @@ def _names(trees: Sequence[ast.AST]) -> Iterator[str]:
         yield from (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
-def _loaded(tree: ast.AST) -> Iterator[str]:
+def _reads(tree: ast.AST) -> Iterator[str]:
     if isinstance(tree, ast.AugAssign):
         yield from _names([tree.target])
     for node in ast.walk(tree):
@@ -243,7 +243,7 @@ def _loaded(tree: ast.AST) -> Iterator[str]:
             yield node.id
 
 
-def _stored(trees: Sequence[ast.AST]) -> list[str]:
+def _targets(trees: Sequence[ast.AST]) -> list[str]:
     """Returns the names that statements assign, in order; those of comprehensions are their own."""
     found: dict[str, None] = {}
     for tree in trees:

@@ -47,7 +47,7 @@ def part_nested(lines: Sequence[str]) -> list[str]:
     taken = {word for line in lines for word in re.findall(r"\w+", line)}
     for line in lines:
         tree = ast.parse(line)
-        chain = _nested(tree) if "\n" not in line else []
+        chain = _nested_calls(tree) if "\n" not in line else []
         if not chain:
             found.append(line)
             continue
@@ -64,7 +64,7 @@ def part_nested(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def _nested(tree: ast.AST) -> list[ast.Call]:
+def _nested_calls(tree: ast.AST) -> list[ast.Call]:
     """Returns calls of a list's parts that are in one another, inner ones first."""
     for node in ast.walk(tree):
         found: list[ast.Call] = []

@@ -107,7 +107,7 @@ class EquinoxDialect(JaxDialect):
             return expr("[{0} for _ in range({1})]", made[0], len(made))
         return ast.List(list(made), ast.Load())
 
-    def stacked(self, made: ast.expr, count: int) -> ast.expr:
+    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
         """Returns a module whose arrays are those of all blocks, stacked."""
         block = expr(text(made).replace(_DRAWS, "key"))
         return expr(
@@ -130,8 +130,8 @@ class EquinoxDialect(JaxDialect):
             first = [f"{arrays}, {key} = {row}", *first]
             loop = replace(loop, lines=with_key(loop.lines, key))
         after = loop.fill(rows) if loop.results else []
-        result = f"{loop.unpack()}, {loop.collected() if loop.results else None}"
-        function = loop.function([loop.carried(), row], first, result)
+        result = f"{loop.unpack()}, {loop.row() if loop.results else None}"
+        function = loop.function([loop.state(), row], first, result)
         target = f"{loop.unpack()}, {rows if loop.results else '_'}"
         return [
             f"{arrays}, {static} = eqx.partition({blocks}, eqx.is_array)",

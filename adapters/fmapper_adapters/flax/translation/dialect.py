@@ -100,7 +100,7 @@ class FlaxDialect(JaxDialect):
             return expr("nnx.List([{0} for _ in range({1})])", made[0], len(made))
         return expr("nnx.List({0})", list(made))
 
-    def stacked(self, made: ast.expr, count: int) -> ast.expr:
+    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
         """Returns a module whose variables are those of all blocks, stacked."""
         return expr("stack_blocks({0}, lambda rngs: {1}, rngs)", count, made)
 
@@ -110,9 +110,9 @@ class FlaxDialect(JaxDialect):
         target, result, out, after = given, given, "nnx.Carry", []
         if loop.results:
             rows = identifier("rows", loop.names)
-            result, out = f"{given}, {loop.collected()}", "(nnx.Carry, 0)"
+            result, out = f"{given}, {loop.row()}", "(nnx.Carry, 0)"
             target, after = f"{given}, {rows}", loop.fill(rows)
-        function = loop.function([loop.carried(), *loop.variables], [], result)
+        function = loop.function([loop.state(), *loop.variables], [], result)
         return [
             f"@nnx.scan(in_axes=({axes}), out_axes={out})\n{function}",
             f"{target} = {loop.name}({', '.join([given, *loop.owners])})",

@@ -99,7 +99,7 @@ class FunctionsDialect(JaxDialect):
             return expr("[{0} for _ in range({1})]", made[0], len(made))
         return ast.List(list(made), ast.Load())
 
-    def stacked(self, made: ast.expr, count: int) -> ast.expr:
+    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
         """Returns the arrays of a block, stacked, of which there are so many."""
         return expr(f"{STACKED}({{0}}, {{1}})", made, count)
 
@@ -120,11 +120,11 @@ class FunctionsDialect(JaxDialect):
         if len(variables) > 1:
             first.append(f"{', '.join(variables)} = {row}")
         after = loop.fill(rows) if loop.results else []
-        result = f"{loop.unpack()}, {loop.collected() if loop.results else None}"
+        result = f"{loop.unpack()}, {loop.row() if loop.results else None}"
         taken = variables[0] if len(variables) == 1 else row
         xs = given[0] if len(given) == 1 else f"({', '.join(given)})"
         return [
-            loop.function([loop.carried(), taken], first, result),
+            loop.function([loop.state(), taken], first, result),
             f"{loop.unpack()}, {rows if loop.results else '_'} = "
             f"jax.lax.scan({loop.name}, {loop.unpack()}, {xs})",
             *after,

@@ -80,7 +80,7 @@ def buffers_of(draft: Any, without: Collection[str] = ()) -> list[str]:
     """
     program = draft.program
     known = draft._arrays().items()
-    arrays = {draft.scans.joined(path): target for path, (target, _) in known}
+    arrays = {draft.scans.join_path(path): target for path, (target, _) in known}
     fixed = {
         path
         for path, target in arrays.items()
