@@ -66,6 +66,18 @@ class Unit:
     given: list[str] = field(default_factory=list)
     gives: list[str] = field(default_factory=list)
 
+    def own_result(self, root: Unit) -> Any:
+        """Returns what the part gives, with None for what others compute and it is not given.
+
+        That is in objects that its caller had before, such as the caches of other layers.
+        """
+        others = {call.name for call in root.calls()} - {call.name for call in self.calls()}
+        others -= {*self.given, *refs_in((self.part.arguments,))}
+        return map_arguments(
+            self.part.result,
+            lambda value: None if isinstance(value, Ref) and value.name in others else value,
+        )
+
     def calls(self) -> Iterator[Call]:
         """Yields its calls and those of the units in it."""
         for step in self.steps:

@@ -218,7 +218,7 @@ class _Writer:
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
             return self._root_returns()
-        result = with_objects(unit.part.result, self.objects)
+        result = with_objects(unit.own_result(self.structure.root), self.objects)
         told = set(refs_in((result,)))
         if told & {*unit.gives} and not is_lost(result):
             hidden = tuple(Ref(value) for value in unit.gives if value not in told)

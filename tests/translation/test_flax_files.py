@@ -449,6 +449,47 @@ def test_fields_of_results_have_names_that_a_named_tuple_takes():
     np.testing.assert_array_equal(found.keys_2, 4 * np.ones((2, 3)))
 
 
+@fmapper.functor
+class Kept:
+    def __init__(self, first=None, second=None):
+        self.first, self.second = first, second
+
+
+class Keeps(nn.Module):
+    """Keeps its result in an object that it returns, as layers do with their cache."""
+
+    def __init__(self, field):
+        super().__init__()
+        self.linear, self.field = nn.Linear(3, 3), field
+
+    def forward(self, x, kept):
+        x = self.linear(x)
+        setattr(kept, self.field, x * 2)
+        return x.tanh(), kept
+
+
+class KeepsAll(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Keeps("first"), Keeps("second")])
+
+    def forward(self, x):
+        kept = Kept()
+        for layer in self.layers:
+            x, kept = layer(x, kept)
+        return x, kept
+
+
+def test_what_other_parts_have_put_into_a_result_is_theirs():
+    torch.manual_seed(0)
+    module, x = KeepsAll(), torch.randn(2, 3)
+    source, _, proof = translate(module, "flax", (x,), proved=True)
+    assert proof
+    found, wanted = run(source.code, "KeepsAll", module)(x.numpy()), module(x)
+    same(found, wanted)
+    assert len(fmapper.fleaves(found)) == 3
+
+
 def test_a_model_that_gives_more_in_evaluation_is_written_for_that():
     from fmapper.translation.source import translate_proved
 
