@@ -148,6 +148,33 @@ def test_a_file_with_scans_is_proved(name, to):
     ast.parse(source.code)
 
 
+TRANSFORMERS = {
+    "Llama": {"num_key_value_heads": 2, "num_hidden_layers": 3, "use_cache": False},
+    "Bert": {"num_hidden_layers": 3},
+    "GPT2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "use_cache": False},
+    "ViT": {"num_hidden_layers": 3, "image_size": 32, "patch_size": 8},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", SCANS)
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_layers_of_transformers_are_scanned(name, to):
+    pytest.importorskip(to)
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    sizes = {} if name == "GPT2" else sizes
+    if name != "ViT":
+        sizes["vocab_size"] = 99
+    config = getattr(transformers, f"{name}Config")(**sizes, **TRANSFORMERS[name])
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    given = torch.randn(2, 3, 32, 32) if name == "ViT" else torch.arange(10).reshape(2, 5)
+    source, _, proof = translate(model, to, (given,), train=True, proved=True, scan=True)
+    assert proof, proof
+    assert list(source.scans.values()) == [3]
+
+
 def test_the_program_has_one_block():
     torch.manual_seed(0)
     model = Net(Block(8) for _ in range(6)).eval()
