@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -97,15 +98,37 @@ def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int 
 
 
 @pytest.mark.parametrize(
-    ("called", "pay"),
-    [("AMD EPYC 7B13", True), ("Intel(R) Xeon(R) Processor", False), (None, True)],
+    ("called", "rows", "width"),
+    [
+        ("AMD EPYC 7B13", 200, 64),
+        (None, 200, 64),
+        ("Intel(R) Xeon(R) Processor", 200, 200),
+        ("Intel(R) Xeon(R) Processor", 1 << 14, 64),  # 2 MiB
+    ],
 )
-def test_blocks_go_by_the_processor(monkeypatch: Any, called: Any, pay: bool) -> None:
+def test_blocks_go_by_the_processor(
+    monkeypatch: Any, generator: Any, called: Any, rows: int, width: int
+) -> None:
     from fmapper_adapters.jax.generation import blocks
 
     named = dataclasses.replace(fmapper.device_info("numpy:cpu"), name=called)
     monkeypatch.setattr(blocks, "device_info", lambda name: named)
-    assert blocks._blocks_are_faster() is pay
+    name = "model.layers.0.mlp.up_proj.weight"
+    params = generator.params | {name: jax.numpy.zeros((rows, 32))}
+    layout = blocks.choose(generator.generation, params)
+    assert layout[name].width == width
+
+
+def test_weights_lie_in_one_block_of_memory(model: Any) -> None:
+    generator = fmapper.generator(model, max_length=20, batch=2, check=False)
+    held = [generator._held[name] for name in generator._codes.layout]
+    ends = sorted((one.unsafe_buffer_pointer(), one.nbytes) for one in held)
+    for (start, size), (after, _) in itertools.pairwise(ends):
+        assert start + size <= after < start + size + 64
+    assert not any(one.committed for one in held)
+    (device,) = held[0].devices()
+    placed = generator.replace(params=jax.device_put(generator.params, device))
+    assert all(placed._held[name].committed for name in generator._codes.layout)
 
 
 def test_weights_that_other_operations_use_stay_as_they_are() -> None:

@@ -6,7 +6,7 @@ returned. So it never gets memory that others could still write to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -153,3 +153,22 @@ def has_survived(old: jax.Array, new: jax.Array) -> bool:
     if jnp.issubdtype(new.dtype, jnp.complexfloating):
         return has_survived(old.real, new.real) and has_survived(old.imag, new.imag)
     return not bool((~jnp.isfinite(new) & jnp.isfinite(old)).any())
+
+
+def in_large_pages(made: Mapping[str, Callable[[], jax.Array]]) -> dict[str, jax.Array]:
+    """Makes arrays of a CPU, one after the other, in one block of memory.
+
+    NumPy asks Linux for large pages for such a block, which JAX does not do. With pages of 4 KiB, a
+    processor looks up so many addresses that it reads weights at two thirds of the rate.
+    """
+    shapes = {name: jax.eval_shape(make) for name, make in made.items()}
+    sizes = {name: -(-x.size * x.dtype.itemsize // _ALIGNMENT) for name, x in shapes.items()}
+    block = np.empty((sum(sizes.values()) + 1) * _ALIGNMENT, np.uint8)
+    start, found = -block.ctypes.data % _ALIGNMENT, {}
+    for name, make in made.items():
+        new = make()
+        place = np.ndarray(new.shape, new.dtype, block, start)
+        np.copyto(place, new)
+        found[name] = jax.device_put(place, new.sharding if new.committed else None)
+        start += sizes[name] * _ALIGNMENT
+    return found

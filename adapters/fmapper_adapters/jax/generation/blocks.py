@@ -4,8 +4,8 @@ A step multiplies few rows with each weight, so its speed is that of reading the
 stores a weight as (out, in), which XLA multiplies at a fifth of the memory bandwidth. Stored as
 (blocks, in, 64), with a product per block, everything is read once and in order, at two thirds of
 the bandwidth. With many rows, a product is bound by arithmetic, and (in, out) as a single block is
-best. On accelerators there is no difference, and processors of Intel read (in, out) as fast as
-blocks.
+best, as it is for weights in the cache of a processor of Intel. On accelerators there is no
+difference.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from fmapper import device_info
 from fmapper.generation import Generation
 from fmapper.programs import Call, Graph, Lowering, Program, Ref
+from fmapper_adapters.jax.arrays.host import in_large_pages
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
 from fmapper_adapters.jax.aten.types import cast
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
@@ -30,6 +31,7 @@ _PRODUCT = "fmapper::product_with_blocks"
 _ROWS = "fmapper::rows_of_blocks"
 _WIDTH = 64  # columns of a block: 32 and 128 are slower
 _FEW = 12  # rows of a step, up to which blocks pay
+_CACHE = 2 << 20  # bytes of a processor of Intel, which multiplies (in, out) as fast from there
 _MANY = 192  # rows of a product, from which blocks are put together first
 
 # Where operations that take a weight have it, and whether it is (out, in).
@@ -76,19 +78,19 @@ def choose(generation: Generation, params: Arrays) -> Layout:
                 if found.setdefault(name, is_turned) != is_turned:
                     others.add(name)
     kept = {n: t for n, t in found.items() if n not in others and params[n].ndim == 2}
-    few = generation.batch <= _FEW and _blocks_are_faster()
-    return {n: _block(params[n], t, few=few) for n, t in kept.items()}
+    least = _least_in_blocks() if generation.batch <= _FEW else math.inf
+    return {n: _block(params[n], t, least) for n, t in kept.items()}
 
 
-def _block(weight: Any, turned: bool, *, few: bool) -> Block:
+def _block(weight: Any, turned: bool, least: float) -> Block:
     outputs = weight.shape[0 if turned else 1]
-    is_wide = outputs >= 2 * _WIDTH and few and weight.dtype.itemsize >= 4
-    return Block(outputs, _WIDTH if is_wide else outputs, turned)
+    is_large = weight.nbytes >= least and outputs >= 2 * _WIDTH and weight.dtype.itemsize >= 4
+    return Block(outputs, _WIDTH if is_large else outputs, turned)
 
 
-def _blocks_are_faster() -> bool:
-    """Returns whether the processor reads weights faster in blocks; the lab book has figures."""
-    return "Intel" not in (device_info("numpy:cpu").name or "")
+def _least_in_blocks() -> int:
+    """Returns from how many bytes on the processor reads weights faster in blocks."""
+    return _CACHE if "Intel" in (device_info("numpy:cpu").name or "") else 0
 
 
 def _is_on_one_cpu(array: Any) -> bool:
@@ -135,8 +137,9 @@ def _uses_otherwise(graph: Graph) -> frozenset[str]:
 
 
 def lay_out(params: Arrays, layout: Layout) -> Arrays:
-    """Puts weights into blocks."""
-    return params | {name: _cut(params[name], block) for name, block in layout.items()}
+    """Puts weights into blocks, and these into large pages of memory."""
+    laid_out = {name: partial(_cut, params[name], block) for name, block in layout.items()}
+    return params | in_large_pages(laid_out)
 
 
 def restore(held: Arrays, layout: Layout) -> Arrays:
