@@ -176,6 +176,9 @@ class Part:
         method: Of the submodule, if not its call.
         other_names: How its code names arguments and variables beside: `residual` for what
             `residual = hidden_states` says, `("cos", "sin")` for a tuple that it takes apart.
+        masks: Arguments that it may be given None for -> the mask that this means: `ones`, or
+            `causal`.
+        flags: The attributes of the submodule that are True or False, as `is_decoder`.
     """
 
     name: str
@@ -188,6 +191,8 @@ class Part:
     positional: int = 0
     method: str = ""
     other_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    masks: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.arguments import Arguments, arguments_of
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
-from fmapper.translation.reading.helpers import helpers_of, names_in
+from fmapper.translation.reading.helpers import helpers_of, names_in, print_imports
 from fmapper.translation.reading.statements import other_names, statements_at
 from fmapper.translation.reading.weights import origin_of_built, source_weights
 from fmapper.translation.scans.loop import Loop
@@ -68,6 +68,7 @@ __all__ = [
     "names_in",
     "origin_of_built",
     "other_names",
+    "print_imports",
     "proof_script",
     "run_file",
     "shortest_parts",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fmapper.translation.align import align
 from fmapper.translation.code import identifier, text
+from fmapper.translation.functions.forms import Terms
 from fmapper.translation.functions.origins import with_comments
 from fmapper.translation.functions.shapes import Shapes, combine, comment
+from fmapper.translation.merging.align import align
+from fmapper.translation.merging.numbers import mask_numbers, numbers_in
+from fmapper.translation.merging.variants import unify, without_flags
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
@@ -28,6 +31,7 @@ class Sketch:
         made: What the constructor sets, in order: the attribute and the code.
         methods: The functions: name, parameters, and statements as text.
         ties: Statements of the constructor that make parts the same.
+        flags: The flags of the source's submodule, as `is_decoder`.
     """
 
     path: str
@@ -35,6 +39,7 @@ class Sketch:
     made: list[tuple[str, ast.expr]] = field(default_factory=list)
     methods: list[Method] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
     def nodes(self) -> list[ast.AST]:
         """Returns all syntax trees of the class."""
@@ -49,7 +54,7 @@ class Sketch:
 
     def shape_of_parts(self) -> str:
         """Returns a key that is equal for classes whose constructors differ only in numbers."""
-        made = [f"{name} = {_mask(node)}" for name, node in self.made]
+        made = [f"{name} = {mask_numbers(node)}" for name, node in self.made]
         return "\n".join([self.title, *made, *self.ties])
 
 
@@ -62,11 +67,12 @@ class Method:
     lines: list[str]
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
 
     def shape(self) -> str:
         """Returns a key that is equal for methods that differ only in numbers."""
         header = f"{self.name}({', '.join(self.parameters)})"
-        return "\n".join([header, *(_mask(ast.parse(line)) for line in self.lines)])
+        return "\n".join([header, *(mask_numbers(ast.parse(line)) for line in self.lines)])
 
     def print_lines(self) -> list[str]:
         """Returns the statements, after a comment on the shapes, with those on single lines."""
@@ -95,45 +101,11 @@ class Class:
     arguments: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
 
-def _numbers(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
-    """Yields the numbers in code, with the keyword that each is given for."""
-
-    def visit(one: ast.AST, keyword: str) -> Iterator[tuple[ast.Constant, str]]:
-        if isinstance(one, ast.keyword):
-            yield from visit(one.value, one.arg or "")
-            return
-        if isinstance(one, ast.Constant) and type(one.value) in (int, float):
-            yield one, keyword
-            return
-        if isinstance(one, ast.Constant) and type(one.value) is bool and keyword:
-            yield one, keyword
-            return
-        if isinstance(one, ast.Call):
-            yield from visit(one.func, "")
-            for i, argument in enumerate(one.args):
-                yield from visit(argument, f"{text(one.func)}:{i}")
-            for key in one.keywords:
-                yield from visit(key, "")
-            return
-        for inner in ast.iter_child_nodes(one):
-            yield from visit(inner, keyword if isinstance(one, ast.Tuple | ast.UnaryOp) else "")
-
-    yield from visit(node, "")
-
-
-def _mask(node: ast.AST) -> str:
-    """Masks the numbers in code, except for indices."""
-    node = copy.deepcopy(node)
-    for constant, _ in _numbers(node):
-        constant.value = 0
-    return text(node)
-
-
 def merge(
     sketches: Sequence[Sketch],
     taken: set[str],
     names: Mapping[str, Sequence[str]],
-    defaults: Mapping[str, Mapping[str, object]],
+    dialect: Dialect,
 ) -> list[Class]:
     """Merges equal classes of submodules.
 
@@ -141,9 +113,11 @@ def merge(
         sketches: What each submodule needs.
         taken: Names that are not free; those of the classes are added.
         names: Classes of the target -> the names of the parameters of their constructors.
-        defaults: Classes of the target -> what their keywords are where they are not given.
+        dialect: The target.
     """
-    align(sketches, defaults)
+    align(sketches, dialect.defaults)
+    if dialect.has_variants:
+        unify(sketches, dialect.check, dialect.lacking)
     groups: dict[str, list[Sketch]] = {}
     for sketch in sketches:
         groups.setdefault(sketch.shape(), []).append(sketch)
@@ -157,7 +131,7 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
             method.shapes += like.shapes
     made = Class(identifier(first.title, taken), first)
     taken.add(made.name)
-    rows = [[(c.value, key) for node in s.nodes() for c, key in _numbers(node)] for s in group]
+    rows = [[(c.value, key) for node in s.nodes() for c, key in numbers_in(node)] for s in group]
     columns = list(zip(*rows, strict=True))
     differing = [
         i for i, column in enumerate(columns) if len({(type(v), v) for v, _ in column}) > 1
@@ -179,7 +153,7 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
     made.arguments = {
         sketch.path: tuple(values[at] for values in by_values) for at, sketch in enumerate(group)
     }
-    made.sketch = _generalise(first, chosen, made)
+    made.sketch = without_flags(_generalise(first, chosen, made))
     return made
 
 
@@ -211,7 +185,7 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
     for attr, made_by in sketch.made:
         node = copy.deepcopy(made_by)
         replaced = {}
-        for constant, _ in _numbers(node):
+        for constant, _ in numbers_in(node):
             if at in chosen:
                 replaced[id(constant)] = chosen[at]
             at += 1
@@ -224,7 +198,7 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
         for line in method.lines:
             tree = ast.parse(line)
             replaced = {}
-            for constant, _ in _numbers(tree):
+            for constant, _ in numbers_in(tree):
                 if at in chosen:
                     replaced[id(constant)] = f"self.{chosen[at]}"
                     stored[chosen[at]] = None
@@ -233,7 +207,10 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
             for old, new in zip(line.splitlines(), lines[-1].splitlines(), strict=False):
                 if old.strip() in comments:
                     comments[new.strip()] = comments[old.strip()]
-        methods.append(Method(method.name, method.parameters, lines, method.shapes, comments))
+        terms = method.terms
+        methods.append(
+            Method(method.name, method.parameters, lines, method.shapes, comments, terms)
+        )
     made.stored = tuple(stored)
     return Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
 

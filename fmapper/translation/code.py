@@ -68,16 +68,32 @@ class _Fill(ast.NodeTransformer):
         return literal(self._given[node.id]) if node.id in self._given else node
 
 
+class Swap(ast.NodeTransformer):
+    """Replaces one name by another."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old = old
+        self._new = new
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replaces the name."""
+        return ast.Name(self._new, node.ctx) if node.id == self._old else node
+
+
 def construct(cls: str, arguments: Mapping[str, Any], *last: str) -> ast.expr:
-    """Returns a call; of more than three arguments those after the second are passed by name.
+    """Returns a call; flags, and of more than three arguments those after the second, by name.
 
     Examples:
         >>> text(construct("Block", {"width": 3, "depth": 4}, "rngs=rngs"))
         'Block(3, 4, rngs=rngs)'
         >>> text(construct("Block", {"width": 3, "depth": 4, "kernel_size": 5, "strides": 2}))
         'Block(3, 4, kernel_size=5, strides=2)'
+        >>> text(construct("Block", {"width": 3, "is_causal": True}))
+        'Block(3, is_causal=True)'
     """
     by_name = list(arguments)[2:] if len(arguments) > 3 else []
+    flags = [at for at, value in enumerate(arguments.values()) if isinstance(value, bool)]
+    by_name += list(arguments)[flags[0] :] if flags else []
     given = [f"{key}={{{i}}}" if key in by_name else f"{{{i}}}" for i, key in enumerate(arguments)]
     return expr(f"{cls}({', '.join([*given, *last])})", *arguments.values())
 

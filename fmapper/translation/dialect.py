@@ -86,11 +86,17 @@ class Dialect(ABC):
         passes_keys: Whether all that draws is given a key: its functions have a parameter `key`,
             and call `Keys(key)`, a helper, for several.
         ones_like: The code of integers that are ones, in the shape of the array `{0}`.
+        masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
+        lacking: Functions of files that may be called without `mask=mask` where that is None.
+        has_variants: Whether what only some submodules of a class have can be below an `if`.
         has_sequences: Whether parts that are called in order can be one object.
     """
 
     passes_keys: ClassVar[bool] = False
     ones_like: ClassVar[str] = "{0} * 0 + 1"
+    masks: ClassVar[Mapping[str, str]] = {}
+    lacking: ClassVar[frozenset[str]] = frozenset()
+    has_variants: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}
@@ -171,6 +177,14 @@ class Dialect(ABC):
     def dtype_argument(self, name: str) -> ast.expr:
         """Returns the code for a dtype argument of a lowering."""
         return expr("np.dtype({0})", name)
+
+    def takes_no_mask(self, call: Call, mask: str) -> bool:
+        """Returns whether the code for a call also takes None for a mask that shows everything."""
+        return False
+
+    @abstractmethod
+    def limit(self, dtype: str, end: str) -> ast.expr:
+        """Returns the code for the least (`min`) or largest (`max`) number of a dtype, a float."""
 
     @abstractmethod
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:

@@ -14,6 +14,13 @@ from fmapper.programs.sizes import size_of
 from fmapper.translation.code import Value, expr, text
 
 
+class UnknownSize(Exception):
+    """Raised for a size that cannot be computed from available values."""
+
+    def __init__(self, symbol: str) -> None:
+        self.symbol = symbol
+
+
 class Sizes:
     """The known symbols of one function.
 

@@ -20,11 +20,12 @@ from fmapper.translation.functions.forms import (
     Form,
     Made,
     is_lost,
+    kind_of_field,
     objects_in,
     with_objects,
 )
 from fmapper.translation.functions.parameters import by_position, find_varying, takes_first, varies
-from fmapper.translation.functions.shapes import name_sizes
+from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.places import (
     Node,
@@ -66,12 +67,13 @@ class _Writer:
         self.forms: dict[int, Form] = {}
         self.hints: dict[str, str] = {}
         self.owners: dict[str, tuple[str, tuple[int, ...] | None]] = {}
-        self.records: dict[str, tuple[str, ...]] = {}
+        self.records: dict[str, dict[str, str]] = {}  # their fields, and what those are if no array
         self.bodies: dict[str, list[tuple[str, Body]]] = {}
         self.root = Node("")
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
+        self.flags = {one.path: one.part.flags for one in self.structure.root.units()}
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
         self.scans = Scans(self, wanted=scan)
 
@@ -185,7 +187,6 @@ class _Writer:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
         writer = BodyWriter(*parts, varying=find_varying(self.structure))
-        self.size_name = writer.size_name
         self.objects = [made for _, made in objects_in(self._root_returns())]
 
         def visit(unit: Unit) -> None:
@@ -246,9 +247,10 @@ class _Writer:
             for key in spec.keys:  # no field of a named tuple begins with an underscore
                 keys = (*keys, identifier(str(key).lstrip("_") or "field", keys))
             cls = identifier(re.sub(r"\W", "_", spec.name) or "Output")
-            if self.records.get(cls, keys) != keys:
+            fields = dict(zip(keys, map(kind_of_field, children), strict=True))
+            if self.records.get(cls, fields) != fields:
                 cls = identifier(cls, self.records)
-            self.records[cls] = keys
+            self.records[cls] = fields
             return Made(cls, dict(zip(keys, children, strict=True)))
         return tuple(children)
 
@@ -309,7 +311,7 @@ class _Writer:
         known = dict(self.dialect.parameters)
         for level in sorted(levels):
             sketches = [self._sketch(node, made) for node in levels[level]]
-            for cls in merge(sketches, taken, known, self.dialect.defaults):
+            for cls in merge(sketches, taken, known, self.dialect):
                 classes.append(cls)
                 known[cls.name] = cls.parameters
                 for path, values in cls.arguments.items():
@@ -317,6 +319,7 @@ class _Writer:
                     made[path] = self.dialect.make(cls.name, arguments)
         root = next(cls for cls in classes if "" in cls.arguments)
         self.scans.refuse_none()
+        restate(classes, self.dialect.limit)
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
         weights, inside = weights_of(self), self._in_layers()
@@ -372,15 +375,16 @@ class _Writer:
             sketch.made.append((attribute_name(key), self._make(child, made)))
         written = self.scans.rewrite(node, made)
         for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
-            shapes = [name_sizes(one, self.size_name) for one in body.shapes]
             own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)
             keys = ("key=None",) if "*" in own else ("*", "key=None")
             given = (*own, *(keys if body.randoms else ()))
-            sketch.methods.append(Method(method or "__call__", given, lines, shapes, body.comments))
+            made_of = (given, lines, [*body.shapes], body.comments, body.terms)
+            sketch.methods.append(Method(method or "__call__", *made_of))
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))
         sketch.ties = self._ties(node)
+        sketch.flags = self.flags.get(node.path, {})
         return sketch
 
     def with_loops(self, node: Node, lines: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,23 +22,24 @@ from fmapper.translation.functions.forms import (
     Form,
     Made,
     Statement,
+    Terms,
     at,
+    condition_on,
     is_flat,
-    optional_in,
     places,
 )
 from fmapper.translation.functions.guards import condition_of, strictest
 from fmapper.translation.functions.keys import take_keys
+from fmapper.translation.functions.masks import Masks
 from fmapper.translation.functions.origins import comments_on
 from fmapper.translation.functions.parameters import (
     Parameters,
-    condition_on,
     print_signature,
     sign,
 )
-from fmapper.translation.functions.shapes import shapes_of
-from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
-from fmapper.translation.sizes import Sizes
+from fmapper.translation.functions.shapes import name_sizes, shapes_of
+from fmapper.translation.functions.variables import DIMENSIONS, Variables
+from fmapper.translation.sizes import Sizes, UnknownSize
 from fmapper.translation.units import (
     Structure,
     Unit,
@@ -79,7 +81,8 @@ class BodyWriter(Parameters):
         self._forms = forms
         self.hints = hints
         self._owners = owners
-        self._size_names: dict[str, str] = {}
+        self._size_names: dict[str, str] = {}  # of all functions
+        self._local_names: dict[str, str] = {}  # of the one that is written
 
     def write(self, unit: Unit, returns: Any) -> Form:
         """Returns the form of a unit: its parameters, and its body.
@@ -92,6 +95,7 @@ class BodyWriter(Parameters):
         given = tuple((one.name, one.structure) for one in arguments if one.kind == "used")
         sizes: dict[str, str] = {}
         named: frozenset[str] = frozenset()
+        self._name_locally(unit, given)
         while True:
             signature = sign(unit, arguments, sizes)
             run = _Run(self, unit, signature, bare, sizes, named)
@@ -111,7 +115,8 @@ class BodyWriter(Parameters):
                 continue
             if run.keys:
                 take_keys(body, run.keys)
-            body.shapes.append(shapes_of(self._structure.values, given, returns))
+            shapes = shapes_of(self._structure.values, given, returns)
+            body.shapes.append(name_sizes(shapes, self.size_name))
             return Form(None, body, "", given, returns, signature)
 
     def draws(self, unit: Unit) -> bool:
@@ -123,8 +128,25 @@ class BodyWriter(Parameters):
             return form.body.randoms
         return any(self.draws(step) for step in unit.steps if isinstance(step, Unit))
 
+    def _name_locally(self, unit: Unit, given: Any) -> None:
+        """Names the sizes of a function, without numbers where one has a name alone there."""
+        self._local_names = {}
+        values = [*refs_in(tuple(structure for _, structure in given)), *unit.given]
+        for step in unit.steps:
+            values += [step.name] if isinstance(step, Call) else step.gives
+        for value in values:
+            _, shape = self._structure.values.get(value, ("", ()))
+            for i, size in enumerate(shape):
+                if isinstance(size, str) and size.isidentifier() and size not in self._local_names:
+                    base = re.sub(r"_\d+$", "", self._global_name(size, i, len(shape)))
+                    taken = {*self._local_names.values()}
+                    self._local_names[size] = identifier(base, taken)
+
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
         """Names a size after the dimension where it first occurs, a symbol apart from others."""
+        return self._local_names.get(symbol) or self._global_name(symbol, at, ndim)
+
+    def _global_name(self, symbol: str, at: int, ndim: int) -> str:
         usual = DIMENSIONS.get(ndim, ())
         wanted = usual[at] if at < len(usual) else "size"
         if not symbol.isidentifier():
@@ -134,7 +156,7 @@ class BodyWriter(Parameters):
         return self._size_names[symbol]
 
 
-class _Run(Variables, Expressions, Flow, Calls):
+class _Run(Variables, Expressions, Flow, Calls, Masks):
     """One attempt to write a body."""
 
     def __init__(
@@ -159,6 +181,9 @@ class _Run(Variables, Expressions, Flow, Calls):
         self._arguments = arguments
         self._size_parameters = sizes
         self._wanted = wanted
+        self.optional: set[str] = set()
+        self._passed_on: set[str] = set()
+        self._returns: Any = None
         self._layers = self._find_layers()
         self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
@@ -181,6 +206,7 @@ class _Run(Variables, Expressions, Flow, Calls):
         return found
 
     def write(self, returns: Any) -> Body:
+        self._returns = returns
         steps = self._unit.steps
         self._count(steps, returns)
         self._take_parameters()
@@ -264,6 +290,7 @@ class _Run(Variables, Expressions, Flow, Calls):
     def _take_parameters(self) -> None:
         self._bind_parameters()
         self.told_at_first = self._sizes.symbols()
+        self._fill_masks()
 
     def _bind_parameters(self) -> None:
         for size, parameter in self._size_parameters.items():
@@ -271,7 +298,7 @@ class _Run(Variables, Expressions, Flow, Calls):
         for one in self._arguments:
             if one.kind != "size":
                 self._names.holds[one.name] = f"parameter {one.name}"
-        for one in self._arguments:
+        for one in sorted(self._arguments, key=lambda one: bool(one.fill)):  # no sizes from masks
             parameter, structure = one.name, one.structure
             if one.kind not in ("used", "unused"):
                 continue
@@ -318,7 +345,7 @@ class _Run(Variables, Expressions, Flow, Calls):
                 return True
             if any(one != structure for one in given):
                 return True
-        return False
+        return _stands_apart(self._returns, structure, values)
 
     def _call(self, call: Call) -> None:
         layer = self._layers.get(call.name)
@@ -369,12 +396,21 @@ class _Run(Variables, Expressions, Flow, Calls):
 
     def _check_arguments(self) -> None:
         """Writes the check of the arguments that have one value, or must not be None."""
-        condition = condition_on(self._arguments, optional_in(self._body.statements))
+        needed = self._find_needed_masks()
+        fixed = [one for one in self._arguments if one.kind == "fixed"]
+        self._body.terms = terms = Terms(
+            {one.name: text(literal(one.structure)) for one in fixed},
+            frozenset(self.optional),
+            frozenset(needed),
+            any(one.kind == "twin" for one in self._arguments),
+        )
+        condition = condition_on(self._arguments, needed)
         if condition is None:
             return
         first = text(self._body.statements[0].node)
         at = int(first.startswith(("check_shapes(", "self.check_inputs(")))
         self._body.statements.insert(at, Statement((), self._dialect.check(*condition)))
+        terms.check = str(self._body.statements[at])
 
     def _check_sizes(self) -> None:
         """Writes the checks of the model's inputs: sizes, and decisions by them.
@@ -439,3 +475,15 @@ class _Run(Variables, Expressions, Flow, Calls):
 
     def _is_in_layer(self, target: str) -> bool:
         return target in self._writer._owners
+
+
+def _stands_apart(structure: Any, whole: Any, values: set[str]) -> bool:
+    """Returns whether an element of a tuple stands in a structure that does not have it whole."""
+    if structure == whole:
+        return False
+    if isinstance(structure, Ref):
+        return structure.name in values
+    inner = structure.values() if isinstance(structure, Mapping) else structure
+    if not isinstance(inner, tuple | type({}.values())):
+        return False
+    return any(_stands_apart(one, whole, values) for one in inner)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import refs_in
 from fmapper.programs.treespec import Ref
-from fmapper.translation.code import expr, text
+from fmapper.translation.code import expr, literal, text
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Layer
@@ -54,6 +54,25 @@ def _block(beginning: str, statements: list[Statement]) -> str:
 
 
 @dataclass(slots=True)
+class Terms:
+    """The conditions that a function puts on its arguments.
+
+    Attributes:
+        fixed: Those that have one value -> that, as code.
+        optional: Masks that may be None.
+        needed: Masks that must not be None.
+        has_twins: Whether some must be the same.
+        check: The statement that checks them; empty for none.
+    """
+
+    fixed: dict[str, str] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+    has_twins: bool = False
+    check: str = ""
+
+
+@dataclass(slots=True)
 class Body:
     """A function for one call of a submodule.
 
@@ -69,6 +88,7 @@ class Body:
             and the statements.
         shapes: Those of each call.
         comments: The model's own lines for statements that do not read for themselves.
+        terms: What it asks of its arguments.
     """
 
     parameters: tuple[str, ...]
@@ -81,6 +101,7 @@ class Body:
     checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
 
     def walk(self) -> Iterator[Statement]:
         """Yields the statements, those in loops and branches, too."""
@@ -108,6 +129,7 @@ class Argument:
         twin: The name of that other one.
         has_default: It may be omitted.
         by_keyword: It is given by keyword.
+        fill: Of a mask that may be None: the one that this means, `ones` or `causal`.
     """
 
     name: str
@@ -117,6 +139,7 @@ class Argument:
     twin: str = ""
     has_default: bool = False
     by_keyword: bool = False
+    fill: str = ""
 
     @property
     def is_fixed(self) -> bool:
@@ -166,18 +189,6 @@ class FieldName(str):
     """The name of a field, among the keys and indices of a structure."""
 
     __slots__ = ()
-
-
-class Swap(ast.NodeTransformer):
-    """Replaces one name by another."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self._old = old
-        self._new = new
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replaces the name."""
-        return ast.Name(self._new, node.ctx) if node.id == self._old else node
 
 
 def mentions(node: ast.expr, variable: str) -> bool:
@@ -265,3 +276,53 @@ def is_part_of_name(node: ast.expr) -> bool:
 def is_lost(structure: Any) -> bool:
     """Returns whether a structure has values that torch has left out."""
     return any(value.startswith("?") for value in refs_in((structure,)))
+
+
+def kind_of_field(structure: Any) -> str:
+    """Returns the type of a field of a result; empty for an array."""
+    if isinstance(structure, Ref):
+        return ""
+    if isinstance(structure, Made):
+        return structure.cls
+    kind = type(structure).__name__
+    return kind if kind in ("tuple", "dict", "bool", "int", "float", "str") else "object"
+
+
+def condition_on(
+    arguments: tuple[Argument, ...], optional: Collection[str] = ()
+) -> tuple[ast.expr, str] | None:
+    """Returns what must hold of arguments that the code does not see for itself, and how to say it.
+
+    Args:
+        arguments: The arguments.
+        optional: Those that code uses which would also do without.
+
+    Examples:
+        >>> cache, mask = Argument("cache", None, 1, "fixed"), Argument("mask", None, 2, "fixed")
+        >>> condition, message = condition_on((cache, mask))
+        >>> text(condition), message
+        ('cache is mask is None', 'this is written for cache=None, mask=None')
+    """
+    told: list[str] = []
+    conditions: list[str] = []
+    alike: dict[str, list[str]] = {}  # None, True or False -> the arguments that are to be that
+    for one in arguments:
+        if one.name in optional:
+            told.append(f"an array {one.name}")
+            conditions.append(f"{one.name} is not None")
+        elif one.kind == "twin":
+            told.append(f"{one.name}={one.twin}")
+            same = f"{one.name} is {one.twin}"
+            conditions.append(f"({one.name} is None or {same})" if one.has_default else same)
+        elif one.kind == "fixed":
+            value = text(literal(one.structure))
+            told.append(f"{one.name}={value}")
+            if one.structure is None or isinstance(one.structure, bool):
+                alike.setdefault(value, []).append(one.name)
+            else:
+                conditions.append(f"{one.name} == {value}")
+    conditions = [" is ".join([*names, value]) for value, names in alike.items()] + conditions
+    if not conditions:
+        return None
+    condition = ast.parse(" and ".join(conditions), mode="eval").body
+    return condition, f"this is written for {', '.join(told)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,6 +60,7 @@ class Parameters:
                 found.append(argument)
                 names.add(argument.name)
             if argument.kind == "used":
+                argument.fill = self._fill_of(unit, key, structure)
                 held |= {*refs_in((structure,))} & wanted
         needed = self._find_needed(unit)
         for value in unit.given:
@@ -70,6 +70,13 @@ class Parameters:
                 found.append(Argument(extra, Ref(value), at, "used"))
                 names.add(extra)
         return tuple(sorted(found, key=lambda one: one.at)), wanted
+
+    def _fill_of(self, unit: Unit, key: str, structure: Any) -> str:
+        """Returns the mask that None means for an argument; empty where it may not be None."""
+        if not isinstance(structure, Ref) or unit.parent is None or not self._dialect.masks:
+            return ""
+        dtype, shape = self._structure.values.get(structure.name, ("", ()))
+        return unit.part.masks.get(key, "") if dtype == "bool" and len(shape) == 4 else ""
 
     def _kind(self, unit: Unit, key: str, structure: Any, wanted: set[str], held: set[str]) -> str:
         """Returns the kind of an argument; empty for one that the function does not take."""
@@ -109,7 +116,19 @@ class Parameters:
                 continue
             if symbol in re.findall(r"[A-Za-z_]\w*", size.expression):
                 return {size.expression: argument.name}
-        return {symbol: symbol}
+        return {symbol: self._name_of_size(symbol, {one.name for one in arguments})}
+
+    def _name_of_size(self, symbol: str, taken: Collection[str]) -> str:
+        """Returns the name of a size that is an argument: what the model's inputs call it."""
+        for given in self._structure.inputs.values():
+            if symbol in given.shape and given.kind == "user":
+                at = given.shape.index(symbol)
+                return identifier(self.size_name(symbol, at, len(given.shape)), taken)
+        return symbol
+
+    def size_name(self, symbol: str, at: int, ndim: int) -> str:
+        """Names a varying size."""
+        raise NotImplementedError
 
     def _find_needed(self, unit: Unit) -> set[str]:
         """Returns the values that a unit uses; a layer with dropout needs no key."""
@@ -225,43 +244,3 @@ def print_signature(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
         default = None if one.kind == "twin" else one.structure
         found.append(f"{one.name}={text(literal(default))}" if one.has_default else one.name)
     return tuple(found)
-
-
-def condition_on(
-    arguments: tuple[Argument, ...], optional: Collection[str] = ()
-) -> tuple[ast.expr, str] | None:
-    """Returns what must hold of arguments that the code does not see for itself, and how to say it.
-
-    Args:
-        arguments: The arguments.
-        optional: Those that code uses which would also do without.
-
-    Examples:
-        >>> cache, mask = Argument("cache", None, 1, "fixed"), Argument("mask", None, 2, "fixed")
-        >>> condition, message = condition_on((cache, mask))
-        >>> text(condition), message
-        ('cache is mask is None', 'this is written for cache=None, mask=None')
-    """
-    told: list[str] = []
-    conditions: list[str] = []
-    alike: dict[str, list[str]] = {}  # None, True or False -> the arguments that are to be that
-    for one in arguments:
-        if one.name in optional:
-            told.append(f"an array {one.name}")
-            conditions.append(f"{one.name} is not None")
-        elif one.kind == "twin":
-            told.append(f"{one.name}={one.twin}")
-            same = f"{one.name} is {one.twin}"
-            conditions.append(f"({one.name} is None or {same})" if one.has_default else same)
-        elif one.kind == "fixed":
-            value = text(literal(one.structure))
-            told.append(f"{one.name}={value}")
-            if one.structure is None or isinstance(one.structure, bool):
-                alike.setdefault(value, []).append(one.name)
-            else:
-                conditions.append(f"{one.name} == {value}")
-    conditions = [" is ".join([*names, value]) for value, names in alike.items()] + conditions
-    if not conditions:
-        return None
-    condition = ast.parse(" and ".join(conditions), mode="eval").body
-    return condition, f"this is written for {', '.join(told)}"

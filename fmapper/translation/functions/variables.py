@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from fmapper.programs.program import Call
+from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
-from fmapper.translation.code import Value, expr, literal, name, text
-from fmapper.translation.functions.forms import Body, Statement, Swap, is_part_of_name, mentions
-from fmapper.translation.sizes import Sizes
+from fmapper.translation.code import Swap, Value, expr, literal, name, text
+from fmapper.translation.functions.forms import Body, Statement, is_part_of_name, mentions
+from fmapper.translation.sizes import Sizes, UnknownSize
 from fmapper.translation.units import Structure, Unit
 
 _LONGEST = 88
@@ -27,13 +28,6 @@ DIMENSIONS = {
 }
 _ATOMS = (ast.Name, ast.Constant)
 _VIEWS = ("unsqueeze", "slice", "select", "view", "transpose")
-
-
-class UnknownSize(Exception):
-    """Raised for a size that cannot be computed from available values."""
-
-    def __init__(self, symbol: str) -> None:
-        self.symbol = symbol
 
 
 class Namer(Protocol):
@@ -193,6 +187,7 @@ class Variables:
         wanted = hinted[0] if len(hinted) == 1 and is_final else ""
         if len(hinted) > 1:
             wanted = self._among(value, hinted, source)
+        wanted = wanted or self._before(value, line)
         target = self._new_name(value, wanted, op)
         self._emit((target,), node, line)
         self._names.holds[target] = value
@@ -212,6 +207,16 @@ class Variables:
                 if any(self._line_of(user) != line for user in self._users.get(one, []))
             ]
         return hinted[finals.index(value)] if value in finals and len(finals) == len(hinted) else ""
+
+    def _before(self, value: str, line: str) -> str:
+        """Returns the name of what another line goes on with, as `x = x.reshape(-1)`."""
+        users = self._users.get(value, [])
+        code = self._line_of(users[0]) if len(users) == 1 else ""
+        is_first = code != line and isinstance(users[0], Call) if code else False
+        if not is_first or users[0].args[:1] != (Ref(value),):
+            return ""
+        found = re.match(r"(\w+) = (\w+)\.\w+\(", code)
+        return found[2] if found and found[1] == found[2] else ""
 
     def _repeats(self, value: str, user: Any) -> bool:
         """Returns whether a value and its user are two iterations of a loop."""

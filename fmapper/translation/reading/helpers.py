@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 
 from fmapper.translation.dialect import Helper
 
@@ -24,6 +25,22 @@ def helpers_of(code: str, find: Callable[[str], Helper | None]) -> list[str]:
             found[name] = helper.source
             todo += sorted(helper.needs | names_in(helper.source))
     return [found[name] for name in _order(found)]
+
+
+def print_imports(lines: Iterable[str]) -> str:
+    """Returns import statements in order: those of Python itself come first.
+
+    Examples:
+        >>> print(print_imports(["import numpy as np", "from typing import Any", "import math"]))
+        import math
+        from typing import Any
+        <BLANKLINE>
+        import numpy as np
+    """
+    ordered = sorted(set(lines), key=lambda line: (line.startswith("from "), line))
+    own = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in own]
+    return "\n\n".join("\n".join(group) for group in (own, others) if group)
 
 
 def names_in(code: str) -> set[str]:

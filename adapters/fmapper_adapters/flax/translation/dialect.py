@@ -56,6 +56,7 @@ class FlaxDialect(JaxDialect):
         "ConvTranspose": {"use_bias": True, "strides": 1, "kernel_dilation": 1},
     }
 
+    has_variants: ClassVar[bool] = True
     title: ClassVar[str] = "Flax NNX"
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError, to_numpy
-from fmapper.programs import Call, Program
+from fmapper.programs import Call, Program, refs_in
 from fmapper.translation import (
     Dialect,
     Embedded,
@@ -27,6 +27,7 @@ from fmapper.translation import (
     helpers_of,
     literal,
     names_in,
+    print_imports,
 )
 from fmapper_adapters.jax.aten import table as lowerings
 from fmapper_adapters.jax.translation import layers, table
@@ -93,6 +94,11 @@ class JaxDialect(Dialect):
     """
 
     title: ClassVar[str] = "JAX"
+    masks: ClassVar[Mapping[str, str]] = {
+        "ones": "jnp.ones({0}, bool)",
+        "causal": "jnp.broadcast_to(jnp.tri({1}, dtype=bool), {0})",
+    }
+    lacking: ClassVar[frozenset[str]] = frozenset({"attention"})
     ones_like: ClassVar[str] = "jnp.ones_like({0})"
     own_imports: ClassVar[Mapping[str, str]] = {}
     own_helpers: ClassVar[Mapping[str, Helper]] = {}
@@ -144,6 +150,17 @@ class JaxDialect(Dialect):
     def dtype(self, name: str) -> ast.expr:
         """Returns `jnp.float32` and its like."""
         return table.dtype_code(name)
+
+    def takes_no_mask(self, call: Call, mask: str) -> bool:
+        """Returns whether a call is one of `attention`, with this mask as nothing but its mask."""
+        given: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+        others = tuple(one for key, one in given.items() if key not in (3, "attn_mask"))
+        is_plain = call.op.removesuffix(".default") == "aten::scaled_dot_product_attention"
+        return is_plain and not call.kwargs.get("enable_gqa") and mask not in refs_in(others)
+
+    def limit(self, dtype: str, end: str) -> ast.expr:
+        """Returns `float(jnp.finfo(jnp.float32).min)`: a number of Python changes no dtype."""
+        return expr(f"float(jnp.finfo({{0}}).{end})", self.dtype(dtype))
 
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the code that reads an array, with its dimensions permuted."""
@@ -210,14 +227,12 @@ class JaxDialect(Dialect):
         everything = "\n\n\n".join([*helpers_of(body, self.helper), body])
         used = names_in(everything)
         known = {**_IMPORTS, **self.own_imports, **self._embedded.imports}
-        lines = sorted({line for name, line in known.items() if name in used})
-        plain = [line for line in lines if line.startswith("import ")]
-        others = [line for line in lines if not line.startswith("import ")]
+        imports = print_imports(line for name, line in known.items() if name in used)
         origin = draft.program.types.get("", "")
         origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
         beginning = f"{name} for {self.title}{f', from {origin}' if origin else ''}"
         head = f'"""{beginning}; written by fmapper."""'
-        return f"{head}\n\n" + "\n".join([*plain, *others]) + f"\n\n\n{everything}\n"
+        return f"{head}\n\n{imports}\n\n\n{everything}\n"
 
 
 def with_key(lines: Sequence[str], key: str) -> tuple[str, ...]:
@@ -381,6 +396,9 @@ def _print_frequencies(frequencies: Any) -> ast.expr:
     return _print_bytes(frequencies)
 
 
-def _record(cls: str, fields: Sequence[str]) -> str:
-    lines = [f"class {cls}(NamedTuple):", *(f"    {field}: jax.Array" for field in fields)]
+def _record(cls: str, fields: Mapping[str, str]) -> str:
+    lines = [
+        f"class {cls}(NamedTuple):",
+        *(f"    {field}: {kind or 'jax.Array'}" for field, kind in fields.items()),
+    ]
     return "\n".join(lines if fields else [*lines, "    pass"])

@@ -33,7 +33,7 @@ from fmapper_adapters.torch.from_fx import (
     overlaps,
 )
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
-from fmapper_adapters.torch.record import failures, obstacles, sizes
+from fmapper_adapters.torch.record import failures, masks, obstacles, sizes
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
 from fmapper_adapters.torch.record.patches.encoders import (
@@ -110,6 +110,8 @@ def export_program(
         mode(recording, train=train),
         foreign_classes.register(recording, (args, inputs)),
     ):
+        if calls is not None and recording is module:
+            calls.masks = masks.find_meanings(module, args, inputs)
         encoders, later = that_leave_out(recording, args, inputs)
         for path in later:
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())

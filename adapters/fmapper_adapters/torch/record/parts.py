@@ -26,11 +26,13 @@ class PartCalls:
     Attributes:
         types: The paths of all submodules -> their classes.
         first_paths: Their paths -> the first path of the same submodule.
+        masks: Their paths -> masks that may be None, and what that means.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.types: dict[str, str] = {}
         self.first_paths: dict[str, str] = {}
+        self.masks: dict[str, dict[str, str]] = {}
         known: dict[int, str] = {}
         for path, inner in module.named_modules(remove_duplicate=False):
             cls = type(inner)
@@ -79,6 +81,7 @@ class PartCalls:
             "positional": given.positional,
             "source": _caller(),
             "other_names": other_names(type(module).forward),
+            "flags": _flags(module),
         }
         self._open.append(noted)
         self._noted.append(noted)
@@ -122,10 +125,21 @@ class PartCalls:
                 noted["prefix"],
                 noted["positional"],
                 other_names=noted["other_names"],
+                flags=noted["flags"],
+                masks=self.masks.get(noted["path"], {}),
             )
             for noted in self._noted
             if "result" in noted
         )
+
+
+def _flags(module: torch.nn.Module) -> dict[str, bool]:
+    """Returns the attributes of a module that are True or False, but its mode."""
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if type(value) is bool and key.isidentifier() and key[0] != "_" and key != "training"
+    }
 
 
 def _caller() -> str:

@@ -28,6 +28,7 @@ from fmapper.translation import (
     helpers_of,
     literal,
     names_in,
+    print_imports,
     tables_of,
     text,
 )
@@ -159,6 +160,10 @@ class TorchDialect(Dialect):
         """Returns `torch.float32` and its like."""
         return expr(f"torch.{name}")
 
+    def limit(self, dtype: str, end: str) -> ast.expr:
+        """Returns `torch.finfo(torch.float32).min`, or its `max`."""
+        return expr(f"torch.finfo({{0}}).{end}", self.dtype(dtype))
+
     def dtype_argument(self, name: str) -> ast.expr:
         """Returns `torch.float32` and its like."""
         return self.dtype(name)
@@ -285,21 +290,18 @@ class TorchDialect(Dialect):
         used = names_in(everything)
         known = {**_IMPORTS, **self._embedded.imports}
         lines = [line for name, line in known.items() if name in used]
-        plain = sorted(line for line in lines if line.startswith("import "))
-        others = sorted(line for line in lines if not line.startswith("import "))
-        standard = [line for line in plain if line.split()[1] in ("base64", "math", "re", "zlib")]
-        standard += [line for line in others if "typing" in line]
-        rest = [line for line in (*plain, *others) if line not in standard]
         origin = draft.program.types.get("", "")
         origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
         beginning = f"{root.name} for PyTorch{f', from {origin}' if origin else ''}"
         head = f'"""{beginning}; written by fmapper."""'
-        imports = "\n\n".join("\n".join(group) for group in (standard, rest) if group)
-        return f"{head}\n\n{imports}\n\n\n{everything}\n"
+        return f"{head}\n\n{print_imports(lines)}\n\n\n{everything}\n"
 
 
-def _record(cls: str, fields: Sequence[str]) -> str:
-    lines = [f"class {cls}(NamedTuple):", *(f"    {field}: torch.Tensor" for field in fields)]
+def _record(cls: str, fields: Mapping[str, str]) -> str:
+    lines = [
+        f"class {cls}(NamedTuple):",
+        *(f"    {field}: {kind or 'torch.Tensor'}" for field, kind in fields.items()),
+    ]
     return "\n".join(lines if fields else [*lines, "    pass"])
 
 

@@ -1,0 +1,111 @@
+"""Finds what it means for a submodule that it is given no mask: it sees all, or what is before."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fmapper import fleaves
+
+_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
+
+
+def find_meanings(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, dict[str, str]]:
+    """Returns the paths of submodules -> their masks that may be None -> `ones` or `causal`.
+
+    The submodules are called with None and with each of those masks, with what the module gives
+    them for the examples. What gives another result than both, or the same as both, has no meaning.
+    """
+    calls: dict[str, tuple[torch.nn.Module, Any]] = {}
+    handles = []
+    for path, part in module.named_modules():
+        if path and any(map(_is_mask, inspect.signature(part.forward).parameters)):
+
+            def note(part: torch.nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+                with contextlib.suppress(*_REFUSALS):
+                    calls.setdefault(path, (part, copy.deepcopy((args, kwargs))))
+
+            handles.append(part.register_forward_pre_hook(note, with_kwargs=True))
+    found: dict[str, dict[str, str]] = {}
+    if not handles:
+        return found
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            with contextlib.suppress(*_REFUSALS):
+                module(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
+            for handle in handles:
+                handle.remove()
+            known: dict[Any, dict[str, str]] = {}
+            for path, (part, given) in calls.items():
+                key = (re.sub(r"\d+", "#", path), type(part), _settings(part))
+                if key not in known:
+                    known[key] = _meanings(part, *given)
+                found[path] = known[key]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for part, was in modes:
+            part.training = was
+    return found
+
+
+def _is_mask(name: str) -> bool:
+    return name == "mask" or name.endswith("_mask")
+
+
+def _settings(part: torch.nn.Module) -> frozenset[tuple[str, str, Any]]:
+    """Returns the plain attributes of a submodule and of those in it, but their numbers."""
+    return frozenset(
+        (path, key, value)
+        for path, inner in part.named_modules()
+        for key, value in vars(inner).items()
+        if isinstance(value, bool | int | float | str | None) and not key.endswith("idx")
+    )
+
+
+def _meanings(part: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, str]:
+    found = {}
+    for name in filter(_is_mask, inspect.signature(part.forward).parameters):
+        try:
+            none = _call(part, args, kwargs, name, None)
+            every = _call(part, args, kwargs, name, torch.ones(1, 1, 1, 1, dtype=torch.bool))
+        except _REFUSALS:
+            continue
+        length = max((one.shape[1] for one in none if one.ndim == 3), default=0)
+        causal = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+        before: list[torch.Tensor] = []
+        with contextlib.suppress(*_REFUSALS):
+            before = _call(part, args, kwargs, name, causal)
+        sees_all, sees_before = _is_same(none, every), _is_same(none, before)
+        if sees_all != sees_before:
+            found[name] = "ones" if sees_all else "causal"
+    return found
+
+
+def _call(
+    part: torch.nn.Module, args: Any, kwargs: Any, name: str, mask: torch.Tensor | None
+) -> list[torch.Tensor]:
+    args, kwargs = copy.deepcopy((args, kwargs))
+    bound = inspect.signature(part.forward).bind(*args, **kwargs)
+    device = next((one.device for one in fleaves(args) if isinstance(one, torch.Tensor)), None)
+    bound.arguments[name] = mask if mask is None else mask.to(device)
+    given = part.forward(*bound.args, **bound.kwargs)
+    return [one for one in fleaves(given) if isinstance(one, torch.Tensor)]
+
+
+def _is_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) > 0 and all(
+        one.shape == other.shape
+        and torch.allclose(one.float(), other.float(), rtol=1e-4, atol=1e-6)
+        for one, other in zip(some, others, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""One class for submodules that differ: in keywords, in numbers, in a few statements."""

@@ -1,0 +1,431 @@
+"""One class for submodules of one class of the source whose programs differ in a few statements.
+
+What differs is below `if`s: an argument that is there or not, as `key_value_states is None`; a part
+that some have, as `self.relative_attention_bias is None`; or a flag of the source, as `is_decoder`,
+which becomes an argument of the constructor.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fmapper.translation.code import text
+from fmapper.translation.functions.forms import Argument, condition_on
+from fmapper.translation.merging import stand_ins
+from fmapper.translation.merging.conditions import Case, Choice, choose, evaluate, rules
+from fmapper.translation.merging.numbers import mask_numbers
+from fmapper.translation.merging.stand_ins import StandIn
+
+if TYPE_CHECKING:
+    from fmapper.translation.classes import Method, Sketch
+
+Check = Callable[[ast.expr, str], ast.expr]
+_MOST_BLOCKS = 6
+_LEAST_SAVED = 0.75  # of the statements of separate classes, at most
+ABSENT = "None"
+_FLAG = re.compile(r"\bflag\((\w+)\)")
+_VALUE = re.compile(r"\bflag\(\w+=([\w.]+)\)")
+_NOT = re.compile(r"(?<= and )\(not ([\w.]+)\)(?!\w)")
+_TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
+
+
+@dataclass(slots=True)
+class Variant:
+    """The sketches of one class that differ in numbers alone.
+
+    Attributes:
+        sketches: Those.
+        lines: The statements of the first, without the check of arguments.
+        names: Its parameters by position, and those by keyword, each with its default or None.
+        case: What conditions can ask of it.
+        stand_in: How its statements are written with an argument that may be None.
+    """
+
+    sketches: list[Sketch]
+    lines: list[str]
+    names: tuple[dict[str, str | None], dict[str, str | None]]
+    case: Case
+    stand_in: StandIn | None = None
+
+    @property
+    def method(self) -> Method:
+        """The method of the first sketch."""
+        return self.sketches[0].methods[0]
+
+    def parameters(self) -> dict[str, str | None]:
+        """Returns all parameters with their defaults."""
+        return self.names[0] | self.names[1]
+
+    def own(self, sketch: Sketch) -> list[str]:
+        """Returns the statements of one of the sketches."""
+        lines = _own_lines(sketch)
+        return lines if self.stand_in is None else self.stand_in.rewrite(lines)
+
+
+def unify(sketches: Sequence[Sketch], check: Check, lacking: frozenset[str]) -> None:
+    """Rewrites the sketches of one class of the source to one form, where there is one.
+
+    What differs in that form is the values of flags, which become arguments of the constructor.
+
+    Args:
+        sketches: What each submodule needs; those that are rewritten change.
+        check: Returns the code that checks a condition on arguments.
+        lacking: Functions of the file that may be called with `mask=None`, or without.
+    """
+    by_title: dict[str, dict[str, list[Sketch]]] = {}
+    for sketch in sketches:
+        by_title.setdefault(sketch.title, {}).setdefault(sketch.shape(), []).append(sketch)
+    for shapes in by_title.values():
+        variants = [one for group in shapes.values() if (one := _variant(group)) is not None]
+        ways = [variants, *([written] if (written := _with_stand_ins(variants)) else [])]
+        found = [_group(one, check, lacking) for one in ways]
+        for known, merged in min(reversed(found), key=len):
+            if merged is not None:
+                _rewrite(known, merged)
+
+
+def _group(
+    variants: Sequence[Variant], check: Check, lacking: frozenset[str]
+) -> list[tuple[list[Variant], _Merged | None]]:
+    """Returns the variants that have a form in common, with that."""
+    groups: list[tuple[list[Variant], _Merged | None]] = []
+    for variant in variants:
+        for at, (known, _) in enumerate(groups):
+            merged = _merge([*known, variant], check, lacking)
+            if merged is not None:
+                groups[at] = [*known, variant], merged
+                break
+        else:
+            groups.append(([variant], None))
+    return groups
+
+
+def _with_stand_ins(variants: Sequence[Variant]) -> list[Variant] | None:
+    """Returns the variants with an argument that is another one where it is not given."""
+    if len(variants) < 2:
+        return None
+    optional = frozenset(name for one in variants for name in one.case.optional)
+    found = stand_ins.find(
+        [one.lines for one in variants], [one.case.given for one in variants], optional
+    )
+    if found is None:
+        return None
+    return [
+        replace(
+            one,
+            lines=way.rewrite(one.lines),
+            case=replace(one.case, optional=one.case.optional | {way.name}),
+            stand_in=way,
+        )
+        for one, way in zip(variants, found, strict=True)
+    ]
+
+
+def _variant(sketches: list[Sketch]) -> Variant | None:
+    """Returns the variant that sketches are; None for those that cannot be one."""
+    first = sketches[0]
+    method = first.methods[0] if len(first.methods) == 1 else None
+    if method is None or method.name != "__call__" or first.ties or method.terms.has_twins:
+        return None
+    alike = [{**_flags_of_parts(sketch), **sketch.flags} for sketch in sketches]
+    flags = {
+        key: value for key, value in alike[0].items() if all(o.get(key) == value for o in alike)
+    }
+    positional: dict[str, str | None] = {}
+    keywords: dict[str, str | None] = {}
+    target = positional
+    for parameter in method.parameters:
+        name, equals, default = parameter.partition("=")
+        if name == "*":
+            target = keywords
+        else:
+            target[name] = default if equals else None
+    lines = _own_lines(first)
+    given = {name for name in positional | keywords if method.terms.fixed.get(name) != ABSENT}
+    case = Case(
+        frozenset(given), frozenset(attr for attr, _ in first.made), flags, method.terms.optional
+    )
+    return Variant(sketches, lines, (positional, keywords), case)
+
+
+def _flags_of_parts(sketch: Sketch) -> dict[str, bool]:
+    """Returns the flags that the constructor gives to parts of classes of the file."""
+    found: dict[str, set[bool]] = {}
+    for _, node in sketch.made:
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                for one in call.keywords:
+                    if isinstance(one.value, ast.Constant) and type(one.value.value) is bool:
+                        found.setdefault(str(one.arg), set()).add(one.value.value)
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def _own_lines(sketch: Sketch) -> list[str]:
+    """Returns the statements of a sketch without the check of its arguments."""
+    method = sketch.methods[0]
+    return [line for line in method.lines if line != method.terms.check]
+
+
+@dataclass(slots=True)
+class _Merged:
+    """The common form of several variants.
+
+    Attributes:
+        parameters: Those of the method.
+        checks: The statements that check them.
+        pieces: Indices of common statements in each variant, or what the variants have in a place.
+        attributes: What the constructor sets, in order -> the flag for it; empty where all have it.
+        flags: The flags, for each variant.
+    """
+
+    parameters: tuple[str, ...]
+    checks: list[str]
+    pieces: list[tuple[int, ...] | Choice]
+    attributes: dict[str, str]
+    flags: list[dict[str, bool]]
+
+
+def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -> _Merged | None:
+    signature = _signature(variants, check)
+    attributes = _attributes(variants)
+    if signature is None or attributes is None:
+        return None
+    parameters, checks = signature
+    known = {one.partition("=")[0] for one in parameters if not one.endswith(f"={ABSENT}")}
+    cases = [replace(one.case, optional=one.case.optional | known) for one in variants]
+    pieces: list[tuple[int, ...] | Choice] = []
+    keys = [[_key(line, one.case, lacking) for line in one.lines] for one in variants]
+    begins = [0] * len(variants)
+    for common in [*_common(keys), tuple(len(one.lines) for one in variants)]:
+        parts = [one.lines[a:b] for one, a, b in zip(variants, begins, common, strict=True)]
+        if any(parts):
+            chosen = choose(["\n".join(part) for part in parts], cases)
+            if chosen is None or _vary(variants, begins, common):
+                return None
+            pieces.append(chosen)
+        pieces.append(common)
+        begins = [at + 1 for at in common]
+    pieces.pop()
+    others = {name for name in known if any(x.startswith(f"{name}=") for x in parameters)}
+    found = rules([
+        replace(one.case, given=one.case.given - others, optional=one.method.terms.optional)
+        for one in variants
+    ])  # fmt: skip
+    if found is None:
+        return None
+    for condition, message in found:
+        words = _FLAG.sub(r"\1", message).replace("self.", "")
+        checks.append(text(check(ast.parse(condition, mode="eval").body, words)))
+    blocks = [one for one in pieces if isinstance(one, Choice)]
+    size = sum(len(one.lines()) for one in blocks) + len(pieces) - len(blocks)
+    total = sum(len(line.splitlines()) for one in variants for line in one.lines)
+    if len(blocks) > _MOST_BLOCKS or size > _LEAST_SAVED * total:
+        return None
+    used = {flag for one in blocks for flag in one.flags()} | {*filter(None, attributes.values())}
+    used |= {flag for one in checks for flag in _FLAG.findall(one)}
+    flags = [
+        {
+            flag: one.case.flags[flag] if flag in one.case.flags else _has(one, flag, attributes)
+            for flag in sorted(used)
+        }
+        for one in variants
+    ]
+    merged = _Merged(parameters, checks, pieces, attributes, flags)
+    return merged if _is_exact(variants, cases, merged, lacking) else None
+
+
+def _has(variant: Variant, flag: str, attributes: Mapping[str, str]) -> bool:
+    return any(flag == one and attr in variant.case.parts for attr, one in attributes.items())
+
+
+def _vary(variants: Sequence[Variant], begins: Sequence[int], ends: Sequence[int]) -> bool:
+    """Returns whether statements that not all variants have differ in numbers by submodule."""
+    for variant, begin, end in zip(variants, begins, ends, strict=True):
+        rows = {tuple(variant.own(one)[begin:end]) for one in variant.sketches}
+        if len(rows) > 1:
+            return True
+    return False
+
+
+def _signature(
+    variants: Sequence[Variant], check: Check
+) -> tuple[tuple[str, ...], list[str]] | None:
+    """Returns the parameters that take the calls of all variants, and the check of them."""
+    longest = max((one.names[0] for one in variants), key=len)
+    if any([*one.names[0]] != [*longest][: len(one.names[0])] for one in variants):
+        return None
+    every = dict.fromkeys(name for one in variants for name in one.parameters())
+    printed: dict[str, str | None] = {}
+    fixed: list[Argument] = []
+    for name in every:
+        having = [one for one in variants if name in one.parameters()]
+        defaults = {one.parameters()[name] for one in having} - {None}
+        values = {one.method.terms.fixed.get(name) for one in having}
+        if len(defaults) > 1 or len(values - {None, ABSENT}) > 1:
+            return None
+        if len(values) > 1 and values != {None, ABSENT}:
+            return None
+        default = next(iter(defaults), None)
+        if len(having) < len(variants):
+            default = default or ABSENT
+        printed[name] = default
+        (value, *others) = values
+        if value is not None and not others:
+            fixed.append(Argument(name, ast.literal_eval(value), 0, "fixed", has_default=True))
+    positional = [*longest]
+    needed = {frozenset(one.method.terms.needed) for one in variants}
+    later = [printed[name] is not None for name in positional]
+    if later != sorted(later) or len(needed) > 1:
+        return None
+    found = [
+        f"{name}={printed[name]}" if printed[name] is not None else name for name in positional
+    ]
+    by_keyword = [name for name in every if name not in longest]
+    found += ["*"] if by_keyword else []
+    found += [f"{n}={printed[n]}" if printed[n] is not None else n for n in by_keyword]
+    condition = condition_on(tuple(fixed), next(iter(needed)))
+    return tuple(found), [text(check(*condition))] if condition else []
+
+
+def _attributes(variants: Sequence[Variant]) -> dict[str, str] | None:
+    """Returns what the constructor sets, and the flag for what only some have."""
+    longest = max((one.sketches[0].made for one in variants), key=len)
+    order = [attr for attr, _ in longest]
+    found: dict[str, str] = {}
+    for attr in order:
+        nodes = [dict(s.made)[attr] for v in variants for s in v.sketches if attr in v.case.parts]
+        having = [attr in one.case.parts for one in variants]
+        if all(having):
+            if len({mask_numbers(node) for node in nodes}) > 1:
+                return None
+            found[attr] = ""
+            continue
+        if len({text(node) for node in nodes}) > 1:
+            return None
+        flags = [f for f in variants[0].case.flags
+                 if [one.case.flags.get(f) for one in variants] == having]  # fmt: skip
+        named = [flag for flag in flags if attr in flag]
+        found[attr] = (named or flags or [f"has_{attr}"])[0]
+    for one in variants:
+        if [attr for attr in order if attr in one.case.parts] != [
+            a for a, _ in one.sketches[0].made
+        ]:
+            return None
+    return found
+
+
+def _common(keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, ...]]:
+    """Yields the places of statements that all have, in order."""
+    rows: list[tuple[int, ...]] = [(at,) for at in range(len(keys[0]))]
+    for other in keys[1:]:
+        left = [keys[0][row[0]] for row in rows]
+        matcher = difflib.SequenceMatcher(None, left, other, autojunk=False)
+        rows = [
+            (*rows[block.a + i], block.b + i)
+            for block in matcher.get_matching_blocks()
+            for i in range(block.size)
+        ]
+    yield from rows
+
+
+def _key(line: str, case: Case, lacking: frozenset[str]) -> str:
+    """Returns what is equal for statements that are one: without numbers, and without masks."""
+    return mask_numbers(_without_masks(ast.parse(line), None, lacking))
+
+
+def _without_masks(tree: ast.AST, only: frozenset[str] | None, lacking: frozenset[str]) -> ast.AST:
+    """Removes `mask=mask` from calls that do as well without; `only` those that are not given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and text(node.func) in lacking:
+            node.keywords = [
+                one
+                for one in node.keywords
+                if one.arg != "mask"
+                or not isinstance(one.value, ast.Name)
+                or (only is not None and one.value.id in only)
+            ]
+    return tree
+
+
+def _with_flags(lines: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """Returns statements with the values of flags, as keywords: those are numbers of a class."""
+    return [_FLAG.sub(lambda found: f"flag({found[1]}={flags[found[1]]})", x) for x in lines]
+
+
+def _lines_of(sketch: Sketch, merged: _Merged, at: int, variants: Sequence[Variant]) -> list[str]:
+    """Returns the statements of a sketch in the common form, with conditions by name."""
+    own = variants[at].own(sketch)
+    found = [*merged.checks]
+    for piece in merged.pieces:
+        if isinstance(piece, Choice):
+            found += piece.statements()
+        else:
+            line = own[piece[at]]
+            others = [one.lines[i] for one, i in zip(variants, piece, strict=True)]
+            longer = max(others, key=len)
+            found.append(longer if "mask=" in longer and "mask=" not in line else line)
+    return found
+
+
+def _rewrite(variants: Sequence[Variant], merged: _Merged) -> None:
+    nodes = {attr: node for one in variants for attr, node in one.sketches[0].made}
+    comments: dict[str, str] = {}
+    for one in variants:
+        for sketch in one.sketches:
+            comments |= sketch.methods[0].comments
+    for at, (variant, flags) in enumerate(zip(variants, merged.flags, strict=True)):
+        for sketch in variant.sketches:
+            method = sketch.methods[0]
+            lines = _lines_of(sketch, merged, at, variants)
+            own = dict(sketch.made)
+            made: list[tuple[str, ast.expr]] = []
+            for attr, flag in merged.attributes.items():
+                if not flag:
+                    made.append((attr, own[attr]))
+                    continue
+                code = f"{text(nodes[attr])} if flag({flag}={flags[flag]}) else None"
+                made.append((attr, ast.parse(code, mode="eval").body))
+            method.lines[:] = _with_flags(lines, flags)
+            method.parameters = merged.parameters
+            method.comments.update(comments)
+            sketch.made[:] = made
+
+
+def _is_exact(
+    variants: Sequence[Variant], cases: Sequence[Case], merged: _Merged, lacking: frozenset[str]
+) -> bool:
+    """Returns whether the common form is, for each sketch, what that was."""
+    for at, (one, case) in enumerate(zip(variants, cases, strict=True)):
+        for sketch in one.sketches:
+            lines = [x for x in _lines_of(sketch, merged, at, variants) if x not in merged.checks]
+            body = ast.parse("\n".join(lines))
+            found = _without_masks(evaluate(body, case), case.given, lacking)
+            if text(found) != text(ast.parse("\n".join(one.own(sketch)))):
+                return False
+    return True
+
+
+def without_flags(sketch: Sketch) -> Sketch:
+    """Returns a sketch with the values of flags in place of `flag(name=value)`."""
+    for method in sketch.methods:
+        method.lines[:] = [_plain(line) if "flag(" in line else line for line in method.lines]
+    sketch.made[:] = [
+        (attr, ast.parse(_VALUE.sub(r"\1", text(node)), mode="eval").body)
+        for attr, node in sketch.made
+    ]
+    return sketch
+
+
+def _plain(line: str) -> str:
+    found = _NOT.sub(r"not \1", _VALUE.sub(r"\1", line))
+    bare = _TUPLE.sub(r"\1\2", found)
+    try:
+        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(found))
+    except SyntaxError:
+        return found
+    return bare if is_same else found

@@ -1,0 +1,175 @@
+"""Submodules of one class of the source are one class of the file, though their programs differ."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fmapper
+from fmapper.translation.merging.conditions import Case, choose, evaluate, rules
+from fmapper.translation.source import translate
+
+pytest.importorskip("flax")
+pytestmark = pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+
+
+class Attention(nn.Module):
+    def __init__(self, *, is_causal: bool, has_bias: bool) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+        self.query, self.key, self.out = (nn.Linear(8, 8) for _ in range(3))
+        if has_bias:
+            self.bias = nn.Embedding(7, 2)
+
+    def forward(self, x: Any, memory: Any = None, mask: Any = None, bias: Any = None) -> Any:
+        seen = x if memory is None else memory
+        query = self.query(x).view(*x.shape[:2], 2, 4).transpose(1, 2)
+        keys = self.key(seen).view(*seen.shape[:2], 2, 4).transpose(1, 2)
+        if bias is None and hasattr(self, "bias"):
+            at = torch.arange(x.shape[1])
+            bias = self.bias((at[:, None] - at).clamp(-3, 3) + 3).permute(2, 0, 1)[None]
+        scores = query @ keys.transpose(2, 3)
+        if bias is not None:
+            scores = scores + bias
+        if self.is_causal:
+            size = x.shape[1]
+            scores = scores.masked_fill(~torch.ones(size, size).bool().tril(), -1e9)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        found = torch.softmax(scores, -1) @ keys
+        return self.out(found.transpose(1, 2).reshape(x.shape)), bias
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Attention(is_causal=True, has_bias=True)
+        self.second = Attention(is_causal=True, has_bias=False)
+        self.encoder = Attention(is_causal=False, has_bias=True)
+        self.cross = Attention(is_causal=False, has_bias=False)
+
+    def forward(self, x: Any, y: Any, mask: Any) -> Any:
+        mask = mask[:, None, None]
+        memory, _ = self.encoder(y, mask=mask)
+        x, bias = self.first(x)
+        x, _ = self.second(x, bias=bias)
+        return self.cross(x, mask=mask, memory=memory)[0]
+
+
+@pytest.fixture(scope="module")
+def module() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def inputs(rows: int = 2, length: int = 5) -> Any:
+    mask = torch.ones(rows, 6, dtype=torch.int64)
+    mask[0, 4:] = 0
+    return torch.randn(rows, length, 8), torch.randn(rows, 6, 8), mask
+
+
+@pytest.fixture(scope="module")
+def code(module: Net) -> str:
+    source, _, proof = translate(module, "flax", inputs(), proved=True)
+    assert proof
+    return source.code
+
+
+def test_one_class_with_flags_and_optional_arguments(code: str) -> None:
+    classes = {n.name: n for n in ast.parse(code).body if isinstance(n, ast.ClassDef)}
+    assert [name for name in classes if name.startswith("Attention")] == ["Attention"]
+    assert "if memory is None:\n            memory = x" in code
+    assert "nnx.Embed(7, 2, rngs=rngs) if has_bias else None" in code
+    assert "is_causal=True" in code
+    assert "if self.is_causal" in code
+    assert "flag(" not in code
+
+
+def test_each_part_is_that_of_the_source(module: Net) -> None:
+    model = fmapper.convert(module, "flax", inputs(), structure=True, dynamic_shapes="auto")
+    x, y, mask = inputs()
+    bias = torch.randn(1, 2, 5, 5)
+    calls = {
+        "first": {}, "second": {"bias": bias}, "encoder": {"mask": mask[:, None, None, :5]},
+        "cross": {"mask": mask[:, None, None], "memory": y},
+    }  # fmt: skip
+    for name, given in calls.items():
+        with torch.no_grad():
+            wanted = getattr(module, name)(x, **given)
+        mine = getattr(model, name)(x.numpy(), **{k: v.numpy() for k, v in given.items()})
+        np.testing.assert_allclose(mine[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_no_part_was_called_with_is_refused(module: Net) -> None:
+    model = fmapper.convert(module, "flax", inputs(), structure=True, dynamic_shapes="auto")
+    x, y = (one.numpy() for one in inputs()[:2])
+    mask = np.ones((2, 1, 1, 5), np.int32)
+    with pytest.raises(ValueError, match="mask must be given if not is_causal, and only then"):
+        model.first(x, mask=mask)  # it would mask what is padding, and see what comes later
+    with pytest.raises(ValueError, match="bias must be given"):
+        model.second(x)
+    with pytest.raises(ValueError, match="memory must be given"):
+        model.encoder(x, y, mask=mask)
+
+
+def test_a_rule_allows_each_what_it_was_given() -> None:
+    cases = [case("x", b=True, c=True), case("x y", b=True, c=False), case("x", b=False, c=False)]
+    assert rules(cases) == [
+        ("(y is not None) == (flag(b) and not flag(c))",
+         "y must be given if flag(b) and not flag(c), and only then"),
+    ]  # fmt: skip
+    either = [case("x", b=True), case("x y", b=True), case("x", b=False)]
+    assert rules(either) == [("y is None or flag(b)", "y may be given only if flag(b)")]
+    crossed = [case("x y", b=True), case("x z", b=True)]
+    assert rules(crossed) is None  # of y and z one
+
+
+def case(given: str = "", parts: str = "", **flags: bool) -> Case:
+    return Case(frozenset(given.split()), frozenset(parts.split()), flags, frozenset())
+
+
+def test_conditions_pick_what_each_has() -> None:
+    cases = [case("x", "a", b=True), case("x", "a", b=False), case("x y", "", b=False)]
+    codes = ["y = 1", "y = 2", ""]
+    choice = choose(codes, cases)
+    assert choice is not None
+    assert [choice.pick(one) for one in cases] == codes
+    (code,) = choice.statements()
+    for one, wanted in zip(cases, codes, strict=True):
+        assert ast.unparse(evaluate(ast.parse(code), one)) == wanted
+
+
+def test_what_no_condition_tells_apart_stays_apart() -> None:
+    assert choose(["y = 1", "y = 2"], [case("x"), case("x")]) is None
+
+
+class Scaled(nn.Module):
+    """What differs is in no attribute: it is in the class of an activation."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.activation = activation
+
+    def forward(self, x: Any) -> Any:
+        return self.activation(self.up(x)) * 2
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Scaled(nn.ReLU()), Scaled(nn.SiLU())
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def test_classes_that_no_flag_tells_apart_stay_apart() -> None:
+    source, _, proof = translate(Scales().eval(), "flax", (torch.randn(2, 8),), proved=True)
+    assert proof
+    assert "class Scaled_2(" in source.code

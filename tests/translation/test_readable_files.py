@@ -1,0 +1,131 @@
+"""Translated files read as a person would have written them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fmapper.programs.program import Guard
+from fmapper.translation.functions.guards import strictest
+from fmapper.translation.reading.helpers import print_imports
+from fmapper.translation.source import translate
+
+
+@pytest.mark.parametrize(
+    ("expression", "relation", "value", "wanted"),
+    [
+        ("floordiv(n + -1, 32) + 1", ">=", 2, ("n", ">=", 33)),
+        ("(n - 1)//4", "<=", 2, ("n", "<=", 12)),
+        ("3*n", ">=", 4, ("n", ">=", 2)),
+        ("2*n", "==", 6, ("n", "==", 3)),
+        ("(n - 1)//4", "==", 2, ("(n - 1)//4", "==", 2)),
+        ("n*m", ">=", 2, ("n*m", ">=", 2)),
+    ],
+)
+def test_conditions_on_sizes_are_as_simple_as_they_can_be(
+    expression: str, relation: str, value: int, wanted: tuple[str, str, int]
+) -> None:
+    (found,) = strictest([Guard(expression, relation, value)])
+    assert (found.expression, found.relation, found.value) == wanted
+    for n in range(60):
+        sizes = {"n": n, "m": 2}
+        assert found.holds(sizes) == Guard(expression, relation, value).holds(sizes)
+
+
+def test_of_several_conditions_on_a_size_the_strictest_stays() -> None:
+    several = [Guard("n", ">=", 2), Guard("floordiv(n - 1, 32)", ">=", 1), Guard("n - 1", ">=", 3)]
+    both = Guard("floordiv(n - 1, 32)*floordiv(m - 1, 4) + floordiv(n - 1, 32)", ">=", 2)
+    (first, second) = strictest([both, *several, Guard("m", ">=", 5)])
+    assert (first.expression, first.value, second.expression) == ("n", 33, "m")
+    weaker = [Guard("m", ">=", 4), Guard("n", ">=", 33)]
+    assert len(strictest([both, *weaker])) == 3
+
+
+def test_imports_of_python_come_first() -> None:
+    lines = ["import numpy as np", "from flax import nnx", "from typing import NamedTuple"]
+    assert print_imports(lines).splitlines() == [lines[2], "", lines[0], lines[1]]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(8, 8)
+        self.key = nn.Linear(8, 8)
+
+    def forward(self, states: Any, memory: Any) -> Any:
+        query = self.query(states).view(states.shape[0], states.shape[1], 2, 4).transpose(1, 2)
+        keys = self.key(memory).view(memory.shape[0], memory.shape[1], 2, 4).transpose(1, 2)
+        attended = torch.softmax(query @ keys.transpose(2, 3), -1) @ keys
+        attended = attended.transpose(1, 2).reshape(states.shape)
+        return attended, keys
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, states: Any, memory: Any) -> Any:
+        attended, keys = self.attention(states, memory)
+        return states + attended, keys
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Layer()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, x: Any, y: Any) -> Any:
+        memory, _ = self.encoder(x, x)
+        every = []
+        for layer in self.layers:
+            y = layer(y, memory)
+            every.append({"keys": y[1]})
+            y = y[0]
+        return {"last": y, "layers": tuple(every)}
+
+
+@pytest.fixture(scope="module")
+def code() -> str:
+    given = (torch.randn(2, 5, 8), torch.randn(2, 7, 8))
+    source, _, proof = translate(Net().eval(), "flax", given, proved=True)
+    assert proof
+    return source.code
+
+
+def test_sizes_have_numbers_only_where_a_function_has_several(code: str) -> None:
+    assert "# states: (batch, length, 8), memory: (batch, length_2, 8)" in code
+    for cls in ("class Attention(", "class Layer("):
+        assert "length_2" not in code.partition(cls)[2].partition("class ")[0]
+
+
+def test_results_that_are_only_returned_do_not_keep_a_loop_apart(code: str) -> None:
+    model = code.partition("class Net(")[2]
+    assert "for layer in self.layers:" in model
+    assert "[0]" not in model
+
+
+class Scores(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(8, features)
+        self.scale = features**-0.5
+
+    def forward(self, x: Any) -> Any:
+        scores = self.query(x) * self.scale / math.log(16)
+        return scores.masked_fill(scores < 0, torch.finfo(torch.float32).min).amax(-1)
+
+
+@pytest.mark.parametrize("features", [8, 16])
+def test_numbers_are_written_as_what_they_are(features: int) -> None:
+    model = Scores(features).eval()
+    source, _, proof = translate(model, "flax", (torch.randn(2, 8),), proved=True)
+    assert proof
+    assert "/ math.log(16)" in source.code
+    assert "float(jnp.finfo(jnp.float32).min)" in source.code
+    assert ("8 ** -0.5" in source.code) == (features == 8)  # 0.25 is short enough
