@@ -111,3 +111,34 @@ def test_submodules_stay_as_they_were() -> None:
     assert not found["differs"]
     assert [part.training for part in module.modules()] == modes
     assert not any(part._forward_pre_hooks for part in module.modules())
+
+
+class Particular(nn.Module):
+    """Counts its calls, draws random numbers, and insists on a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        assert mask is not None
+        self.calls += 1
+        return x * mask + torch.rand(())
+
+
+def test_buffers_and_random_numbers_stay_as_they_were() -> None:
+    from fmapper_adapters.torch.record.masks import find_meanings
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Particular()
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.part(x, mask)
+
+    module = Whole()
+    before = torch.random.get_rng_state()
+    assert find_meanings(module, (torch.ones(2, 3), torch.ones(2, 3)), {}) == {"part": {}}
+    assert module.part.calls == 0
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from fmapper import fleaves
-
-_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
+from fmapper_adapters.torch.record.patches.restore import restore_after
 
 
 def find_meanings(
@@ -23,6 +22,7 @@ def find_meanings(
 
     The submodules are called with None and with each of those masks, with what the module gives
     them for the examples. What gives another result than both, or the same as both, has no meaning.
+    Buffers, modes and the state of random numbers are restored.
     """
     calls: dict[str, tuple[torch.nn.Module, Any]] = {}
     handles = []
@@ -30,7 +30,7 @@ def find_meanings(
         if path and any(map(_is_mask, inspect.signature(part.forward).parameters)):
 
             def note(part: torch.nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                with contextlib.suppress(*_REFUSALS):
+                with contextlib.suppress(Exception):
                     calls.setdefault(path, (part, copy.deepcopy((args, kwargs))))
 
             handles.append(part.register_forward_pre_hook(note, with_kwargs=True))
@@ -40,8 +40,8 @@ def find_meanings(
     modes = [(part, part.training) for part in module.modules()]
     try:
         module.eval()
-        with torch.no_grad():
-            with contextlib.suppress(*_REFUSALS):
+        with torch.no_grad(), restore_after(module), torch.random.fork_rng(devices=[]):
+            with contextlib.suppress(Exception):
                 module(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
             for handle in handles:
                 handle.remove()
@@ -79,12 +79,12 @@ def _meanings(part: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, str]:
         try:
             none = _call(part, args, kwargs, name, None)
             every = _call(part, args, kwargs, name, torch.ones(1, 1, 1, 1, dtype=torch.bool))
-        except _REFUSALS:
+        except Exception:  # whatever the code of a user raises
             continue
         length = max((one.shape[1] for one in none if one.ndim == 3), default=0)
         causal = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
         before: list[torch.Tensor] = []
-        with contextlib.suppress(*_REFUSALS):
+        with contextlib.suppress(Exception):
             before = _call(part, args, kwargs, name, causal)
         sees_all, sees_before = _is_same(none, every), _is_same(none, before)
         if sees_all != sees_before:
