@@ -27,7 +27,8 @@ _REMEDIES = (
     ),
     (
         ("missing a required argument", "positional argument", "unexpected keyword"),
-        "Pass the inputs of forward as example_inputs and example_kwargs.",
+        "Pass the inputs of forward as example_inputs and example_kwargs; to a command as "
+        "--example and --kwargs.",
     ),
     (
         ("pytree", "is not supported as an input", "Unsupported input type"),
