@@ -399,14 +399,25 @@ class Strict(torch.nn.Module):
         return y
 
 
-def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None:
+class WithoutGradients(torch.nn.Module):
+    """Torch can record it only where gradients are switched off."""
+
+    def forward(self, x: Any) -> Any:
+        y = Reversed.apply(x * 2, 3.0)
+        if torch.is_grad_enabled() and torch.compiler.is_compiling():
+            raise ValueError("cannot be called so")
+        return y
+
+
+@pytest.mark.parametrize("module", [Strict(), WithoutGradients()])
+def test_gradients_that_a_way_forgets_are_not_lost_in_silence(module: Any) -> None:
     x = torch.ones(3)
     with pytest.raises(
         fmapper.ConversionError, match=r"Reversed has a custom gradient .* be called so"
     ):
-        fmapper.convert(Strict(), "jax", (x,))
-    model = fmapper.convert(Strict(), "jax", (x,), check=False)
-    np.testing.assert_array_equal(model(x.numpy()), Strict()(x))
+        fmapper.convert(module, "jax", (x,))
+    model = fmapper.convert(module, "jax", (x,), check=False)
+    np.testing.assert_array_equal(model(x.numpy()), module(x))
     fmapper.convert(torch.nn.Linear(3, 2), "jax", (x,))
 
 

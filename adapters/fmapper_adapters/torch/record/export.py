@@ -49,6 +49,7 @@ from fmapper_adapters.torch.record.ways import (
     WAYS_FOR_ANY_VALUES,
     WAYS_FOR_VALUES,
     WAYS_WITH_WHOLE_ROWS,
+    WITHOUT_GRADIENTS,
     Way,
     is_data_dependent,
     quiet,
@@ -313,12 +314,12 @@ def _without_hooks_left() -> Iterator[None]:
 
 
 def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exception]) -> None:
-    """Checks that there are no custom autograd functions, which strict export loses.
+    """Checks that there are no custom autograd functions, where a way loses their gradients.
 
     Raises:
         ConversionError: There are such functions.
     """
-    if way is STRICTLY and autograd.met:
+    if way in (STRICTLY, WITHOUT_GRADIENTS) and autograd.met:
         raise ConversionError(
             f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a custom gradient "
             "(torch.autograd.Function), which torch loses in the only mode in which it can record "

@@ -143,6 +143,7 @@ def unaware(
 
 
 STRICTLY = functools.partial(_plainly, grad=True, strict=True)
+WITHOUT_GRADIENTS = functools.partial(_plainly, grad=False, strict=False)
 
 
 # Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
@@ -150,7 +151,7 @@ STRICTLY = functools.partial(_plainly, grad=True, strict=True)
 # has loops that it cannot differentiate.
 WAYS: tuple[Way, ...] = (
     functools.partial(_plainly, grad=True, strict=False),
-    functools.partial(_plainly, grad=False, strict=False),
+    WITHOUT_GRADIENTS,
     STRICTLY,
 )
 # Those that keep more of the program general come first.
