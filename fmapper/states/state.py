@@ -11,7 +11,7 @@ from fmapper.backends.equality import equal_arrays
 from fmapper.backends.meshes import Meshes
 from fmapper.backends.models import Models
 from fmapper.backends.undeclared import check_leaf
-from fmapper.errors import ConversionError, StructureMismatchError
+from fmapper.errors import ConversionError, PlacementError, StructureMismatchError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remake
 from fmapper.tracebacks import short_traceback
@@ -141,7 +141,8 @@ def load_state(
         ]
         arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
     loaded = {
-        identity: _put(array, old) for identity, array, old in zip(steps, arrays, olds, strict=True)
+        identity: _put(array, old, name)
+        for (identity, (name, *_)), array, old in zip(steps.items(), arrays, olds, strict=True)
     }
     _restore_views(
         {identity: (name, named[name][1]) for identity, (name, *_) in steps.items()}, loaded
@@ -276,10 +277,21 @@ def _copy_of(route: Route, old: Any) -> bool | None:
     return None if route.source.frozen or is_apart else True
 
 
-def _put(array: Any, old: Any) -> Any:
-    """Returns values, in the backend and dtype of an old array, as they are to take its place."""
+def _put(array: Any, old: Any, name: str) -> Any:
+    """Returns values, in the dtype of an old array, as they are to take its place.
+
+    Raises:
+        PlacementError: It lies on a mesh in uneven parts, which its framework cannot make.
+    """
+    if not _is_on_mesh(old):
+        return owner_of(old).like(array, old)
     placed = place_as_before(old, array)
-    return owner_of(old).like(array, old) if placed is None else placed
+    if placed is None:
+        raise PlacementError(
+            f"{name}: {owner_of(old).name} cannot divide new values unevenly, as the old array is. "
+            f"Shard it evenly first, with fmapper.shard."
+        )
+    return placed
 
 
 def place_as_before(old: Any, new: Any) -> Any:

@@ -120,6 +120,27 @@ def check_a_state_goes_where_the_old_arrays_lie() -> None:
         fmapper.load_state(narrow, {**wanted, "up.bias": torch.full([16], 1e30)})
 
 
+def check_values_that_cannot_be_divided_like_the_old_ones_are_refused() -> None:
+    tree = fmapper.shard({"w": np.zeros((8, 8), np.float32)}, MESH, {"w": ("data",)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fmapper.moves.onto_mesh.place_as", lambda old, new: None)
+        with pytest.raises(fmapper.PlacementError, match=r"^w: jax cannot divide .* unevenly"):
+            fmapper.load_state(tree, {"w": np.ones((8, 8), np.float32)})
+
+
+def check_arrays_in_large_pages_stay_on_their_device() -> None:
+    from fmapper_adapters.jax.arrays.host import in_large_pages
+
+    device = jax.devices()[3]
+    with jax.default_device(device):
+        array = jax.numpy.arange(8.0)
+    for given in (array, jax.device_put(array, device)):
+        made = in_large_pages({"x": lambda given=given: given})["x"]  # type: ignore[misc]
+        assert made.devices() == {device}
+        assert made.committed is given.committed
+        np.testing.assert_array_equal(made, given)
+
+
 def check_ties_stay_and_must_be_of_one_mind() -> None:
     w = np.ones((8, 8), np.float32)
     tree = {"embed": {"weight": w}, "head": {"weight": w}}

@@ -249,8 +249,9 @@ class Windows(torch.nn.Module):
 
 def test_sizes_that_are_long_expressions_vary_where_they_are_named_alone():
     x = torch.randn(2, 37)
-    with pytest.warns(fmapper.FixedSizeWarning, match=r"Windows: a size has \d+ operations"):
-        model = fmapper.convert(Windows(), "jax", (x,), dynamic_shapes="auto", check=False)
+    net = torch.nn.Sequential(Windows())
+    with pytest.warns(fmapper.FixedSizeWarning, match=r"Sequential: 0: a size has \d+ operations"):
+        model = fmapper.convert(net, "jax", (x,), dynamic_shapes="auto", check=False)
     assert model(np.ones((5, 37), np.float32)).shape == Windows()(torch.ones(5, 37)).shape
     with pytest.raises(fmapper.ProgramInputError):
         model(np.ones((2, 41), np.float32))

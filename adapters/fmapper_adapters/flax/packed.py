@@ -12,7 +12,8 @@ from weakref import WeakValueDictionary
 
 from fmapper_adapters.jax.libraries import PackedArray
 
-PACKED = "packed"  # in the metadata: the dimension, and the sizes of what lies side by side there
+# In the metadata: the dimension, and the sizes of what lies side by side there.
+PACKED = "fmapper_packed"
 
 _made: WeakValueDictionary[Any, PackedArray] = WeakValueDictionary()  # one for the same blocks
 

@@ -169,6 +169,7 @@ def in_large_pages(made: Mapping[str, Callable[[], jax.Array]]) -> dict[str, jax
         new = make()
         place = np.ndarray(new.shape, new.dtype, block, start)
         np.copyto(place, new)
-        found[name] = jax.device_put(place, new.sharding if new.committed else None)
+        with jax.default_device(next(iter(new.devices()))):  # or it would leave another than that
+            found[name] = jax.device_put(place, new.sharding if new.committed else None)
         start += sizes[name] * _ALIGNMENT
     return found

@@ -205,8 +205,9 @@ def record(
         with sizes.limit():
             return go()
     except sizes.TooManyOperations as error:
+        where = failures.place_of(module, error)
         warnings.warn(
-            f"{type(module).__name__}: {error}, as those of windows in an image do, so that only "
+            f"{where}: {error}, as those of windows in an image do, so that only "
             f"the first size of each input varies. Name those that are to vary in dynamic_shapes=.",
             FixedSizeWarning,
             stacklevel=_outside(),
@@ -287,9 +288,7 @@ def _try_ways(
         except ConversionError:
             raise
         except packed.Refused as error:
-            where = ": ".join(
-                filter(None, (type(module).__name__, failures.module_of(module, error)))
-            )
+            where = failures.place_of(module, error)
             raise ConversionError(f"{where}: {error}") from error
         except Exception as error:  # torch raises what its tracing happens to meet
             reasons.append(error)

@@ -71,6 +71,11 @@ def _first_lines(text: str, most: int = 12) -> str:
     return "\n".join(lines[:most])
 
 
+def place_of(module: torch.nn.Module, error: Exception) -> str:
+    """Returns the class of a module, and the path of the submodule that an error came from."""
+    return ": ".join(filter(None, (type(module).__name__, module_of(module, error))))
+
+
 def module_of(module: torch.nn.Module, error: Exception) -> str:
     """Returns the path of the innermost submodule whose forward the error came through."""
     paths = {id(inner): path for path, inner in module.named_modules()}

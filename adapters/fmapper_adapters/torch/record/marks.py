@@ -61,18 +61,7 @@ def _is_identity(node: torch.fx.Node) -> bool:
     if op in ("dropout", "feature_dropout"):
         rate, training = node.args[1:3]
         return training is False or (isinstance(rate, float) and rate == 0)
-    same = (
-        "_to_copy",
-        "alias",
-        "clone",
-        "contiguous",
-        "detach",
-        "expand",
-        "reshape",
-        "slice",
-        "to",
-    )
-    return op in (*same, "view")
+    return op in _SAME
 
 
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
