@@ -1,7 +1,7 @@
 """Layers of Flax in forms whose gradients are cheaper, for models that are not printed.
 
 A file has plain `nnx.Linear` and `nnx.LayerNorm`. The model that `convert` makes of it has these
-forms, which are still layers of those classes and compute the same numbers.
+forms, which are still layers of those classes; their numbers agree to rounding.
 """
 
 from __future__ import annotations
