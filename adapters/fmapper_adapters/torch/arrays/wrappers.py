@@ -36,7 +36,7 @@ def inner_names(tensor: torch.Tensor) -> list[str]:
     """Returns the attributes in which a wrapper holds its tensors."""
     if not is_traceable_wrapper_subclass(tensor):
         return []
-    names = tensor.__tensor_flatten__()[0]  # since torch 2.12 that of a mesh, too
+    names = tensor.__tensor_flatten__()[0]  # in torch 2.13 that of a mesh, too
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
 
