@@ -1,11 +1,12 @@
 """How many tokens a second does a converted language model generate, beside torch and beside Flax?
 
     python benchmarks/generate.py [--rounds 5] [--widths 128 256 512] [--compiled] [--clock cpu]
+    python benchmarks/generate.py --device cuda
     python benchmarks/generate.py --recording
     python benchmarks/generate.py --dispatch
 
 A Llama of four layers with random weights, greedy, three prompts of unequal lengths, 64 new tokens.
-One thread, float32; calls run interleaved in one process, the figures are medians of the quotients
+One thread or one GPU (`--device cuda`, where JAX sees it, too), float32; calls run interleaved in one process, the figures are medians of the quotients
 within a round. `--compiled` has torch.compile, which takes minutes to compile; `--clock cpu` reads
 the time of the process, for a machine that is loaded. `--recording` has the creation of a generator
 beside `torch.export` of the same two programs, and `--dispatch` a call of the compiled loop that
@@ -28,7 +29,7 @@ LAYERS, HEADS, KV_HEADS, TOKENS, NEW, LENGTH = 4, 8, 4, 1000, 64, 80
 ROWS, WIDTH = 3, 9
 
 
-def torch_model(width: int, layers: int = LAYERS) -> Any:
+def torch_model(width: int, layers: int = LAYERS, device: str = "cpu") -> Any:
     """A Llama with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,7 +46,7 @@ def torch_model(width: int, layers: int = LAYERS) -> Any:
         pad_token_id=0,
         eos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval().to(device)
 
 
 def prompts() -> tuple[Any, Any]:
@@ -189,37 +190,38 @@ class FlaxDecoder:
         return texts[:, : width + NEW]
 
 
-def calls(width: int, *, compiled: bool) -> dict[str, Any]:
+def calls(width: int, *, compiled: bool, device: str = "cpu") -> dict[str, Any]:
     """A call of each, after all were found to give the same tokens."""
     import numpy as np
     import torch
 
     import fmapper
 
-    model = torch_model(width)
+    model = torch_model(width, device=device)
     tokens, mask = prompts()
     generator = fmapper.generator(model, max_length=LENGTH, batch=ROWS, max_new_tokens=NEW)
     hand = FlaxDecoder(model)
     given = (tokens.numpy().astype("int32"), mask.numpy().astype("int32"))
+    tokens, mask = tokens.to(device), mask.to(device)
     options = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
     found: dict[str, Any] = {
         "fmapper": lambda: generator(*given).block_until_ready(),
         "Flax by hand": lambda: hand(*given).block_until_ready(),
-        "generate": lambda: model.generate(tokens, **options),
+        "generate": lambda: model.generate(tokens, **options).cpu(),
         "generate, static": lambda: model.generate(
             tokens, **options, cache_implementation="static"
-        ),
+        ).cpu(),
     }
     if compiled:
-        other = torch_model(width)
+        other = torch_model(width, device=device)
         other.load_state_dict(model.state_dict())
         other.forward = torch.compile(other.forward)
         found["generate, compiled"] = lambda: other.generate(
             tokens, **options, cache_implementation="static"
-        )
+        ).cpu()
     wanted = found["generate"]().numpy()
     for name, call in found.items():
-        if not np.array_equal(np.asarray(call()), wanted):
+        if not np.array_equal(fmapper.to_numpy(call()), wanted):
             raise SystemExit(f"width {width}: {name} gives other tokens")
     return found
 
@@ -314,11 +316,13 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--recording", action="store_true")
     parser.add_argument("--dispatch", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     options = parser.parse_args()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     threads = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ.setdefault("XLA_FLAGS", threads)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch has the same GPU
     import torch
 
     torch.set_num_threads(1)
@@ -331,7 +335,7 @@ def main() -> None:
     if options.dispatch:
         return compare(dispatches(torch_model(32, layers=22)), options.rounds, clock)
     for width in options.widths:
-        them = calls(width, compiled=options.compiled)
+        them = calls(width, compiled=options.compiled, device=options.device)
         timings = interleave(them, options.rounds, sample=0.02, clock=clock)
         rates = ", ".join(f"{n} {ROWS * NEW / median(t):,.0f}" for n, t in timings.items())
         print(f"width {width}, tokens per second: {rates}")

@@ -30,6 +30,7 @@ CAPACITY = 2 << 30
 HARDWARE = {
     "test_functional.py::test_torch_on_a_gpu": "kernels of cuDNN",
     "test_materialize.py::test_straight_to_the_gpu": "random numbers of a GPU",
+    "test_models_on_a_gpu.py": "storages that copy themselves",
     "test_plan.py::test_a_generator_goes_to_the_gpu_with_its_model": "random numbers of a GPU",
     "test_profile.py::test_a_gpu_is_measured_and_waited_for": "speed",
     "test_profile.py::test_a_gpu_is_calibrated_in_five_seconds": "speed",
