@@ -133,11 +133,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     steps = {"flax": steps_of_flax, "torch": steps_of_torch}[options.to]
-    for name, (module, inputs) in models().items():
+    for name, (module, given) in models().items():
         if not re.search(options.only, name):
             continue
         module.eval().to(options.device)
-        inputs = {key: value.to(options.device) for key, value in inputs.items()}
+        inputs = {key: value.to(options.device) for key, value in given.items()}
         sides = {}
         for kind in ("flat", "structured"):
             model = fmapper.convert(
