@@ -6,11 +6,12 @@
     python benchmarks/generate.py --dispatch
 
 A Llama of four layers with random weights, greedy, three prompts of unequal lengths, 64 new tokens.
-One thread or one GPU (`--device cuda`, where JAX sees it, too), float32; calls run interleaved in one process, the figures are medians of the quotients
-within a round. `--compiled` has torch.compile, which takes minutes to compile; `--clock cpu` reads
-the time of the process, for a machine that is loaded. `--recording` has the creation of a generator
-beside `torch.export` of the same two programs, and `--dispatch` a call of the compiled loop that
-makes no step beside `jax.jit` of the same loop over flat leaves.
+One thread, or one GPU (`--device cuda`, where JAX sees it, too), float32; calls run interleaved in
+one process, the figures are medians of the quotients within a round. `--compiled` has
+torch.compile, which takes minutes to compile; `--clock cpu` reads the time of the process, for a
+machine that is loaded. `--recording` has the creation of a generator beside `torch.export` of the
+same two programs, and `--dispatch` a call of the compiled loop that makes no step beside `jax.jit`
+of the same loop over flat leaves.
 """
 
 from __future__ import annotations
