@@ -197,7 +197,9 @@ def _class_of(name: str, kind: str) -> str:
         "base": auto.MODEL_MAPPING_NAMES,
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    found = tables[kind].get(name, "")
+    # What a table does not have is in one of those for a task.
+    tables_of_tasks = [one for key, one in vars(auto).items() if key.endswith("_MAPPING_NAMES")]
+    found = next((one[name] for one in (tables[kind], *tables_of_tasks) if name in one), "")
     return found[0] if isinstance(found, tuple) else found
 
 

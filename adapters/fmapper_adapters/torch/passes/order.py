@@ -15,6 +15,7 @@ from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.passes.assertions import fold_assertions
 from fmapper_adapters.torch.passes.one_form import one_form
 from fmapper_adapters.torch.passes.static_sizes import fix_sizes
+from fmapper_adapters.torch.passes.unchanged import drop_unchanged
 
 Pass = Callable[[Program], Program]
 
@@ -28,6 +29,7 @@ def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> 
         facts: torch's facts about its sizes.
     """
     passes: tuple[Pass, ...] = (
+        drop_unchanged,
         partial(one_form, ops=other_forms),
         partial(fix_sizes, facts=facts),
         fold_assertions,
