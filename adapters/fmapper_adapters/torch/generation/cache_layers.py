@@ -8,6 +8,7 @@ slot `s` of a full layer holds position `s`; a window has as many slots as it is
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,9 +20,18 @@ from fmapper import ConversionError
 
 State = dict[str, torch.Tensor]
 
+_NAMES = ("past_key_values", "cache_params", "cache")  # of Mamba; of all from transformers 5.24 on
 _NO_WINDOW = 1 << 30
 _OWN_CLASS = "minimax"  # takes no cache of another class; its linear layers keep one state each
 _LINEAR = "linear"
+
+
+def name_of_cache(model: torch.nn.Module) -> str:
+    """Returns the name under which a model takes a cache, empty where it takes none."""
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        if name in _NAMES and (name != "cache" or "Cache" in str(parameter.annotation)):
+            return name
+    return ""
 
 
 class Places(NamedTuple):

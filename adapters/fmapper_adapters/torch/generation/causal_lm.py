@@ -34,9 +34,7 @@ class CausalLM(torch.nn.Module):
         self.accepts = set(inspect.signature(model.forward).parameters)
         cache_layers.for_prompt(model.config)  # raises for layers that are not known
         self.is_recurrent = cache_layers.is_recurrent(model.config)
-        self.cache_name = "past_key_values"
-        if "past_key_values" not in self.accepts and "cache_params" in self.accepts:  # as of Mamba
-            self.cache_name = "cache_params"
+        self.cache_name = cache_layers.name_of_cache(model)
 
     @property
     def padding(self) -> str:

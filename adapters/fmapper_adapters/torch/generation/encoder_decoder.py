@@ -46,6 +46,7 @@ class EncoderDecoder(torch.nn.Module):
         self.max_length = max_length
         self.start = start
         self.config = model.config
+        self.cache_name = cache_layers.name_of_cache(model)
         # Its decoder is any causal model; several look positions up by the length of the cache.
         self.gives_positions = model.config.model_type == "encoder-decoder"
 
@@ -103,12 +104,13 @@ class EncoderDecoder(torch.nn.Module):
         self, tokens: Any, mask: Any, hidden: Any, cache: Any, positions: Any, *, first: bool
     ) -> Any:
         """Calls the model as `generate` does, and returns the logits of the last token."""
-        given = {"decoder_position_ids": positions} if self.gives_positions else {}
+        given = {self.cache_name: cache}
+        if self.gives_positions:
+            given["decoder_position_ids"] = positions
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=None,
             is_first_iteration=first,
-            past_key_values=cache,
             attention_mask=mask,
             encoder_outputs=_Encoded(last_hidden_state=hidden),
             use_cache=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +72,9 @@ def export_generation(
     decoding, unsupported = read_config(config)
     rows = batch * decoding.with_options(options or {}).copies
     own, prefix = _protocol_of(model, max_length, rows)
-    with rotary.without_memory(own):
+    first = next(model.parameters(), torch.empty(0))
+    on_its_device = nullcontext() if first.device.type in ("cpu", "meta") else first.device
+    with rotary.without_memory(own), on_its_device:
         found = _export(model, own, prefix, max_length, rows, check=check, whole=whole)
     return replace(found, decoding=decoding, unsupported=unsupported)
 
@@ -187,7 +190,7 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
     from fmapper_adapters.torch.generation.causal_lm import CausalLM
 
     own = CausalLM(model, max_length)
-    if own.cache_name not in own.accepts:
+    if not own.cache_name:
         from fmapper_adapters.torch.generation.uncached import without_cache
 
         own = without_cache(model, max_length)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-
-State = dict[str, torch.Tensor]
+from fmapper_adapters.torch.generation.cache_layers import State, name_of_cache
 
 
 class Recurrent(torch.nn.Module, ABC):
@@ -101,10 +100,11 @@ class XLSTM(Recurrent):
             for layer, old in given.rnn_state.items():
                 own: Any = tuple(state[f"{layer}.{i}"] for i in range(len(old)))
                 given.rnn_state[layer] = own
-        found = self.model(input_ids=tokens, cache_params=given, use_cache=True, return_dict=True)
+        name = name_of_cache(self.model)
+        found = self.model(input_ids=tokens, **{name: given}, use_cache=True, return_dict=True)
         after = {
             f"{layer}.{i}": one
-            for layer, own in found.cache_params.rnn_state.items()
+            for layer, own in found[name].rnn_state.items()
             for i, one in enumerate(own)
         }
         return found.logits[:, -1].float(), after
