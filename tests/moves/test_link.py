@@ -144,6 +144,21 @@ def test_every_dtype_in_every_layout_small_and_large(go, layout, on_host):
 
 
 @BOTH
+def test_empty_tensors_are_not_sent(go, on_host, monkeypatch):
+    """CUDA's `split_with_sizes_copy` ends the process where all sizes are zero."""
+    split = torch.split_with_sizes_copy
+
+    def checked(tensor, sizes, **rest):
+        assert all(sizes)
+        return split(tensor, sizes, **rest)
+
+    monkeypatch.setattr(torch, "split_with_sizes_copy", checked)
+    empty = [torch.empty(0, n, dtype=dtype) for n in range(40) for dtype in DTYPES]
+    cross(go, empty)
+    cross(go, [*empty, torch.ones(3), torch.empty(0)])
+
+
+@BOTH
 def test_pieces_of_the_real_size(go, on_host, monkeypatch):
     monkeypatch.setattr(_link, "PIECE", 8 << 20)
     monkeypatch.setattr(_link, "SMALL", 512 << 10)

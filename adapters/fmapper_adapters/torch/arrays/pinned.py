@@ -100,7 +100,9 @@ def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, sen
     for group[:] in _groups(tensors):
         for index in group:
             results[index] = torch.empty_like(tensors[index], device=device)
-        send(pieces, [tensors[i] for i in group], [results[i] for i in group])
+        # CUDA divides by the size of what it splits: what is empty is not sent.
+        if full := [i for i in group if tensors[i].numel()]:
+            send(pieces, [tensors[i] for i in full], [results[i] for i in full])
     pieces.finish()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fmapper import ConversionError, NotCompiledWarning
+from fmapper import ConversionError, NotCompiledWarning, fmap, to_cpu
 from fmapper.generation import Decoding, Generation, read_config
 from fmapper.programs import Graph, Program
 from fmapper_adapters.torch.generation import recurrent, refusals, rotary
@@ -64,6 +63,10 @@ def export_generation(
     Raises:
         ConversionError: It cannot be recorded, or is not a model that generates.
     """
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    if device.type not in ("cpu", "meta"):
+        # What tells how a model behaves goes beyond its cache, after which a GPU cannot be used.
+        model = to_cpu(model)
     config = getattr(model, "generation_config", None) or {}
     if not isinstance(config, Mapping):
         config = config.to_dict()
@@ -72,11 +75,25 @@ def export_generation(
     decoding, unsupported = read_config(config)
     rows = batch * decoding.with_options(options or {}).copies
     own, prefix = _protocol_of(model, max_length, rows)
-    first = next(model.parameters(), torch.empty(0))
-    on_its_device = nullcontext() if first.device.type in ("cpu", "meta") else first.device
-    with rotary.without_memory(own), on_its_device:
+    with rotary.without_memory(own):
         found = _export(model, own, prefix, max_length, rows, check=check, whole=whole)
-    return replace(found, decoding=decoding, unsupported=unsupported)
+    found = replace(found, decoding=decoding, unsupported=unsupported)
+    return found if device.type in ("cpu", "meta") else _on(device, found)
+
+
+def _on(device: torch.device, generation: Generation) -> Generation:
+    """Returns programs with their arrays on a device; those that they share stay shared."""
+    programs = {"prefill": generation.prefill, "step": generation.step}
+    groups = ("parameters", "buffers", "constants")
+    held = {
+        name: {group: dict(getattr(program, group)) for group in groups}
+        for name, program in programs.items()
+        if program is not None
+    }
+    changed: Any = fmap(lambda tensor: tensor.to(device), held)
+    for name, arrays in changed.items():
+        changed[name] = replace(getattr(generation, name), **arrays)
+    return replace(generation, **changed)
 
 
 def _export(
