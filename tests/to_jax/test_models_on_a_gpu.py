@@ -41,6 +41,7 @@ def on_a_gpu(tree: Any) -> bool:
 @pytest.mark.parametrize(
     ("target", "options"), [("jax", {}), ("flax", {}), ("flax", {"structure": True})]
 )
+@jax.default_matmul_precision("highest")  # code of Flax has JAX's own, TF32 on a GPU
 def test_a_model_is_converted_on_its_device(target: str, options: dict[str, Any]) -> None:
     if target == "flax":
         pytest.importorskip("flax")

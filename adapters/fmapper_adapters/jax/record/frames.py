@@ -121,6 +121,7 @@ class TypeCalls:
         if not known[1]:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        sys.settrace(self._call)  # Python 3.12 looks at f_trace_opcodes here, not where it is set
         return self._instruction
 
     def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -263,6 +263,7 @@ class Questions:
         """
         repeats = isinstance(other, list | tuple) and method in ("__mul__", "__rmul__")
         if repeats and (self._deep or frame is not None):
+            frame = frame or self._user(beyond=True)  # JAX repeats for a loop over rows
             return other * self._fix(one, f"{one} is a number of repetitions", frame)
         broken = isinstance(other, float) or method in ("__truediv__", "__rtruediv__")
         if not (self._deep and broken and frame is not None):

@@ -439,10 +439,9 @@ class _Body:
 
 def _counts(eqn: Any) -> dict[str, int]:
     """Returns how many operands of a loop are constants, and how many carry."""
-    if eqn.primitive.name != "scan" or "ft_in" not in eqn.params:
+    if eqn.primitive.name != "scan":
         return {}
-    constants, carry, _ = eqn.params["ft_in"].unpack()
-    return {"num_consts": len(constants), "num_carry": len(carry)}
+    return dict(zip(("num_consts", "num_carry"), stacks.operands(eqn), strict=True))
 
 
 def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:

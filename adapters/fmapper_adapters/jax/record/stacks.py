@@ -21,6 +21,14 @@ from fmapper_adapters.jax.record import parts
 _MOST = 256  # rows
 
 
+def operands(eqn: Any) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many carry."""
+    if "ft_in" in eqn.params:  # from JAX 0.11 on
+        constants, carry, _ = eqn.params["ft_in"].unpack()
+        return len(constants), len(carry)
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
 class Stacks:
     """The stacked arrays of one recording.
 
@@ -50,7 +58,7 @@ class Stacks:
             For each operand its rows if it is such an array, else None; None where there are none.
         """
         length = eqn.params["length"]
-        first = eqn.params["num_consts"] + eqn.params["num_carry"]
+        first = sum(operands(eqn))
         if not isinstance(length, int) or not 0 < length <= _MOST:
             return None
         own = {
@@ -152,8 +160,8 @@ def unroll(
         read: Reads a jaxpr with operands.
     """
     params = eqn.params
-    count, length = params["num_consts"], params["length"]
-    first = count + params["num_carry"]
+    count, carried = operands(eqn)
+    length, first = params["length"], count + carried
     carry, taken, gives = list(args[count:first]), [], []
     steps = range(length)
     for i in reversed(steps) if params["reverse"] else steps:
