@@ -64,6 +64,45 @@ def test_second_derivatives_are_those_of_flax(kind):
     np.testing.assert_allclose(before, after, atol=1e-4)
 
 
+CONVOLUTIONS = {
+    "pixels": ((2, 7, 6, 5), (1, 1), {"padding": 0}),
+    "pixels, apart": ((2, 7, 6, 5), (1, 1), {"padding": 0, "strides": 2, "use_bias": False}),
+    "few places": ((2, 3, 4, 5), (3, 3), {"padding": 1}),
+    "few places, apart": ((1, 6, 7, 5), (3, 2), {"padding": ((1, 0), (2, 1)), "strides": (2, 3)}),
+    "a line": ((2, 9, 5), (4,), {"padding": 0, "strides": 2}),
+    "a volume": ((1, 3, 4, 3, 5), (2, 3, 2), {"padding": 0}),
+    "many places": ((2, 16, 16, 5), (3, 3), {"padding": 1}),
+    "groups": ((2, 3, 4, 6), (3, 3), {"padding": 1, "feature_group_count": 3}),
+    "by name": ((2, 3, 4, 5), (3, 3), {"padding": "SAME"}),
+    "holes": ((2, 5, 5, 5), (3, 3), {"padding": 1, "kernel_dilation": 2}),
+    "no batch": ((3, 4, 5), (3, 3), {"padding": 1}),
+    "no places": ((1, 2, 4, 5), (3, 3), {"padding": 0}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_are_those_of_flax(name):
+    shape, kernel, options = CONVOLUTIONS[name]
+    layer = nnx.Conv(shape[-1], 24, kernel, **options, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), shape)
+    before = results(layer, x)
+    accelerate(nnx.List([layer]))
+    for old, new in zip(before, results(layer, x), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+        np.testing.assert_allclose(old, new, atol=1e-4, rtol=1e-5)
+    is_product = name.startswith(("pixels", "few", "a "))
+    assert is_product == ("conv_general_dilated" not in str(jax.make_jaxpr(layer)(x)))
+
+
+def test_convolutions_of_converted_models_are_products():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 5, 6)
+    model = fmapper.convert(net, "flax", (x,), structure=True)
+    code = str(jax.make_jaxpr(model)(jnp.asarray(x.numpy())))
+    assert "conv_general_dilated" not in code
+    np.testing.assert_allclose(model(x.numpy()), net(x).detach().numpy(), atol=1e-6)
+
+
 def test_masks_and_options_that_files_have_not_are_those_of_flax():
     x = jax.random.normal(jax.random.key(0), (2, 3, 16))
     mask = jnp.arange(16) < 9

@@ -6,6 +6,9 @@ forms, which are still layers of those classes; their numbers agree to rounding.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,8 +19,16 @@ from flax import nnx
 def accelerate(model: nnx.Module) -> None:
     """Replaces linear layers and normalisations of a model by cheaper forms, in place."""
     for _, layer in nnx.iter_modules(model):
-        if type(layer) in _FAST:
-            object.__setattr__(layer, "__class__", _FAST[type(layer)])
+        if fast := _FAST.get(type(layer)) or _conv_of(type(layer)):
+            object.__setattr__(layer, "__class__", fast)
+
+
+def _conv_of(kind: type) -> type | None:
+    """Returns a class of a file, whose base is `nnx.Conv`, over `Conv`; None for another class."""
+    if kind.__bases__ != (nnx.Conv,):
+        return None
+    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind, Conv), own)
 
 
 class Linear(nnx.Linear):
@@ -41,6 +52,82 @@ def _is_sharded(x: jax.Array, out_sharding: Any) -> bool:
     """Returns whether an array may be distributed, or is on a device that copies nothing."""
     is_alone = jax.default_backend() == "cpu" and jax.device_count() == 1
     return not is_alone or out_sharding is not None or any(jax.typeof(x).sharding.spec)
+
+
+class Conv(nnx.Conv):
+    """A convolution that is a product of matrices, on a CPU, where that is faster.
+
+    That is so for kernels of a single pixel, and for more filters than there are pixels: XLA's own
+    convolution transposes the filters at each call. The patches are copied.
+    """
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Convolves images (batch, ..., in), channels last."""
+        inputs = jnp.asarray(inputs)
+        kernel = self.kernel[...]
+        pads = _pads(self, inputs)
+        if pads is not None and not _is_sharded(inputs, out_sharding):
+            steps = _each(self.strides, len(pads))
+            sizes = zip(inputs.shape[1:-1], pads, kernel.shape, steps, strict=False)
+            places = [(size + sum(pad) - k) // step + 1 for size, pad, k, step in sizes]
+            count = inputs.shape[0] * math.prod(places)
+            if math.prod(kernel.shape[:-2]) == 1 or 0 < count <= kernel.shape[-1]:
+                rows = _patches(inputs, pads, kernel.shape[:-2], steps, places)
+                flat = kernel.reshape(-1, kernel.shape[-1])
+                y = jnp.dot(rows, flat, precision=self.precision)
+                y = y if self.bias is None else y + self.bias[...]
+                return y.reshape(inputs.shape[0], *places, kernel.shape[-1])
+        result: jax.Array = super().__call__(inputs, out_sharding)
+        return result
+
+
+def _pads(layer: nnx.Conv, x: jax.Array) -> list[tuple[int, int]] | None:
+    """Returns the padding before and after each axis; None if it is no plain convolution."""
+    kernel = layer.kernel[...]
+    count = kernel.ndim - 2
+    is_plain = (
+        layer.feature_group_count == 1
+        and layer.mask is None
+        and layer.dtype is None
+        and layer.conv_general_dilated is jax.lax.conv_general_dilated
+        and x.ndim == kernel.ndim
+        and all(isinstance(size, int) for size in x.shape)
+        and x.dtype == kernel.dtype
+        and x.dtype in (jnp.float32, jnp.float64)
+        and not isinstance(layer.padding, str)
+        and {1} == {*_each(layer.input_dilation, count), *_each(layer.kernel_dilation, count)}
+    )
+    if not is_plain:
+        return None
+    found = [
+        (pad, pad) if isinstance(pad, int) else tuple(pad) for pad in _each(layer.padding, count)
+    ]
+    return None if any(isinstance(pad, str) or min(pad) < 0 for pad in found) else found
+
+
+def _each(value: Any, count: int) -> Sequence[Any]:
+    """Returns a setting for each axis."""
+    return value if isinstance(value, Sequence) else (1 if value is None else value,) * count
+
+
+def _patches(
+    x: jax.Array,
+    pads: Sequence[tuple[int, int]],
+    kernel: Sequence[int],
+    steps: Sequence[int],
+    places: Sequence[int],
+) -> jax.Array:
+    """Returns a row for each place: what the kernel sees there, in the order of its elements."""
+    if any(map(any, pads)):
+        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    parts = []
+    for first in itertools.product(*map(range, kernel)):
+        sizes = zip(first, places, steps, strict=True)
+        last = [at + (place - 1) * step + 1 for at, place, step in sizes]
+        strides = (1, *steps, 1)
+        part = jax.lax.slice(x, (0, *first, 0), (len(x), *last, x.shape[-1]), strides)
+        parts.append(part.reshape(-1, x.shape[-1]))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -74,6 +161,7 @@ class RMSNorm(nnx.RMSNorm):
 
 _FAST: dict[type, type] = {
     nnx.Linear: Linear,
+    nnx.Conv: Conv,
     nnx.LayerNorm: LayerNorm,
     nnx.RMSNorm: RMSNorm,
 }

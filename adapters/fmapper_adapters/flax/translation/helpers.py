@@ -161,12 +161,12 @@ HELPERS = {
     """Normalisation of batches, with the channels first and running statistics as in PyTorch."""
 
     def __call__(self, x):
-        shape = (1, -1) + (1,) * (x.ndim - 2)
+        x = jnp.moveaxis(x, 1, -1)
         mean, var = self.mean[...], self.var[...]
         if not self.use_running_average:
-            axes = (0, *range(2, x.ndim))
+            axes = tuple(range(x.ndim - 1))
             mean, var = x.mean(axes), x.var(axes)
-            count = x.size / x.shape[1]
+            count = x.size / x.shape[-1]
             keep = self.momentum
             self.mean[...] = keep * self.mean[...] + (1 - keep) * mean
             unbiased = var * count / max(count - 1, 1)
@@ -174,8 +174,8 @@ HELPERS = {
         scale = jax.lax.rsqrt(var + self.epsilon)
         if self.scale is not None:
             scale = scale * self.scale[...]
-        y = (x - mean.reshape(shape)) * scale.reshape(shape)
-        return y if self.bias is None else y + self.bias[...].reshape(shape)'''),
+        y = (x - mean) * scale
+        return jnp.moveaxis(y if self.bias is None else y + self.bias[...], -1, 1)'''),
     "DotProductAttention": Helper('''class DotProductAttention(nnx.Module):
     """Attention whose weights have dropout; fully masked rows give zeros."""
 
