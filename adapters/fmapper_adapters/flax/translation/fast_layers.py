@@ -27,7 +27,8 @@ def _conv_of(kind: type) -> type | None:
     """Returns a class of a file, whose base is `nnx.Conv`, over `Conv`; None for another class."""
     if kind.__bases__ != (nnx.Conv,):
         return None
-    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    names = ("__module__", "__qualname__", "__doc__", "__call__")  # `nnx.capture` wants its own
+    own = {name: getattr(kind, name) for name in names}
     return type(kind.__name__, (kind, Conv), own)
 
 
