@@ -7,7 +7,7 @@ import copy
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fmapper.programs.sizes import size_of
@@ -26,9 +26,15 @@ class Sizes:
 
     Args:
         given: Sizes that are parameters.
+        simplify: Returns an expression with what the model's conditions say about it.
     """
 
-    def __init__(self, given: dict[str, ast.expr]) -> None:
+    def __init__(
+        self,
+        given: dict[str, ast.expr],
+        simplify: Callable[[ast.expr], ast.expr] = lambda node: node,
+    ) -> None:
+        self._simplify = simplify
         self._known: dict[str, ast.expr] = {}
         self._fixed: set[str] = set()
         self._costly: dict[str, ast.expr] = {}  # of arrays that would be computed for it
@@ -86,8 +92,13 @@ class Sizes:
             self.asked[expression] += 1
             known: ast.expr = copy.deepcopy(self._known[expression])
             return known
-        tree = ast.parse(_python(expression), mode="eval").body
-        told = {_canonical(size): size for size in self._known if not size.isidentifier()}
+        tree = self._simplify(parse(expression))
+        told = {
+            key: size
+            for size in self._known
+            if not size.isidentifier()
+            for key in (canonical(size), key_of(self._simplify(parse(size))))
+        }
         needed = _find_needed(tree, told)
         for symbol in sorted(needed):
             if symbol not in self._known and not self._solve(symbol):
@@ -135,34 +146,53 @@ def _find_terms(size: str, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         yield text(inner), expr(f"{{0}} {back} {{1}}", node, more.value)
 
 
+def parse(expression: str) -> ast.expr:
+    """Returns an expression of sizes as code, with the functions in it that are operators."""
+    try:
+        tree: ast.expr = _Operators().visit(ast.parse(_python(expression), mode="eval").body)
+    except SyntaxError:
+        return ast.Constant(expression)
+    return tree
+
+
+class _Operators(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        sign = _OPERATORS.get(text(node.func))
+        if sign is None or len(node.args) != 2:
+            return node
+        return ast.BinOp(node.args[0], ast.FloorDiv() if sign == "//" else ast.Mod(), node.args[1])
+
+
 def _python(expression: str) -> str:
     return expression.replace("^", "**")
 
 
 @functools.lru_cache(maxsize=4096)
-def _canonical(expression: str) -> str:
+def canonical(expression: str) -> str:
     """Returns what is the same for expressions that differ in the order of terms and factors.
 
     Examples:
-        >>> _canonical("1 + (s0//4)*(s1//4)") == _canonical("(s1//4)*(s0//4) + 1")
+        >>> canonical("1 + (s0//4)*(s1//4)") == canonical("(s1//4)*(s0//4) + 1")
         True
     """
     try:
-        return _order(ast.parse(_python(expression), mode="eval").body)
+        return key_of(ast.parse(_python(expression), mode="eval").body)
     except SyntaxError:
         return expression
 
 
-def _order(node: ast.expr) -> str:
+def key_of(node: ast.expr) -> str:
+    """Returns what is the same for code that differs in the order of terms and factors."""
     if isinstance(node, ast.BinOp):
         for kinds, sign in (((ast.Add, ast.Sub), " + "), ((ast.Mult,), "*")):
             if isinstance(node.op, kinds):
                 return f"({sign.join(sorted(_parts(node, kinds)))})"
         known = {ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
         sign = known.get(type(node.op), "?")
-        return f"({_order(node.left)}{sign}{_order(node.right)})"
+        return f"({key_of(node.left)}{sign}{key_of(node.right)})"
     if isinstance(node, ast.Call):
-        args = [_order(one) for one in node.args]
+        args = [key_of(one) for one in node.args]
         kind = _OPERATORS.get(text(node.func))
         return f"({kind.join(args)})" if kind else f"{text(node.func)}({', '.join(args)})"
     return text(node)
@@ -174,7 +204,7 @@ def _parts(node: ast.expr, kinds: tuple[type, ...], sign: str = "") -> list[str]
         is_less = isinstance(node.op, ast.Sub)
         other = ("" if sign else "-") if is_less else sign
         return [*_parts(node.left, kinds, sign), *_parts(node.right, kinds, other)]
-    return [sign + _order(node)]
+    return [sign + key_of(node)]
 
 
 _OPERATORS = {
@@ -184,7 +214,7 @@ _OPERATORS = {
 
 def _find_needed(node: ast.expr, told: Mapping[str, str]) -> set[str]:
     """Returns the symbols in an expression outside of those parts that are told."""
-    if not isinstance(node, ast.Name) and _order(node) in told:
+    if not isinstance(node, ast.Name) and key_of(node) in told:
         return set()
     if isinstance(node, ast.Name):
         return {node.id}
@@ -202,7 +232,7 @@ class _Fill(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Returns the code for an expression, or that for its parts."""
         if isinstance(node, ast.BinOp | ast.Call | ast.Name):
-            found = self._known.get(key := _order(node))
+            found = self._known.get(key := key_of(node))
             if found is not None:
                 self.used.append(key)
                 return copy.deepcopy(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from fmapper.programs.program import Guard
-from fmapper.translation.functions.guards import strictest
+from fmapper.translation.guards.conditions import strictest
 from fmapper.translation.reading.helpers import print_imports
 from fmapper.translation.source import translate
 
@@ -129,3 +130,28 @@ def test_numbers_are_written_as_what_they_are(features: int) -> None:
     assert "/ math.log(16)" in source.code
     assert "float(jnp.finfo(jnp.float32).min)" in source.code
     assert ("8 ** -0.5" in source.code) == (features == 8)  # 0.25 is short enough
+
+
+def test_what_conditions_say_about_sizes_is_written_once() -> None:
+    guards = [
+        Guard("mod(h, 2)", "==", 0),
+        Guard("mod(floordiv(h, 2), 2)", "!=", 0),
+        Guard("max(1, floordiv(h, 2)) * max(1, w) + -1 * max(1, w)", ">=", 1),
+        Guard("floordiv(h, 2) + max(0, 3 + -1 * mod(floordiv(h, 2), 2))", ">=", 9),
+        Guard("floordiv(h, 2) + -1 * max(1, floordiv(h, 2))", "==", 0),
+        Guard("64 * b * floordiv(w - 1, 8) * 2", ">=", 2),
+        Guard("floordiv(w - 1, 8) + 1", "==", 8),
+        Guard("mod(36 * b + 36 * b * floordiv(w - 1, 8), 144 * b)", "==", 0),
+    ]
+    found = strictest(guards, "bhw")
+    assert [(one.expression, one.relation, one.value) for one in found] == [
+        ("mod(h, 2)", "==", 0),
+        ("mod(floordiv(h, 2), 2)", "!=", 0),
+        ("h", ">=", 14),
+        ("b", ">=", 1),
+        ("(w - 1) // 8", "==", 7),
+    ]
+    for b, h, w in itertools.product(range(3), range(40), range(70)):
+        sizes = {"b": b, "h": h, "w": w}
+        wanted = all(guard.holds(sizes) for guard in guards)
+        assert all(guard.holds(sizes) for guard in found) == wanted, sizes

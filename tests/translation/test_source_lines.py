@@ -6,8 +6,8 @@ from torch import nn
 import fmapper
 from fmapper.programs.program import Guard
 from fmapper.translation.functions.collect import collect
-from fmapper.translation.functions.guards import strictest
 from fmapper.translation.functions.origins import quote, with_comments
+from fmapper.translation.guards.conditions import strictest
 from fmapper.translation.source import translate
 
 

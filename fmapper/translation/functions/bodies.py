@@ -28,7 +28,6 @@ from fmapper.translation.functions.forms import (
     is_flat,
     places,
 )
-from fmapper.translation.functions.guards import condition_of, strictest
 from fmapper.translation.functions.keys import take_keys
 from fmapper.translation.functions.masks import Masks
 from fmapper.translation.functions.origins import comments_on
@@ -39,6 +38,7 @@ from fmapper.translation.functions.parameters import (
 )
 from fmapper.translation.functions.shapes import name_sizes, shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, Variables
+from fmapper.translation.guards.conditions import condition_of
 from fmapper.translation.sizes import Sizes, UnknownSize
 from fmapper.translation.units import (
     Structure,
@@ -430,7 +430,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         statements = []
         if arrays:
             statements.append(Statement((), self._dialect.check_shapes(arrays)))
-        for guard in strictest(program.guards):
+        for guard in self._structure.conditions:
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
             condition = condition_of(size, guard)

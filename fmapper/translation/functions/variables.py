@@ -74,7 +74,9 @@ class Variables:
         self._named = named
         self._reserved = naming.RESERVED | reserved
         self._env: dict[str, Value] = {}
-        self._sizes = Sizes({size: name(parameter) for size, parameter in sizes.items()})
+        self._sizes = Sizes(
+            {size: name(parameter) for size, parameter in sizes.items()}, structure.facts.simplify
+        )
         self._counted: set[str] = set()  # variables of sizes that parts give
         self._body = Body(parameters)
         self._names = naming.Names(self._reserved - {*parameters})

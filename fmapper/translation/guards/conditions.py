@@ -4,38 +4,73 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
-from fmapper.programs.program import Guard
+from fmapper.programs.program import Guard, Program
 from fmapper.translation.code import expr, text
+from fmapper.translation.guards.facts import Facts, number
+from fmapper.translation.sizes import parse
 
 
-def strictest(guards: Iterable[Guard]) -> list[Guard]:
-    """Returns conditions without those that always hold, or that others imply."""
-    told = [_reduce(guard) for guard in dict.fromkeys(guards)]
-    least: dict[str, int] = {}
-    for guard in told:
-        if guard.relation == ">=":
-            least[guard.expression] = max(guard.value, least.get(guard.expression, guard.value))
-    sizes = {name: value for name, value in least.items() if name.isidentifier()}
-    by_condition = {(one.expression, one.relation, one.value): one for one in reversed(told)}
-    found = [
-        guard
-        for key, guard in reversed(by_condition.items())
-        if not _always_holds(guard)
-        and not _is_implied(guard, sizes)
-        and (guard.relation != ">=" or guard.value == least[guard.expression])
-    ]
-    return [one for guard in found if (one := _as_equality(guard, found)) is not None]
+def conditions_of(program: Program) -> tuple[list[Guard], Facts]:
+    """Returns what has to hold for the sizes of a program's inputs, and what that says."""
+    symbols = {
+        symbol
+        for given in program.inputs
+        if given.kind == "user" and given.is_array()
+        for size in given.shape
+        for symbol in re.findall(r"[A-Za-z_]\w*", str(size))
+    }
+    found = strictest(program.guards, symbols)
+    return found, Facts(symbols, found)
+
+
+def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]:
+    """Returns conditions without those that always hold, or that others imply.
+
+    Args:
+        guards: The conditions.
+        sizes: The symbols in them that are sizes, and therefore not negative.
+    """
+    sizes = {*sizes}
+    told = {_key(one): one for one in reversed([_reduce(one) for one in dict.fromkeys(guards)])}
+    facts = Facts(sizes)
+    found: dict[int, Guard] = {}
+    in_order = enumerate(reversed(told.values()))
+    for at, guard in sorted(in_order, key=lambda one: len(one[1].expression)):
+        if _always_holds(guard) or facts.holds(guard):
+            continue
+        found[at] = _simplify(guard, facts)
+        facts.learn(found[at])
+    for at in list(found):
+        others = Facts(sizes, [found[other] for other in found if other != at])
+        if others.holds(found[at]):
+            del found[at]
+    left = [found[at] for at in sorted(found)]
+    return [one for guard in left if (one := _as_equality(guard, left)) is not None]
+
+
+def _key(guard: Guard) -> tuple[str, str, int]:
+    return guard.expression, guard.relation, guard.value
+
+
+def _simplify(guard: Guard, facts: Facts) -> Guard:
+    """Returns a condition with what others say about its expression."""
+    node = parse(guard.expression)
+    simpler = facts.simplify(node)
+    if text(simpler) == text(node) or number(simpler) is not None:
+        return guard
+    return replace(_reduce(Guard(text(simpler), guard.relation, guard.value)), question="")
 
 
 def _reduce(guard: Guard) -> Guard:
     """Returns a condition on a simpler expression: `n >= 33` for `(n - 1)//32 + 1 >= 2`."""
-    node = _parse(guard.expression)
+    node = parse(guard.expression)
     relation, value, is_reduced = guard.relation, guard.value, False
     while isinstance(node, ast.BinOp):
-        left, right = _number(node.left), _number(node.right)
+        left, right = number(node.left), number(node.right)
         if isinstance(node.op, ast.Add) and (left is None) != (right is None):
             value -= right if left is None else left  # type: ignore[operator]
         elif isinstance(node.op, ast.Sub) and right is not None and left is None:
@@ -61,61 +96,6 @@ def _reduce(guard: Guard) -> Guard:
             break
         node, is_reduced = node.right if right is None else node.left, True
     return Guard(text(node), relation, value) if is_reduced else guard
-
-
-def _parse(expression: str) -> ast.expr:
-    """Returns an expression of sizes as code, with the functions in it that are operators."""
-    try:
-        return _Operators().visit(ast.parse(expression.replace("^", "**"), mode="eval").body)  # type: ignore[no-any-return]
-    except SyntaxError:
-        return ast.Constant(expression)
-
-
-class _Operators(ast.NodeTransformer):
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        if text(node.func) == "floordiv" and len(node.args) == 2:
-            return ast.BinOp(node.args[0], ast.FloorDiv(), node.args[1])
-        return node
-
-
-def _number(node: ast.expr) -> int | None:
-    """Returns the whole number that code is; None for other code."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        found = _number(node.operand)
-        return None if found is None else -found
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
-
-
-def _is_implied(guard: Guard, sizes: Mapping[str, int]) -> bool:
-    """Returns whether a condition on several sizes holds where each is as large as it has to be."""
-    if guard.relation != ">=" or guard.expression.isidentifier():
-        return False
-    least = _least(_parse(guard.expression), sizes)
-    return least is not None and least >= guard.value
-
-
-def _least(node: ast.expr, sizes: Mapping[str, int]) -> int | None:
-    """Returns the least value of an expression that grows with its sizes; None for another."""
-    known = _number(node)
-    if known is not None:
-        return known
-    if isinstance(node, ast.Name):
-        return sizes.get(node.id)
-    if not isinstance(node, ast.BinOp):
-        return None
-    left, right = _least(node.left, sizes), _least(node.right, sizes)
-    if left is None or right is None:
-        return None
-    if isinstance(node.op, ast.Add):
-        return left + right
-    if isinstance(node.op, ast.Mult) and left >= 0 and right >= 0:
-        return left * right
-    if isinstance(node.op, ast.Sub) and _number(node.right) is not None:
-        return left - right
-    if isinstance(node.op, ast.FloorDiv) and (_number(node.right) or 0) > 0:
-        return left // right
-    return None
 
 
 def _as_equality(guard: Guard, guards: list[Guard]) -> Guard | None:
