@@ -18,6 +18,7 @@ from fmapper.programs.program import (
 from fmapper.programs.treespec import Ref
 from fmapper.translation.guards.conditions import conditions_of
 from fmapper.translation.guards.facts import Facts
+from fmapper.translation.paths import find_first_paths, owners, path_below
 
 Shape = tuple[int | str, ...]
 
@@ -132,7 +133,7 @@ def structure_of(program: Program) -> Structure:
     units = _units(program, calls)
     dissolved: dict[str, str] = {}
     paths: dict[str, list[str]] = {}
-    for path, first in _first_paths(program).items():
+    for path, first in find_first_paths(program).items():
         paths.setdefault(first, []).append(path)
     conditions, facts = conditions_of(program)
     found = Structure(
@@ -197,32 +198,11 @@ def _sizes(program: Program) -> dict[str, str]:
     return found
 
 
-def _first_paths(program: Program) -> dict[str, str]:
-    """Returns the paths of submodules -> the first path of the same one.
-
-    One whose arrays are all those of another one of its class is that one: an embedding that an
-    encoder and a decoder share.
-    """
-    found = dict(program.first_paths)
-    holders = {name.rpartition(".")[0] for name in (*program.parameters, *program.buffers)}
-    inner = {path.rpartition(".")[0] for path in program.types}
-    tied: dict[str, set[str | None]] = {}
-    for name, kept in program.aliases.items():
-        path, _, last = name.rpartition(".")
-        other, _, other_last = kept.rpartition(".")
-        is_same = last == other_last and program.types.get(path) == program.types.get(other)
-        tied.setdefault(path, set()).add(other if is_same else None)
-    for path, owners in tied.items():
-        owner = next(iter(owners))
-        if len(owners) == 1 and owner and path not in holders and not {path, owner} & inner:
-            found[path] = found.get(owner, owner)
-    return found
-
-
 def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
     """Returns the units by name, each with its own calls; those without any are left out."""
     made: dict[str, Unit] = {}
-    first_paths = _first_paths(program)
+    first_paths = find_first_paths(program)
+    holders = owners(program)
     for part in program.parts:
         path = first_paths.get(part.path, part.path)
         made.setdefault(part.name, Unit(part.name, path, part))
@@ -231,6 +211,7 @@ def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
     for name, unit in made.items():
         if name:
             unit.parent = made.get(unit.part.parent, made[""])
+            unit.path = path_below(unit.parent.path, unit.path, first_paths, holders)
     for call in calls:
         unit = made.get(call.module, made[""])
         unit.steps.append(call)

@@ -13,7 +13,7 @@ nnx = pytest.importorskip("flax.nnx")
 
 from torch import nn  # noqa: E402
 
-from fmapper.translation.source import translate  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
 
 
 class ConvLayer(nn.Module):
@@ -132,3 +132,58 @@ def test_a_sequence_may_be_given_an_array_of_its_owner() -> None:
     x = torch.randn(2, 4)
     found = torch.tensor(jax.device_get(model(x.numpy())))
     torch.testing.assert_close(found, module(x))
+
+
+class Turned(nn.Module):
+    """A product with a weight of inputs by outputs, as GPT-2's `Conv1D`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Any) -> Any:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], -1)
+
+
+class OfTwoOrders(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.turned = Turned(4, 6)
+        self.act = act
+        self.proj = nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.proj(self.act(self.turned(x)))
+
+
+class Waves(nn.Module):
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(x)
+        for _ in range(2):
+            x = torch.tanh(x) + torch.sin(x)
+        return x
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        act = Waves()
+        self.blocks = nn.ModuleList(OfTwoOrders(act) for _ in range(3))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_of_one_class_with_two_orders_and_one_activation_for_all(scan: bool) -> None:
+    inputs = (torch.randn(2, 5, 4),)
+    source, proof, reason = translate_proved(Stack(), "flax", inputs, scan=scan)
+    assert proof
+    assert not reason
+    assert "ORDERS = {" in source.code
+    assert source.code.count("class OfTwoOrders") == source.code.count("self.act = Waves(") == 1
+    assert source.layers[0] == source.layers[1]

@@ -39,7 +39,7 @@ from fmapper.translation.functions.parameters import (
 from fmapper.translation.functions.shapes import name_sizes, shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, Variables
 from fmapper.translation.guards.conditions import condition_of
-from fmapper.translation.sizes import Sizes, UnknownSize
+from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.units import (
     Structure,
     Unit,

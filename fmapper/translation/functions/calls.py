@@ -20,7 +20,7 @@ from fmapper.translation.functions.forms import (
     objects_in,
     places,
 )
-from fmapper.translation.sizes import Sizes
+from fmapper.translation.guards.sizes import Sizes
 from fmapper.translation.units import Structure, Unit, local_name
 
 if TYPE_CHECKING:

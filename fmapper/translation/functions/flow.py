@@ -14,7 +14,7 @@ from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import Value, expr, literal, name, text
 from fmapper.translation.functions.forms import Body, Statement, mentions
-from fmapper.translation.sizes import Sizes
+from fmapper.translation.guards.sizes import Sizes
 from fmapper.translation.units import Structure, Unit, free_in, refs_of
 
 if TYPE_CHECKING:

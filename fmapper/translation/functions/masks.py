@@ -10,7 +10,7 @@ from fmapper.programs.program import Call, refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import Value, expr, literal, text
 from fmapper.translation.functions.forms import Argument, Body, Statement, mentions, optional_in
-from fmapper.translation.sizes import UnknownSize
+from fmapper.translation.guards.sizes import UnknownSize
 from fmapper.translation.units import Structure, Unit
 
 if TYPE_CHECKING:

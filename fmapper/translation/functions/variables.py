@@ -14,7 +14,7 @@ from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import Swap, Value, expr, literal, name, text
 from fmapper.translation.functions.forms import Body, Statement, is_part_of_name, mentions
-from fmapper.translation.sizes import Sizes, UnknownSize
+from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.units import Structure, Unit
 
 _LONGEST = 88

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from flax import nnx
 
-from fmapper import ConversionError, to_numpy
+from fmapper import to_numpy
 from fmapper.translation import (
     Class,
     Helper,
@@ -188,6 +189,8 @@ _LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module
                 continue
             source, order = names.get(key, (key, None))
             name = ".".join(map(str, (*path, source)))
+            for end, found in ORDERS.items():
+                order = found if f".{name}".endswith(f".{end}") else order
             for ours, theirs in RENAMED.items():
                 if f".{name}".endswith(f".{ours}"):
                     name = name.removesuffix(ours) + theirs
@@ -206,13 +209,15 @@ _RENAMING = """            for ours, theirs in RENAMED.items():
                     break
 """
 
-_READING = """            name = ".".join(map(str, (*path, source)))
-            if name in state or (strict and isinstance(variable, nnx.Param)):
+_TURNING = """            for end, found in ORDERS.items():
+                order = found if f".{name}".endswith(f".{end}") else order
+"""
+_READING = """            if name in state or (strict and isinstance(variable, nnx.Param)):
                 array = jnp.asarray(state[name], variable.dtype)
                 array = array if order is None else array.transpose(order)
 """
 # The same where blocks are one module.
-_READING_BLOCKS = """            name, *others = names_of(".".join(map(str, (*path, source))))
+_READING_BLOCKS = """            name, *others = names_of(name)
             is_known = name in state and all(other in state for other in others)
             if is_known or (strict and isinstance(variable, nnx.Param)):
                 parts = [jnp.asarray(state[one], variable.dtype) for one in (name, *others)]
@@ -240,7 +245,7 @@ _ARRAYS = {
 def _print_loading(draft: Any, root: Class) -> str:
     """Returns `load_weights` with its tables."""
     by_path: dict[str, str] = {}
-    arrays: dict[str, dict[str, Any]] = {}  # classes of layers -> their arrays -> the order
+    arrays: dict[str, dict[str, Counter[Any]]] = {}  # classes of layers -> arrays -> their orders
     for path, layer in _layers(draft.root, ""):
         by_path[path] = layer.kind
         by_path |= {
@@ -248,11 +253,14 @@ def _print_loading(draft: Any, root: Class) -> str:
         }
         for attr, order in layer.arrays.values():
             owner, _, last = attr.rpartition(".")
-            arrays.setdefault(layer.inner.get(owner, layer.kind), {}).setdefault(last, order)
+            arrays.setdefault(layer.inner.get(owner, layer.kind), {}).setdefault(last, Counter())[
+                order
+            ] += 1
     table = {}
     for kind, held in arrays.items():
         names = {}
-        for attr, order in held.items():
+        for attr, orders in held.items():
+            ((order, _),) = orders.most_common(1)
             known, source = _ARRAYS.get(kind, (attr, attr))
             name = source if attr == known else attr
             name = {"mean": "running_mean", "var": "running_var"}.get(attr, name)
@@ -262,6 +270,7 @@ def _print_loading(draft: Any, root: Class) -> str:
             table[kind] = names
     renamed: dict[str, str] = {}
     everything: dict[str, str] = {}
+    turned: dict[str, Any] = {}  # the exceptions from the orders of their classes
     for path, (target, order) in draft._arrays().items():
         owner, _, attr = path.rpartition(".")
         expected, layout = table.get(by_path.get(owner, ""), {}).get(attr, (attr, None))
@@ -274,7 +283,7 @@ def _print_loading(draft: Any, root: Class) -> str:
                 twin = ".".join((*draft.place(other), attribute_name(expected)))
                 everything[twin] = renamed[twin] = target
         if layout != order:
-            raise ConversionError(f"{path}: layers of one class have their arrays in two orders")
+            turned[wanted] = order
     rows = [f"    {kind}: {names!r}," for kind, names in table.items()]
     ends = _by_suffix(renamed, everything)
     table_of_names = [f"    {ours!r}: {theirs!r}," for ours, theirs in ends.items()]
@@ -284,6 +293,12 @@ def _print_loading(draft: Any, root: Class) -> str:
         lines += ["RENAMED = {", *table_of_names, "}"]
     else:
         loading = _LOAD.replace(_RENAMING, "")
+    if turned:
+        orders = _orders_by_end(turned, everything)
+        rows = [f"    {end!r}: {order!r}," for end, order in orders.items()]
+        lines += ["ORDERS = {  # where they are not those of their class", *rows, "}"]
+    else:
+        loading = loading.replace(_TURNING, "")
     scans = draft.scans.table()
     if scans:
         lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one module")
@@ -321,6 +336,20 @@ def _by_suffix(renamed: Mapping[str, str], everything: Mapping[str, str]) -> dic
             ):
                 break
         found[short[0]] = short[1]
+    return found
+
+
+def _orders_by_end(turned: Mapping[str, Any], everything: Collection[str]) -> dict[str, Any]:
+    """Maps the shortest ends of names, which no other names have, to the orders of those."""
+    found: dict[str, Any] = {}
+    for name, order in turned.items():
+        steps = name.split(".")
+        ends = [".".join(steps[begin:]) for begin in range(len(steps) - 1, -1, -1)]
+        for end in ends:
+            same = [one for one in everything if f".{one}".endswith(f".{end}")]
+            if all(one in turned and turned[one] == order for one in same):
+                break
+        found[end] = order
     return found
 
 

@@ -61,6 +61,8 @@ def named(model, kind=nnx.Variable):
                 continue
             source, order = known.get(key, (key, None))
             place = ".".join(map(str, (*path, source)))
+            for end, other in getattr(net, "ORDERS", {}).items():
+                order = other if f".{place}".endswith(f".{end}") else order
             for full, value in apart(place, np.asarray(variable[...])):
                 for ours, theirs in getattr(net, "RENAMED", {}).items():
                     if f".{full}".endswith(f".{ours}"):
