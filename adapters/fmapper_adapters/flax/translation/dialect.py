@@ -294,8 +294,8 @@ def _print_loading(draft: Any, root: Class) -> str:
     else:
         loading = _LOAD.replace(_RENAMING, "")
     if turned:
-        orders = _orders_by_end(turned, everything)
-        rows = [f"    {end!r}: {order!r}," for end, order in orders.items()]
+        ends_of_turned = _orders_by_end(turned, everything)
+        rows = [f"    {end!r}: {order!r}," for end, order in ends_of_turned.items()]
         lines += ["ORDERS = {  # where they are not those of their class", *rows, "}"]
     else:
         loading = loading.replace(_TURNING, "")
