@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING
 
-from fmapper.programs.program import Program
+if TYPE_CHECKING:
+    from fmapper.programs.program import Program
 
 
 def find_first_paths(program: Program) -> dict[str, str]:

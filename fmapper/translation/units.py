@@ -8,7 +8,6 @@ from typing import Any
 
 from fmapper.programs.program import (
     Call,
-    Guard,
     Input,
     Part,
     Program,
@@ -16,8 +15,6 @@ from fmapper.programs.program import (
     refs_in,
 )
 from fmapper.programs.treespec import Ref
-from fmapper.translation.guards.conditions import conditions_of
-from fmapper.translation.guards.facts import Facts
 from fmapper.translation.paths import find_first_paths, owners, path_below
 
 Shape = tuple[int | str, ...]
@@ -110,8 +107,6 @@ class Structure:
         sizes: Values that are sizes -> the expression of the symbols that they are.
         dissolved: The submodules that have no code of their own, with the reason.
         paths: The other paths of a submodule -> its first one.
-        conditions: What has to hold for the sizes of its inputs.
-        facts: What those say about sizes.
     """
 
     program: Program
@@ -121,8 +116,6 @@ class Structure:
     sizes: dict[str, str]
     dissolved: dict[str, str]
     paths: dict[str, list[str]]
-    conditions: list[Guard]
-    facts: Facts
 
 
 def structure_of(program: Program) -> Structure:
@@ -135,10 +128,9 @@ def structure_of(program: Program) -> Structure:
     paths: dict[str, list[str]] = {}
     for path, first in find_first_paths(program).items():
         paths.setdefault(first, []).append(path)
-    conditions, facts = conditions_of(program)
     found = Structure(
         program, units[""], _values(program), dict(zip(graph.inputs, program.inputs, strict=True)),
-        sizes, dissolved, paths, conditions, facts,
+        sizes, dissolved, paths,
     )  # fmt: skip
     order = {name: at for at, name in enumerate([*graph.inputs, *(c.name for c in calls)])}
     while True:

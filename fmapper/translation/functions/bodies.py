@@ -38,7 +38,7 @@ from fmapper.translation.functions.parameters import (
 )
 from fmapper.translation.functions.shapes import name_sizes, shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, Variables
-from fmapper.translation.guards.conditions import condition_of
+from fmapper.translation.guards.conditions import condition_of, conditions_of
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.units import (
     Structure,
@@ -81,6 +81,7 @@ class BodyWriter(Parameters):
         self._forms = forms
         self.hints = hints
         self._owners = owners
+        self.conditions, self._facts = conditions_of(structure.program)
         self._size_names: dict[str, str] = {}  # of all functions
         self._local_names: dict[str, str] = {}  # of the one that is written
 
@@ -118,6 +119,10 @@ class BodyWriter(Parameters):
             shapes = shapes_of(self._structure.values, given, returns)
             body.shapes.append(name_sizes(shapes, self.size_name))
             return Form(None, body, "", given, returns, signature)
+
+    def simplify_size(self, node: ast.expr) -> ast.expr:
+        """Returns an expression of sizes with what the conditions say about it."""
+        return self._facts.simplify(node)
 
     def draws(self, unit: Unit) -> bool:
         """Returns whether a unit that is written draws random numbers."""
@@ -430,7 +435,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         statements = []
         if arrays:
             statements.append(Statement((), self._dialect.check_shapes(arrays)))
-        for guard in self._structure.conditions:
+        for guard in self._writer.conditions:
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
             condition = condition_of(size, guard)

@@ -43,6 +43,10 @@ class Namer(Protocol):
         """Names a varying size."""
         ...
 
+    def simplify_size(self, node: ast.expr) -> ast.expr:
+        """Returns an expression of sizes with what the model's conditions say about it."""
+        ...
+
 
 class Variables:
     """The variables of one function while it is written.
@@ -75,7 +79,7 @@ class Variables:
         self._reserved = naming.RESERVED | reserved
         self._env: dict[str, Value] = {}
         self._sizes = Sizes(
-            {size: name(parameter) for size, parameter in sizes.items()}, structure.facts.simplify
+            {size: name(parameter) for size, parameter in sizes.items()}, namer.simplify_size
         )
         self._counted: set[str] = set()  # variables of sizes that parts give
         self._body = Body(parameters)

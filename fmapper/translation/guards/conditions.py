@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from fmapper.programs.program import Guard, Program
 from fmapper.translation.code import expr, text
+from fmapper.translation.guards.expressions import parse
 from fmapper.translation.guards.facts import Facts, number
-from fmapper.translation.guards.sizes import parse
 
 
 def conditions_of(program: Program) -> tuple[list[Guard], Facts]:

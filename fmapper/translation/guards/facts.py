@@ -13,7 +13,7 @@ from typing import Any
 
 from fmapper.programs.program import Guard
 from fmapper.translation.code import expr, literal, text
-from fmapper.translation.guards.sizes import key_of, parse
+from fmapper.translation.guards.expressions import key_of, parse
 
 _MOST_TERMS = 100
 _Bounds = tuple[int | None, int | None]

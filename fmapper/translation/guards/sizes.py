@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from fmapper.programs.sizes import size_of
 from fmapper.translation.code import Value, expr, text
+from fmapper.translation.guards.expressions import canonical, key_of, parse, python
 
 
 class UnknownSize(Exception):
@@ -137,79 +137,13 @@ def _find_terms(size: str, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     """
     if size.isidentifier():
         return
-    tree = ast.parse(_python(size), mode="eval").body
+    tree = ast.parse(python(size), mode="eval").body
     if not isinstance(tree, ast.BinOp) or not isinstance(tree.op, ast.Add | ast.Sub):
         return
     inner, more = tree.left, tree.right
     if isinstance(more, ast.Constant) and not isinstance(inner, ast.Name):
         back = "-" if isinstance(tree.op, ast.Add) else "+"
         yield text(inner), expr(f"{{0}} {back} {{1}}", node, more.value)
-
-
-def parse(expression: str) -> ast.expr:
-    """Returns an expression of sizes as code, with the functions in it that are operators."""
-    try:
-        tree: ast.expr = _Operators().visit(ast.parse(_python(expression), mode="eval").body)
-    except SyntaxError:
-        return ast.Constant(expression)
-    return tree
-
-
-class _Operators(ast.NodeTransformer):
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        sign = _OPERATORS.get(text(node.func))
-        if sign is None or len(node.args) != 2:
-            return node
-        return ast.BinOp(node.args[0], ast.FloorDiv() if sign == "//" else ast.Mod(), node.args[1])
-
-
-def _python(expression: str) -> str:
-    return expression.replace("^", "**")
-
-
-@functools.lru_cache(maxsize=4096)
-def canonical(expression: str) -> str:
-    """Returns what is the same for expressions that differ in the order of terms and factors.
-
-    Examples:
-        >>> canonical("1 + (s0//4)*(s1//4)") == canonical("(s1//4)*(s0//4) + 1")
-        True
-    """
-    try:
-        return key_of(ast.parse(_python(expression), mode="eval").body)
-    except SyntaxError:
-        return expression
-
-
-def key_of(node: ast.expr) -> str:
-    """Returns what is the same for code that differs in the order of terms and factors."""
-    if isinstance(node, ast.BinOp):
-        for kinds, sign in (((ast.Add, ast.Sub), " + "), ((ast.Mult,), "*")):
-            if isinstance(node.op, kinds):
-                return f"({sign.join(sorted(_parts(node, kinds)))})"
-        known = {ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
-        sign = known.get(type(node.op), "?")
-        return f"({key_of(node.left)}{sign}{key_of(node.right)})"
-    if isinstance(node, ast.Call):
-        args = [key_of(one) for one in node.args]
-        kind = _OPERATORS.get(text(node.func))
-        return f"({kind.join(args)})" if kind else f"{text(node.func)}({', '.join(args)})"
-    return text(node)
-
-
-def _parts(node: ast.expr, kinds: tuple[type, ...], sign: str = "") -> list[str]:
-    """Returns the terms of a sum, or the factors of a product."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, kinds):
-        is_less = isinstance(node.op, ast.Sub)
-        other = ("" if sign else "-") if is_less else sign
-        return [*_parts(node.left, kinds, sign), *_parts(node.right, kinds, other)]
-    return [sign + key_of(node)]
-
-
-_OPERATORS = {
-    "floordiv": "//", "FloorDiv": "//", "mod": "%", "Mod": "%", "PythonMod": "%",
-}  # fmt: skip
 
 
 def _find_needed(node: ast.expr, told: Mapping[str, str]) -> set[str]:

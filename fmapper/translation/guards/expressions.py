@@ -1,0 +1,73 @@
+"""Expressions of sizes as Python's code, and what is the same for equal ones."""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+
+def parse(expression: str) -> ast.expr:
+    """Returns an expression of sizes as code, with the functions in it that are operators."""
+    try:
+        tree: ast.expr = _Operators().visit(ast.parse(python(expression), mode="eval").body)
+    except SyntaxError:
+        return ast.Constant(expression)
+    return tree
+
+
+class _Operators(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        sign = _OPERATORS.get(ast.unparse(node.func))
+        if sign is None or len(node.args) != 2:
+            return node
+        return ast.BinOp(node.args[0], ast.FloorDiv() if sign == "//" else ast.Mod(), node.args[1])
+
+
+def python(expression: str) -> str:
+    """Returns an expression of sizes in Python's spelling."""
+    return expression.replace("^", "**")
+
+
+@functools.lru_cache(maxsize=4096)
+def canonical(expression: str) -> str:
+    """Returns what is the same for expressions that differ in the order of terms and factors.
+
+    Examples:
+        >>> canonical("1 + (s0//4)*(s1//4)") == canonical("(s1//4)*(s0//4) + 1")
+        True
+    """
+    try:
+        return key_of(ast.parse(python(expression), mode="eval").body)
+    except SyntaxError:
+        return expression
+
+
+def key_of(node: ast.expr) -> str:
+    """Returns what is the same for code that differs in the order of terms and factors."""
+    if isinstance(node, ast.BinOp):
+        for kinds, sign in (((ast.Add, ast.Sub), " + "), ((ast.Mult,), "*")):
+            if isinstance(node.op, kinds):
+                return f"({sign.join(sorted(_parts(node, kinds)))})"
+        known = {ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
+        sign = known.get(type(node.op), "?")
+        return f"({key_of(node.left)}{sign}{key_of(node.right)})"
+    if isinstance(node, ast.Call):
+        args = [key_of(one) for one in node.args]
+        kind = _OPERATORS.get(ast.unparse(node.func))
+        return f"({kind.join(args)})" if kind else f"{ast.unparse(node.func)}({', '.join(args)})"
+    return ast.unparse(node)
+
+
+def _parts(node: ast.expr, kinds: tuple[type, ...], sign: str = "") -> list[str]:
+    """Returns the terms of a sum, or the factors of a product."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, kinds):
+        is_less = isinstance(node.op, ast.Sub)
+        other = ("" if sign else "-") if is_less else sign
+        return [*_parts(node.left, kinds, sign), *_parts(node.right, kinds, other)]
+    return [sign + key_of(node)]
+
+
+_OPERATORS = {
+    "floordiv": "//", "FloorDiv": "//", "mod": "%", "Mod": "%", "PythonMod": "%",
+}  # fmt: skip
