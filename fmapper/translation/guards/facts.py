@@ -80,7 +80,7 @@ class Facts:
     def bounds(self, node: ast.expr) -> _Bounds:
         """Returns the least and the largest value of an expression, None where it is unknown."""
         key = key_of(node)
-        least, most = self._computed(node)
+        least, most = self._compute(node)
         told_least, told_most = self._least.get(key), self._most.get(key)
         if told_least is not None:
             least = told_least if least is None else max(least, told_least)
@@ -88,7 +88,7 @@ class Facts:
             most = told_most if most is None else min(most, told_most)
         return least, most
 
-    def _computed(self, node: ast.expr) -> _Bounds:
+    def _compute(self, node: ast.expr) -> _Bounds:
         known = number(node)
         if known is not None:
             return known, known
