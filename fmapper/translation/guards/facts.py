@@ -1,4 +1,4 @@
-"""What conditions on sizes say about expressions of them: numbers, bounds, and other conditions.
+"""Concludes from conditions on sizes: numbers, bounds, and which other conditions hold.
 
 `mod(h//8, 2) == 1` says that `h//8` is at least 1 and `h` at least 8, that `max(1, h//2)` is
 `h//2`, and that `3 - mod(h//8, 2)` is 2.
@@ -21,7 +21,7 @@ _Sum = Counter[tuple[str, ...]]  # products of names -> their factors
 
 
 class Facts:
-    """What holds for sizes that meet conditions.
+    """Numbers and bounds of sizes that meet conditions.
 
     Args:
         sizes: The symbols that are sizes, and therefore not negative.

@@ -83,7 +83,7 @@ class Conv(nnx.Conv):
 
 
 def _pads(layer: nnx.Conv, x: jax.Array) -> list[tuple[int, int]] | None:
-    """Returns the padding before and after each axis; None if it is no plain convolution."""
+    """Returns the padding before and after each axis; None if it is not a plain convolution."""
     kernel = layer.kernel[...]
     count = kernel.ndim - 2
     is_plain = (
