@@ -6,12 +6,12 @@
     python benchmarks/generate.py --dispatch
 
 A Llama of four layers with random weights, greedy, three prompts of unequal lengths, 64 new tokens.
-One thread, or one GPU (`--device cuda`, where JAX sees it, too), float32; calls run interleaved in
-one process, the figures are medians of the quotients within a round. `--compiled` has
-torch.compile, which takes minutes to compile; `--clock cpu` reads the time of the process, for a
-machine that is loaded. `--recording` has the creation of a generator beside `torch.export` of the
-same two programs, and `--dispatch` a call of the compiled loop that makes no step beside `jax.jit`
-of the same loop over flat leaves.
+One thread, as many as there are (`--threads 2`) or one GPU (`--device cuda`), float32; calls run
+interleaved in one process, the figures are medians of the quotients within a round. `--compiled`
+has torch.compile, which takes minutes to compile; `--clock cpu` reads the time of the process, for
+a machine that is loaded; `--rows 1` has one prompt in place of three. `--recording` has the
+creation of a generator beside `torch.export` of the same two programs, and `--dispatch` a call of
+the compiled loop that makes no step beside `jax.jit` of the same loop over flat leaves.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def torch_model(width: int, layers: int = LAYERS, device: str = "cpu") -> Any:
     return LlamaForCausalLM(config).eval().to(device)
 
 
-def prompts() -> tuple[Any, Any]:
-    """Three prompts, padded on the left."""
+def prompts(rows: int = ROWS) -> tuple[Any, Any]:
+    """Up to three prompts, padded on the left."""
     import torch
 
     tokens = torch.randint(1, TOKENS, (ROWS, WIDTH), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(tokens)
     mask[0, :4] = mask[2, :2] = 0
-    return tokens * mask, mask
+    return (tokens * mask)[-rows:], mask[-rows:]
 
 
 class FlaxDecoder:
@@ -191,7 +191,7 @@ class FlaxDecoder:
         return texts[:, : width + NEW]
 
 
-def calls(width: int, *, compiled: bool, device: str = "cpu") -> dict[str, Any]:
+def calls(width: int, *, compiled: bool, device: str = "cpu", rows: int = ROWS) -> dict[str, Any]:
     """A call of each, after all were found to give the same tokens."""
     import numpy as np
     import torch
@@ -199,8 +199,8 @@ def calls(width: int, *, compiled: bool, device: str = "cpu") -> dict[str, Any]:
     import fmapper
 
     model = torch_model(width, device=device)
-    tokens, mask = prompts()
-    generator = fmapper.generator(model, max_length=LENGTH, batch=ROWS, max_new_tokens=NEW)
+    tokens, mask = prompts(rows)
+    generator = fmapper.generator(model, max_length=LENGTH, batch=rows, max_new_tokens=NEW)
     hand = FlaxDecoder(model)
     given = (tokens.numpy().astype("int32"), mask.numpy().astype("int32"))
     tokens, mask = tokens.to(device), mask.to(device)
@@ -317,16 +317,19 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--recording", action="store_true")
     parser.add_argument("--dispatch", action="store_true")
+    parser.add_argument("--rows", type=int, default=ROWS, choices=(1, 2, 3))
+    parser.add_argument("--threads", type=int, default=1, help="1, or all that JAX takes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     options = parser.parse_args()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    threads = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    os.environ.setdefault("XLA_FLAGS", threads)
+    if options.threads == 1:
+        threads = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        os.environ.setdefault("XLA_FLAGS", threads)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch has the same GPU
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     names = ("fmapper", "torch", "jax", "flax", "transformers")
     print(", ".join(f"{name} {value}" for name, value in machine(names).items()))
@@ -336,9 +339,9 @@ def main() -> None:
     if options.dispatch:
         return compare(dispatches(torch_model(32, layers=22)), options.rounds, clock)
     for width in options.widths:
-        them = calls(width, compiled=options.compiled, device=options.device)
+        them = calls(width, compiled=options.compiled, device=options.device, rows=options.rows)
         timings = interleave(them, options.rounds, sample=0.02, clock=clock)
-        rates = ", ".join(f"{n} {ROWS * NEW / median(t):,.0f}" for n, t in timings.items())
+        rates = ", ".join(f"{n} {options.rows * NEW / median(t):,.0f}" for n, t in timings.items())
         print(f"width {width}, tokens per second: {rates}")
         for name, seconds in timings.items():
             if name != "fmapper":

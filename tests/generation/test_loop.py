@@ -25,6 +25,7 @@ def reads_blocks_faster() -> Any:
     known = dataclasses.replace(fmapper.device_info("numpy:cpu"), name="AMD EPYC")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "device_info", lambda name: known)
+        patch.setattr(blocks, "threads_for_memory", lambda: 1)
         yield
 
 
@@ -98,18 +99,24 @@ def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int 
 
 
 @pytest.mark.parametrize(
-    ("called", "rows", "width"),
+    ("called", "threads", "flags", "rows", "width"),
     [
-        ("AMD EPYC 7B13", 200, 64),
-        (None, 200, 64),
-        ("Intel(R) Xeon(R) Processor", 200, 200),
-        ("Intel(R) Xeon(R) Processor", 1 << 14, 64),  # 2 MiB
+        ("AMD EPYC 7B13", 1, "", 200, 64),
+        ("AMD EPYC 7B13", 4, "", 200, 200),
+        (None, 1, "", 200, 64),
+        ("Intel(R) Xeon(R) Processor", 1, "", 200, 200),
+        ("Intel(R) Xeon(R) Processor", 1, "", 1 << 14, 64),  # 2 MiB
+        ("Intel(R) Xeon(R) Processor", 2, "", 1 << 14, 1 << 14),
+        ("Intel(R) Xeon(R) Processor", 2, "--xla_cpu_multi_thread_eigen=false", 1 << 14, 64),
     ],
 )
 def test_blocks_go_by_the_processor(
-    monkeypatch: Any, generator: Any, called: Any, rows: int, width: int
+    monkeypatch: Any, generator: Any, called: Any, threads: int, flags: str, rows: int, width: int
 ) -> None:
     from fmapper_adapters.jax.generation import blocks
+
+    monkeypatch.setattr(blocks, "threads_for_memory", lambda: threads)
+    monkeypatch.setenv("XLA_FLAGS", flags)
 
     named = dataclasses.replace(fmapper.device_info("numpy:cpu"), name=called)
     monkeypatch.setattr(blocks, "device_info", lambda name: named)

@@ -4,7 +4,8 @@ A step multiplies few rows with each weight, so its speed is that of reading the
 stores a weight as (out, in), which XLA multiplies at a fifth of the memory bandwidth. Stored as
 (blocks, in, 64), with a product per block, everything is read once and in order, at two thirds of
 the bandwidth. With many rows, a product is bound by arithmetic, and (in, out) as a single block is
-best, as it is for weights in the cache of a processor of Intel. On accelerators there is no
+best, as it is for weights in the cache of a processor of Intel, and where there are several
+processors: XLA divides a product among them, but not one of blocks. On accelerators there is no
 difference.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ import jax.numpy as jnp
 
 from fmapper import device_info
 from fmapper.generation import Generation
+from fmapper.moves.host_copy import threads_for_memory
 from fmapper.programs import Call, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.arrays.host import in_large_pages
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
@@ -32,6 +35,7 @@ _ROWS = "fmapper::rows_of_blocks"
 _WIDTH = 64  # columns of a block: 32 and 128 are slower
 _FEW = 12  # rows of a step, up to which blocks pay
 _CACHE = 2 << 20  # bytes of a processor of Intel, which multiplies (in, out) as fast from there
+_ONE_THREAD = "xla_cpu_multi_thread_eigen=false"
 _MANY = 192  # rows of a product, from which blocks are put together first
 
 # Where operations that take a weight have it, and whether it is (out, in).
@@ -88,8 +92,11 @@ def _block(weight: Any, turned: bool, least: float) -> Block:
     return Block(outputs, _WIDTH if is_large else outputs, turned)
 
 
-def _least_in_blocks() -> int:
+def _least_in_blocks() -> float:
     """Returns from how many bytes on the processor reads weights faster in blocks."""
+    is_alone = threads_for_memory() == 1 or _ONE_THREAD in os.environ.get("XLA_FLAGS", "")
+    if not is_alone:
+        return math.inf
     return _CACHE if "Intel" in (device_info("numpy:cpu").name or "") else 0
 
 
