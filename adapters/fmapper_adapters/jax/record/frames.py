@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -88,8 +89,8 @@ def _start(instruction: Any) -> tuple[Any, Any]:
 class TypeCalls:
     """Watches the running code for `type(x)`, which no method of `x` can answer.
 
-    Entered, it is told each function that is called, through `sys.settrace`; where a debugger has
-    that already, it watches nothing.
+    Entered, it is told each function of this thread that is called: through `sys.monitoring`, or
+    on Python 3.11 `sys.settrace`; where a debugger has that already, it watches nothing.
 
     Args:
         watches: Returns whether the code of a frame is of interest.
@@ -99,17 +100,84 @@ class TypeCalls:
     def __init__(
         self, watches: Callable[[FrameType], bool], tell: Callable[[Any, FrameType], object]
     ) -> None:
+        self._watch = _Monitored(watches, tell) if _MONITORS else _Traced(watches, tell)
+
+    def __enter__(self) -> TypeCalls:
+        self._watch.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.end()
+
+
+_MONITORS = sys.version_info >= (3, 12)
+_TOOLS = (3, 4)  # numbers that `sys.monitoring` keeps for nobody
+
+
+class _Monitored:
+    """Watches through `sys.monitoring`, which tells of calls with what is called."""
+
+    def __init__(
+        self, watches: Callable[[FrameType], bool], tell: Callable[[Any, FrameType], object]
+    ) -> None:
+        self._watches = watches
+        self._tell = tell
+        self._codes: dict[int, CodeType] = {}  # by their ids, which they keep while they are here
+        self._monitoring: Any = vars(sys)["monitoring"]  # not there on 3.11
+
+    def begin(self) -> None:
+        """Begins to watch, where a tool's number is free."""
+        monitoring, events = self._monitoring, self._monitoring.events
+        self._thread = threading.get_ident()
+        self._tool = next((one for one in _TOOLS if monitoring.get_tool(one) is None), None)
+        if self._tool is not None:
+            monitoring.use_tool_id(self._tool, "fmapper")
+            monitoring.register_callback(self._tool, events.PY_START, self._start)
+            monitoring.register_callback(self._tool, events.CALL, self._call)
+            monitoring.set_events(self._tool, events.PY_START)
+
+    def end(self) -> None:
+        """Watches no more."""
+        if self._tool is None:
+            return
+        monitoring, events = self._monitoring, self._monitoring.events
+        monitoring.set_events(self._tool, events.NO_EVENTS)
+        for code in self._codes.values():
+            monitoring.set_local_events(self._tool, code, events.NO_EVENTS)
+        for event in (events.PY_START, events.CALL):
+            monitoring.register_callback(self._tool, event, None)
+        monitoring.free_tool_id(self._tool)
+
+    def _start(self, code: CodeType, _: int) -> None:
+        if id(code) in self._codes or threading.get_ident() != self._thread:
+            return
+        self._codes[id(code)] = code
+        if "type" in code.co_names and self._watches(sys._getframe(1)):
+            self._monitoring.set_local_events(self._tool, code, self._monitoring.events.CALL)
+
+    def _call(self, code: CodeType, _: int, called: Any, argument: Any) -> None:
+        if called is type and threading.get_ident() == self._thread:
+            self._tell(argument, sys._getframe(1))
+
+
+class _Traced:
+    """Watches through `sys.settrace`, and reads from the code what `type` is called with."""
+
+    def __init__(
+        self, watches: Callable[[FrameType], bool], tell: Callable[[Any, FrameType], object]
+    ) -> None:
         self._watches = watches
         self._tell = tell
         self._calls: dict[int, tuple[CodeType, dict[int, list[Any]]]] = {}  # keeps what has the id
 
-    def __enter__(self) -> TypeCalls:
+    def begin(self) -> None:
+        """Begins to watch, where nobody else does."""
         self._has_begun = sys.gettrace() is None
         if self._has_begun:
             sys.settrace(self._call)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Watches no more."""
         if self._has_begun:
             sys.settrace(None)
 
@@ -121,7 +189,6 @@ class TypeCalls:
         if not known[1]:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        sys.settrace(self._call)  # Python 3.12 looks at f_trace_opcodes here, not where it is set
         return self._instruction
 
     def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
