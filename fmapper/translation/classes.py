@@ -246,14 +246,14 @@ def with_masks(
 
 
 def with_loops(
-    lines: list[str], lengths: dict[str, int], titles: Mapping[str, str] | None = None
+    lines: list[str], lengths: dict[str, int], titles: Mapping[str, Sequence[str]] | None = None
 ) -> list[str]:
     """Writes repeated statements on the parts of a list as a loop.
 
     Args:
         lines: The statements of a function.
         lengths: The lists, as `self.layers` -> how many parts they have.
-        titles: What the classes of their parts are called.
+        titles: What the class of each of their parts is called.
     """
     titles = titles or {}
     *_, before, last = "", "", *lines
@@ -265,17 +265,21 @@ def with_loops(
     return _loops(lines, lengths, titles)
 
 
-def _loops(lines: list[str], lengths: dict[str, int], titles: Mapping[str, str]) -> list[str]:
+def _loops(
+    lines: list[str], lengths: dict[str, int], titles: Mapping[str, Sequence[str]]
+) -> list[str]:
     found: list[str] = []
     lines = list(lines)
     at = 0
     while at < len(lines):
-        run = _run_at(lines, at)
+        run = _run_at(lines, at, titles)
         if run is None and (begun := _as_begun(lines, at)):
-            lines[at : at + 1] = begun
-            found.append(lines[at])
-            at += 1
-            run = _run_at(lines, at)
+            rewritten = [*lines[:at], *begun, *lines[at + 1 :]]
+            run = _run_at(rewritten, at + 1, titles)
+            if run is not None:
+                lines = rewritten
+                found.append(lines[at])
+                at += 1
         if run is None:
             found.append(lines[at])
             at += 1
@@ -308,7 +312,9 @@ def _last_apart(before: str, after: list[str]) -> list[str]:
     return [step, rest.replace("\0", target)]
 
 
-def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None:
+def _run_at(
+    lines: list[str], at: int, titles: Mapping[str, Sequence[str]]
+) -> tuple[int, int, int, list[str]] | None:
     """Finds repeated statements: length, count, first index, and lists."""
     for period in range(1, 25):
         group = lines[at : at + period]
@@ -324,9 +330,15 @@ def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None
         count = 1
         while _shift(group, count) == lines[at + count * period : at + (count + 1) * period]:
             count += 1
-        if count > 1:
-            return period, count, first, list(dict.fromkeys(f"self{m[1]}" for m in found))
+        owners = list(dict.fromkeys(f"self{m[1]}" for m in found))
+        if count > 1 and all(_is_one_kind(titles.get(one, ()), first, count) for one in owners):
+            return period, count, first, owners
     return None
+
+
+def _is_one_kind(titles: Sequence[str], first: int, count: int) -> bool:
+    """Returns whether parts are all that a list has, or of one class: others are no stage."""
+    return count >= len(titles) - 1 or len({*titles[first : first + count]}) < 2
 
 
 def _as_begun(lines: list[str], at: int) -> list[str]:
@@ -356,12 +368,12 @@ def _loop(
     first: int,
     count: int,
     lengths: dict[str, int],
-    titles: Mapping[str, str],
+    titles: Mapping[str, Sequence[str]],
 ) -> list[str]:
     used = set(re.findall(r"\w+", " ".join(group)))
     variables = []
     for owner in owners:
-        variable = identifier(_singular(owner.rpartition(".")[2], titles.get(owner, "")), used)
+        variable = identifier(_singular(owner.rpartition(".")[2], titles.get(owner, [""])[0]), used)
         used.add(variable)
         variables.append(variable)
     sources = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,21 @@ def is_chain(structure: Structure, unit: Unit) -> bool:
             return False
         value, last = step.gives[0], at
     return value == unit.gives[0]
+
+
+def class_at(program: Program, path: str) -> str:
+    """Returns the name of the source's class of a submodule."""
+    return program.types.get(path, "").rpartition(".")[2]
+
+
+def at_place(steps: Iterable[str]) -> str:
+    """Returns the code for the part of a module at attributes and indices.
+
+    Examples:
+        >>> at_place(("net", "0", "item_1"))
+        'self.net[0].item_1'
+    """
+    return "self" + "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps)
 
 
 def common_path(a: str, b: str) -> str:

@@ -11,7 +11,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
-from fmapper.translation.code import attribute, attribute_name, expr, identifier, literal, text
+from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
@@ -29,6 +29,8 @@ from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.places import (
     Node,
+    at_place,
+    class_at,
     common_path,
     differs_by_module,
     is_chain,
@@ -437,18 +439,18 @@ class _Writer:
         kind = "FrozenParam" if target in program.frozen else "Buffer"
         return self.dialect.frozen_array(array, kind=kind)
 
-    def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, str]]:
-        """Maps the lists in a submodule to the number and the class of their items."""
+    def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, list[str]]]:
+        """Maps the lists in a submodule to the number and the classes of their items."""
         lengths: dict[str, int] = {}
-        titles: dict[str, str] = {}
+        titles: dict[str, list[str]] = {}
 
         def visit(one: Node, code: str) -> None:
             for key, child in one.children.items():
                 inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{attribute_name(key)}"
                 if self._is_list(child):
                     lengths[inner] = 1 + max(map(int, child.children))
-                    kinds = [self.program.types.get(o.path, "") for o in child.children.values()]
-                    titles[inner] = kinds[0].rpartition(".")[2]
+                    paths = [f"{child.path}.{i}" for i in range(lengths[inner])]
+                    titles[inner] = [class_at(self.program, one) for one in paths]
                 visit(child, inner)
 
         visit(node, "self")
@@ -463,10 +465,9 @@ class _Writer:
             called = local_name(self.structure, unit.path, parent.path)
             full = f"{parent.path}.{called}" if parent.path else str(called)
             if full != unit.path and common_path(full, unit.path) == node.path:
-                start = len(node.path) + bool(node.path)
-                found[
-                    f"{attribute('self', full[start:])} = {attribute('self', unit.path[start:])}"
-                ] = None
+                start = len(self.place(node.path))
+                mine, theirs = (at_place(self.place(o)[start:]) for o in (full, unit.path))
+                found[f"{mine} = {theirs}"] = None
         return list(found)
 
     def _arrays(self) -> dict[str, tuple[str, tuple[int, ...] | None]]:

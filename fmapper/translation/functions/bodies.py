@@ -27,6 +27,7 @@ from fmapper.translation.functions.forms import (
     condition_on,
     is_flat,
     places,
+    tuples_in,
 )
 from fmapper.translation.functions.keys import take_keys
 from fmapper.translation.functions.masks import Masks
@@ -191,7 +192,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._returns: Any = None
         self._layers = self._find_layers()
         self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
-        self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
+        self._wholes: list[tuple[Any, ast.expr]] = []  # tuples, with the code for them
         self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
         self._opaque: set[str] = set()  # functions that are called like an operation
         self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
@@ -311,16 +312,18 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 self._bind(structure.name, name(parameter))
                 self._names.holds[parameter] = structure.name
             elif is_flat(structure):
-                self._whole[structure] = parameter
+                self._wholes.append((structure, name(parameter)))
                 if one.kind == "unused" or not self._is_taken_apart(structure):
                     self._left[f"parameter {parameter}"] = 10**6
                     continue
                 targets = []
                 told = self._other_names.get(parameter, ())
+                if not isinstance(told, tuple) or len(told) != len(structure):
+                    self._bind_items(structure, parameter)
+                    continue
                 for i, inner in enumerate(structure):
                     if isinstance(inner, Ref) and inner.name in self._wanted:
-                        fits = isinstance(told, tuple) and len(told) == len(structure)
-                        target = self._new_name(inner.name, told[i] if fits else "")
+                        target = self._new_name(inner.name, told[i])
                         self._names.holds[target] = inner.name
                         self._bind(inner.name, name(target))
                         targets.append(target)
@@ -332,9 +335,15 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                         tuple(targets), expr("{0}[0]", name(parameter))
                     )
             else:
-                for path, value in places(structure):
-                    if value in self._wanted and value not in self._env:
-                        self._bind(value, at(name(parameter), path))
+                self._wholes += tuples_in(structure, name(parameter))
+                self._bind_items(structure, parameter)
+
+    def _bind_items(self, structure: Any, parameter: str) -> None:
+        """Binds what is in a structure to the items of the parameter, which stays."""
+        self._left[f"parameter {parameter}"] = 10**6
+        for path, value in places(structure):
+            if value in self._wanted and value not in self._env:
+                self._bind(value, at(name(parameter), path))
 
     def _is_taken_apart(self, structure: Any) -> bool:
         """Returns whether an element of a tuple is used by itself."""

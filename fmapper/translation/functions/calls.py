@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, map_arguments, refs_in
@@ -19,6 +19,7 @@ from fmapper.translation.functions.forms import (
     is_flat,
     objects_in,
     places,
+    tuples_in,
 )
 from fmapper.translation.guards.sizes import Sizes
 from fmapper.translation.units import Structure, Unit, local_name
@@ -40,7 +41,7 @@ class Calls:
     _env: dict[str, Value]
     _left: Counter[str]
     _names: naming.Names
-    _whole: dict[Any, str]
+    _wholes: list[tuple[Any, ast.expr]]
     _objects: list[tuple[Made, ast.expr]]
     _passed: dict[int, set[str]]
     _sizes: Sizes
@@ -153,15 +154,16 @@ class Calls:
             self._names.holds[variable] = unit.name
             self._left[unit.name] = 10**6  # it stays
             self._emit((variable,), node)
-            self._whole[returns] = variable
+            self._wholes.append((returns, name(variable)))
             for i, one in enumerate(returns):
                 if isinstance(one, Ref) and one.name in new:
                     self._bind(one.name, expr("{0}[{1}]", name(variable), i))
             return
-        if is_flat(returns):
+        if is_flat(returns) or (isinstance(returns, tuple) and len(hinted) == len(returns) > 1):
             targets = []
             bound: dict[str, str] = {}
             counted: dict[str, str] = {}
+            held: list[tuple[Any, str]] = []  # structures, with the variables that hold them
             for i, one in enumerate(returns):
                 fresh = isinstance(one, Ref) and one.name in new and one.name not in self._env
                 if fresh and self._left[one.name]:
@@ -170,6 +172,11 @@ class Calls:
                     targets.append(target)
                     self._names.holds[target] = one.name
                     bound[one.name] = target
+                elif isinstance(one, tuple | Mapping) and any(
+                    self._left[v] and v not in self._env for v in refs_in((one,))
+                ):
+                    targets.append(self._new_name(f"{unit.name} {i}", hinted[i]))
+                    held.append((one, targets[-1]))
                 elif isinstance(one, Size) and len(hinted) == len(returns) and hinted[i] != "_":
                     targets.append(self._names.choose(hinted[i], set()))
                     self._hold_size(targets[-1], one.expression)
@@ -182,13 +189,20 @@ class Calls:
                 self._counted.add(target)
             for value, target in bound.items():
                 self._bind(value, name(target))
+            for one, target in held:
+                self._hold(one, target, f"{unit.name} {target}", new)
             return
         variable = self._new_name(unit.name, "outputs")
-        self._names.holds[variable] = unit.name
-        self._left[unit.name] = 10**6  # it stays
         self._emit((variable,), node)
-        for path, value in places(returns):
+        self._hold(returns, variable, unit.name, new)
+
+    def _hold(self, structure: Any, variable: str, held: str, new: list[str]) -> None:
+        """Binds what is in a structure that a variable holds."""
+        self._names.holds[variable] = held
+        self._left[held] = 10**6  # it stays
+        for path, value in places(structure):
             if value in new and value not in self._env:
                 self._bind(value, at(name(variable), path))
-        for path, made in objects_in(returns):
+        for path, made in objects_in(structure):
             self._objects.append((made, at(name(variable), path)))
+        self._wholes += tuples_in(structure, name(variable))

@@ -12,7 +12,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Graph, refs_in
 from fmapper.programs.treespec import DType, Ref, Size
 from fmapper.translation.code import Value, attribute, expr, literal, name
-from fmapper.translation.functions.forms import Body, Made, is_flat
+from fmapper.translation.functions.forms import Body, Made
 from fmapper.translation.printing import Printing
 from fmapper.translation.units import Structure, Unit, local_array
 
@@ -35,7 +35,7 @@ class Expressions:
     _env: dict[str, Value]
     _left: Counter[str]
     _inlined: dict[str, int]
-    _whole: dict[Any, str]  # tuples -> the variables that hold them
+    _wholes: list[tuple[Any, ast.expr]]
     _objects: list[tuple[Made, ast.expr]]  # those that parts have made, with the code for them
     _opaque: set[str]
     owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
@@ -142,10 +142,11 @@ class Expressions:
         if isinstance(structure, Size):
             return self._size(structure.expression)
         if isinstance(structure, tuple):
-            if is_flat(structure) and structure in self._whole:
+            whole = next((node for one, node in self._wholes if one == structure), None)
+            if structure and whole is not None:
                 for value in refs_in(structure):
                     self._left[value] -= 1
-                return name(self._whole[structure])
+                return copy.deepcopy(whole)
             return ast.Tuple([self._print_structure(one) for one in structure], ast.Load())
         held = next((node for made, node in self._objects if made == structure), None)
         if isinstance(structure, Made) and held is not None:

@@ -230,6 +230,13 @@ def objects_in(structure: Any) -> Iterator[tuple[tuple[Any, ...], Made]]:
             yield path, one
 
 
+def tuples_in(structure: Any, node: ast.expr) -> Iterator[tuple[Any, ast.expr]]:
+    """Yields the tuples in a structure, outer ones first, with the code for each."""
+    for path, one in _inside(structure):
+        if isinstance(one, tuple) and any(True for _ in places(one)):
+            yield one, at(node, path)
+
+
 def _inside(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yields a structure and all that is in it, outer ones first, with keys and indices."""
     yield path, structure

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from fmapper.programs import Graph, Output, Program, Ref, refs_in, substitute
+from fmapper.programs import Call, Graph, Output, Program, Ref, refs_in, substitute
 from fmapper_adapters.torch.from_fx.conditions import with_plain_conditions
 from fmapper_adapters.torch.passes import order
 
@@ -21,15 +22,21 @@ def with_parts(program: Program, run: order.Pass) -> Program:
     parts = [(part.arguments, part.result) for part in program.parts]
     names = [name for name in dict.fromkeys(refs_in(tuple(parts))) if name in there]
     kept = [*program.outputs, *(Output("user", -1) for _ in names)]
-    outputs = (*graph.outputs, *map(Ref, names))
+    calls, copies = _with_copies(graph.calls, {*names})
+    outputs = (*graph.outputs, *(Ref(copies.get(name, name)) for name in names))
     wider = dataclasses.replace(
         program,
-        graph=Graph(graph.inputs, graph.calls, outputs, graph.kinds),
+        graph=Graph(graph.inputs, calls, outputs, graph.kinds),
         outputs=tuple(kept),
     )
     done = run(wider)
     count = len(done.graph.outputs) - len(names)
-    became = dict(zip(names, done.graph.outputs[count:], strict=True))
+    copied = {c.name: c.args[0] for c in done.graph.calls if c.name in copies.values()}
+    left = [
+        copied.get(one.name, one) if isinstance(one, Ref) else one
+        for one in done.graph.outputs[count:]
+    ]
+    became = dict(zip(names, left, strict=True))
     done.parts = tuple(
         dataclasses.replace(
             part,
@@ -44,3 +51,25 @@ def with_parts(program: Program, run: order.Pass) -> Program:
     ).without_dead_calls(lambda call: call.op.startswith(_EFFECTS) or call.name in given)
     done.outputs = done.outputs[:count]
     return with_plain_conditions(done)
+
+
+def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], dict[str, str]]:
+    """Copies values before a call changes them in place: a part has given what they were then.
+
+    Returns:
+        The calls, and the values -> their copies.
+    """
+    changed = {
+        call.args[0].name
+        for call in calls
+        if call.op.partition(".")[0].endswith("_") and call.args and isinstance(call.args[0], Ref)
+    }
+    found: list[Call] = []
+    copies: dict[str, str] = {}
+    for call in calls:
+        found.append(call)
+        if call.name in changed & names and len(call.result) == 1:
+            copies[call.name] = f"{call.name}_before"
+            copy = {"name": copies[call.name], "op": "aten::clone.default", "kwargs": {}}
+            found.append(dataclasses.replace(call, args=(Ref(call.name),), **copy))
+    return found, copies

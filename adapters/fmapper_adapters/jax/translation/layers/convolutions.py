@@ -50,7 +50,7 @@ def _transposed_conv(
     each = (_each(dilation, 1, dims), shape[2:], _each(padding, 0, dims))
     reach = [d * (k - 1) - p for d, k, p in zip(*each, strict=True)]
     pads = [(r, r + e) for r, e in zip(reach, _each(extra, 0, dims), strict=True)]
-    kind, options = "ConvTranspose", f"padding={pads}, transpose_kernel=True, "
+    kind, options = "ConvTranspose", f"padding={_pairs(pads)}, transpose_kernel=True, "
     if groups != 1:
         kind, options = "GroupedConvTranspose", f"groups={groups}, padding={pads}, "
     return _layer(site, kind, shape[0], shape[1] * groups, options, stride, dilation)
@@ -92,6 +92,11 @@ def _layer(
 def _padding(value: Any, dims: int) -> str:
     """Returns how NNX calls padding; what torch calls `same` is as in JAX, with strides of one."""
     return repr(value.upper()) if isinstance(value, str) else _same(_each(value, 0, dims))
+
+
+def _pairs(pads: list[tuple[int, int]]) -> str:
+    """Prints the padding before and after each dimension: one number where all are equal."""
+    return repr(pads[0][0] if len({one for pair in pads for one in pair}) == 1 else pads)
 
 
 def _each(value: Any, default: int, dims: int) -> tuple[int, ...]:

@@ -1,0 +1,216 @@
+"""Idioms of public models: skips, caches in tuples, blocks under two names, calls in place."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+from fmapper.programs.program import Guard  # noqa: E402
+from fmapper.translation.functions.guards import strictest  # noqa: E402
+
+
+def translate(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, str]:
+    """Returns the model of Flax and its file, after comparing the two."""
+    module.eval()
+    wanted = copy.deepcopy(module)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    model = fmapper.convert(module, "flax", args, kwargs, structure=True)
+    numbers = torch.utils._pytree.tree_map(lambda t: t.numpy(), (args, kwargs))
+    found = model(*numbers[0], **numbers[1])
+    for mine, theirs in zip(leaves(found), leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    return model, fmapper.source(model)
+
+
+def leaves(value: Any) -> list[Any]:
+    value = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(value, tuple | list):
+        return [leaf for one in value for leaf in leaves(one)]
+    return [value.detach().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)]
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x: Any, layer_past: Any = None) -> Any:
+        q, k, v = self.qkv(x).split(x.shape[-1], dim=2)
+        if layer_past is not None:
+            k = torch.cat((layer_past[0], k), dim=1)
+            v = torch.cat((layer_past[1], v), dim=1)
+        present = (k, v)
+        return (q @ k.transpose(1, 2)).softmax(-1) @ v, present
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.attn = Attention(dim)
+
+    def forward(self, x: Any, layer_past: Any = None) -> Any:
+        a, present = self.attn(self.norm(x), layer_past)
+        return x + a, present
+
+
+class Decoder(nn.Module):
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Block(dim) for _ in range(3))
+
+    def forward(self, x: Any, past: Any = None) -> Any:
+        presents = []
+        for i, block in enumerate(self.h):
+            x, present = block(x, past[i] if past is not None else None)
+            presents.append(present)
+        return torch.cat([x, x], dim=-1), presents
+
+
+def test_tuples_within_results_keep_their_names() -> None:
+    model, code = translate(Decoder(), torch.randn(2, 4, 8))
+    assert "a, present = self.attn(self.norm(x))" in code
+    assert "return x + a, present" in code
+    assert "for block in self.h:\n            x, present = block(x)" in code
+    x = np.ones((2, 4, 8), np.float32)
+    _, (k, v) = model.h[0](x)
+    assert k.shape == v.shape == (2, 4, 8)
+
+
+def test_blocks_that_are_given_items_of_a_tuple_are_one_class() -> None:
+    past = [(torch.randn(2, 3, 8), torch.randn(2, 3, 8)) for _ in range(3)]
+    _, code = translate(Decoder(), torch.randn(2, 4, 8), past=past)
+    assert re.findall(r"class (\w+)\(nnx.Module\)", code) == ["Attention", "Block", "Decoder"]
+    assert "self.h[0](x, past[0])" in code
+    assert "jnp.concatenate([layer_past[0], k], axis=1)" in code
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, state: Any, x: Any) -> Any:
+        (h, c), n = state
+        state = torch.tanh(self.a(x) + h)
+        return (state, (state * c, c + n)), state + 1
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(Cell() for _ in range(2))
+
+    def forward(self, x: Any, state: Any) -> Any:
+        found = []
+        for cell in self.cells:
+            new, x = cell(state, x)
+            found.append(new)
+        return x, found
+
+
+def test_a_parameter_whose_items_are_read_is_not_assigned_to() -> None:
+    def row() -> Any:
+        return torch.randn(2, 4)
+
+    _, code = translate(Cells(), row(), ((row(), row()), row()))
+    assert "state[0][1] + state[1]" in code
+    assert "new, x = cell(state, x)" in code
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 3), nn.LeakyReLU(0.1, inplace=True),
+        )  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        return self.conv(x)
+
+
+def test_activations_in_place_stay_in_their_sequence() -> None:
+    model, code = translate(InPlace(), torch.randn(2, 3, 8, 8))
+    assert "self.conv = Sequential(" in code
+    x = np.random.default_rng(0).normal(size=(2, 4, 6, 6)).astype(np.float32)
+    assert np.asarray(model.conv[1](x)).min() < 0  # it is what it was before the activation
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.downs = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)])
+        self.middle = nn.Conv2d(8, 16, 3, padding=1)
+        self.ups = nn.ModuleList()
+        for wide, narrow in ((16, 8), (8, 4)):
+            self.ups.append(nn.ConvTranspose2d(wide, narrow, 2, stride=2))
+            self.ups.append(nn.Conv2d(2 * narrow, narrow, 3, padding=1))
+
+    def forward(self, x: Any) -> Any:
+        skips = []
+        for down in self.downs:
+            x = down(x)
+            skips.append(x)
+            x = nn.functional.max_pool2d(x, 2)
+        x = self.middle(x)
+        for i in range(0, 4, 2):
+            x = self.ups[i](x)
+            x = self.ups[i + 1](torch.cat((skips.pop(), x), dim=1))
+        return x
+
+
+def test_parts_of_several_classes_that_follow_each_other_are_no_loop() -> None:
+    _, code = translate(UNet(), torch.randn(2, 3, 16, 16))
+    assert "for up in" not in code
+    assert "strides=2, padding=1, transpose_kernel=True" in code
+
+
+def test_sizes_that_are_halved_several_times_are_multiples() -> None:
+    halves = [
+        Guard("-2*((h//8)) + ((h//4))", "==", 0),
+        Guard("-2*((h//4)) + ((h//2))", "==", 0),
+        Guard("h - 2*((h//2))", "==", 0),
+        Guard("b*((h//4))", "!=", 1),
+        Guard("h", ">=", 8),
+    ]
+    first, second = strictest(halves)
+    assert (first.expression, first.relation, first.value) == ("mod(h, 8)", "==", 0)
+    assert second == halves[-1]
+    for h in range(8, 100):
+        sizes = {"h": h, "b": 1}
+        assert first.holds(sizes) == all(one.holds(sizes) for one in halves)
+    alone = [Guard("-2*((h//8)) + ((h//4))", "==", 0)]
+    (found,) = strictest(alone)
+    assert found.expression == "mod(h // 4, 2)"
+    assert all(found.holds({"h": h}) == alone[0].holds({"h": h}) for h in range(100))
+
+
+class Named(nn.Module):
+    def __init__(self, dilation: int) -> None:
+        super().__init__()
+        conv = nn.Conv1d(4, 4, 2, padding=dilation, dilation=dilation)
+        self.conv1 = nn.utils.parametrizations.weight_norm(conv)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv1d(4, 4, 1)
+        self.net = nn.Sequential(self.conv1, self.relu1, self.conv2)
+
+    def forward(self, x: Any) -> Any:
+        return self.net(x)[..., : x.shape[-1]]
+
+
+def test_parts_have_their_second_name_in_a_sequence() -> None:
+    module = nn.Sequential(Named(1), Named(2))
+    model, _ = translate(module, torch.randn(2, 4, 10))
+    x = torch.randn(2, 4, 10)
+    found = model[0].net(x.numpy())
+    np.testing.assert_allclose(found, module[0].net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
