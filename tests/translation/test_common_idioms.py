@@ -214,3 +214,81 @@ def test_parts_have_their_second_name_in_a_sequence() -> None:
     x = torch.randn(2, 4, 10)
     found = model[0].net(x.numpy())
     np.testing.assert_allclose(found, module[0].net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(),
+            nn.Linear(16, 4), nn.BatchNorm1d(4, affine=False),
+        )  # fmt: skip
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return self.net(left), self.net(right)
+
+
+def test_a_normalisation_of_two_batches_is_one_layer_that_each_updates() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    module, given = Siamese(), (torch.randn(6, 3, 4, 4), 3 * torch.randn(6, 3, 4, 4) + 1)
+    code = fmapper.source(module, "flax", given, train=True, dynamic_shapes=None)
+    assert "self.net(left), self.net(right)" in code
+    space: dict[str, Any] = {}
+    exec(code, space)
+    model = space["Siamese"](rngs=nnx.Rngs(0))
+    space["load_weights"](model, {k: v.numpy() for k, v in module.state_dict().items()})
+    for _ in range(2):
+        found = model(*(one.numpy() for one in given))
+        for mine, theirs in zip(found, module(*given), strict=True):
+            np.testing.assert_allclose(mine, theirs.detach().numpy(), rtol=1e-4, atol=1e-5)
+    for at in (1, 5):
+        for mine, theirs in (("mean", "running_mean"), ("var", "running_var")):
+            wanted = getattr(module.net[at], theirs).numpy()
+            np.testing.assert_allclose(getattr(model.net[at], mine)[...], wanted, rtol=1e-4)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        for conv in self.convs:
+            x = nn.functional.leaky_relu(conv(x), 0.2)
+        return x * 2
+
+
+def test_rounds_of_one_line_are_a_loop() -> None:
+    _, code = translate(Stack(), torch.randn(2, 4, 6))
+    assert "for conv in self.convs:\n            x = jax.nn.leaky_relu(conv(x)" in code
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.classifier = nn.Sequential(nn.Linear(16, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+
+    def forward(self, x: Any) -> Any:
+        x = torch.flatten(self.features(x), 1)
+        return self.classifier(x)
+
+
+def test_a_view_of_what_was_changed_in_place_is_not_in_the_part_that_is_given_it() -> None:
+    from fmapper.translation.source import translate as write
+
+    given = (torch.randn(2, 3, 4, 4),)
+    source, _, _ = write(Classifier(), "flax", given, {}, None, True)
+    assert "self.classifier(x)" in source.code
+    assert "nnx.Linear(16, 4, rngs=rngs)" in source.code
+    assert source.layers[0] == source.layers[1]
+
+
+class Autoencoder(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + torch.randn_like(x)
+
+
+def test_what_draws_is_refused_with_the_way_out() -> None:
+    with pytest.raises(fmapper.ConversionError, match="Draw them outside and give them"):
+        fmapper.source(Autoencoder(), "flax", (torch.randn(2, 3),), dynamic_shapes=None)

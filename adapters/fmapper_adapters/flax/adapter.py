@@ -152,11 +152,13 @@ class FlaxAdapter(JaxModels, Nodes):
             drop_needless_gradients,
             with_bounded_rows,
             with_linears,
+            with_shared_statistics,
             with_slices,
         )
 
+        program, shared = with_shared_statistics(program)
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), FlaxDialect(slices), scan=scan)
+        return write(with_linears(parted), FlaxDialect(slices, shared), scan=scan)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of NNX."""

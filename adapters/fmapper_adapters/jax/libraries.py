@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         slices_by_suffix,
         with_slices,
     )
+    from fmapper_adapters.jax.translation.layers.statistics import with_shared_statistics
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "with_bounded_rows",
     "with_key",
     "with_linears",
+    "with_shared_statistics",
     "with_slices",
 ]
 
@@ -92,6 +94,7 @@ _MODULES = {
     "with_bounded_rows": "translation.layers.rows",
     "with_key": "translation.dialect",
     "with_linears": "translation.layers.products",
+    "with_shared_statistics": "translation.layers.statistics",
     "with_slices": "translation.layers.slices",
 }
 

@@ -15,7 +15,7 @@ from fmapper.translation import naming
 from fmapper.translation.code import Swap, Value, expr, literal, name, text
 from fmapper.translation.functions.forms import Body, Statement, is_part_of_name, mentions
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
-from fmapper.translation.units import Structure, Unit
+from fmapper.translation.units import Structure, Unit, refs_of
 
 _LONGEST = 88
 # What sizes are called, by the number of dimensions.
@@ -27,6 +27,7 @@ DIMENSIONS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 _ATOMS = (ast.Name, ast.Constant)
+_ITEM = re.compile(r"\.\d+(?=\.|$)")
 _VIEWS = ("unsqueeze", "slice", "select", "view", "transpose")
 
 
@@ -231,6 +232,24 @@ class Variables:
                 return step.op == user.op and not step.op.partition("::")[2].startswith(_VIEWS)
             if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
                 return re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
+        return isinstance(user, Unit) and self._follows_item(value, user)
+
+    def _follows_item(self, value: str, user: Unit) -> bool:
+        """Returns whether a line calls an item of a list with what it made of one before."""
+        makers = {v: step for step in self._unit.steps
+                  for v in (step.gives if isinstance(step, Unit) else (step.name,))}  # fmt: skip
+        line, kind = self._line_of(user), _ITEM.sub(".", user.path)
+        left, seen = [value], {value}
+        while left:
+            step = makers.get(left.pop())
+            if step is None or self._line_of(step) != line:
+                continue
+            other = step.path if isinstance(step, Unit) else user.path
+            if other != user.path and _ITEM.sub(".", other) == kind:
+                return True
+            new = {*(step.given if isinstance(step, Unit) else refs_of(step))} - seen
+            seen |= new
+            left += new
         return False
 
     def _is_inline(self, value: str, node: ast.expr, source: str) -> bool:

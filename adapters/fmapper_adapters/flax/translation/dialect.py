@@ -24,11 +24,26 @@ from fmapper.translation import (
     text,
 )
 from fmapper_adapters.flax.translation.helpers import HELPERS
-from fmapper_adapters.jax.libraries import NAMES_OF, TAKE_APART, JaxDialect, slices_by_suffix
+from fmapper_adapters.jax.libraries import (
+    NAMES_OF,
+    TAKE_APART,
+    JaxDialect,
+    Slices,
+    slices_by_suffix,
+)
 
 
 class FlaxDialect(JaxDialect):
-    """Writes for Flax NNX."""
+    """Writes for Flax NNX.
+
+    Args:
+        slices: Arrays that are made of parts.
+        shared: Statistics that several calls update, which layers have to own.
+    """
+
+    def __init__(self, slices: Slices | None = None, shared: frozenset[str] = frozenset()) -> None:
+        super().__init__(slices)
+        self._shared = shared
 
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nnx.Linear": ("in_features", "out_features"),
@@ -128,6 +143,12 @@ class FlaxDialect(JaxDialect):
 
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`."""
+        lost = sorted(self._shared - draft.owners.keys())
+        if lost:
+            raise ConversionError(
+                f"{lost[0]}: several calls update it in training, and no layer of Flax does what "
+                "its module does. Use train=False (--eval)"
+            )
         tables = []
         frozen = _frozen_parts(draft)
         if frozen:

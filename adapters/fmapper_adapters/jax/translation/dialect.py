@@ -144,7 +144,11 @@ class JaxDialect(Dialect):
         if lowering is None:
             raise ConversionError(f"{call.op} has no lowering to JAX")
         if lowering.random is True:
-            raise ConversionError(f"{call.module}: {call.op} draws random numbers ({call.source})")
+            raise ConversionError(
+                f"{call.module or 'the model'}: {call.op} draws random numbers ({call.source}), "
+                "other ones than torch, so that the file could not be compared. Draw them outside "
+                "and give them to the model, or use convert without structure=True"
+            )
         return self._embedded.add(lowering.function)
 
     def dtype(self, name: str) -> ast.expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from fmapper.programs import Call, Graph, Output, Program, Ref, refs_in, substitute
+from fmapper.programs import Call, Graph, Output, Part, Program, Ref, refs_in, substitute
 from fmapper_adapters.torch.from_fx.conditions import with_plain_conditions
 from fmapper_adapters.torch.passes import order
 
@@ -47,7 +47,10 @@ def with_parts(program: Program, run: order.Pass) -> Program:
     )
     given = set(refs_in(tuple(part.result for part in done.parts)))
     done.graph = Graph(
-        done.graph.inputs, done.graph.calls, done.graph.outputs[:count], done.graph.kinds
+        done.graph.inputs,
+        _in_their_parts(done.graph.calls, done.parts),
+        done.graph.outputs[:count],
+        done.graph.kinds,
     ).without_dead_calls(lambda call: call.op.startswith(_EFFECTS) or call.name in given)
     done.outputs = done.outputs[:count]
     return with_plain_conditions(done)
@@ -70,6 +73,46 @@ def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], di
         found.append(call)
         if call.name in changed & names and len(call.result) == 1:
             copies[call.name] = f"{call.name}_before"
-            copy = {"name": copies[call.name], "op": "aten::clone.default", "kwargs": {}}
-            found.append(dataclasses.replace(call, args=(Ref(call.name),), **copy))
+            copy = dataclasses.replace(call, name=copies[call.name], op="aten::clone.default")
+            found.append(dataclasses.replace(copy, args=(Ref(call.name),), kwargs={}))
     return found, copies
+
+
+def _in_their_parts(calls: Sequence[Call], parts: Sequence[Part]) -> list[Call]:
+    """Moves out of a part what computes its arguments, to the part that has it as a result.
+
+    torch computes a view of what was changed in place again where it is used: a linear layer then
+    has the operation of the `Flatten` before it.
+    """
+    by_name = {part.name: part for part in parts}
+    given = {part.name: {*refs_in((part.arguments,))} for part in parts}
+    results: dict[str, list[Part]] = {}
+    for part in parts:
+        if isinstance(part.result, Ref):
+            results.setdefault(part.result.name, []).append(part)
+    users: dict[str, list[str]] = {}
+    for call in calls:
+        inner = [one for graph in call.graphs() for one in graph.walk()]
+        for value in {value for one in (call, *inner) for value in one.refs()}:
+            users.setdefault(value, []).append(call.name)
+    told = {*refs_in(tuple((part.arguments, part.result) for part in parts))}
+    moved: dict[str, tuple[str, str]] = {}  # calls -> the part that they were in, and are in
+    for call in reversed(calls):
+        place = call.module
+        while place and call.name in given.get(place, ()):
+            place = by_name[place].parent
+        if place != call.module:
+            makers = [part for part in results.get(call.name, ()) if part.parent == place]
+            while makers:
+                place = makers[0].name
+                makers = [part for part in results[call.name] if part.parent == place]
+            moved[call.name] = call.module, place
+            continue
+        onto = {moved.get(user) for user in users.get(call.name, ())}
+        follow = next(iter(onto)) if len(onto) == 1 and call.name not in told else None
+        if follow is not None and follow[0] == call.module:
+            moved[call.name] = follow
+    return [
+        dataclasses.replace(call, module=moved[call.name][1]) if call.name in moved else call
+        for call in calls
+    ]
