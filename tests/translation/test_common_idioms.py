@@ -16,7 +16,8 @@ from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
 from fmapper.programs.program import Guard  # noqa: E402
-from fmapper.translation.functions.guards import strictest  # noqa: E402
+from fmapper.translation.code import expr, text  # noqa: E402
+from fmapper.translation.functions.guards import condition_of, strictest  # noqa: E402
 
 
 def translate(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, str]:
@@ -173,6 +174,11 @@ def test_parts_of_several_classes_that_follow_each_other_are_no_loop() -> None:
     _, code = translate(UNet(), torch.randn(2, 3, 16, 16))
     assert "for up in" not in code
     assert "strides=2, padding=1, transpose_kernel=True" in code
+
+
+def test_a_product_that_is_subtracted_is_on_the_other_side() -> None:
+    condition = condition_of(expr("a * b + -1 * c * d"), Guard("n", "==", 0))
+    assert text(condition) == "a * b == c * d"
 
 
 def test_sizes_that_are_halved_several_times_are_multiples() -> None:
