@@ -148,8 +148,10 @@ class _Collector(ast.NodeTransformer):
         self.lists: dict[str, str] = {}  # their names -> the item that each call adds
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
-        self._wanted = node.arg or self._wanted
-        return self.generic_visit(node)
+        before, self._wanted = self._wanted, node.arg or self._wanted
+        self.generic_visit(node)
+        self._wanted = before
+        return node
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
         if any(isinstance(item, ast.Slice | ast.Starred) for item in node.elts):
