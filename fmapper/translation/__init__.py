@@ -22,6 +22,7 @@ from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
+from fmapper.translation.merging.comprehensions import with_comprehensions
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.arguments import Arguments, arguments_of
@@ -77,6 +78,7 @@ __all__ = [
     "tables_of",
     "text",
     "whole_arrays",
+    "with_comprehensions",
     "with_lists",
     "write",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from typing import Any
 
@@ -298,3 +299,46 @@ class Autoencoder(nn.Module):
 def test_what_draws_is_refused_with_the_way_out() -> None:
     with pytest.raises(fmapper.ConversionError, match="Draw them outside and give them"):
         fmapper.source(Autoencoder(), "flax", (torch.randn(2, 3),), dynamic_shapes=None)
+
+
+class Widths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 4, 8, 16, 16)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(a, b, 3, padding=1, bias=False) for a, b in itertools.pairwise(widths)
+        )
+        self.mlp = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x: Any) -> Any:
+        for conv in self.convs:
+            x = torch.relu(conv(x))
+        return self.mlp(x.mean(-1))
+
+
+def test_items_that_differ_in_numbers_are_a_comprehension() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model, code = translate(Widths(), torch.randn(2, 3, 6))
+    assert "for in_features, out_features in ((3, 4), (4, 8), (8, 16), (16, 16))" in code
+    assert "self.mlp = Sequential(\n            nnx.Linear(16, 8, rngs=rngs), jax.nn.relu" in code
+    again = nnx.merge(*nnx.split(model))
+    x = np.ones((2, 3, 6), np.float32)
+    np.testing.assert_array_equal(np.asarray(again(x)), np.asarray(model(x)))
+
+
+class Loss(nn.Module):
+    def forward(self, x: Any, target: Any) -> Any:
+        loss = nn.functional.cross_entropy(x.flatten(0, 1), target.flatten(), ignore_index=-1)
+        return x, loss
+
+
+def test_cross_entropy_reads_as_a_loss() -> None:
+    target = torch.tensor([[1, -1, 4], [0, 2, 2]])
+    _, code = translate(Loss(), torch.randn(2, 3, 5), target)
+    assert "loss = nll_loss(" in code
+    assert "ignore_index=-1)" in code
+    space: dict[str, Any] = {}
+    exec(code, space)
+    bad = space["nll_loss"](np.zeros((3, 5), np.float32), np.array([1, 5, 2]))
+    assert np.isnan(bad)
+    assert np.isnan(space["nll_loss"](np.zeros((3, 5), np.float32), np.array([1, -5, 2])))

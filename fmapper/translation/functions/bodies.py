@@ -329,11 +329,8 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                         targets.append(target)
                     else:
                         targets.append("_")
-                self._body.statements.append(Statement(tuple(targets), name(parameter)))
-                if len(targets) == 1:
-                    self._body.statements[-1] = Statement(
-                        tuple(targets), expr("{0}[0]", name(parameter))
-                    )
+                node = expr("{0}[0]", name(parameter)) if len(targets) == 1 else name(parameter)
+                self._body.statements.append(Statement(tuple(targets), node))
             else:
                 self._wholes += tuples_in(structure, name(parameter))
                 self._bind_items(structure, parameter)
@@ -396,6 +393,9 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 self._names.holds[target] = pick.name
                 self._bind(pick.name, name(target))
                 self._hints[pick.name] = target
+            return
+        if len(picks) == 1 and isinstance(node, ast.Tuple):
+            self._define(picks[0].name, node.elts[int(picks[0].args[1])], call.source, call.op)
             return
         self._define(call.name, node, call.source, call.op)
 

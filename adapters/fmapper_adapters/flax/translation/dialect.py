@@ -22,6 +22,7 @@ from fmapper.translation import (
     identifier,
     shortest_parts,
     text,
+    with_comprehensions,
 )
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import (
@@ -139,7 +140,7 @@ class FlaxDialect(JaxDialect):
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns a `Sequential`, which is an `nnx.List` that can be called."""
         parts = [expr("lambda x: x") if one is None else one for one in made]
-        return expr("Sequential({0})", parts)
+        return ast.Call(expr("Sequential"), parts, [])
 
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`."""
@@ -154,6 +155,11 @@ class FlaxDialect(JaxDialect):
         if frozen:
             root.sketch.ties.append("freeze(self, FROZEN)")
             tables = ["\n".join(["FROZEN = (", *(f"    {path!r}," for path in frozen), ")"])]
+        names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
+        for cls in classes:
+            cls.sketch.made = [
+                (attr, with_comprehensions(node, names)) for attr, node in cls.sketch.made
+            ]
         blocks = [*map(_class, classes), *tables, _print_loading(draft, root)]
         return self.assemble(draft, root.name, blocks)
 

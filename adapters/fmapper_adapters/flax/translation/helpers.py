@@ -209,7 +209,10 @@ HELPERS = {
     # `nnx.capture` would put what a class's own `__call__` gives among the items of a list.
     "Sequential": Helper(
         '''class Sequential(InOrder, nnx.List):
-    """Parts that are called one after the other."""''',
+    """Parts that are called one after the other."""
+
+    def __init__(self, *parts):
+        super().__init__(parts)''',
         frozenset({"InOrder"}),
     ),
     "Buffer": Helper('''class Buffer(nnx.Variable):

@@ -191,6 +191,14 @@ def check(condition, message):
     elif not np.all(condition):
         raise ValueError(message)
 ''')
+_enter('''
+def nll_loss(log_probs, target, ignore_index=-100):
+    """Computes the mean negative log-likelihood of classes; NaN where there is no such class."""
+    is_known = target != ignore_index
+    index = jnp.where(is_known, jnp.where(target < 0, log_probs.shape[1], target), 0)
+    picked = jnp.take_along_axis(log_probs, index[:, None], axis=1, mode="fill")[:, 0]
+    return -jnp.where(is_known, picked, 0).sum() / is_known.sum()
+''')
 HELPERS["check_shapes"] = CHECK_SHAPES
 HELPERS["split_key"] = '''def split_key(key, count):
     """Returns a key for each block; None where there is none."""

@@ -238,3 +238,15 @@ def topk(
     if largest and dim % x.ndim == x.ndim - 1:
         return expr("jax.lax.top_k({0}, {1})", x, k)
     return call_of("top_k", x, k, dim, largest=None if largest else False)
+
+
+@prints("aten::nll_loss_forward")
+def nll_loss(
+    p: Printing, x: Value, target: Value, weight: Any, reduction: Any, ignore_index: Any
+) -> Any:
+    """Prints `nll_loss(log_probs, target)`, a function in the file, for the mean of a batch."""
+    is_usual = weight is None and is_number(reduction, 1) and x.ndim == 2
+    if not is_usual or p.picked != frozenset({0}) or not is_float(x.dtype) or is_half(x.dtype):
+        return None
+    ignored = None if is_number(ignore_index, -100) else ignore_index
+    return expr("({0}, None)", call_of("nll_loss", x, target, ignore_index=ignored))
