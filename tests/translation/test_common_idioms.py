@@ -336,7 +336,7 @@ def test_cross_entropy_reads_as_a_loss() -> None:
     target = torch.tensor([[1, -1, 4], [0, 2, 2]])
     _, code = translate(Loss(), torch.randn(2, 3, 5), target)
     assert "loss = nll_loss(" in code
-    assert "ignore_index=-1)" in code
+    assert "ignore_index=-1" in code
     space: dict[str, Any] = {}
     exec(code, space)
     bad = space["nll_loss"](np.zeros((3, 5), np.float32), np.array([1, 5, 2]))
