@@ -23,10 +23,8 @@ from fmapper.translation.functions.forms import (
     Made,
     Statement,
     Terms,
-    at,
     condition_on,
     is_flat,
-    places,
     tuples_in,
 )
 from fmapper.translation.functions.keys import take_keys
@@ -334,13 +332,6 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             else:
                 self._wholes += tuples_in(structure, name(parameter))
                 self._bind_items(structure, parameter)
-
-    def _bind_items(self, structure: Any, parameter: str) -> None:
-        """Binds what is in a structure to the items of the parameter, which stays."""
-        self._left[f"parameter {parameter}"] = 10**6
-        for path, value in places(structure):
-            if value in self._wanted and value not in self._env:
-                self._bind(value, at(name(parameter), path))
 
     def _is_taken_apart(self, structure: Any) -> bool:
         """Returns whether an element of a tuple is used by itself."""

@@ -42,6 +42,7 @@ class Calls:
     _left: Counter[str]
     _names: naming.Names
     _wholes: list[tuple[Any, ast.expr]]
+    _wanted: set[str]
     _objects: list[tuple[Made, ast.expr]]
     _passed: dict[int, set[str]]
     _sizes: Sizes
@@ -195,6 +196,13 @@ class Calls:
         variable = self._new_name(unit.name, "outputs")
         self._emit((variable,), node)
         self._hold(returns, variable, unit.name, new)
+
+    def _bind_items(self, structure: Any, parameter: str) -> None:
+        """Binds what is in a structure to the items of the parameter, which stays."""
+        self._left[f"parameter {parameter}"] = 10**6
+        for path, value in places(structure):
+            if value in self._wanted and value not in self._env:
+                self._bind(value, at(name(parameter), path))
 
     def _hold(self, structure: Any, variable: str, held: str, new: list[str]) -> None:
         """Binds what is in a structure that a variable holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -35,7 +36,8 @@ def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]
         sizes: The symbols in them that are sizes, and therefore not negative.
     """
     sizes = {*sizes}
-    told = {_key(one): one for one in reversed([_reduce(one) for one in dict.fromkeys(guards)])}
+    simple = _join_multiples([_as_multiple(_reduce(one)) for one in dict.fromkeys(guards)])
+    told = {_key(one): one for one in reversed(simple)}
     facts = Facts(sizes)
     found: dict[int, Guard] = {}
     in_order = enumerate(reversed(told.values()))
@@ -98,6 +100,57 @@ def _reduce(guard: Guard) -> Guard:
     return Guard(text(node), relation, value) if is_reduced else guard
 
 
+_MULTIPLE = re.compile(r"mod\((.+), (\d+)\)")
+
+
+def _as_multiple(guard: Guard) -> Guard:
+    """Returns `mod(n, 2) == 0` for `2*(n//2) == n`, and for `2*(n//4) == n//2` that of `n//2`."""
+    if guard.relation != "==" or guard.value:
+        return guard
+    more: list[ast.expr] = []
+    less: list[ast.expr] = []
+    _sort_terms(parse(guard.expression), more, less)
+    if len(more) != 1 or len(less) != 1:
+        return guard
+    for product, whole in ((more[0], less[0]), (less[0], more[0])):
+        if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
+            continue
+        factor, (size, divisor) = number(product.left), _quotient(product.right)
+        known, before = _quotient(whole)
+        if factor and factor > 1 and divisor == factor * before and text(size) == text(known):
+            return Guard(f"mod({text(whole)}, {factor})", "==", 0)
+    return guard
+
+
+def _quotient(node: ast.expr) -> tuple[ast.expr, int]:
+    """Returns the dividend and divisor of a division that rounds down, or code and 1."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
+        divisor = number(node.right)
+        if divisor is not None and divisor > 0:
+            return node.left, divisor
+    return node, 1
+
+
+def _join_multiples(guards: list[Guard]) -> list[Guard]:
+    """Returns one condition for several: `n` is a multiple of 4 where it and `n//2` are even."""
+    chains: dict[str, list[tuple[int, int, Guard]]] = {}
+    for guard in guards:
+        found = _MULTIPLE.fullmatch(guard.expression)
+        if found is not None and (guard.relation, guard.value) == ("==", 0):
+            size, divisor = _quotient(parse(found[1]))
+            chains.setdefault(text(size), []).append((divisor, int(found[2]), guard))
+    joined: dict[Guard, Guard] = {}
+    for dividend, several in chains.items():
+        multiple = 1
+        for divisor, factor, _ in sorted(several, key=lambda one: one[:2]):
+            if multiple % divisor == 0:
+                multiple = math.lcm(multiple, divisor * factor)
+        for divisor, factor, guard in several:
+            if multiple % (divisor * factor) == 0:
+                joined[guard] = Guard(f"mod({dividend}, {multiple})", "==", 0)
+    return [joined.get(guard, guard) for guard in guards]
+
+
 def _as_equality(guard: Guard, guards: list[Guard]) -> Guard | None:
     """Returns `==` for a `>=` whose `<=` is there, too, and None for the latter."""
     other = {">=": "<=", "<=": ">="}.get(guard.relation, "")
@@ -134,10 +187,17 @@ def _sort_terms(node: ast.expr, more: list[ast.expr], less: list[ast.expr]) -> N
         _sort_terms(node.right, less if turned else more, more if turned else less)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         less.append(node.operand)
-    elif isinstance(node, ast.BinOp) and text(node.left) == "-1" and isinstance(node.op, ast.Mult):
-        less.append(node.right)
+    elif (factor := number((factors := _factors(node))[0]) or 0) < 0 and len(factors) > 1:
+        rest = factors[1:] if factor == -1 else [ast.Constant(-factor), *factors[1:]]
+        less.append(functools.reduce(lambda a, b: expr("{0} * {1}", a, b), rest))
     else:
         more.append(node)
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
 
 
 def _sum(terms: list[ast.expr]) -> ast.expr:

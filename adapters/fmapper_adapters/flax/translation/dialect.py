@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from fmapper import to_numpy
+from fmapper import ConversionError, to_numpy
 from fmapper.translation import (
     Class,
     Helper,
