@@ -27,7 +27,7 @@ def with_shared_statistics(program: Program) -> tuple[Program, frozenset[str]]:
     buffers = {name: str(one.target) for name, one in inputs if one.kind == "buffer"}
     held: dict[str, str] = {}  # values between two calls -> the buffer that they are of
     for call in calls:
-        for at in _updated(call):
+        for at in _updates(call):
             given = call.args[at]
             if isinstance(given, Ref) and given.name not in buffers:
                 held[given.name] = _origin(given, makers, buffers)
@@ -37,7 +37,7 @@ def with_shared_statistics(program: Program) -> tuple[Program, frozenset[str]]:
         for call in calls
         for at, arg in enumerate((*call.args, call.kwargs))
         for value in refs_in((arg,))
-        if (origin := held.get(value)) and at not in _updated(call)
+        if (origin := held.get(value)) and at not in _updates(call)
     }
     others |= {
         held[value]
@@ -51,7 +51,7 @@ def with_shared_statistics(program: Program) -> tuple[Program, frozenset[str]]:
         return program, frozenset()
 
     def rewrite(call: Call) -> Call:
-        at = _updated(call)
+        at = _updates(call)
         args = [
             became.get(one.name, one) if i in at and isinstance(one, Ref) else one
             for i, one in enumerate(call.args)
@@ -64,7 +64,7 @@ def with_shared_statistics(program: Program) -> tuple[Program, frozenset[str]]:
     return replace(program, graph=graph), shared
 
 
-def _updated(call: Call) -> tuple[int, ...]:
+def _updates(call: Call) -> tuple[int, ...]:
     """Returns which arguments of a call it gives an update of: statistics, or a count."""
     if call.op.startswith(_OP):
         return _STATISTICS
@@ -82,7 +82,7 @@ def _origin(value: Any, makers: Mapping[str, Call], buffers: Mapping[str, str]) 
         if call.op == "sym::getitem" and isinstance(call.args[0], Ref):
             at = call.args[1]
             call = makers.get(call.args[0].name, call)
-        if at not in _updated(call):
+        if at not in _updates(call):
             return ""
         value = call.args[at]
     return value.name if isinstance(value, Ref) else ""
