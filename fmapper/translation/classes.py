@@ -337,7 +337,7 @@ def _run_at(
 
 
 def _is_one_kind(titles: Sequence[str], first: int, count: int) -> bool:
-    """Returns whether parts are all that a list has, or of one class: others are no stage."""
+    """Returns whether parts are all that a list has, or of one class."""
     return count >= len(titles) - 1 or len({*titles[first : first + count]}) < 2
 
 
