@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper import device_info
-from fmapper.generation import Generation
-from fmapper.moves.host_copy import threads_for_memory
+from fmapper.generation import Generation, threads_for_memory
 from fmapper.programs import Call, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.arrays.host import in_large_pages
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
