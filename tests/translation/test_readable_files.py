@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 from typing import Any
@@ -11,7 +12,10 @@ import torch
 from torch import nn
 
 from fmapper.programs.program import Guard
+from fmapper.translation.code import Value, name
 from fmapper.translation.guards.conditions import strictest
+from fmapper.translation.guards.facts import Facts
+from fmapper.translation.guards.sizes import Sizes
 from fmapper.translation.reading.helpers import print_imports
 from fmapper.translation.source import translate
 
@@ -155,3 +159,13 @@ def test_what_conditions_say_about_sizes_is_written_once() -> None:
         sizes = {"b": b, "h": h, "w": w}
         wanted = all(guard.holds(sizes) for guard in guards)
         assert all(guard.holds(sizes) for guard in found) == wanted, sizes
+
+
+def test_a_size_has_its_own_code_in_each_function() -> None:
+    simplify = Facts("s").simplify
+    for array in ("states", "memory"):
+        sizes = Sizes({}, simplify)
+        sizes.learn(Value(name(array), "float32", ("s",)))
+        code = sizes.code("s*16")
+        assert isinstance(code, ast.expr)
+        assert ast.unparse(code) == f"16 * {array}.shape[0]"

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -56,7 +57,7 @@ class Facts:
         key = text(node)
         if key not in self._known:
             self._known[key] = self._simplify(node)
-        return self._known[key]
+        return copy.deepcopy(self._known[key])  # the code for its sizes is filled in
 
     def holds(self, guard: Guard) -> bool:
         """Returns whether a condition follows from those that hold."""

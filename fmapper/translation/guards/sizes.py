@@ -148,7 +148,7 @@ def _find_terms(size: str, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 def _find_needed(node: ast.expr, told: Mapping[str, str]) -> set[str]:
     """Returns the symbols in an expression outside of those parts that are told."""
-    if not isinstance(node, ast.Name) and key_of(node) in told:
+    if key_of(node) in told:
         return set()
     if isinstance(node, ast.Name):
         return {node.id}
