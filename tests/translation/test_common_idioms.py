@@ -200,6 +200,27 @@ def test_sizes_that_are_halved_several_times_are_multiples() -> None:
     assert all(found.holds({"h": h}) == alone[0].holds({"h": h}) for h in range(100))
 
 
+def test_a_product_of_what_is_large_is_no_small_number() -> None:
+    large, product = Guard("h", ">=", 16), Guard("b*((h//8))*((w//8))", "!=", 1)
+    assert strictest([product, large], "bhw") == [large]
+    assert strictest([product, Guard("h", ">=", 8)], "bhw")[0] == product
+    assert strictest([Guard("b*((h//8))", "!=", 0), large], "bhw") != [large]  # of no images
+    minus = Guard("-1*b*((h//8))", "!=", -1)
+    assert strictest([minus, large], "bhw") == [large]
+
+
+def test_a_sum_whose_terms_share_a_size_says_that_there_is_one() -> None:
+    text = "4*b + b*((h//2))*((w//2)) - 2*b*((w//2)) - 2*b*((h//2))"
+    sizes = [Guard("h", ">=", 8), Guard("w", ">=", 8)]
+    given = [Guard(text, "!=", 1), Guard(f"3*({text})", ">=", 2), *sizes]
+    found = strictest(given, "bhw")
+    assert [(one.expression, one.relation, one.value) for one in found[:1]] == [("b", ">=", 1)]
+    assert found[1:] == sizes
+    for b, h, w in itertools.product(range(3), range(12), range(12)):
+        values = {"b": b, "h": h, "w": w}
+        assert all(one.holds(values) for one in given) == all(one.holds(values) for one in found)
+
+
 class Named(nn.Module):
     def __init__(self, dilation: int) -> None:
         super().__init__()

@@ -38,6 +38,7 @@ from fmapper.translation.functions.parameters import (
 from fmapper.translation.functions.shapes import name_sizes, shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, Variables
 from fmapper.translation.guards.conditions import condition_of, conditions_of
+from fmapper.translation.guards.expressions import is_code
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.units import (
     Structure,
@@ -440,7 +441,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             size = self._size(guard.expression) if isinstance(size, str) else size
             condition = condition_of(size, guard)
             message = guard.question.rpartition(" at ")[0] or guard.question
-            if not message or message.startswith("-"):
+            if is_code(message):
                 message = text(condition)
             statements.append(Statement((), self._dialect.check(condition, message)))
         names = {

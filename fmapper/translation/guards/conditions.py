@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fmapper.programs.program import Guard, Program
 from fmapper.translation.code import expr, text
-from fmapper.translation.guards.expressions import parse
+from fmapper.translation.guards.expressions import factors, parse
 from fmapper.translation.guards.facts import Facts, number
 
 
@@ -62,6 +62,10 @@ def _simplify(guard: Guard, facts: Facts) -> Guard:
     """Returns a condition with what others say about its expression."""
     node = parse(guard.expression)
     simpler = facts.simplify(node)
+    if guard.relation == ">=" and guard.value > 0:
+        size = facts.shared_size(simpler, guard.value)
+        if size is not None and text(size) != text(simpler):
+            return Guard(text(size), ">=", 1)
     if text(simpler) == text(node) or number(simpler) is not None:
         return guard
     return replace(_reduce(Guard(text(simpler), guard.relation, guard.value)), question="")
@@ -187,17 +191,11 @@ def _sort_terms(node: ast.expr, more: list[ast.expr], less: list[ast.expr]) -> N
         _sort_terms(node.right, less if turned else more, more if turned else less)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         less.append(node.operand)
-    elif (factor := number((factors := _factors(node))[0]) or 0) < 0 and len(factors) > 1:
-        rest = factors[1:] if factor == -1 else [ast.Constant(-factor), *factors[1:]]
+    elif (factor := number((parts := factors(node))[0]) or 0) < 0 and len(parts) > 1:
+        rest = parts[1:] if factor == -1 else [ast.Constant(-factor), *parts[1:]]
         less.append(functools.reduce(lambda a, b: expr("{0} * {1}", a, b), rest))
     else:
         more.append(node)
-
-
-def _factors(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return [*_factors(node.left), *_factors(node.right)]
-    return [node]
 
 
 def _sum(terms: list[ast.expr]) -> ast.expr:

@@ -59,6 +59,22 @@ def key_of(node: ast.expr) -> str:
     return ast.unparse(node)
 
 
+def factors(node: ast.expr) -> list[ast.expr]:
+    """Returns what a product is of; other code alone."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*factors(node.left), *factors(node.right)]
+    return [node]
+
+
+def is_code(words: str) -> bool:
+    """Returns whether text is an expression, or empty."""
+    try:
+        ast.parse(words or "0", mode="eval")
+    except SyntaxError:
+        return False
+    return True
+
+
 def _parts(node: ast.expr, kinds: tuple[type, ...], sign: str = "") -> list[str]:
     """Returns the terms of a sum, or the factors of a product."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, kinds):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
+import operator
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from fmapper.programs.program import Guard
 from fmapper.translation.code import expr, literal, text
-from fmapper.translation.guards.expressions import key_of, parse
+from fmapper.translation.guards.expressions import factors, key_of, parse
 
 _MOST_TERMS = 100
 _Bounds = tuple[int | None, int | None]
@@ -73,6 +75,10 @@ class Facts:
             )
         if guard.relation == "==":
             return least == most == guard.value or self._difference(node, guard.value) == {}
+        if guard.value and any(
+            (self.bounds(one)[0] or 0) > abs(guard.value) for one in factors(node)
+        ):
+            return True  # no factor of a number is larger, but for 0
         above = self._is_at_least(node, guard.value + 1)
         return above or self._is_at_least(expr("-1 * {0}", node), 1 - guard.value)
 
@@ -187,18 +193,20 @@ class Facts:
 
     def _divides(self, divisor: ast.expr, node: ast.expr) -> bool:
         """Returns whether a product is a factor of every term of a sum."""
-        factors, terms = self._terms(divisor), self._terms(node)
-        if factors is None or terms is None or len(factors) != 1:
+        product, terms = self._terms(divisor), self._terms(node)
+        if product is None or terms is None or len(product) != 1:
             return False
-        ((names, by),) = factors.items()
+        ((names, by),) = product.items()
         return all(not factor % by and not Counter(names) - Counter(own)
                    for own, factor in terms.items())  # fmt: skip
 
     def _is_at_least(self, node: ast.expr, value: int) -> bool:
         """Returns whether an expression is at least a number wherever its parts are in bounds."""
         terms = self._difference(node, value)
-        if terms is None:
-            return False
+        return terms is not None and self._is_positive(terms)
+
+    def _is_positive(self, terms: _Sum) -> bool:
+        """Returns whether a sum is at least 0 wherever its parts are in bounds."""
         grown: _Sum = Counter()
         for names, factor in terms.items():
             product: _Sum = Counter({(): factor})
@@ -211,6 +219,32 @@ class Facts:
                 return False
             _add(grown, product)
         return all(factor >= 0 for factor in grown.values())
+
+    def shared_size(self, node: ast.expr, value: int) -> ast.expr | None:
+        """Returns the size `b` of a product `b * rest` whose rest is at least a number, or None."""
+        names, rest = self._take_out(node)
+        _add(rest, Counter({(): -value}))
+        is_size = len(names) == 1 and self.bounds(self._nodes[names[0]])[0] is not None
+        return self._nodes[names[0]] if is_size and self._is_positive(rest) else None
+
+    def _has_factor_of(self, node: ast.expr, least: int) -> bool:
+        """Returns whether a product has a factor that is at least a number."""
+        if any((self.bounds(one)[0] or 0) >= least for one in factors(node)):
+            return True
+        names, rest = self._take_out(node)
+        _add(rest, Counter({(): -least}))
+        return bool(names) and self._is_positive(rest)
+
+    def _take_out(self, node: ast.expr) -> tuple[tuple[str, ...], _Sum]:
+        """Returns the names that every term of a sum has, and the sum without them."""
+        terms = self._terms(node) or Counter()
+        common = functools.reduce(
+            operator.and_, map(Counter, terms), Counter(next(iter(terms), ()))
+        )
+        rest: _Sum = Counter()
+        for names, factor in terms.items():
+            rest[(*(Counter(names) - common).elements(),)] += factor
+        return (*common.elements(),), rest
 
     def _difference(self, node: ast.expr, value: int) -> _Sum | None:
         """Returns what an expression is more than a number, as a sum; None if that is too long."""

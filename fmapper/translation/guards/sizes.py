@@ -11,7 +11,7 @@ from typing import Any
 
 from fmapper.programs.sizes import size_of
 from fmapper.translation.code import Value, expr, text
-from fmapper.translation.guards.expressions import canonical, key_of, parse, python
+from fmapper.translation.guards.expressions import canonical, factors, key_of, parse, python
 
 
 class UnknownSize(Exception):
@@ -210,22 +210,16 @@ def _simple(node: ast.expr) -> ast.expr:
 
 def _cancel(left: ast.expr, right: ast.expr) -> ast.expr | None:
     """Returns a quotient without the factors of its divisor, where it has all of them."""
-    factors = _factors(left)
-    for divisor in _factors(right):
-        at = [i for i, factor in enumerate(factors) if text(factor) == text(divisor)]
+    parts = factors(left)
+    for divisor in factors(right):
+        at = [i for i, factor in enumerate(parts) if text(factor) == text(divisor)]
         if not at:
             return None
-        del factors[at[0]]
+        del parts[at[0]]
     product: ast.expr | None = None
-    for factor in factors:
+    for factor in parts:
         product = factor if product is None else expr("{0} * {1}", product, factor)
     return product or ast.Constant(1)
-
-
-def _factors(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return [*_factors(node.left), *_factors(node.right)]
-    return [node]
 
 
 def _is_at_hand(node: ast.expr) -> bool:

@@ -1,0 +1,61 @@
+"""Conditions on sizes, made simpler: they hold for the same sizes, and say the same of code."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from fmapper.programs.program import Guard
+from fmapper.programs.sizes import size_of
+from fmapper.translation.code import text
+from fmapper.translation.guards.conditions import strictest
+from fmapper.translation.guards.expressions import parse
+from fmapper.translation.guards.facts import Facts
+
+SIZES = [dict(zip("ab", values, strict=True)) for values in itertools.product(range(14), repeat=2)]
+
+
+def expression(draw: random.Random, depth: int) -> str:
+    """Returns a random expression of `a` and `b`."""
+    if depth == 0 or draw.random() < 0.2:
+        return draw.choice(["a", "b", "a", "b", str(draw.randint(0, 5))])
+    kind = draw.choice(["+", "-", "*", "*", "//", "mod", "max", "min"])
+    left = expression(draw, depth - 1)
+    if kind == "//":
+        return f"({left} // {draw.randint(1, 6)})"
+    if kind == "mod":
+        return f"mod({left}, {draw.randint(1, 6)})"
+    right = expression(draw, depth - 1)
+    if kind in ("max", "min"):
+        return f"{kind}({left}, {right})"
+    return f"({left} {kind} {right})"
+
+
+def condition(draw: random.Random, example: dict[str, int]) -> Guard | None:
+    """Returns a random condition that holds for an example."""
+    one = expression(draw, draw.randint(1, 4))
+    value = size_of(one, example)
+    if value is None:
+        return None
+    relation = draw.choice(["==", "!=", "!=", ">=", "<=", ">="])
+    other = draw.choice([value + 1, 0 if value else 1, 1 if value != 1 else 2, -1])
+    told = {"==": value, "!=": other if other != value else value + 1,
+            ">=": value - draw.randint(0, 2), "<=": value + draw.randint(0, 2)}  # fmt: skip
+    return Guard(one, relation, told[relation], "")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_fewer_conditions_hold_for_the_same_sizes(seed: int) -> None:
+    draw = random.Random(seed)
+    example = {"a": draw.randint(1, 12), "b": draw.randint(1, 12)}
+    guards = [g for _ in range(draw.randint(1, 6)) if (g := condition(draw, example)) is not None]
+    found = strictest(guards, "ab")
+    asked = parse(expression(draw, 4))
+    simpler = Facts("ab", found).simplify(asked)
+    for sizes in SIZES:
+        holds = all(one.holds(sizes) for one in guards)
+        assert holds == all(one.holds(sizes) for one in found), (guards, found, sizes)
+        if holds:
+            assert size_of(text(asked), sizes) == size_of(text(simpler), sizes), (guards, sizes)
