@@ -205,6 +205,9 @@ def test_a_product_of_what_is_large_is_no_small_number() -> None:
     assert strictest([product, large], "bhw") == [large]
     assert strictest([product, Guard("h", ">=", 8)], "bhw")[0] == product
     assert strictest([Guard("b*((h//8))", "!=", 0), large], "bhw") != [large]  # of no images
+    known = [Guard("8*h*w", "==", 800), Guard("b*h*w", "!=", 1)]
+    (found,) = strictest(known, "bhw")
+    assert (found.expression, found.relation, found.value) == ("h * w", "==", 100)
     minus = Guard("-1*b*((h//8))", "!=", -1)
     assert strictest([minus, large], "bhw") == [large]
 

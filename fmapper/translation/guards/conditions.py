@@ -74,6 +74,8 @@ def _simplify(guard: Guard, facts: Facts) -> Guard:
 def _reduce(guard: Guard) -> Guard:
     """Returns a condition on a simpler expression: `n >= 33` for `(n - 1)//32 + 1 >= 2`."""
     node = parse(guard.expression)
+    if len(parts := factors(node)) > 2 and number(parts[0]) is not None:  # (2 * h) * w
+        node = expr("{0} * {1}", parts[0], functools.reduce(_times, parts[1:]))
     relation, value, is_reduced = guard.relation, guard.value, False
     while isinstance(node, ast.BinOp):
         left, right = number(node.left), number(node.right)
@@ -193,9 +195,13 @@ def _sort_terms(node: ast.expr, more: list[ast.expr], less: list[ast.expr]) -> N
         less.append(node.operand)
     elif (factor := number((parts := factors(node))[0]) or 0) < 0 and len(parts) > 1:
         rest = parts[1:] if factor == -1 else [ast.Constant(-factor), *parts[1:]]
-        less.append(functools.reduce(lambda a, b: expr("{0} * {1}", a, b), rest))
+        less.append(functools.reduce(_times, rest))
     else:
         more.append(node)
+
+
+def _times(left: ast.expr, right: ast.expr) -> ast.expr:
+    return expr("{0} * {1}", left, right)
 
 
 def _sum(terms: list[ast.expr]) -> ast.expr:

@@ -35,6 +35,7 @@ class Facts:
         self._least: dict[str, int] = dict.fromkeys(sizes, 0)
         self._most: dict[str, int] = {}
         self._nodes: dict[str, ast.expr] = {}  # of the names that products are of
+        self._products: list[tuple[tuple[str, ...], int]] = []  # and what they are at least
         self._known: dict[str, ast.expr] = {}  # what was simplified before
         for guard in guards:
             self.learn(guard)
@@ -50,6 +51,9 @@ class Facts:
             relation, value = "==", 1
         if relation in ("==", ">="):
             self._bound(node, value, is_least=True)
+            names, rest = self._take_out(node)
+            if names and rest == {(): 1}:
+                self._products.append((names, value))
         if relation in ("==", "<="):
             self._bound(node, value, is_least=False)
         self._known.clear()
@@ -75,9 +79,7 @@ class Facts:
             )
         if guard.relation == "==":
             return least == most == guard.value or self._difference(node, guard.value) == {}
-        if guard.value and any(
-            (self.bounds(one)[0] or 0) > abs(guard.value) for one in factors(node)
-        ):
+        if guard.value and self._has_factor_of(node, abs(guard.value) + 1):
             return True  # no factor of a number is larger, but for 0
         above = self._is_at_least(node, guard.value + 1)
         return above or self._is_at_least(expr("-1 * {0}", node), 1 - guard.value)
@@ -232,6 +234,10 @@ class Facts:
         if any((self.bounds(one)[0] or 0) >= least for one in factors(node)):
             return True
         names, rest = self._take_out(node)
+        if any(
+            told >= least and not Counter(part) - Counter(names) for part, told in self._products
+        ):
+            return True
         _add(rest, Counter({(): -least}))
         return bool(names) and self._is_positive(rest)
 
