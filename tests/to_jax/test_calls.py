@@ -244,3 +244,34 @@ def test_what_an_object_counts_beside_its_tensors_is_compared():
     assert cache.seen == after.seen == 6
     with pytest.raises(fmapper.ProgramInputError, match=r"cache.seen is 6.*recorded for 5"):
         model(x.numpy(), cache)
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_one_example_for_two_inputs_leaves_them_two(keyword: bool) -> None:
+    given = ((X,), {"y": X, "scale": X}) if keyword else ((X, X, X), {})
+    model = fmapper.convert(Blend(), "jax", *given)
+    third = X + 4
+    want = Blend().eval()(X, Y, third)
+    found = model(A, B, jnp.asarray(third.numpy())) if not keyword else None
+    if found is None:
+        found = model(A, y=B, scale=jnp.asarray(third.numpy()))
+    np.testing.assert_allclose(found["z"], want["z"].detach().numpy())
+    np.testing.assert_allclose(found["scaled"], want["scaled"].detach().numpy())
+
+
+def test_a_parameter_as_an_example_stays_an_input() -> None:
+    net = Blend().eval()
+    model = fmapper.convert(net, "jax", (X, net.weight))
+    np.testing.assert_allclose(model(A, B)["z"], net(X, Y)["z"].detach().numpy())
+
+
+@pytest.mark.parametrize("structure", [False, True])
+def test_attention_recorded_with_itself_takes_other_keys_and_values(structure: bool) -> None:
+    pytest.importorskip("flax")
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    q, k, v = (torch.randn(2, 5, 8) for _ in range(3))
+    model = fmapper.convert(attention, "flax", (q, q, q), structure=structure)
+    for given in ((q, q, q), (q, k, v)):
+        want = attention(*given)[0].detach().numpy()
+        found = model(*(one.numpy() for one in given))[0]
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)

@@ -95,7 +95,7 @@ def export_program(
     obstacles.refuse(module)
     if packed := obstacles.has_packed(module):
         module = obstacles.unpack(module)
-    args, inputs = _as_tensors((tuple(args), dict(kwargs)))
+    args, inputs = _as_tensors((tuple(args), dict(kwargs)), module)
     recording = module
     if obstacles.without_values(module, (args, inputs)):
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
@@ -384,9 +384,21 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
     return inner if isinstance(inner, torch.nn.Module) else module
 
 
-def _as_tensors(tree: Any) -> Any:
-    """Converts example inputs of other frameworks to tensors."""
-    return to_torch(tree, strict=False)
+def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:
+    """Converts example inputs of other frameworks to tensors, and copies those that come again.
+
+    torch records a tensor that is two inputs, or an input and a parameter, as one of them, and
+    forgets the other.
+    """
+    leaves, spec = pytree.tree_flatten(to_torch(tree, strict=False))
+    seen = {id(one) for one in (*module.parameters(), *module.buffers())}
+    for at, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if id(leaf) in seen:
+            leaves[at] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        seen.add(id(leaf))
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def _without_bases(inputs: Any) -> Any:
