@@ -262,7 +262,7 @@ def test_one_example_for_two_inputs_leaves_them_two(keyword: bool) -> None:
 def test_a_parameter_as_an_example_stays_an_input() -> None:
     net = Blend().eval()
     model = fmapper.convert(net, "jax", (X, net.weight))
-    np.testing.assert_allclose(model(A, B)["z"], net(X, Y)["z"].detach().numpy())
+    np.testing.assert_allclose(model(A, B[0])["z"], net(X, Y[0])["z"].detach().numpy())
 
 
 @pytest.mark.parametrize("structure", [False, True])
