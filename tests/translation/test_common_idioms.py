@@ -219,6 +219,9 @@ def test_a_sum_whose_terms_share_a_size_says_that_there_is_one() -> None:
     found = strictest(given, "bhw")
     assert [(one.expression, one.relation, one.value) for one in found[:1]] == [("b", ">=", 1)]
     assert found[1:] == sizes
+    assert strictest([Guard("h - 2*((h - 1)//2)", ">=", 1)], "h") == []
+    (found_h,) = strictest([Guard("((h - 1)//2)*b + ((h - 1)//2)", ">=", 1)], "bh")
+    assert (found_h.expression, found_h.relation, found_h.value) == ("h", ">=", 3)
     for b, h, w in itertools.product(range(3), range(12), range(12)):
         values = {"b": b, "h": h, "w": w}
         assert all(one.holds(values) for one in given) == all(one.holds(values) for one in found)

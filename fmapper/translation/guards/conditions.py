@@ -63,9 +63,9 @@ def _simplify(guard: Guard, facts: Facts) -> Guard:
     node = parse(guard.expression)
     simpler = facts.simplify(node)
     if guard.relation == ">=" and guard.value > 0:
-        size = facts.shared_size(simpler, guard.value)
-        if size is not None and text(size) != text(simpler):
-            return Guard(text(size), ">=", 1)
+        factor = facts.shared_factor(simpler, guard.value)
+        if factor is not None and text(factor) != text(simpler):
+            return _reduce(Guard(text(factor), ">=", 1))
     if text(simpler) == text(node) or number(simpler) is not None:
         return guard
     return replace(_reduce(Guard(text(simpler), guard.relation, guard.value)), question="")

@@ -12,7 +12,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from fmapper.programs.program import Guard
 from fmapper.translation.code import expr, literal, text
@@ -209,6 +209,10 @@ class Facts:
 
     def _is_positive(self, terms: _Sum) -> bool:
         """Returns whether a sum is at least 0 wherever its parts are in bounds."""
+        return self._grows(terms) or self._grows(self._without_quotients(terms))
+
+    def _grows(self, terms: _Sum) -> bool:
+        """Returns whether no term is negative where parts are at their least, and none above."""
         grown: _Sum = Counter()
         for names, factor in terms.items():
             product: _Sum = Counter({(): factor})
@@ -222,12 +226,26 @@ class Facts:
             _add(grown, product)
         return all(factor >= 0 for factor in grown.values())
 
-    def shared_size(self, node: ast.expr, value: int) -> ast.expr | None:
-        """Returns the size `b` of a product `b * rest` whose rest is at least a number, or None."""
+    def _without_quotients(self, terms: _Sum) -> _Sum:
+        """Returns a sum that is at most as large: without `-2 * (n//2)`, which is at least `-n`."""
+        found: _Sum = Counter()
+        for names, factor in terms.items():
+            node = self._nodes[names[0]] if len(names) == 1 else None
+            divisor = (number(node.right) or 0) if _is_quotient(node) else 0
+            whole = None
+            if _is_quotient(node) and divisor > 0 and factor < 0 and factor % divisor == 0:
+                whole = self._terms(node.left)
+            if whole is None:
+                _add(found, Counter({names: factor}))
+            else:
+                _add(found, whole, factor // divisor)
+        return found
+
+    def shared_factor(self, node: ast.expr, value: int) -> ast.expr | None:
+        """Returns the `b` of a product `b * rest` whose rest is at least a number, or None."""
         names, rest = self._take_out(node)
         _add(rest, Counter({(): -value}))
-        is_size = len(names) == 1 and self.bounds(self._nodes[names[0]])[0] is not None
-        return self._nodes[names[0]] if is_size and self._is_positive(rest) else None
+        return self._nodes[names[0]] if len(names) == 1 and self._is_positive(rest) else None
 
     def _has_factor_of(self, node: ast.expr, least: int) -> bool:
         """Returns whether a product has a factor that is at least a number."""
@@ -284,6 +302,10 @@ def number(node: ast.expr) -> int | None:
         found = number(node.operand)
         return None if found is None else -found
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def _is_quotient(node: ast.expr | None) -> TypeGuard[ast.BinOp]:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
 
 
 def _divisor(node: ast.expr) -> int | None:
