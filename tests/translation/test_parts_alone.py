@@ -207,6 +207,31 @@ def same(found, wanted):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
+class Memory(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = torch.nn.LSTM(3, 4, 2)
+        self.cell = torch.nn.LSTMCell(4, 5)
+        self.gru = torch.nn.GRU(3, 4)
+
+    def forward(self, x, h, c):
+        y, (h, c) = self.rnn(x, (h, c))
+        return self.cell(y[0], self.cell(y[1])), self.gru(x, h[:1])
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox"])
+def test_states_are_taken_as_the_source_takes_them(to):
+    pytest.importorskip(to)
+    torch.manual_seed(0)
+    module, args = (
+        Memory().eval(),
+        (torch.randn(6, 2, 3), torch.randn(2, 2, 4), torch.randn(2, 2, 4)),
+    )
+    model = fmapper.convert(module, to, args, structure=True)
+    for path, _, given, keywords, wanted in record_calls(module, args, {}):
+        same(part_at(model, path)(*as_numpy(given), **as_numpy(keywords)), wanted)
+
+
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 @pytest.mark.parametrize("make", [user, resnet, llama, bert, t5, vit])
 def test_each_part_gives_what_it_gives_in_the_source(make, to):

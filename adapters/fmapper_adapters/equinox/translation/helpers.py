@@ -31,6 +31,7 @@ _CELL = '''class {name}(eqx.Module):
 
     def __call__(self, x, *state, key=None):
         """Returns the next state; one of zeros is what it begins with."""
+        state = state[0] if state and isinstance(state[0], tuple) else state
         return self.step(self.ih(x), state or self.zeros(x))
 
     def zeros(self, x):
@@ -212,7 +213,11 @@ HELPERS = {
         self.dropout = Dropout(dropout)
 
     def __call__(self, x, *states, key=None):
-        """Returns the outputs and the last states of all cells; the first states may be given."""
+        """Returns the outputs and the last states of all cells.
+
+        The first states may be given, also as one tuple.
+        """
+        states = states[0] if states and isinstance(states[0], tuple) else states
         keys = Keys(key)
         x = x.swapaxes(0, 1) if self.batch_first else x
         lasts = []

@@ -20,7 +20,8 @@ _CELL = '''class {name}(nnx.Module):
         self.hh = nnx.Linear(features, {gates}features, **options)
 
     def __call__(self, x, *state):
-        """Returns the next state; one of zeros is what it begins with."""
+        """Returns the next state; one of zeros is what it begins with. It may be one tuple."""
+        state = state[0] if state and isinstance(state[0], tuple) else state
         return self.step(self.ih(x), state or self.zeros(x))
 
     def zeros(self, x):
@@ -88,7 +89,11 @@ RECURRENT = {
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x, *states):
-        """Returns the outputs and the last states of all cells; the first states may be given."""
+        """Returns the outputs and the last states of all cells.
+
+        The first states may be given, also as one tuple.
+        """
+        states = states[0] if states and isinstance(states[0], tuple) else states
         x = x.swapaxes(0, 1) if self.batch_first else x
         lasts = []
         for at in range(0, len(self.cells), self.directions):
