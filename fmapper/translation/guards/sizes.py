@@ -42,6 +42,12 @@ class Sizes:
         for size, node in given.items():
             self.call(size, node)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Sizes:
+        made = copy.copy(self)
+        for key in ("_known", "_fixed", "_costly", "asked"):  # what simplifies is the program's
+            setattr(made, key, copy.deepcopy(getattr(self, key), memo))
+        return made
+
     def is_named(self, symbol: str) -> bool:
         """Returns whether a symbol is a variable or a parameter."""
         return symbol in self._fixed

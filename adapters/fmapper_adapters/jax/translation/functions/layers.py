@@ -118,6 +118,7 @@ def _pad_the_output(keywords: dict[str, ast.expr], sizes: tuple[int, ...]) -> No
     each = dilation if isinstance(dilation, tuple) else (dilation,) * len(sizes)
     reach = [d * (k - 1) for d, k in zip(each, sizes, strict=True)]
     pads = ast.literal_eval(keywords.pop("padding"))
+    pads = [(pads, pads)] * len(sizes) if isinstance(pads, int) else pads
     padding = tuple(r - low for r, (low, _) in zip(reach, pads, strict=True))
     extra = tuple(high - low for low, high in pads)
     for key, value in (("padding", padding), ("output_padding", extra)):
