@@ -42,7 +42,7 @@ def restate(layer: Layer | None) -> Layer | None:
     if kind in ("Conv", "ConvTranspose"):
         sizes = ast.literal_eval(args[2])
         args[2] = expr(repr(_same(sizes)))
-        if text(keywords["padding"]) == "0":
+        if kind == "Conv" and text(keywords["padding"]) == "0":
             del keywords["padding"]
         if kind == "ConvTranspose" and not _is_transposed_as_torch(keywords, sizes):
             return None
