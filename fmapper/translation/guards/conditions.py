@@ -173,16 +173,35 @@ def condition_of(size: ast.expr, guard: Guard) -> ast.expr:
         >>> guard = Guard("a - b", "==", 0, "")
         >>> ast.unparse(condition_of(expr("x.shape[0] + -1 * y.shape[1]"), guard))
         'x.shape[0] == y.shape[1]'
+        >>> guard = Guard("4*a - 2*b", "==", -6, "")
+        >>> ast.unparse(condition_of(expr("4 * x.shape[0] - 2 * x.shape[1]"), guard))
+        '2 * x.shape[0] + 3 == x.shape[1]'
     """
     more: list[ast.expr] = []
     less: list[ast.expr] = []
     _sort_terms(size, more, less)
     if not more or not less:
         return expr(f"{{0}} {guard.relation} {{1}}", size, guard.value)
-    left, right = _sum(more), _sum(less)
-    if guard.value:
-        right = expr("{0} + {1}", right, guard.value)
-    return expr(f"{{0}} {guard.relation} {{1}}", left, right)
+    divisor = math.gcd(guard.value, *map(_number_in, (*more, *less)))
+    value = guard.value // divisor
+    more, less = ([_divide(one, divisor) for one in terms] for terms in (more, less))
+    if value:
+        (less if value > 0 else more).append(ast.Constant(abs(value)))
+    return expr(f"{{0}} {guard.relation} {{1}}", _sum(more), _sum(less))
+
+
+def _number_in(term: ast.expr) -> int:
+    """Returns the number in front of a product, or 1."""
+    return number(factors(term)[0]) or 1
+
+
+def _divide(term: ast.expr, divisor: int) -> ast.expr:
+    """Returns a product whose number is divided."""
+    if divisor == 1:
+        return term
+    first, *rest = factors(term)
+    left = (number(first) or 0) // divisor
+    return functools.reduce(_times, rest if left == 1 and rest else [ast.Constant(left), *rest])
 
 
 def _sort_terms(node: ast.expr, more: list[ast.expr], less: list[ast.expr]) -> None:

@@ -79,6 +79,8 @@ def leaky_relu(p: Printing, x: Value, negative_slope: Any = 0.01) -> Any:
     """Prints `jax.nn.leaky_relu(x, negative_slope)`."""
     if not is_float(x.dtype):
         return None
+    if negative_slope == 0.01:  # which is JAX's own, too
+        return expr("jax.nn.leaky_relu({0})", x)
     return expr("jax.nn.leaky_relu({0}, negative_slope={1})", x, negative_slope)
 
 
