@@ -28,8 +28,9 @@ _LINEAR = "linear"
 
 def name_of_cache(model: torch.nn.Module) -> str:
     """Returns the name under which a model takes a cache, empty where it takes none."""
-    for name, parameter in inspect.signature(model.forward).parameters.items():
-        if name in _NAMES and (name != "cache" or "Cache" in str(parameter.annotation)):
+    accepts = inspect.signature(model.forward).parameters
+    for name in _NAMES:
+        if name in accepts and (name != "cache" or "Cache" in str(accepts[name].annotation)):
             return name
     return ""
 
