@@ -34,7 +34,8 @@ def xlstm() -> Any:
 @pytest.mark.thorough
 def test_a_causal_model_without_a_cache_generates() -> None:
     model = gpt1()
-    generator = fmapper.generator(model, max_length=40, batch=3)
+    with pytest.warns(fmapper.ConversionWarning, match="keeps no cache that fmapper knows"):
+        generator = fmapper.generator(model, max_length=40, batch=3)
     tokens, mask = prompts()
     found = generator(tokens, mask, max_new_tokens=12)
     assert np.array_equal(found, in_torch(model, tokens, mask, 12))

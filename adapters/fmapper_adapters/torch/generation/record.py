@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from fmapper import ConversionError, NotCompiledWarning, fmap, to_cpu
+from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, fmap, to_cpu
 from fmapper.generation import Decoding, Generation, read_config
 from fmapper.programs import Graph, Program
 from fmapper_adapters.torch.generation import recurrent, refusals, rotary
-from fmapper_adapters.torch.record.export import export_program, mode
+from fmapper_adapters.torch.record.export import export_program, level_of_user, mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
 _MOST_COLUMNS = 1 << 15  # where a model does not say
@@ -211,6 +211,13 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
         from fmapper_adapters.torch.generation.uncached import without_cache
 
         own = without_cache(model, max_length)
+        warnings.warn(
+            f"{type(model).__name__} keeps no cache that fmapper knows: the generator computes the "
+            "whole text again for each token. For a cache, give it the methods prefill and step; "
+            "see fmapper.generator",
+            ConversionWarning,
+            stacklevel=level_of_user(),
+        )
     return own, "of.model."
 
 

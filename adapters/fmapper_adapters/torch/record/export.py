@@ -105,7 +105,7 @@ def export_program(
     with contextlib.nullcontext() if turns.taken else turns, mode(recording, train=train):
         blind = itertools.chain(*that_see_nothing(recording, args, inputs))
     for path in blind:
-        warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=_level())
+        warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=level_of_user())
     with (
         contextlib.nullcontext() if turns.taken else turns,
         mode(recording, train=train),
@@ -115,7 +115,9 @@ def export_program(
             calls.masks = masks.find_meanings(module, args, inputs)
         encoders, later = that_leave_out(recording, args, inputs)
         for path in later:
-            warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
+            warnings.warn(
+                _padding_message(module, path), ConversionWarning, stacklevel=level_of_user()
+            )
 
         def by(ways: Sequence[Way] = ()) -> Program:
             with leave_padding_out(encoders):
@@ -132,7 +134,7 @@ def export_program(
     return graph.with_integers_as_buffers(found) if packed else found
 
 
-def _level() -> int:
+def level_of_user() -> int:
     """Returns the stack level of the user's frame."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fmapper"):
