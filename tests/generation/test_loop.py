@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def blocks_of(model: Any) -> Any:
     return fmapper.generator(model, max_length=20, batch=2, check=False)
 
 
-def text_of_loop(generator: Any) -> str:
+def text_of_loop(generator: Any, rows: int = 2) -> str:
     """The compiled loop as XLA prints it."""
     from fmapper_adapters.jax.generation import loop
 
@@ -58,7 +59,7 @@ def text_of_loop(generator: Any) -> str:
     run = loop.loop
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "loop", spy)
-        generator(*prompts(2), max_new_tokens=3)
+        generator(*prompts(rows), max_new_tokens=3)
     return kept[0]
 
 
@@ -181,3 +182,13 @@ def test_the_cache_is_written_in_place(generator: Any) -> None:
     assert "scatter(" not in text
     copies = [line for line in text.splitlines() if " copy(" in line and "f32[2,2,20,8]" in line]
     assert not copies
+
+
+def test_the_caches_of_a_single_row_are_not_copied_in_a_step() -> None:
+    model = tiny("LlamaForCausalLM", num_hidden_layers=2)
+    generator = fmapper.generator(model, max_length=20, batch=1, check=False)
+    tokens, mask = prompts(1)
+    found = generator(tokens, mask, max_new_tokens=8)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 8))
+    text = text_of_loop(generator, rows=1)
+    assert not re.search(r"f32\[(1,)?\d+,20,\d+\]\S* copy\(", text)

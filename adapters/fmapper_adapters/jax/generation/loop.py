@@ -169,20 +169,40 @@ def loop(
         def goes_on(state: State) -> Any:
             return (state["count"] < until) & ~state["done"].all()
 
+        rows = jax.tree.map(_is_single_row, state["cache"])
+
         def body(state: State) -> State:
-            before = state["cache"]
+            before = jax.tree.map(_with_row, state["cache"], rows)
             logits, cache, holds = run_program(code, precision, arrays, state["last"], before)
             new = _choose(fixed, knobs, key, logits, state)
             if fixed.beams > 1:
                 cache = beams.reorder(cache, before, new["source"])
+            cache = jax.tree.map(_without_row, cache, rows)
             return new | {"cache": cache, "holds": state["holds"] & holds}
 
-        found: State = jax.lax.while_loop(goes_on, body, state)
-        return found
+        carried = jax.tree.map(_without_row, state["cache"], rows)
+        found: State = jax.lax.while_loop(goes_on, body, state | {"cache": carried})
+        return found | {"cache": jax.tree.map(_with_row, found["cache"], rows)}
 
     given = (arrays, state, knobs, key, until)
     found: State = _on_mesh(run, given, lambda shapes: state)
     return found
+
+
+def _is_single_row(x: Any) -> bool:
+    """Returns whether the loop carries an array without its dimension of one row.
+
+    XLA drops that from the products of attention, and would write a cache twice for it.
+    """
+    return x.ndim > 2 and x.shape[0] == 1 and not any(jax.typeof(x).sharding.spec)
+
+
+def _without_row(x: Any, is_single: bool) -> Any:
+    return x.reshape(x.shape[1:]) if is_single else x
+
+
+def _with_row(x: Any, is_single: bool) -> Any:
+    return x[None] if is_single else x
 
 
 def _on_mesh(function: Any, given: Any, keep: Any) -> Any:
