@@ -392,15 +392,17 @@ def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:
     torch records a tensor that is two inputs, or an input and a parameter, as one of them, and
     forgets the other.
     """
-    leaves, spec = pytree.tree_flatten(to_torch(tree, strict=False))
+    found = to_torch(tree, strict=False)
+    leaves, spec = pytree.tree_flatten(found)
     seen = {id(one) for one in (*module.parameters(), *module.buffers())}
+    again = []
     for at, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        if id(leaf) in seen:
-            leaves[at] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+            again.append(at)
         seen.add(id(leaf))
-    return pytree.tree_unflatten(leaves, spec)
+    for at in again:
+        leaves[at] = leaves[at].detach().clone().requires_grad_(leaves[at].requires_grad)
+    return pytree.tree_unflatten(leaves, spec) if again else found
 
 
 def _without_bases(inputs: Any) -> Any:

@@ -146,7 +146,8 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
         start = [0] * x.ndim
         start[dim] = index.reshape(())
         source = cast(source, x.dtype)
-        if x.ndim > 2 and x.shape[0] == 1 and dim % x.ndim:  # as products drop it, too
+        if x.ndim > 2 and x.shape[0] == 1 and dim % x.ndim:
+            # XLA drops one row from products, and would write the array once more for them.
             found = jax.lax.dynamic_update_slice(x[0], source[0], start[1:])
             return found.reshape(x.shape)
         return jax.lax.dynamic_update_slice(x, source, start)
