@@ -132,16 +132,32 @@ def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
     return found
 
 
-def objects_at(tree: Any) -> list[tuple[str, Any]]:
-    """Returns callable nodes by dotted name, tied ones at each place."""
+def objects_at(*roots: Any) -> list[tuple[str, Any]]:
+    """Returns callable nodes by dotted name, also those in closures; tied ones at each place."""
     found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
 
-    def see(path: Any, node: Any) -> bool:
-        if callable(node) and not isinstance(node, type) and not is_function(node):
-            found.append((".".join(_keys_of(path)), node))
-        return is_function(node)
+    def collect(tree: Any, prefix: tuple[str, ...]) -> None:
+        functions: list[tuple[tuple[str, ...], Any]] = []
 
-    fmap_with_path(lambda path, leaf: leaf, tree, cache=None, is_leaf=see)
+        def see(path: Any, node: Any) -> bool:
+            if callable(node) and not isinstance(node, type) and not is_function(node):
+                found.append((".".join((*prefix, *_keys_of(path))), node))
+            return is_function(node)
+
+        def see_leaf(path: Any, leaf: Any) -> Any:
+            if is_function(leaf) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                functions.append(((*prefix, *_keys_of(path)), leaf))
+            return leaf
+
+        fmap_with_path(see_leaf, tree, cache=None, is_leaf=see)
+        for at, function in functions:
+            for name, part in _parts(function):
+                collect(part, (*at, name) if name else at)
+
+    for root in roots:
+        collect(root, ())
     return found
 
 

@@ -220,7 +220,7 @@ class _Body:
     def _results(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
         if name == "scan" and self._parts is not None and self._reader.stacks is not None:
-            rows = self._reader.stacks.find(eqn, args, self._name)
+            rows = self._reader.stacks.find(eqn, args, self._name, self._parts.own_names)
             if rows is not None:
                 names = [row.name for known in rows if known for row in known]
                 self._taken.update(names)

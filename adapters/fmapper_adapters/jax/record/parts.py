@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -36,7 +37,9 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> Any:
-    return mark.bind(*args, **params), dims
+    """Has parts take and give batches along the first dimension, wherever `vmap` has put them."""
+    moved = [jnp.moveaxis(x, dim, 0) if dim else x for x, dim in zip(args, dims, strict=True)]
+    return mark.bind(*moved, **params), [0 if dim else dim for dim in dims]
 
 
 ad.primitive_jvps[mark] = _jvp
@@ -196,8 +199,10 @@ def call_and_note(
     calls = _Recording.calls
     if calls is None:
         return run(*args, **kwargs)
-    name = getattr(function, "__qualname__", "").removesuffix(".__call__")
-    calls.types.setdefault("", f"{getattr(function, '__module__', '')}.{name}")
+    known = inspect.unwrap(function) if callable(function) else function
+    known = known if hasattr(known, "__qualname__") else type(known)  # as in `jax.vmap(model)`
+    name = known.__qualname__.removesuffix(".__call__")
+    calls.types.setdefault("", f"{known.__module__}.{name}")
     calls.first_paths.setdefault("", "")
     bound = functools.partial(function, *[None] * skipped) if function else run
     at = len(calls.noted)
@@ -384,6 +389,11 @@ class PartReader:
         """The name of the call that is read."""
         return self._open[-1]["name"] if self._open else ""
 
+    def own_names(self, at: int) -> Sequence[str]:
+        """Returns the names of the arrays of the part of a call, where its path is not known."""
+        own: Sequence[str] = self._calls.noted[at]["own"]
+        return own
+
     def see(self, at: int, ends: bool, values: list[Any]) -> None:
         """Reads a mark: a call begins or ends."""
         noted = self._calls.noted[at]
@@ -411,9 +421,11 @@ class PartReader:
             self._open.append(made)
             self.done.append(made)
             return
-        while self._open and self._open[-1]["at"] != at:
+        if all(one["at"] != at for one in self._open):
+            return  # it began in code that JAX has left out
+        while self._open[-1]["at"] != at:
             self._open.pop()
-        if self._open and "result" in noted:
+        if "result" in noted:
             self._open.pop()["result"] = map_arguments(noted["result"], value)
 
     def _path(self, noted: Mapping[str, Any], values: Sequence[Any]) -> str | None:

@@ -110,7 +110,7 @@ def of_callable(model: Any, *, train: bool) -> Source:
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}
         filled = held.fill(known, train=train)
-        with parts.watch(lambda: closure.objects_at(filled[0])):
+        with parts.watch(lambda: closure.objects_at(*filled)):
             if len(filled) > 1:
                 output = filled[0](filled[1], *args, **kwargs)
             else:
@@ -133,6 +133,9 @@ def of_callable(model: Any, *, train: bool) -> Source:
 
 def _name(model: Any) -> str:
     first = model[0] if isinstance(model, tuple) else model
+    wrapped = getattr(first, "__wrapped__", None)
+    if isinstance(first, types.FunctionType) and not hasattr(wrapped or first, "__qualname__"):
+        return _name(wrapped)  # as of `jax.vmap(model)`
     if isinstance(first, types.FunctionType | types.MethodType):
         return first.__qualname__.rpartition("<locals>.")[2]
     inner = closure.unwrap(first) or getattr(first, "func", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,13 +46,20 @@ class Stacks:
         self._kept = kept
         self.rows: dict[str, list[str]] = {}
 
-    def find(self, eqn: Any, args: Sequence[Any], name: Callable[[str], str]) -> Any:
+    def find(
+        self,
+        eqn: Any,
+        args: Sequence[Any],
+        name: Callable[[str], str],
+        own_names: Callable[[int], Sequence[str]],
+    ) -> Any:
         """Finds the arrays that a scan takes apart.
 
         Args:
             eqn: The equation.
             args: Its operands.
             name: Makes a name that no value has.
+            own_names: Returns the names of the arrays of the part that a mark is of.
 
         Returns:
             For each operand its rows if it is such an array, else None; None where there are none.
@@ -71,10 +78,11 @@ class Stacks:
             for one, var in zip(args[first:], eqn.invars[first:], strict=True)
             if not (isinstance(one, Ref) and one.name in own)
         ]
-        is_marked = _has_marks(eqn.params["jaxpr"].jaxpr)
-        if not own or not (is_marked or not any(map(_is_float, others))):
+        marks = _marks(eqn.params["jaxpr"].jaxpr)
+        if not own or not (marks or not any(map(_is_float, others))):
             return None
-        prefix = _common_path([self.targets[one] for one in own])
+        called = [names for mark in marks if (names := own_names(mark))]
+        prefix = _common_path(_with_paths([self.targets[one] for one in own], called))
         return [
             self._take_apart(one.name, prefix, length, name)
             if at >= first and isinstance(one, Ref) and one.name in own
@@ -115,11 +123,32 @@ def _is_float(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.floating))
 
 
-def _has_marks(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name == parts.mark.name or any(map(_has_marks, _inner(eqn)))
-        for eqn in jaxpr.eqns
-    )
+def _marks(jaxpr: Any) -> list[int]:
+    """Returns the calls of parts that a jaxpr has marks of, in order."""
+    found: list[int] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == parts.mark.name:
+            found.append(eqn.params["part"])
+        for inner in _inner(eqn):
+            found += _marks(inner)
+    return found
+
+
+def _with_paths(arrays: Sequence[str], called: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the names of arrays; those of a called part are one name directly in it.
+
+    Examples:
+        >>> _with_paths(["mlp.layers.0.weight", "mlp.layers.0.bias"], [["layers.0.weight"]])
+        ['mlp.', 'mlp.layers.0.bias']
+    """
+    left, found = set(arrays), []
+    for names in sorted(called, key=len, reverse=True):
+        for path in {a.removesuffix(f".{names[0]}") for a in left if a.endswith(f".{names[0]}")}:
+            whole = {f"{path}.{name}" for name in names}
+            if whole <= left:
+                found.append(f"{path}.")
+                left -= whole
+    return [*found, *(one for one in arrays if one in left)]
 
 
 def _inner(eqn: Any) -> list[Any]:

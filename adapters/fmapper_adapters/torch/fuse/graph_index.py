@@ -25,12 +25,22 @@ class Look:
         kinds: dtype and shape of its inputs, by name.
         roles: The inputs that are arrays of the model: `trained`, or `fixed` for those that have no
             gradient.
+        borders: Values that submodules take or give: code of another submodule ends at them.
+
+    Attributes:
+        reader: The submodule whose code is looked at.
     """
 
     def __init__(
-        self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str] | None = None
+        self,
+        graph: Graph,
+        kinds: Mapping[str, Any],
+        roles: Mapping[str, str] | None = None,
+        borders: set[str] | None = None,
     ) -> None:
         self.roles = dict(roles or {})
+        self._borders = set() if borders is None else borders
+        self.reader = ""
         self.calls = {call.name: call for call in graph.calls}
         self.kinds: dict[str, Any] = dict(kinds)
         for call in graph.calls:
@@ -43,12 +53,18 @@ class Look:
         self.kinds[call.name] = call.result[0]
         return Ref(call.name)
 
+    def replace(self, old: str, new: str) -> None:
+        """Lets a value be what another one was to submodules."""
+        if old in self._borders:
+            self._borders.add(new)
+
     def call(self, value: Any, *ops: str) -> Call | None:
         """Returns the call behind a value, if it is one of these primitives."""
         found = self.calls.get(value.name) if isinstance(value, Ref) else None
         if found is None or (ops and found.op.removeprefix("lax::") not in ops):
             return None
-        return found
+        is_of_other = found.module != self.reader and found.name in self._borders
+        return None if is_of_other else found
 
     def shape(self, value: Any) -> Shape:
         """Returns the shape of a value."""

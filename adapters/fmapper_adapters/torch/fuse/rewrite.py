@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,15 +31,21 @@ class Rewriter:
         kinds: dtype and shape of its inputs, by name.
         roles: The inputs that are arrays of the model.
         taken: Names that no new call may have; the names of new calls are added.
+        borders: Values that submodules take or give, as for `Look`.
 
     Attributes:
         look: The graph.
     """
 
     def __init__(
-        self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], taken: set[str]
+        self,
+        graph: Graph,
+        kinds: Mapping[str, Any],
+        roles: Mapping[str, str],
+        taken: set[str],
+        borders: set[str],
     ) -> None:
-        self.look = Look(graph, kinds, roles)
+        self.look = Look(graph, kinds, roles, borders)
         self._taken = taken
         self._new: list[Call] = []
         self._model: Call | None = None
@@ -72,20 +78,27 @@ class Rewriter:
         for call in graph.calls:
             own = _replace(call, known)
             self.look.calls[call.name] = own
-            self._model, self._new = own, []
+            self._model, self._new, self.look.reader = own, [], own.module
             found = find(self, own)
             calls += self._new
             if found is None:
                 calls.append(own)
             else:
                 known[call.name] = found
+                if isinstance(found, Ref):
+                    self.look.replace(call.name, found.name)
         outputs = substitute(graph.outputs, known)
         made = Graph(graph.inputs, calls, outputs, graph.kinds)
         return made.without_dead_calls(lambda call: False), known
 
 
 def simplify(
-    graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], *, fused: bool = True
+    graph: Graph,
+    kinds: Mapping[str, Any],
+    roles: Mapping[str, str],
+    *,
+    fused: bool = True,
+    borders: Iterable[str] = (),
 ) -> tuple[Graph, dict[str, Any]]:
     """Rewrites a graph with fewer, larger calls; returns it and the replaced names.
 
@@ -94,12 +107,14 @@ def simplify(
         kinds: dtype and shape of its inputs, by name.
         roles: The inputs that are arrays of the model, as for `Look`.
         fused: Whether to fuse primitives; if not, only constants and broadcasts are simplified.
+        borders: Values that submodules take or give, as for `Look`.
     """
     found = fold(graph, kinds).without_dead_calls(lambda call: False)
     taken = {*graph.inputs, *(call.name for call in graph.calls)}
+    borders = set(borders)
     moved: dict[str, Any] = {}
     for find in (*(_RECOGNISERS if fused else ()), moves.find, broadcasts.find):
-        found, known = Rewriter(found, kinds, roles, taken).run(found, find)
+        found, known = Rewriter(found, kinds, roles, taken, borders).run(found, find)
         moved = {name: substitute(value, known) for name, value in moved.items()} | known
     return found, moved
 

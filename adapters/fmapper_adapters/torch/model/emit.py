@@ -184,6 +184,7 @@ class Emitter:
         self._anchor: Value | None = None
         self._device: Any = None
         self.is_inner = False  # of a loop, a branch or a function
+        self.borders: frozenset[str] = frozenset()  # what submodules take or give
 
     # --- inputs and outputs ---
 
@@ -324,7 +325,8 @@ class Emitter:
         try:
             moved: Mapping[str, Any] = {}
             if not self._native:
-                graph, moved = simplify(graph, kinds, self._roles, fused=self._fused)
+                options: Any = {"fused": self._fused, "borders": self.borders}
+                graph, moved = simplify(graph, kinds, self._roles, **options)
             for call in graph.calls:
                 self._tracer.place = call.module, call.source
                 self._tracer.steps = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import itertools
 import math
 import operator
 import re
@@ -406,10 +407,18 @@ def own_name(name: str, lists: Mapping[str, str]) -> str:
     return name
 
 
-def _stem(row: str) -> str:
-    """Returns the path of the list that a first row is in: up to its last 0."""
-    steps = row.split(".")
-    return ".".join(steps[: len(steps) - 1 - steps[::-1].index("0")])
+def _stem(whole: str, rows: Sequence[str]) -> str:
+    """Returns the path of the list that the rows of an array are in.
+
+    Examples:
+        >>> _stem("blocks.mlp.0.w", ["blocks.0.mlp.0.w", "blocks.1.mlp.0.w"])
+        'blocks'
+    """
+    others = rows[1] if len(rows) > 1 else whole
+    steps = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(rows[0].split("."), others.split("."), strict=False)
+    )
+    return ".".join(step for step, _ in steps)
 
 
 def _table(names: Mapping[str, Any]) -> str:
@@ -448,8 +457,8 @@ def _print_loading(draft: Any) -> str:
         lines.append(f"LISTS = {lists!r}")
     else:
         loading = loading.replace(_LISTS, "")
-    stacks = draft.program.stacks.values()
-    stacked = {own_name(_stem(rows[0]), lists): len(rows) for rows in stacks}
+    stacks = draft.program.stacks.items()
+    stacked = {own_name(_stem(whole, rows), lists): len(rows) for whole, rows in stacks}
     if stacked:
         lines.append(f"STACKED = {stacked!r}")
         loading = _TAKE_APART + loading

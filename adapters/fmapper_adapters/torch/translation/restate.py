@@ -110,6 +110,7 @@ class _Restated:
         graph = program.graph
         wider = Graph(graph.inputs, graph.calls, (*graph.outputs, *map(Ref, told)), graph.kinds)
         count = len(graph.outputs)
+        emitter.borders = frozenset(told)
         with without_logs():
             outputs = emitter.run(wider)
         found = [

@@ -1,0 +1,119 @@
+"""Parts of JAX models that a transformation calls: they are parts of the file, too."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+eqx = pytest.importorskip("equinox")
+nnx = pytest.importorskip("flax.nnx")
+linen = pytest.importorskip("flax.linen")
+jnp = jax.numpy
+
+from fmapper.translation.source import translate  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class Head(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    linear: eqx.nn.Linear
+    bias: jax.Array
+
+    def __init__(self, key):
+        self.norm = eqx.nn.LayerNorm(6)
+        self.linear = eqx.nn.Linear(6, 2, use_bias=False, key=key)
+        self.bias = jnp.ones(2)
+
+    def __call__(self, x):
+        return self.linear(self.norm(x)) + self.bias
+
+
+class Deep(eqx.Module):
+    """Blocks whose arrays are stacked, with numbered parts in them."""
+
+    blocks: eqx.nn.MLP
+    head: Head
+
+    def __init__(self, key):
+        first, second = jax.random.split(key)
+        make = eqx.filter_vmap(lambda one: eqx.nn.MLP(6, 6, 8, 1, key=one))
+        self.blocks = make(jax.random.split(first, 3))
+        self.head = Head(second)
+
+    def __call__(self, x):
+        arrays, static = eqx.partition(self.blocks, eqx.is_array)
+        x, _ = jax.lax.scan(lambda x, row: (eqx.combine(row, static)(x), None), x, arrays)
+        return self.head(x)
+
+
+def test_parts_of_a_model_under_vmap_are_classes_and_layers():
+    model = Deep(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 6))
+    source, _, proof = translate(jax.vmap(model), "torch", (x,), proved=True)
+    assert proof, str(proof)  # by name: the arrays of blocks are rows of stacked ones
+    assert "class Deep(nn.Module)" in source.code
+    assert "self.linear = nn.Linear(6, 2, bias=False)" in source.code
+    assert "for block in self.blocks:" in source.code
+
+    there = fmapper.convert(jax.vmap(model), "torch", (x,), structure=True)
+    given = fmapper.to_torch(x)
+    wanted = fmapper.to_torch(jax.vmap(model.head.linear)(x))
+    torch.testing.assert_close(there.head.linear(given), wanted)
+    torch.testing.assert_close(there.head(given), fmapper.to_torch(jax.vmap(model.head)(x)))
+
+
+def test_parts_of_a_model_in_a_closure_are_classes():
+    head = Head(jax.random.key(0))
+    code = fmapper.source(lambda x: 2 * jax.vmap(head)(x), "torch", (jnp.ones((4, 6)),))
+    assert "class Head(nn.Module)" in code
+    assert "self.head(x)" in code
+
+
+class Tagger(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs))
+        self.second = nnx.RNN(nnx.GRUCell(4, 4, rngs=rngs))
+
+    def __call__(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_part_gives_what_it_gives_in_the_source():
+    model = Tagger(nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 3))
+    there = fmapper.convert(model, "torch", (x,), structure=True)
+    hidden = there.first(fmapper.to_torch(x))
+    torch.testing.assert_close(hidden, fmapper.to_torch(model.first(x)))
+    torch.testing.assert_close(there.second(hidden), fmapper.to_torch(model(x)))
+
+
+class Encoder(linen.Module):
+    @functools.partial(
+        linen.scan, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
+    )
+    @linen.compact
+    def __call__(self, carry, x):
+        return linen.OptimizedLSTMCell(4)(carry, x)
+
+
+class Classifier(linen.Module):
+    @linen.compact
+    def __call__(self, tokens):
+        carry = jnp.zeros((tokens.shape[0], 4)), jnp.zeros((tokens.shape[0], 4))
+        _, ys = Encoder()(carry, tokens)
+        return linen.Dense(2, name="head")(ys[:, -1])
+
+
+def test_a_model_has_its_arguments_where_a_loop_begins_parts_that_end_outside():
+    model = Classifier()
+    x = jax.random.normal(jax.random.key(1), (2, 5, 3))
+    variables = model.init(jax.random.key(0), x)
+    source, _, proof = translate((model, variables), "torch", (x,), proved=True)
+    assert proof, str(proof)
+    assert "def forward(self, tokens):" in source.code
