@@ -56,6 +56,8 @@ class Models(Framework):
         compiles: The first call of a model that was made of a program compiles it.
         needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
+        fixes_sizes: `export_program` heeds `Auto.fixed`; else a recording for fewer varying sizes
+            would be the same again.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
         conversion_options: The keywords of `from_program` and `from_generation`, so that `convert`
             and `generator` refuse others before they record; None where they are not to look.
@@ -66,6 +68,7 @@ class Models(Framework):
     needs_source: ClassVar[str] = ""
     compiles: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    fixes_sizes: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
     conversion_options: ClassVar[tuple[str, ...] | None] = None
 

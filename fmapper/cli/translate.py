@@ -85,6 +85,10 @@ def translate(
     if reason:
         print(f"for evaluation only, since training failed: {reason}")
     print(f"{held:,} of {whole:,} parameters are in layers of {to}")
+    if fixed:
+        print("the sizes of inputs are those of the examples, and the file takes no others")
+    for sentence in source.fixed:
+        print(f"a size does not vary: {sentence}")
     for part, reason in source.dissolved.items():
         print(f"{part} has no code of its own: {reason}")
     for path, count in source.scans.items():

@@ -258,7 +258,7 @@ def convert_with_arrays(
     with step(f"converting {type(model).__name__} to {to}") as say:
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
-        if is_auto and program.symbols:
+        if is_auto and program.symbols and source.fixes_sizes:
             program, converted = lower_with_varying_sizes(program, record, lower_it)
         else:
             converted = lower_it(program)

@@ -153,13 +153,14 @@ def lower_trained(program: Program, target: Models, *, train: bool, **options: A
     except ConversionError as error:
         if train or program.evaluation is None:
             raise
-        alone = replace(
-            program.evaluation,
-            parameters=program.parameters,
-            buffers=program.buffers,
-            lacks_training=str(error),
-        )
+        alone = replace(evaluation_of(program), lacks_training=str(error))
     return lower(alone, target, **options)
+
+
+def evaluation_of(program: Program) -> Program:
+    """Returns the program for evaluation of one for training, with the arrays of both."""
+    assert program.evaluation is not None
+    return replace(program.evaluation, parameters=program.parameters, buffers=program.buffers)
 
 
 def source_of_callable(model: Any, target: Models) -> Models | None:

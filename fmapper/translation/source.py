@@ -15,6 +15,7 @@ from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
+    evaluation_of,
     family_of,
     lower_with_varying_sizes,
     record_program,
@@ -107,15 +108,16 @@ def translate_proved(
         ConversionError: It cannot be recorded or written for evaluation; or it does not run.
     """
     given = (model, to, args, kwargs, dynamic_shapes)
+    known: dict[bool, Program] = {}
     try:
-        source, _, proof = translate(*given, True, proved=True, scan=scan)
+        source, _, proof = translate(*given, True, proved=True, scan=scan, known=known)
         assert proof is not None
         if proof:
             return source, proof, ""
         reason = str(proof)
     except ConversionError as error:
         reason = str(error)
-    source, _, proof = translate(*given, False, proved=True, scan=scan)
+    source, _, proof = translate(*given, False, proved=True, scan=scan, known=known)
     assert proof is not None
     return source, proof, reason
 
@@ -130,10 +132,12 @@ def translate(
     *,
     proved: bool | str = False,
     scan: bool = False,
+    known: dict[bool, Program] | None = None,
 ) -> tuple[Source, Program, Proof | None]:
     """Translates a model; returns its source, its program and, if `proved`, the proof.
 
-    With `proved="evaluation"` that compares its outputs in evaluation alone.
+    With `proved="evaluation"` that compares its outputs in evaluation alone. `known` keeps what a
+    recording of training has of evaluation, for a later call with `train=False`.
 
     Raises:
         ConversionError: It cannot be recorded or written; or it does not run.
@@ -167,12 +171,16 @@ def translate(
         return found
 
     with step(f"translating {type(model).__name__} to {to}") as say:
-        program = record(dynamic_shapes)
+        known = {} if known is None else known
+        program = known.get(train) or record(dynamic_shapes)
+        if program.evaluation is not None and not origin.has_training(model, args, kwargs):
+            known[False] = evaluation_of(program)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
-        if is_auto and program.symbols:
+        if is_auto and program.symbols and origin.fixes_sizes:
             program, found = lower_with_varying_sizes(program, record, write)
         else:
             found = write(program)
+        found.fixed = program.fixed
         if not proved:
             return found, program, None
         say("running the file and the model")

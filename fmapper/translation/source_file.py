@@ -25,6 +25,7 @@ class Source:
         positional: Those for what the example gave by position; empty for what it does not take.
         scans: Lists of blocks that are one module, called by a scan -> how many blocks those are.
         not_scanned: Other lists, where scans were asked for -> the reason.
+        fixed: Sizes of inputs that were to vary and do not, each in a sentence with the reason.
     """
 
     code: str
@@ -37,3 +38,4 @@ class Source:
     positional: tuple[str, ...] = ()
     scans: Mapping[str, int] = field(default_factory=dict)
     not_scanned: Mapping[str, str] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()

@@ -105,6 +105,7 @@ def case(
     name: str, kind: str, library: str = "transformers", *, train: bool = True
 ) -> dict[str, Any]:
     """One class: built, translated, and proved."""
+    from fmapper import FixedSizeWarning
     from fmapper.translation.source import translate, translate_proved
 
     warnings.simplefilter("ignore")
@@ -114,18 +115,24 @@ def case(
         model, args, kwargs = build(name, kind, library)
     except CannotBuild as error:
         return {"class": "not built", "reason": str(error)}
+    told: list[str] = []  # what a user hears of sizes that do not vary
     try:
         for shapes in ("auto", None):
             try:
-                reason = ""
-                if train:
-                    source, proof, reason = translate_proved(model, target, args, kwargs, shapes)
-                else:
-                    source, _, proof = translate(model, target, args, kwargs, shapes, proved=True)
+                with warnings.catch_warnings(record=True) as heard:
+                    warnings.simplefilter("always", FixedSizeWarning)
+                    reason = ""
+                    given = (model, target, args, kwargs, shapes)
+                    if train:
+                        source, proof, reason = translate_proved(*given)
+                    else:
+                        source, _, proof = translate(*given, proved=True)
+                told += [str(one.message) for one in heard]
                 break
-            except Exception:
+            except Exception as error:
                 if shapes is None:
                     raise
+                told.append(f"all sizes: {type(error).__name__}: {error}")
     except Exception as error:  # whatever it is, it is what a user would see
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return {"class": "refused", "reason": reason, "model": type(model).__name__}
@@ -139,6 +146,7 @@ def case(
         **measures,
         "dissolved": source.dissolved,
         "dynamic": shapes is not None,
+        "fixed": [one[:300] for one in dict.fromkeys([*told, *source.fixed])],
         "evaluation only": reason[:300],
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -198,7 +206,11 @@ def _class_of(name: str, kind: str) -> str:
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
     # What a table does not have is in one of those for a task.
-    tables_of_tasks = [one for key, one in vars(auto).items() if key.endswith("_MAPPING_NAMES")]
+    tables_of_tasks = [
+        one
+        for key, one in vars(auto).items()
+        if key.endswith("_MAPPING_NAMES") and not key.startswith("CONFIG")
+    ]
     found = next((one[name] for one in (tables[kind], *tables_of_tasks) if name in one), "")
     return found[0] if isinstance(found, tuple) else found
 

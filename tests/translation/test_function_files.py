@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from torch import nn  # noqa: E402
 import fmapper  # noqa: E402
 from fmapper.translation import run_file  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
+from fmapper_adapters.jax.libraries import SETTINGS  # noqa: E402
 
 
 class Block(nn.Module):
@@ -178,6 +183,23 @@ def test_a_proof_runs_in_a_process_without_torch(net):
     _, _, proof = translate(net, "jax", (ids,), train=True, proved=True)
     assert proof, proof
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
+
+
+def test_what_both_modes_compile_is_compiled_once(tmp_path):
+    (tmp_path / "proof.py").write_text(
+        f"{SETTINGS}\n"
+        "found = []\n"
+        "jax.monitoring.register_event_listener(lambda event, **_: found.append(event))\n"
+        "for _ in range(2):\n"
+        "    jax.jit(lambda x: x @ x)(jnp.ones((3, 3)))\n"
+        "    print(cache.name, '/jax/compilation_cache/cache_hits' in found)\n"
+    )
+    command = [sys.executable, str(tmp_path / "proof.py")]
+    environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    folder, *words = done.stdout.split()
+    assert words == ["False", folder, "True"]
+    assert not Path(folder).exists()
 
 
 def test_the_row_for_padding_gets_no_gradient():

@@ -8,6 +8,8 @@ from flax import nnx
 from torch import nn
 
 import fmapper
+from fmapper.translation.source import translate, translate_proved
+from fmapper_adapters.torch.adapter import TorchAdapter
 from fmapper_adapters.torch.translation import build
 
 
@@ -35,6 +37,25 @@ def test_an_average_over_all_batches_is_refused_for_training_by_its_name():
     with pytest.raises(fmapper.ConversionError, match="momentum=None"):
         fmapper.source(net, "flax", (torch.randn(5, 3),), train=True)
     assert "BatchNorm(4" in fmapper.source(net, "flax", (torch.randn(5, 3),))
+
+
+def test_a_mode_is_recorded_once(monkeypatch):
+    recorded = []
+    export = TorchAdapter.export_program
+
+    def note(self, *args, train, **settings):
+        recorded.append(train)
+        return export(self, *args, train=train, **settings)
+
+    monkeypatch.setattr(TorchAdapter, "export_program", note)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    x = torch.randn(5, 3)
+    source, proof, reason = translate_proved(net, "flax", (x,))
+    assert proof
+    assert "momentum=None" in reason
+    assert recorded == [True, False]
+    assert source.code == translate(net, "flax", (x,))[0].code
+    assert recorded == [True, False, False]
 
 
 class Small(nnx.Module):

@@ -13,6 +13,7 @@ nnx = pytest.importorskip("flax.nnx")
 from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
+from fmapper.translation.source import translate  # noqa: E402
 
 
 class Attention(nn.Module):
@@ -114,3 +115,15 @@ class Sums(nn.Module):
 def test_sizes_that_nobody_reads_have_no_name():
     code = fmapper.source(Sums(), "flax", (torch.randn(2, 3, 16, 20),))
     assert "y, height, _ = self.embed(x)" in code
+
+
+class Fixed(nn.Module):
+    def forward(self, x):
+        return x * 2 if len(x) % 7 == 4 else x
+
+
+def test_sizes_that_the_code_fixes_are_told():
+    source = translate(Fixed(), "flax", (torch.ones(4, 3),))[0]
+    (sentence,) = source.fixed
+    assert sentence.startswith("x.shape[0] is 4: the code fixes it at ")
+    assert "check_shapes((x, '4 " in source.code

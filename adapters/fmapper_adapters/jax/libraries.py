@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
-    from fmapper_adapters.jax.translation.functions.stateless import STATELESS
+    from fmapper_adapters.jax.translation.functions.stateless import SETTINGS, STATELESS
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
     from fmapper_adapters.jax.translation.layers.products import with_linears
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCKS_OF",
     "NAMES_OF",
+    "SETTINGS",
     "STATELESS",
     "TAKE_APART",
     "JaxDialect",
@@ -73,6 +74,7 @@ __all__ = [
 _MODULES = {
     "BLOCKS_OF": "translation.layers.slices",
     "NAMES_OF": "translation.layers.slices",
+    "SETTINGS": "translation.functions.stateless",
     "STATELESS": "translation.functions.stateless",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
@@ -113,6 +115,8 @@ def __getattr__(name: str) -> Any:
 
 class JaxModels(Models):
     """Models that JAX computes: JAX's own, and those of libraries that build on it."""
+
+    fixes_sizes: ClassVar[bool] = True
 
     def check_options(self, **options: Any) -> None:
         """Checks that JAX knows the precision.

@@ -1,12 +1,9 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
 from fmapper.translation import proof_script
+from fmapper_adapters.jax.libraries import SETTINGS
 
-# XLA can wait for itself forever where computations are dispatched while others run.
-_IMPORTS = (
-    "import jax, jax.numpy as jnp\nfrom flax import nnx\n"
-    "jax.config.update('jax_cpu_enable_async_dispatch', False)"
-)
+_IMPORTS = SETTINGS + "from flax import nnx"
 _MODEL = '''
 def array(value):
     return jnp.asarray(value)

@@ -1,13 +1,9 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
 from fmapper.translation import proof_script
-from fmapper_adapters.jax.translation.functions.stateless import STATELESS
+from fmapper_adapters.jax.translation.functions.stateless import SETTINGS, STATELESS
 
-# XLA can wait for itself forever where computations are dispatched while others run.
-_IMPORTS = (
-    "import functools, inspect, jax, jax.numpy as jnp\n"
-    "jax.config.update('jax_cpu_enable_async_dispatch', False)"
-)
+_IMPORTS = SETTINGS + "import functools, inspect"
 _MODEL = '''
 has_buffers = hasattr(net, "BUFFERS")
 if hasattr(net, "dropout"):

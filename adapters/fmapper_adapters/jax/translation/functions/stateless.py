@@ -1,4 +1,15 @@
-"""The part of the proof script that files of functions without state share."""
+"""The parts of the proof scripts that files share: settings of XLA, functions without state."""
+
+# What runs ten times is compiled with little effort, and what both modes have in common once. XLA
+# can wait for itself forever where computations are dispatched while others run.
+SETTINGS = """
+import os, tempfile
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+import jax, jax.numpy as jnp
+cache = tempfile.TemporaryDirectory()
+jax.config.update("jax_compilation_cache_dir", cache.name)
+jax.config.update("jax_cpu_enable_async_dispatch", False)
+"""
 
 # Before it stand `make`, `call`, `differentiate`, `descend` and `named` of a library.
 STATELESS = """
