@@ -85,3 +85,26 @@ def test_masked_select_of_fewer_elements_than_the_mask_has(shape: tuple[int, ...
 
 def test_views_whose_place_in_the_storage_depends_on_values() -> None:
     converting.check(torch.tensor_split, torch.randn(6, 3), torch.tensor([1, 4]))
+
+
+@pytest.mark.parametrize(("rate", "seeds"), [(0.0, {0}), (0.5, {0, 1})])
+def test_what_draws_nothing_runs_with_one_seed(
+    monkeypatch: pytest.MonkeyPatch, rate: float, seeds: set[int]
+) -> None:
+    from fmapper_adapters.torch.from_fx import check
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            attended = torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=rate)
+            return torch.nn.functional.dropout(attended, 0.1, self.training)
+
+    used = set()
+    run = check.run
+
+    def note(*given: Any, seed: int) -> Any:
+        used.add(seed)
+        return run(*given, seed=seed)
+
+    monkeypatch.setattr(check, "run", note)
+    fmapper.convert(Attention().eval(), "jax", (torch.randn(2, 4, 8),))
+    assert used == seeds

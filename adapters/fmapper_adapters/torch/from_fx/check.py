@@ -35,7 +35,7 @@ def check(
         ConversionError: The results differ; the message says where and by how much.
     """
     program = exported.module()
-    may_be_random = any(_draws(node.target) for node in exported.graph.nodes)
+    may_be_random = any(map(_draws, exported.graph.nodes))
     try:
         recorded = run(program, module, args, kwargs, seed=0)
         again = run(program, module, args, kwargs, seed=1) if may_be_random else recorded
@@ -90,9 +90,18 @@ def leaves_open(target: Any) -> bool:
     return any(word in str(target) for word in ("empty", "resize"))
 
 
-def _draws(target: Any) -> bool:
-    """Returns whether an operation may draw random numbers; attention is always tagged so."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+def _draws(node: torch.fx.Node) -> bool:
+    """Returns whether a call may draw random numbers."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    if node.target is _ATTENTION:  # which is tagged so for its dropout
+        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return rate != 0.0
+    return not (node.target in _DROPOUT and node.args[2] is False)
+
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_DROPOUT = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
 
 
 def run(
