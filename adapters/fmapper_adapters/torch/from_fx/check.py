@@ -96,7 +96,7 @@ def _draws(node: torch.fx.Node) -> bool:
         return False
     if node.target is _ATTENTION:  # which is tagged so for its dropout
         rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return rate != 0.0
+        return bool(rate != 0.0)
     return not (node.target in _DROPOUT and node.args[2] is False)
 
 
