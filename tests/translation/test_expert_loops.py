@@ -58,3 +58,37 @@ def test_rows_that_values_count_are_no_result():
         fmapper.source(Picked(), "flax", (torch.randn(6, 4),))
     assert "torch.where(mask, a, b)" in str(told.value)
     assert "test_expert_loops.py" in str(told.value)
+
+
+class Picks(nn.Module):
+    def forward(self, x, ids):
+        return x[ids == 0]
+
+
+class Adapted(nn.Module):
+    """The layer of a language computes the rows of that language, as in X-MOD."""
+
+    def __init__(self, picks=None):
+        super().__init__()
+        self.adapter = nn.Linear(3, 3)
+        self.picks = picks
+
+    def forward(self, x, ids):
+        rows = x[ids == 0] if self.picks is None else self.picks(x, ids)
+        new = torch.zeros_like(x)
+        new[ids == 0] = self.adapter(rows)
+        return new + x
+
+
+def test_parts_are_given_padded_rows():
+    inputs = torch.randn(4, 5, 3), torch.tensor([0, 1, 0, 2])
+    source, _, proof = translate(Adapted(), "flax", inputs, None, None, proved=True)
+    assert proof
+    assert "_nonzero_static(" in source.code
+
+
+def test_a_part_that_makes_rows_returns_no_padding():
+    inputs = torch.randn(4, 5, 3), torch.tensor([0, 1, 0, 2])
+    with pytest.warns(fmapper.NotCompiledWarning):
+        code = translate(Adapted(Picks()), "flax", inputs, None, None)[0].code
+    assert "_nonzero_static(" not in code

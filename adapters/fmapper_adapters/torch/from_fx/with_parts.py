@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from fmapper.programs import Call, Graph, Output, Part, Program, Ref, refs_in, substitute
 from fmapper_adapters.torch.from_fx.conditions import with_plain_conditions
 from fmapper_adapters.torch.passes import order
+from fmapper_adapters.torch.passes.static_sizes import PADDED
 
 _EFFECTS = ("aten::_assert", "aten::_print")
 
@@ -21,7 +23,9 @@ def with_parts(program: Program, run: order.Pass) -> Program:
     there = {*graph.inputs, *(call.name for call in graph.calls)}
     parts = [(part.arguments, part.result) for part in program.parts]
     names = [name for name in dict.fromkeys(refs_in(tuple(parts))) if name in there]
-    kept = [*program.outputs, *(Output("user", -1) for _ in names)]
+    makers = _rows_made(program)
+    places = [-1 if name in makers else PADDED for name in names]
+    kept = [*program.outputs, *(Output("user", place) for place in places)]
     calls, copies = _with_copies(graph.calls, {*names})
     outputs = (*graph.outputs, *(Ref(copies.get(name, name)) for name in names))
     wider = dataclasses.replace(
@@ -54,6 +58,23 @@ def with_parts(program: Program, run: order.Pass) -> Program:
     ).without_dead_calls(lambda call: call.op.startswith(_EFFECTS) or call.name in given)
     done.outputs = done.outputs[:count]
     return with_plain_conditions(done)
+
+
+def _rows_made(program: Program) -> set[str]:
+    """Returns the results of parts with as many rows as values say that the part has read.
+
+    Padding in them would be a result that the module does not have, unlike that of parts which were
+    given it.
+    """
+    rows = {
+        call.name: {size for _, shape in call.result for size in re.findall(r"\bu\d+", str(shape))}
+        for call in program.graph.calls
+    }
+    found = set()
+    for part in program.parts:
+        given = {row for name in refs_in((part.arguments,)) for row in rows.get(name, ())}
+        found |= {name for name in refs_in((part.result,)) if rows.get(name, set()) - given}
+    return found
 
 
 def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], dict[str, str]]:

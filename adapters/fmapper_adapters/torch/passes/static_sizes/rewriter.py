@@ -9,7 +9,9 @@ that combine rows ignore it. A program with other operations on such rows is lef
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -25,13 +27,16 @@ from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
 _SIZES = {"view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "full": 0, "zeros": 0, "ones": 0}
 _SIZES |= {"empty": 0, "new_zeros": 1, "new_ones": 1, "new_full": 1, "new_empty": 1, "unflatten": 2}
 
+PADDED = -2  # the target of an output that nobody sees, so that its rows may be followed by padding
+
 
 def fix_sizes(program: Program, facts: SizeFacts) -> Program:
     """Fixes sizes to numbers by padding; returns the program itself where that fails."""
     if not facts.symbols and not facts.is_sized:
         return program
+    whole = [one.target != PADDED for one in program.outputs]
     try:
-        return dataclasses.replace(program, graph=_with_numbers(program.graph, facts))
+        return dataclasses.replace(program, graph=_with_numbers(program.graph, facts, whole))
     except Remains:
         return program
 
@@ -52,7 +57,7 @@ _EAGER |= {"aten::_unique2.default", "aten::unique_consecutive.default", "aten::
 _EAGER |= {"aten::nonzero_numpy.default", "aten::bincount.default", "aten::_unique.default"}
 
 
-def _with_numbers(graph: Graph, facts: SizeFacts) -> Graph:
+def _with_numbers(graph: Graph, facts: SizeFacts, whole: Sequence[bool]) -> Graph:
     writer = Writer(graph, facts)
     for call in graph.calls:
         writer.at = call
@@ -60,7 +65,7 @@ def _with_numbers(graph: Graph, facts: SizeFacts) -> Graph:
         kwargs = substitute(call.kwargs, writer.renamed)
         _rewrite(writer, dataclasses.replace(call, args=args, kwargs=kwargs))
     outputs = substitute(graph.outputs, writer.renamed)
-    for name in Graph((), [], outputs).uses():
+    for name in Graph((), [], tuple(itertools.compress(outputs, whole))).uses():
         if name in writer.rows:
             raise Remains(name)
     return Graph(graph.inputs, writer.calls, outputs, graph.kinds)
