@@ -53,6 +53,8 @@ class Models(Framework):
     Attributes:
         has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
             them a program for each.
+        writes_modes: `translate` takes programs for training whose `evaluation` was recorded with
+            `only_layers`, and writes one file for both.
         compiles: The first call of a model that was made of a program compiles it.
         needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
@@ -65,6 +67,7 @@ class Models(Framework):
 
     lacking = "models"
     has_modes: ClassVar[bool] = False
+    writes_modes: ClassVar[bool] = False
     needs_source: ClassVar[str] = ""
     compiles: ClassVar[bool] = False
     compares: ClassVar[bool] = False
@@ -183,6 +186,7 @@ class Models(Framework):
         specialize: bool = False,
         whole: Collection[str] = (),
         parts: bool = False,
+        only_layers: bool = False,
     ) -> Program:
         """Records the program of a model of this framework for example inputs.
 
@@ -198,6 +202,8 @@ class Models(Framework):
             whole: The operations that the target lowers whole, as `lowers_whole` gives them. A
                 recorder that would take one apart leaves it. Without a target there are none.
             parts: Whether the calls of submodules are recorded, too.
+            only_layers: With `train`: only layers of the framework are in training, and the model's
+                own code does what it does in evaluation.
 
         Raises:
             ConversionError: It cannot be recorded; says why, and where. With `check`: what was

@@ -203,9 +203,13 @@ def convert_with_arrays(
     check: bool = True,
     strict: bool | None = None,
     specialize: bool = False,
+    modes: bool = False,
     **options: Any,
 ) -> Any:
-    """Converts a model as `convert` does, with arrays of a checkpoint in place of its own."""
+    """Converts a model as `convert` does, with arrays of a checkpoint in place of its own.
+
+    With `modes` its own code does something else in evaluation; that is tried where it must.
+    """
     target = _target(to)
     _check_options(target, options)
     if not isinstance(example_inputs, tuple | list):
@@ -247,8 +251,12 @@ def convert_with_arrays(
     settings["parts"] = bool(options.get("structure"))
 
     def record(shapes: Any) -> Program:
-        given = example_inputs, example_kwargs or {}
-        return record_program(model, source, target, *given, dynamic_shapes=shapes, **settings)
+        given = (model, source, target, example_inputs, example_kwargs or {})
+        settings.update(dynamic_shapes=shapes, both=not modes)
+        found = record_program(*given, **settings)
+        if not modes:
+            return found
+        return replace(found, evaluation=record_program(*given, only_layers=True, **settings))
 
     def lower_it(program: Program) -> Any:
         if arrays is not None:
@@ -266,24 +274,39 @@ def convert_with_arrays(
             told = "\n".join(f"  {sentence}" for sentence in program.fixed)
             warn(f"{program.name}: these sizes are fixed:\n{told}", FixedSizeWarning)
         check = check and arrays is None  # else the model itself has no values to compare with
-        if check and source.compares:
+        if check:
             say(f"comparing {type(model).__name__} and what was made of it")
-            modes = [program]
-            if options.get("structure") and program.train and program.evaluation is None:
-                modes.append(replace(program, train=False))  # one module for both
-            for one in modes:
-                check_target.check(
-                    model, source, converted, target, one, example_inputs, example_kwargs or {}
-                )
+            is_one = bool(options.get("structure"))  # a structured model has both modes
+            given = (example_inputs, example_kwargs or {})
+            try:
+                if source.compares:
+                    for one in _modes_of(program, is_one=is_one):
+                        check_target.check(model, source, converted, target, one, *given)
+                else:
+                    from fmapper.programs import check_source
+
+                    alone = train and not is_one
+                    refuse = check_source.refuse_difference
+                    refuse(model, source, converted, target, *given, train=alone)
+            except ConversionError:
+                if modes or not (is_one and train and target.writes_modes):
+                    raise
+                return convert_with_arrays(
+                    model, to, *given, dynamic_shapes=dynamic_shapes, train=True, verify=verify,
+                    strict=strict, specialize=specialize, modes=True, **options,
+                )  # fmt: skip
         if verify:
             _check(model, converted, example_inputs, example_kwargs or {})
-        if check and not source.compares:
-            from fmapper.programs import check_source
-
-            given = (example_inputs, example_kwargs or {})
-            alone = train and not options.get("structure")  # a structured model has both modes
-            check_source.refuse_difference(model, source, converted, target, *given, train=alone)
     return converted
+
+
+def _modes_of(program: Program, *, is_one: bool) -> list[Program]:
+    """Returns the programs with which a model is compared, where it `is_one` for both modes."""
+    other = program.evaluation
+    if is_one and program.train and (other is None or other.train):
+        program = replace(program, evaluation=None)
+        return [program, replace(program, train=False)]
+    return [program]
 
 
 def _target(to: str) -> Models:

@@ -77,8 +77,10 @@ def record_program(
     strict: bool | None = None,
     specialize: bool = False,
     parts: bool = False,
+    only_layers: bool = False,
+    both: bool = True,
 ) -> Program:
-    """Records the program of a model, for both modes if the target is to be trained."""
+    """Records the program of a model, for `both` modes if the target has them."""
 
     def record(*, train: bool) -> Program:
         with step("recording training" if train else "recording"):
@@ -93,6 +95,7 @@ def record_program(
                 whole=target.lowers_whole(user_lowerings(target)),
                 **({"specialize": True} if specialize else {}),
                 **({"parts": True} if parts else {}),
+                **({"only_layers": True} if only_layers else {}),
             )
 
     if not target.has_modes:
@@ -104,7 +107,7 @@ def record_program(
             raise
         program = record(train=False)  # its training needs what it was not given
         program.lacks_training = str(error)
-    if program.train:
+    if program.train and both:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
         program.starts_in_training = source.is_in_training(model, args, kwargs)
     return program

@@ -24,6 +24,7 @@ from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
 from fmapper.translation.merging.comprehensions import with_comprehensions
 from fmapper.translation.printing import PrinterTable, Printing
+from fmapper.translation.proving.draws import Draws
 from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.arguments import Arguments, arguments_of
 from fmapper.translation.reading.embed import Embedded
@@ -43,6 +44,7 @@ __all__ = [
     "Class",
     "DType",
     "Dialect",
+    "Draws",
     "Embedded",
     "Helper",
     "Layer",

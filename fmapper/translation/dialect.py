@@ -85,6 +85,8 @@ class Dialect(ABC):
         defaults: Classes of the target -> what their keywords are where they are not given.
         passes_keys: Whether all that draws is given a key: its functions have a parameter `key`,
             and call `Keys(key)`, a helper, for several.
+        own_key: Where keys are not passed: the code for one, by an object's own `random_state`.
+        random_state: The attributes that an object which draws has for that -> their code.
         ones_like: The code of integers that are ones, in the shape of the array `{0}`.
         masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
         lacking: Functions of files that may be called without `mask=mask` where that is None.
@@ -93,6 +95,8 @@ class Dialect(ABC):
     """
 
     passes_keys: ClassVar[bool] = False
+    own_key: ClassVar[str] = ""
+    random_state: ClassVar[Mapping[str, str]] = {}
     ones_like: ClassVar[str] = "{0} * 0 + 1"
     masks: ClassVar[Mapping[str, str]] = {}
     lacking: ClassVar[frozenset[str]] = frozenset()
@@ -161,6 +165,10 @@ class Dialect(ABC):
         Raises:
             ConversionError: It cannot be written.
         """
+
+    def draws(self, op: str) -> bool:
+        """Returns whether an operation draws random numbers: its helper takes a key."""
+        return False
 
     @abstractmethod
     def layer_of_unit(self, structure: Structure, unit: Unit) -> Layer | None:

@@ -75,6 +75,7 @@ _BETTER = {
     "matmul": "product", "addmm": "x", "stack": "stacked", "relu": "x", "gelu": "x", "silu": "x",
     "pow": "power", "sum": "total", "reshape": "x", "transpose": "x", "truediv": "quotient",
     "scaled_dot_product_attention_with_dropout": "attended",
+    "randn": "noise", "randn_like": "noise", "normal": "noise", "normal_functional": "noise",
     "and": "both", "or": "either", "movedim": "x", "index_select": "picked", "conv2d": "x",
 }  # fmt: skip
 

@@ -33,6 +33,13 @@ class Node:
     layer: Layer | None = None
     array: str = ""
 
+    def find(self, path: str) -> Node | None:
+        """Returns the place of a path below this one; None if there is none."""
+        found: Node | None = self
+        for step in path.split(".") if path else []:
+            found = found.children.get(step) if found is not None else None
+        return found
+
 
 def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Container[str]) -> str:
     """Returns the path of a layer from the unit that calls it.

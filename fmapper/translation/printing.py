@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fmapper.programs.program import Call
-from fmapper.translation.code import Value
+from fmapper.translation.code import Value, expr
 
 Shape = tuple[int | str, ...]
 Printer = Callable[..., ast.expr | Value | None]
@@ -23,11 +23,13 @@ class Printing:
         call: The call.
         size: Returns the code for a size: a number, or an expression of symbols.
         picked: Which of several results are used; None where the whole is.
+        key: Returns the code for a key for random numbers, a new one each time.
     """
 
     call: Call
     size: Callable[[int | str], ast.expr]
     picked: frozenset[int] | None = None
+    key: Callable[[], ast.expr] = lambda: expr("keys()")
 
     @property
     def dtype(self) -> str:

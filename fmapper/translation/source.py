@@ -15,7 +15,6 @@ from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
-    evaluation_of,
     family_of,
     lower_with_varying_sizes,
     record_program,
@@ -78,13 +77,29 @@ def source(
         return format_code(known.code)
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
     proved = "evaluation" if train else False
-    found, _, proof = translate(model, to, *given, proved=proved, scan=scan)
-    if proof is not None and not proof:
-        raise ConversionError(
-            f"{type(model).__name__}: what it does in evaluation is another program than what it "
-            f"does in training ({proof}), and a file has one for both. Use train=False"
-        )
-    return format_code(found.code)
+    recorded: dict[bool, Program] = {}
+    differs: Any = None
+    for modes in _ways(to, train=train):
+        settings: dict[str, Any] = {"scan": scan, "modes": modes, "known": recorded}
+        try:
+            found, _, proof = translate(model, to, *given, proved=proved, **settings)
+        except ConversionError as error:
+            if not modes:
+                raise
+            differs = error
+            break
+        if proof is None or proof:
+            return format_code(found.code)
+        differs = proof
+    raise ConversionError(
+        f"{type(model).__name__}: what it does in evaluation is another program than what it "
+        f"does in training ({differs}), and a file has one for both. Use train=False"
+    )
+
+
+def _ways(to: str, *, train: bool) -> tuple[bool, ...]:
+    """Returns whether a file is to have another program for evaluation: at first not."""
+    return (False, True) if train and get_adapter(to, Models).writes_modes else (False,)
 
 
 def translate_proved(
@@ -109,15 +124,22 @@ def translate_proved(
     """
     given = (model, to, args, kwargs, dynamic_shapes)
     known: dict[bool, Program] = {}
-    try:
-        source, _, proof = translate(*given, True, proved=True, scan=scan, known=known)
+    reason = ""
+    for modes in _ways(to, train=True):
+        try:
+            source, _, proof = translate(
+                *given, True, proved=True, scan=scan, modes=modes, known=known
+            )
+        except ConversionError as error:
+            reason = str(error)
+            break
         assert proof is not None
         if proof:
             return source, proof, ""
         reason = str(proof)
-    except ConversionError as error:
-        reason = str(error)
-    source, _, proof = translate(*given, False, proved=True, scan=scan, known=known)
+        if not proof.holds("train"):
+            break
+    source, _, proof = translate(*given, False, proved=True, scan=scan)
     assert proof is not None
     return source, proof, reason
 
@@ -132,12 +154,14 @@ def translate(
     *,
     proved: bool | str = False,
     scan: bool = False,
+    modes: bool = False,
     known: dict[bool, Program] | None = None,
 ) -> tuple[Source, Program, Proof | None]:
     """Translates a model; returns its source, its program and, if `proved`, the proof.
 
-    With `proved="evaluation"` that compares its outputs in evaluation alone. `known` keeps what a
-    recording of training has of evaluation, for a later call with `train=False`.
+    With `proved="evaluation"` that compares its outputs in evaluation alone. With `modes` and
+    `train` its own code does something else in evaluation, as what is below `if self.training`.
+    `known` keeps the recording of a mode for another call.
 
     Raises:
         ConversionError: It cannot be recorded or written; or it does not run.
@@ -153,12 +177,10 @@ def translate(
     if not isinstance(args, tuple | list):
         args = (args,)
     args, kwargs = tuple(args), kwargs or {}
-    settings: dict[str, Any] = {"train": train, "parts": True}
 
-    def record(shapes: Any) -> Program:
-        program = record_program(
-            model, origin, target, args, kwargs, dynamic_shapes=shapes, **settings
-        )
+    def record(shapes: Any, **settings: Any) -> Program:
+        settings |= {"train": train, "parts": True, "both": False, "dynamic_shapes": shapes}
+        program = record_program(model, origin, target, args, kwargs, **settings)
         if not program.parts:
             raise ConversionError(
                 f"{type(model).__name__}: its submodules were not recorded, because it can only "
@@ -167,14 +189,15 @@ def translate(
         return replace(program, starts_in_training=False)
 
     def write(program: Program) -> Source:
+        if modes:
+            shapes = dynamic_shapes if program.symbols else None
+            program = replace(program, evaluation=record(shapes, only_layers=True))
         found: Source = target.translate(program, scan=scan)
         return found
 
     with step(f"translating {type(model).__name__} to {to}") as say:
         known = {} if known is None else known
-        program = known.get(train) or record(dynamic_shapes)
-        if program.evaluation is not None and not origin.has_training(model, args, kwargs):
-            known[False] = evaluation_of(program)
+        program = known.setdefault(train, known.get(train) or record(dynamic_shapes))
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
         if is_auto and program.symbols and origin.fixes_sizes:
             program, found = lower_with_varying_sizes(program, record, write)

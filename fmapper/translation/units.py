@@ -328,6 +328,8 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
             if (name not in used_by or name in within)
             and (not unit.path or changed[name].startswith(f"{unit.path}."))
         }  # they leave it only as updates of its own buffers
+        if outer and unit.part.name:  # what it gives when it is called alone
+            outer |= inside.intersection(refs_in((unit.part.result,)))
         unit.gives = sorted(outer, key=lambda n: order[n])
     _settle(found, units)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, refs_in
-from fmapper.programs.treespec import Ref, TreeSpec
+from fmapper.programs.treespec import Ref
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
@@ -18,15 +17,16 @@ from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import (
     Body,
     Form,
-    Made,
     is_lost,
-    kind_of_field,
     objects_in,
     with_objects,
 )
+from fmapper.translation.functions.keys import random_states
 from fmapper.translation.functions.parameters import by_position, find_varying, takes_first, varies
+from fmapper.translation.functions.results import results_of
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
+from fmapper.translation.merging.modes import combine
 from fmapper.translation.places import (
     Node,
     at_place,
@@ -47,18 +47,30 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
 
 
-def write(program: Program, dialect: Dialect, *, scan: bool = False) -> Source:
+def write(
+    program: Program,
+    dialect: Dialect,
+    *,
+    scan: bool = False,
+    evaluation: Program | None = None,
+) -> Source:
     """Writes a program with its parts as source code.
 
     Args:
         program: The program.
         dialect: The dialect of the target.
         scan: Write blocks that repeat as one with stacked arrays, and their loop as a scan.
+        evaluation: What the model does in evaluation, where that is another program.
 
     Raises:
         ConversionError: There is something in it that cannot be written, or to be scanned.
     """
-    return _Writer(program, dialect, scan=scan).write()
+    writer = _Writer(program, dialect, scan=scan)
+    if evaluation is not None:
+        writer.evaluation = _Writer(evaluation, dialect, scan=False)
+        writer.evaluation.records = writer.records
+        writer.evaluation.write_bodies()
+    return writer.write()
 
 
 class _Writer:
@@ -78,10 +90,16 @@ class _Writer:
         self.flags = {one.path: one.part.flags for one in self.structure.root.units()}
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
         self.scans = Scans(self, wanted=scan)
+        self.evaluation: _Writer | None = None  # of another program for evaluation
 
     # --- units --------------------------------------------------------------------------------
 
     def write(self) -> Source:
+        self.write_bodies()
+        return self._file()
+
+    def write_bodies(self) -> None:
+        """Writes the functions, and finds what each submodule has."""
         root = self.structure.root
         self._find_layers(root)
         self._find_sequences(root)
@@ -90,7 +108,7 @@ class _Writer:
         self._write_units(root)
         changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
         self._build_tree()
-        return self._file()
+        self._find_functions()
 
     def _find_layers(self, root: Unit) -> None:
         """Finds the units that are layers of the target."""
@@ -189,7 +207,7 @@ class _Writer:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
         writer = BodyWriter(*parts, varying=find_varying(self.structure))
-        self.objects = [made for _, made in objects_in(self._root_returns())]
+        self.objects = [made for _, made in objects_in(results_of(self.program, self.records))]
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))
@@ -220,7 +238,7 @@ class _Writer:
 
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
-            return self._root_returns()
+            return results_of(self.program, self.records)
         result = with_objects(unit.own_result(self.structure.root), self.objects)
         told = set(refs_in((result,)))
         if told & {*unit.gives} and not is_lost(result):
@@ -229,32 +247,6 @@ class _Writer:
                 return result
             return (*(result if isinstance(result, tuple) else (result,)), *hidden)
         return Ref(unit.gives[0]) if len(unit.gives) == 1 else tuple(map(Ref, unit.gives))
-
-    def _root_returns(self) -> Any:
-        values = [
-            value
-            for value, output in zip(self.program.graph.outputs, self.program.outputs, strict=True)
-            if output.kind == "user"
-        ]
-        return self._unflatten(self.program.out_spec, iter(values))
-
-    def _unflatten(self, spec: TreeSpec, leaves: Any) -> Any:
-        if spec.kind == "leaf":
-            return next(leaves)
-        children = [self._unflatten(one, leaves) for one in spec.children]
-        if spec.kind == "dict":
-            return dict(zip(spec.keys, children, strict=True))
-        if spec.kind == "record":
-            keys: tuple[str, ...] = ()
-            for key in spec.keys:  # no field of a named tuple begins with an underscore
-                keys = (*keys, identifier(str(key).lstrip("_") or "field", keys))
-            cls = identifier(re.sub(r"\W", "_", spec.name) or "Output")
-            fields = dict(zip(keys, map(kind_of_field, children), strict=True))
-            if self.records.get(cls, fields) != fields:
-                cls = identifier(cls, self.records)
-            self.records[cls] = fields
-            return Made(cls, dict(zip(keys, children, strict=True)))
-        return tuple(children)
 
     def _method(self, unit: Unit, body: Body) -> str:
         """Returns the method of a body: that of an equal call, or a new one."""
@@ -297,7 +289,6 @@ class _Writer:
     # --- classes ------------------------------------------------------------------------------
 
     def _file(self) -> Source:
-        self._find_functions()
         taken = {*self.records, *self.dialect.reserved_names()}
         classes: list[Class] = []
         made: dict[str, ast.expr] = {}
@@ -312,7 +303,7 @@ class _Writer:
         height(self.root)
         known = dict(self.dialect.parameters)
         for level in sorted(levels):
-            sketches = [self._sketch(node, made) for node in levels[level]]
+            sketches = [self._sketch_modes(node, made) for node in levels[level]]
             for cls in merge(sketches, taken, known, self.dialect):
                 classes.append(cls)
                 known[cls.name] = cls.parameters
@@ -367,6 +358,14 @@ class _Writer:
             and all(key.isdigit() for key in node.children)
         )
 
+    def _sketch_modes(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
+        """Returns the sketch of a submodule, with what it does in evaluation if that is another."""
+        found = self._sketch(node, made)
+        known = self.evaluation and self.evaluation.root.find(node.path)
+        if self.evaluation and known:
+            combine(found, self.evaluation._sketch(known, made))
+        return found
+
     def _sketch(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
         kind = self.program.types.get(node.path, "")
         title = title_of(kind or self.program.name, node.path)
@@ -375,6 +374,7 @@ class _Writer:
         sketch = Sketch(node.path, title)
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))
+        sketch.made += random_states(self.bodies.get(node.path, []))
         written = self.scans.rewrite(node, made)
         for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
             own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)
@@ -401,26 +401,20 @@ class _Writer:
         if node.path in self.functions:
             return self.functions[node.path]
         if node.path in self.sequences:
-            return self.dialect.sequence(
-                [
-                    self._make(node.children[str(i)], made) if str(i) in node.children else None
-                    for i in range(self.sequences[node.path])
-                ]
-            )
+            return self.dialect.sequence(self._items(node, self.sequences[node.path], made))
         if self._is_list(node):
             if self.scans.decide(node, made):
                 first = self._make(node.children["0"], made)
                 return self.dialect.stack_blocks(first, len(node.children))
-            count = 1 + max(map(int, node.children))
-            parts = [
-                self._make(node.children[str(i)], made)
-                if str(i) in node.children
-                else literal(None)
-                for i in range(count)
-            ]
+            items = self._items(node, 1 + max(map(int, node.children)), made)
+            parts = [literal(None) if item is None else item for item in items]
             are_arrays = all(child.array for child in node.children.values())
             return self.dialect.arrays(parts) if are_arrays else self.dialect.parts(parts)
         return made[node.path]
+
+    def _items(self, node: Node, count: int, made: Mapping[str, ast.expr]) -> list[ast.expr | None]:
+        found = (node.children.get(str(i)) for i in range(count))
+        return [None if child is None else self._make(child, made) for child in found]
 
     def _array(self, target: str) -> ast.expr:
         program = self.program

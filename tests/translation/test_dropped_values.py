@@ -11,6 +11,7 @@ pytest.importorskip("flax.nnx")
 
 from torch import nn  # noqa: E402
 
+import fmapper  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
 
@@ -42,3 +43,47 @@ def test_arguments_have_the_names_of_what_they_were_dropped_for() -> None:
     for used in ("self.key(memory)", "self.query(hidden)", "* scale"):
         assert used in body, body
     assert "self.cross(hidden, memory, scale)" in code
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.skip = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        hidden = torch.tanh(self.gate(x))
+        return x + hidden, self.skip(hidden)
+
+
+class Steps(nn.Module):
+    """Uses one result of its last step alone, which `torch.export` then drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.unused = nn.ModuleList(Step() for _ in range(3)), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        total = 0
+        for step in self.steps:
+            x, skip = step(x)
+            total = total + skip
+        self.unused(x)
+        return total
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_parts_give_results_that_nobody_uses(train: bool) -> None:
+    net, x = Steps(), torch.randn(3, 4)
+    code = translate(net, "flax", (x,), train=train)[0].code
+    assert code.count("class Step(") == code.count("class Step") - 1 == 1, code
+    assert "unused" not in code
+    model = fmapper.convert(net, "flax", (x,), structure=True, train=train)
+    found = model.steps[2](x.numpy())
+    for one, other in zip(found, net.steps[2](x), strict=True):
+        torch.testing.assert_close(torch.tensor(one.tolist()), other, rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_result_of_dropout_is_its_result() -> None:
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1)), nn.Linear(4, 2))
+    code = translate(net, "flax", (torch.randn(3, 4),), train=True)[0].code
+    assert "jax.nn.relu, nnx.Dropout(0.1, rngs=rngs)" in code

@@ -22,14 +22,99 @@ class Doubled(nn.Module):
         return self.linear(x) * (2 if self.training else 1)
 
 
-def test_modes_that_are_two_programs_are_refused():
+def test_modes_that_are_two_programs_are_refused_where_a_file_cannot_have_both():
+    pytest.importorskip("equinox")
     x = torch.randn(4, 3)
     with pytest.raises(fmapper.ConversionError, match="different results"):
-        fmapper.convert(Doubled(), "flax", (x,), structure=True, train=True)
+        fmapper.convert(Doubled(), "equinox", (x,), structure=True, train=True)
     with pytest.raises(fmapper.ConversionError, match="in evaluation is another program"):
-        fmapper.source(Doubled(), "flax", (x,), train=True)
-    model = fmapper.convert(Doubled(), "flax", (x,), structure=True)
-    assert model(jnp.ones((4, 3))).shape == (4, 2)
+        fmapper.source(Doubled(), "equinox", (x,), train=True)
+
+
+def test_a_file_for_flax_has_both_modes():
+    x = torch.randn(4, 3)
+    code = fmapper.source(Doubled(), "flax", (x,), train=True)
+    assert "self.deterministic = False" in code
+    assert "if self.deterministic:" in code
+    net = Doubled()
+    model = fmapper.convert(net, "flax", (x,), structure=True, train=True)
+    for mode in ("train", "eval"):
+        getattr(net, mode)(), getattr(model, mode)()
+        np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)
+    assert "deterministic" not in fmapper.source(Doubled(), "flax", (x,))
+
+
+class Part(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.linear, self.rate = nn.Linear(4, 4), rate
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        if self.training:
+            y = y * torch.bernoulli(torch.full((x.shape[0], 1), 1 - self.rate)) / (1 - self.rate)
+        return x + y
+
+
+class WithHead(nn.Module):
+    """Has a head for training, stochastic depth, dropout as a function and running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.parts = nn.ModuleList(Part(0.1 * (i + 1)) for i in range(3))
+        self.head, self.other = nn.Linear(4, 2), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.norm(x)
+        for part in self.parts:
+            x = part(x)
+        x = nn.functional.dropout(x, 0.2, training=self.training)
+        if self.training:
+            return self.head(x), self.other(x)
+        return self.head(x).softmax(-1)
+
+
+def test_parts_and_results_for_training_alone_are_proved_in_both_modes():
+    source, proof, reason = translate_proved(WithHead(), "flax", (torch.randn(6, 4),))
+    assert proof, proof
+    assert not reason
+    assert source.modes == ("eval", "train")
+    assert source.code.count("class Part") == 1
+    assert source.code.count("for part in self.parts:") == 1
+
+
+class InLoop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            y = torch.relu(layer(x))
+            if self.training:
+                y = y * 2
+            x = x + y
+        return x
+
+
+def test_what_differs_in_a_loop_is_below_a_condition_in_the_loop():
+    source, proof, reason = translate_proved(InLoop(), "flax", (torch.randn(6, 4),))
+    assert proof, reason
+    assert source.code.count("for layer in self.layers:") == 1
+    assert "            if not self.deterministic:\n                y = y * 2\n" in source.code
+
+
+def test_a_model_in_evaluation_takes_a_single_example():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    settings = {"structure": True, "train": True, "dynamic_shapes": ["batch, _"]}
+    model = fmapper.convert(net, "flax", (torch.randn(5, 3),), **settings)
+    model.eval()
+    x = torch.ones(1, 3)
+    np.testing.assert_allclose(model(x.numpy()), net.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+    model.train()
+    with pytest.raises(ValueError, match="has one value, and no variance"):
+        model(x.numpy())
 
 
 def test_an_average_over_all_batches_is_refused_for_training_by_its_name():

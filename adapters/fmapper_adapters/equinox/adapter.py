@@ -9,6 +9,7 @@ from fmapper import ConversionError
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.jax.libraries import (
     JaxModels,
+    draws,
     drop_needless_gradients,
     refuse_changes,
     with_bounded_rows,
@@ -57,7 +58,8 @@ class EquinoxAdapter(JaxModels):
 
         refuse_changes(program, "Equinox")
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), EquinoxDialect(slices, train=program.train), scan=scan)
+        dialect = EquinoxDialect(slices, keys=program.train or draws(program))
+        return write(with_linears(parted), dialect, scan=scan)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of Equinox."""

@@ -31,6 +31,7 @@ class FlaxAdapter(JaxModels, Nodes):
     )
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
+    writes_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
 
     def formats(self) -> Sequence[Format]:
@@ -156,9 +157,20 @@ class FlaxAdapter(JaxModels, Nodes):
             with_slices,
         )
 
-        program, shared = with_shared_statistics(program)
-        parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), FlaxDialect(slices, shared), scan=scan)
+        def prepare(program: Program) -> tuple[Program, Any, frozenset[str]]:
+            program, shared = with_shared_statistics(program)
+            parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
+            return with_linears(parted), slices, shared
+
+        evaluation = program.evaluation
+        program, *parts = prepare(program)
+        if evaluation is None or not evaluation.train:  # that of a model which has one for each
+            evaluation = None
+        else:
+            evaluation, *others = prepare(evaluation)
+            if parts != others:
+                raise ConversionError("its arrays are divided otherwise in evaluation")
+        return write(program, FlaxDialect(*parts), scan=scan, evaluation=evaluation)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of NNX."""

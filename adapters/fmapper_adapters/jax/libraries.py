@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
-    from fmapper_adapters.jax.translation.functions.stateless import SETTINGS, STATELESS
+    from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
     from fmapper_adapters.jax.translation.layers.products import with_linears
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
         with_slices,
     )
     from fmapper_adapters.jax.translation.layers.statistics import with_shared_statistics
+    from fmapper_adapters.jax.translation.print_numbers import draws
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
     "BLOCKS_OF",
+    "DRAWS",
     "NAMES_OF",
     "SETTINGS",
     "STATELESS",
@@ -55,6 +57,7 @@ __all__ = [
     "Slices",
     "Source",
     "classes_at",
+    "draws",
     "drop_needless_gradients",
     "from_program",
     "objects_at",
@@ -73,6 +76,7 @@ __all__ = [
 
 _MODULES = {
     "BLOCKS_OF": "translation.layers.slices",
+    "DRAWS": "translation.functions.stateless",
     "NAMES_OF": "translation.layers.slices",
     "SETTINGS": "translation.functions.stateless",
     "STATELESS": "translation.functions.stateless",
@@ -84,6 +88,7 @@ _MODULES = {
     "Slices": "translation.layers.slices",
     "Source": "record.trace",
     "classes_at": "record.closure",
+    "draws": "translation.print_numbers",
     "drop_needless_gradients": "translation.layers.gradients",
     "from_program": "model.jax_model",
     "refuse_changes": "translation.dialect",
@@ -173,6 +178,7 @@ class JaxModels(Models):
         specialize: bool = False,
         whole: Collection[str] = (),
         parts: bool = False,
+        only_layers: bool = False,
     ) -> Program:
         """Records the model by `jax.make_jaxpr`."""
         from fmapper_adapters.jax.record import trace

@@ -418,6 +418,18 @@ def node_in_recording(tensor: torch.Tensor) -> torch.fx.Node | None:
     return node
 
 
+@contextlib.contextmanager
+def any_batch_size() -> Iterator[None]:
+    """Switches off the check of `batch_norm` in training that a channel has several values."""
+    functions: Any = torch.nn.functional
+    check = functions._verify_batch_size
+    functions._verify_batch_size = lambda size: None
+    try:
+        yield
+    finally:
+        functions._verify_batch_size = check
+
+
 def note_lines(code: Any) -> None:
     """Adds the line of a function to recorded nodes that have none.
 

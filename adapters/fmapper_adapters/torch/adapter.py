@@ -379,28 +379,13 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        dynamic_shapes: Any,
-        train: bool,
-        check: bool,
         strict: bool | None,
-        specialize: bool = False,
-        whole: Collection[str] = (),
-        parts: bool = False,
+        **settings: Any,
     ) -> Program:
         """Records the model by `torch.export`."""
         from fmapper_adapters.torch.record import export as _export
 
-        program = _export.export_program(
-            model,
-            args,
-            kwargs,
-            dynamic_shapes=dynamic_shapes,
-            train=train,
-            check=check,
-            specialize=specialize,
-            whole=whole,
-            parts=parts,
-        )
+        program = _export.export_program(model, args, kwargs, **settings)
         own = getattr(model, "program", None) if hasattr(model, "as_program") else None
         if own is not None:  # it was converted to torch: its forward takes anything
             program.signature, program.name = own.signature, own.name

@@ -27,7 +27,7 @@ from fmapper.translation.functions.forms import (
     is_flat,
     tuples_in,
 )
-from fmapper.translation.functions.keys import take_keys
+from fmapper.translation.functions.keys import ordered_draws, take_keys
 from fmapper.translation.functions.masks import Masks
 from fmapper.translation.functions.origins import comments_on
 from fmapper.translation.functions.parameters import (
@@ -213,6 +213,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
     def write(self, returns: Any) -> Body:
         self._returns = returns
         steps = self._unit.steps
+        self._in_order = ordered_draws(self._unit, self._dialect.draws)
         self._count(steps, returns)
         self._take_parameters()
         if self._unit.parent is None:

@@ -39,6 +39,7 @@ class Expressions:
     _objects: list[tuple[Made, ast.expr]]  # those that parts have made, with the code for them
     _opaque: set[str]
     owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
+    keys: int
     _size: Callable[[str], ast.expr]
     _size_code: Callable[[int | str], ast.expr]
     _picks: Callable[[Call], list[Call]]
@@ -55,14 +56,24 @@ class Expressions:
         if printer is not None:
             picks = self._picks(call)
             picked = frozenset(int(pick.args[1]) for pick in picks) if picks else None
-            found = printer(Printing(call, self._size_code, picked), *args, **kwargs)
+            found = printer(Printing(call, self._size_code, picked, self._key), *args, **kwargs)
             if found is not None:
                 return literal(found)
-        helper = self._dialect.fallback(call)
+        helper, draws = self._dialect.fallback(call), self._dialect.draws(call.op)
         self._opaque.add(helper)
         given = [self._plain(one) for one in args]
         keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
+        if draws:
+            keywords.append(ast.keyword("key", self._key()))
         return ast.Call(name(helper), given, keywords)
+
+    def _key(self) -> ast.expr:
+        """Returns the code for a key, which the function is given or its object has."""
+        if self._dialect.passes_keys:
+            self.keys += 1
+            return expr("keys()")
+        self._body.holds |= self._dialect.random_state
+        return expr(self._dialect.own_key)
 
     def _plain(self, value: Any) -> ast.expr:
         """Returns an argument for a lowering."""

@@ -83,6 +83,7 @@ class Body:
         arrays: Arrays of its own that it names, by their path from there.
         constants: Arrays of the code that it holds, by name.
         randoms: Whether it draws random numbers.
+        holds: What its object keeps for that -> the code that makes it.
         written: Buffers that it gives new values.
         checks: What it asks of what it is given, if that is a method of its own: the parameters,
             and the statements.
@@ -97,6 +98,7 @@ class Body:
     arrays: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     randoms: bool = False
+    holds: dict[str, str] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
     checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
     shapes: list[Shapes] = field(default_factory=list)

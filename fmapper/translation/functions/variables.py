@@ -89,6 +89,7 @@ class Variables:
         self._left: Counter[str] = Counter()
         self._users: dict[str, list[Any]] = {}
         self._inlined: dict[str, int] = {}
+        self._in_order: frozenset[str] = frozenset()  # what is drawn has a statement of its own
         self._other_names = dict(unit.part.other_names)
 
     def _bind(self, value: str, node: ast.expr) -> None:
@@ -181,7 +182,7 @@ class Variables:
             self._bind(value, node)
             self._inlined[value] = uses  # what it is a part of must stay meanwhile
             return
-        if uses == 1 and self._is_inline(value, node, source):
+        if uses == 1 and value not in self._in_order and self._is_inline(value, node, source):
             self._bind(value, node)
             self._inlined[value] = 1
             return

@@ -61,6 +61,11 @@ class Proof:
             error <= bounds[what] for what, error in self.errors.items()
         )
 
+    def holds(self, mode: str) -> bool:
+        """Returns whether all that was compared in a mode agrees."""
+        bounds = self.bounds
+        return all(error <= bounds[k] for k, error in self.errors.items() if k.startswith(mode))
+
     @property
     def bounds(self) -> dict[str, float]:
         """How far each may be: the contract, or what a rounding of the weights does, four times."""

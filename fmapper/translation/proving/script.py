@@ -1,10 +1,24 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
+from __future__ import annotations
+
+import inspect
+
+from fmapper.translation.proving.draws import Draws
+
 _SCRIPT = '''"""Runs a translated model and compares it with what its source gave."""
+from __future__ import annotations
 import importlib.util, json, sys
 import numpy as np
 # imports
 
+
+
+# the draws
+
+
+draws = Draws()
+# from the draws
 file, data, name = sys.argv[1:4]
 spec = importlib.util.spec_from_file_location("translated", file)
 net = importlib.util.module_from_spec(spec)
@@ -114,15 +128,25 @@ print(json.dumps(report))
 '''
 
 
-def proof_script(imports: str, model: str) -> str:
+def proof_script(imports: str, model: str, draws: str = "") -> str:
     """Returns the script for the files of one framework.
 
     Args:
         imports: What its part imports.
+        draws: What lets the framework draw by `draws.take(kind, shape)`; the file is run after it.
         model: Its part, which defines `array(x)`, an array of the framework, and `in_order(x)`, the
             keys of a dict in the order in which the source flattens it; `make(train)`, the model
             with `weights` and without dropout; `run(model, train)`, its outputs; `learn(model,
             train)`, its outputs and gradients; `descend(model, slopes, rate)`, the model after a
             step; `gradients_by_name(model, slopes)` and `arrays_by_name(model)`, as in the source.
     """
-    return _SCRIPT.replace("# imports", imports.strip()).replace("# the model", model.strip())
+    parts = {
+        "# imports": imports.strip(),
+        "# the draws": inspect.getsource(Draws).strip(),
+        "# from the draws": draws.strip(),
+        "# the model": model.strip(),
+    }
+    script = _SCRIPT
+    for mark, code in parts.items():
+        script = script.replace(f"\n{mark}\n", f"\n{code}\n")
+    return script

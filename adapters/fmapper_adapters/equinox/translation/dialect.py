@@ -67,9 +67,9 @@ class EquinoxDialect(JaxDialect):
         },
     }  # fmt: skip
 
-    def __init__(self, slices: Slices | None = None, *, train: bool = False) -> None:
+    def __init__(self, slices: Slices | None = None, *, keys: bool = False) -> None:
         super().__init__(slices)
-        self.passes_keys = train  # type: ignore[misc]  # only then it draws
+        self.passes_keys = keys  # type: ignore[misc]  # only then it draws
 
     def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
         """Returns a layer of Equinox."""

@@ -1,7 +1,7 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
 from fmapper.translation import proof_script
-from fmapper_adapters.jax.libraries import SETTINGS, STATELESS
+from fmapper_adapters.jax.libraries import DRAWS, SETTINGS, STATELESS
 
 _IMPORTS = SETTINGS + "import functools, inspect, equinox as eqx"
 _MODEL = '''
@@ -59,4 +59,4 @@ def as_in_source(key, order, array, found):
         raise ValueError(f"two arrays of the file are {key}")
     return {key: array}
 '''
-SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL)
+SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL, DRAWS)

@@ -74,6 +74,8 @@ class FlaxDialect(JaxDialect):
     }
 
     has_variants: ClassVar[bool] = True
+    own_key: ClassVar[str] = "self.rngs.noise()"
+    random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
     title: ClassVar[str] = "Flax NNX"
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS

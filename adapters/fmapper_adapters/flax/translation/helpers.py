@@ -172,9 +172,11 @@ HELPERS = {
             axes = tuple(range(x.ndim - 1))
             mean, var = x.mean(axes), x.var(axes)
             count = x.size / x.shape[-1]
+            if count == 1:
+                raise ValueError(f"a channel of {x.shape} has one value, and no variance")
             keep = self.momentum
             self.mean[...] = keep * self.mean[...] + (1 - keep) * mean
-            unbiased = var * count / max(count - 1, 1)
+            unbiased = var * count / (count - 1)
             self.var[...] = keep * self.var[...] + (1 - keep) * unbiased
         scale = jax.lax.rsqrt(var + self.epsilon)
         if self.scale is not None:

@@ -1,7 +1,7 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
 from fmapper.translation import proof_script
-from fmapper_adapters.jax.libraries import SETTINGS
+from fmapper_adapters.jax.libraries import DRAWS, SETTINGS
 
 _IMPORTS = SETTINGS + "from flax import nnx"
 _MODEL = '''
@@ -24,10 +24,12 @@ def make(train):
 
 
 def run(model, train):
+    draws.begin()
     return leaves(model(*args, **kwargs))
 
 
 def loss(model):
+    draws.begin()
     found = leaves(model(*args, **kwargs))
     floats = [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
     total = sum(jnp.mean(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in floats)
@@ -77,4 +79,4 @@ def gradients_by_name(model, slopes):
 def arrays_by_name(model):
     return named(model)
 '''
-SCRIPT = proof_script(_IMPORTS, _MODEL)
+SCRIPT = proof_script(_IMPORTS, _MODEL, DRAWS)

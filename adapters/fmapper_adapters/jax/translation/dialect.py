@@ -32,6 +32,7 @@ from fmapper.translation import (
 from fmapper_adapters.jax.aten import table as lowerings
 from fmapper_adapters.jax.translation import layers, table
 from fmapper_adapters.jax.translation.layers.slices import Slices
+from fmapper_adapters.jax.translation.print_numbers import DRAWS
 
 _PLACES = {
     "jnp": jnp,
@@ -143,13 +144,17 @@ class JaxDialect(Dialect):
         lowering = lowerings.find(call.op, {})
         if lowering is None:
             raise ConversionError(f"{call.op} has no lowering to JAX")
-        if lowering.random is True:
+        if lowering.random is True and not self.draws(call.op):
             raise ConversionError(
-                f"{call.module or 'the model'}: {call.op} draws random numbers ({call.source}), "
-                "other ones than torch, so that the file could not be compared. Draw them outside "
+                f"{call.module or 'the model'}: {call.op} draws random numbers ({call.source}) "
+                "that the file and torch cannot both be given, to compare them. Draw them outside "
                 "and give them to the model, or use convert without structure=True"
             )
         return self._embedded.add(lowering.function)
+
+    def draws(self, op: str) -> bool:
+        """Returns whether an operation draws numbers that the proof gives to both sides."""
+        return op.rpartition(".")[0] in DRAWS
 
     def dtype(self, name: str) -> ast.expr:
         """Returns `jnp.float32` and its like."""

@@ -21,6 +21,7 @@ from fmapper.programs import (
     Output,
     Program,
     Ref,
+    refs_in,
 )
 from fmapper.translation import statements_at
 from fmapper_adapters.torch import _private
@@ -69,7 +70,15 @@ def program(
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    reader = _GraphReader(exported.graph_module, whole, by_call=calls is not None)
+    made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
+    own = [
+        node.name
+        for spec, node in zip(signature.input_specs, nodes, strict=True)
+        if spec.kind.name not in made
+    ]
+    parts = () if calls is None else calls.parts(own, exported.graph)
+    kept = {*refs_in(tuple(part.result for part in parts))}
+    reader = _GraphReader(exported.graph_module, whole, by_call=calls is not None, kept=kept)
     graph = _without_tokens(reader.graph(), signature)
     names = _Names(module, exported)
     inputs = tuple(
@@ -128,10 +137,7 @@ def program(
     run = functools.partial(order.run, other_forms=other_forms, facts=facts)
     if calls is None:
         return run(found)
-    made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
-    pairs = zip(signature.input_specs, nodes, strict=True)
-    own = [node.name for spec, node in pairs if spec.kind.name not in made]
-    found.parts = calls.parts(own, exported.graph)
+    found.parts = parts
     found.types, found.first_paths = calls.types, calls.first_paths
     sources = {call.source for call in graph.walk()} | {part.source for part in found.parts}
     found.lines = statements_at(sources)
@@ -251,11 +257,17 @@ class _GraphReader:
     """Reads one graph; inner graphs by further readers."""
 
     def __init__(
-        self, owner: torch.fx.GraphModule, whole: Collection[str], *, by_call: bool = False
+        self,
+        owner: torch.fx.GraphModule,
+        whole: Collection[str],
+        *,
+        by_call: bool = False,
+        kept: Collection[str] = (),
     ) -> None:
         self._owner = owner
         self._whole = whole
         self._by_call = by_call
+        self._kept = kept
         self._inner: dict[str, Graph | Ref] = {}
         self._effects: dict[str, int] = {}  # with the numbers of their results
 
@@ -285,7 +297,10 @@ class _GraphReader:
         found = fold_backward(Graph(tuple(inputs), calls, outputs))
         return found.without_dead_calls(
             lambda call: (
-                call.op.startswith(_EFFECTS) or call.name in self._effects or call.op in IN_PLACE
+                call.op.startswith(_EFFECTS)
+                or call.name in self._effects
+                or call.op in IN_PLACE
+                or call.name in self._kept
             )
         )
 

@@ -49,13 +49,13 @@ def with_parts(program: Program, run: order.Pass) -> Program:
         )
         for part in program.parts
     )
-    given = set(refs_in(tuple(part.result for part in done.parts)))
     done.graph = Graph(
         done.graph.inputs,
         _in_their_parts(done.graph.calls, done.parts),
         done.graph.outputs[:count],
         done.graph.kinds,
-    ).without_dead_calls(lambda call: call.op.startswith(_EFFECTS) or call.name in given)
+    )
+    done.graph = _with_results(done.graph, done.parts)
     done.outputs = done.outputs[:count]
     return with_plain_conditions(done)
 
@@ -75,6 +75,26 @@ def _rows_made(program: Program) -> set[str]:
         given = {row for name in refs_in((part.arguments,)) for row in rows.get(name, ())}
         found |= {name for name in refs_in((part.result,)) if rows.get(name, set()) - given}
     return found
+
+
+def _with_results(graph: Graph, parts: Sequence[Part]) -> Graph:
+    """Removes calls that nobody needs, but not the results of parts that others are needed of.
+
+    Those are what the part gives when it is called alone.
+    """
+    results = {part.name: {*refs_in((part.result,))} for part in parts}
+    kept: set[str] = set()
+
+    def stays(call: Call) -> bool:
+        return call.op.startswith(_EFFECTS) or call.name in kept
+
+    while True:
+        found = graph.without_dead_calls(stays)
+        used = {*refs_in(found.outputs), *(ref for call in found.walk() for ref in call.refs())}
+        new = {name for one in results.values() if one & used for name in one} - kept
+        if not new:
+            return found
+        kept |= new
 
 
 def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import warnings
@@ -35,7 +36,14 @@ from fmapper_adapters.torch.from_fx import (
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
 from fmapper_adapters.torch.record import failures, masks, obstacles, sizes
 from fmapper_adapters.torch.record.parts import PartCalls
-from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
+from fmapper_adapters.torch.record.patches import (
+    autograd,
+    batch_sizes,
+    dead_results,
+    foreign_classes,
+    keywords,
+    packed,
+)
 from fmapper_adapters.torch.record.patches.encoders import (
     leave_padding_out,
     that_leave_out,
@@ -80,6 +88,7 @@ def export_program(
     specialize: bool = False,
     whole: Collection[str] = (),
     parts: bool = False,
+    only_layers: bool = False,
 ) -> Program:
     """Returns the program of a module for example inputs.
 
@@ -101,14 +110,15 @@ def export_program(
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
         check = False
     calls = PartCalls(recording) if parts else None
+    modes = functools.partial(mode, recording, train=train, only_layers=only_layers)
     settings: dict[str, Any] = {"check": check, "whole": whole, "calls": calls}
-    with contextlib.nullcontext() if turns.taken else turns, mode(recording, train=train):
+    with contextlib.nullcontext() if turns.taken else turns, modes():
         blind = itertools.chain(*that_see_nothing(recording, args, inputs))
     for path in blind:
         warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=level_of_user())
     with (
         contextlib.nullcontext() if turns.taken else turns,
-        mode(recording, train=train),
+        modes(),
         foreign_classes.register(recording, (args, inputs)),
     ):
         if calls is not None and recording is module:
@@ -120,7 +130,10 @@ def export_program(
             )
 
         def by(ways: Sequence[Way] = ()) -> Program:
-            with leave_padding_out(encoders):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(leave_padding_out(encoders))
+                for patch in () if calls is None else (dead_results.keep, batch_sizes.unchecked):
+                    stack.enter_context(patch())
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
             return graph.program(module, *recorded, train=train, whole=whole, calls=calls)
 
@@ -418,15 +431,20 @@ def _without_bases(inputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
-    """Switches the module to training or evaluation mode within the block."""
+def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> Iterator[None]:
+    """Switches the module to training or evaluation mode within the block.
+
+    With `only_layers` all but torch's own layers are in evaluation.
+    """
     before = {inner: inner.training for inner in module.modules()}
     try:
         with contextlib.suppress(NotImplementedError):  # what torch exported has its mode
             if not train:
                 module.eval()
-            elif not module.training:
+            elif not module.training or only_layers:
                 module.train()
+            for inner in module.modules() if only_layers else ():
+                inner.training = type(inner).__module__.startswith("torch.")
         yield
     finally:
         for inner, training in before.items():

@@ -36,9 +36,9 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
     node = _private.node_in_recording(tensor)
     if node is None:
         return ""
-    name, shape = str(node.name), str(tuple(tensor.shape))
+    name, kind = str(node.name), (str(tuple(tensor.shape)), str(tensor.dtype))
     while node.op != "placeholder":
-        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": (node.name, shape)}
+        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": (node.name, kind)}
         before = node.args[0] if node.args and _is_identity(node) else None
         if not isinstance(before, torch.fx.Node) or _kind(before) != _kind(node):
             break
@@ -47,12 +47,9 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
     return name
 
 
-def _shape(node: torch.fx.Node) -> str:
-    return str(tuple(getattr(node.meta.get("val"), "shape", ())))
-
-
-def _kind(node: torch.fx.Node) -> tuple[str, object]:
-    return _shape(node), getattr(node.meta.get("val"), "dtype", None)
+def _kind(node: torch.fx.Node) -> tuple[str, str]:
+    value = node.meta.get("val")
+    return str(tuple(getattr(value, "shape", ()))), str(getattr(value, "dtype", None))
 
 
 def _is_identity(node: torch.fx.Node) -> bool:
@@ -67,14 +64,14 @@ def _is_identity(node: torch.fx.Node) -> bool:
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     """Maps names by `name_in_recording` to those of the same nodes in a graph.
 
-    If a node was decomposed, this is the last resulting node of its shape.
+    If a node was decomposed, this is the last resulting node of its shape and dtype.
     """
     found: dict[str, tuple[bool, str]] = {}
     for node in graph.nodes:
         mark = (node.meta.get("custom") or {}).get("fmapper")
         if mark is None or "assert" in node.name:
             continue
-        fits = _shape(node) == mark[1]
+        fits = _kind(node) == tuple(mark[1])
         if fits or not found.get(mark[0], (False, ""))[0]:
             found[mark[0]] = fits, node.name
     return {name: node for name, (_, node) in found.items()}

@@ -14,7 +14,7 @@ from fmapper.programs import Other, Part, Ref, Size, map_arguments
 from fmapper.translation import arguments_of, other_names
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import marks
-from fmapper_adapters.torch.record.patches import foreign_classes
+from fmapper_adapters.torch.record.patches import dead_results, foreign_classes
 
 
 class PartCalls:
@@ -93,6 +93,7 @@ class PartCalls:
         while self._open and self._open[-1]["name"] != at[0]:
             self._open.pop()  # it ended with an exception that its caller has caught
         if self._open:
+            dead_results.mark(result)
             self._open.pop()["result"] = _with_refs(result, self._same, _DEEPEST)
 
     def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:

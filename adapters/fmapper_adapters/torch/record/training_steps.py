@@ -12,6 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fmapper import fleaves, to_torch
+from fmapper.translation import Draws
+from fmapper_adapters.torch.record.same_draws import SameDraws
 
 _STEPS = 5
 
@@ -31,8 +33,8 @@ def training_steps(
     args, inputs = to_torch((tuple(args), dict(kwargs)), strict=False)
 
     def run(rate: float, off: float) -> dict[str, Any]:
-        with _WithoutDropout():
-            return _run(_copy(model), args, inputs, rate, off)
+        with _WithoutDropout(), SameDraws() as mode:
+            return _run(_copy(model), args, inputs, rate, off, mode.draws)
 
     return run
 
@@ -78,7 +80,9 @@ def _is_noise(module: torch.nn.Module) -> bool:
     return not any(next(iter(one), None) is not None for one in held)
 
 
-def _run(model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float) -> dict[str, Any]:
+def _run(
+    model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float, draws: Draws
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before = {
@@ -88,10 +92,10 @@ def _run(model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float
         for parameter in learned.values() if off else ():
             waves = torch.cos(torch.arange(parameter.numel(), dtype=torch.float64))
             parameter.mul_(1 + off * waves.reshape(parameter.shape))
-        for i, output in enumerate(_outputs(_copy(model), args, inputs)):
+        for i, output in enumerate(_outputs(_copy(model), args, inputs, draws)):
             found[f"output.{i}"] = output.numpy()
     for step in range(_STEPS if learned else 0):
-        loss = _loss(_outputs(model, args, inputs))
+        loss = _loss(_outputs(model, args, inputs, draws))
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return found
         try:
@@ -153,7 +157,8 @@ _DROPOUT = {
 }
 
 
-def _outputs(model: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def _outputs(model: torch.nn.Module, args: Any, kwargs: Any, draws: Draws) -> list[torch.Tensor]:
+    draws.begin()
     leaves = fleaves(model(*args, **kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

@@ -55,9 +55,9 @@ class FunctionsDialect(JaxDialect):
         LAYER: {"stride": 1, "dilation": 1, "groups": 1, "padding": 0},
     }
 
-    def __init__(self, slices: Slices | None = None, *, train: bool = False) -> None:
+    def __init__(self, slices: Slices | None = None, *, keys: bool = False) -> None:
         super().__init__(slices)
-        self.passes_keys = train  # type: ignore[misc]  # only then it draws
+        self.passes_keys = keys  # type: ignore[misc]  # only then it draws
 
     def reserved_names(self) -> frozenset[str]:
         """Returns the names of imports, helpers and of the arguments of functions."""

@@ -25,10 +25,12 @@ class WritesFunctions:
         from fmapper_adapters.jax.translation.layers.products import with_linears
         from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
         from fmapper_adapters.jax.translation.layers.slices import with_slices
+        from fmapper_adapters.jax.translation.print_numbers import draws
 
         refuse_changes(program, "JAX")
         parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        return write(with_linears(parted), FunctionsDialect(slices, train=program.train), scan=scan)
+        dialect = FunctionsDialect(slices, keys=program.train or draws(program))
+        return write(with_linears(parted), dialect, scan=scan)
 
     def proof(self) -> str:
         """Returns the script for functions."""

@@ -1,7 +1,7 @@
 """The script that runs a translated file in a process of its own, without the source framework."""
 
 from fmapper.translation import proof_script
-from fmapper_adapters.jax.translation.functions.stateless import SETTINGS, STATELESS
+from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
 
 _IMPORTS = SETTINGS + "import functools, inspect"
 _MODEL = '''
@@ -57,4 +57,4 @@ def parts(path, array):
     for (key, order), block in zip(sources, net.blocks_of(array, len(sources)), strict=True):
         yield key, order, block
 '''
-SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL)
+SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL, DRAWS)

@@ -11,6 +11,32 @@ jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 """
 
+# Gives functions of `jax.random` the numbers that the source is given.
+DRAWS = """
+def uniform(key, shape=(), dtype=float, minval=0.0, maxval=1.0, **options):
+    drawn = draws.take("uniform", shape) * (np.float32(maxval) - np.float32(minval))
+    return jnp.asarray(drawn + np.float32(minval), dtype)
+
+
+def bernoulli(key, p=0.5, shape=None, **options):
+    return uniform(key, jnp.shape(p) if shape is None else shape) < p
+
+
+def randint(key, shape, minval, maxval, dtype=int, **options):
+    drawn = jnp.floor(uniform(key, shape) * (maxval - minval)) + minval
+    return drawn.astype(dtype)
+
+
+jax.random.uniform, jax.random.bernoulli, jax.random.randint = uniform, bernoulli, randint
+jax.random.normal = lambda key, shape=(), dtype=float, **options: (
+    jnp.asarray(draws.take("normal", shape), dtype)
+)
+jax.random.exponential = lambda key, shape=(), dtype=float, **options: (
+    -jnp.log1p(-uniform(key, shape, dtype))
+)
+jax.random.permutation = lambda key, x, *args, **options: jnp.argsort(uniform(key, (x,)))
+"""
+
 # Before it stand `make`, `call`, `differentiate`, `descend` and `named` of a library.
 STATELESS = """
 def takes_key(function):  # by keyword: a model's own argument may be called so
@@ -27,6 +53,7 @@ def in_order(value):  # dicts in their own order, as the source has them; JAX wo
 
 
 def run(model, train):
+    draws.begin()
     return leaves(call(model, train))
 
 

@@ -1,0 +1,45 @@
+"""Keeps what a submodule returns in a recording, also where its caller does not use it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
+
+_MARK = "fmapper_result"
+
+
+def mark(result: object) -> None:
+    """Marks the nodes that compute the result of a submodule, so that they are kept."""
+    for leaf in pytree.tree_leaves(result):
+        node = _private.node_in_recording(leaf) if isinstance(leaf, torch.Tensor) else None
+        if node is not None and node.op != "placeholder":
+            node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
+
+
+@contextlib.contextmanager
+def keep() -> Iterator[None]:
+    """Makes torch keep marked nodes when it removes dead code within the block."""
+    graphs: Any = torch.fx.Graph
+    eliminate = graphs.eliminate_dead_code
+
+    def eliminate_but_results(
+        graph: torch.fx.Graph, is_impure_node: Callable[[torch.fx.Node], bool] | None = None
+    ) -> bool:
+        def is_kept(node: torch.fx.Node) -> bool:
+            if _MARK in (node.meta.get("custom") or {}):
+                return True
+            return node.is_impure() if is_impure_node is None else is_impure_node(node)
+
+        return bool(eliminate(graph, is_kept))
+
+    graphs.eliminate_dead_code = eliminate_but_results
+    try:
+        yield
+    finally:
+        graphs.eliminate_dead_code = eliminate
