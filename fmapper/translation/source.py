@@ -179,7 +179,8 @@ def translate(
     args, kwargs = tuple(args), kwargs or {}
 
     def record(shapes: Any, **settings: Any) -> Program:
-        settings |= {"train": train, "parts": True, "both": False, "dynamic_shapes": shapes}
+        settings |= {"train": train, "parts": True, "dynamic_shapes": shapes}
+        settings["both"] = not target.writes_modes  # else the writer asks for what it needs
         program = record_program(model, origin, target, args, kwargs, **settings)
         if not program.parts:
             raise ConversionError(
