@@ -452,3 +452,13 @@ def test_placements_of_fully_shard():
     assert _private.parts_before(strided) == 4
     assert _private.parts_before(Shard(1)) is None
     assert _private.parts_before(Replicate()) is None
+
+
+def test_a_batch_of_one_in_training():
+    x, functions = torch.ones(1, 3), torch.nn.functional
+    with pytest.raises(ValueError, match="more than 1 value"):
+        functions.batch_norm(x, None, None, training=True)
+    with _private.any_batch_size():
+        assert functions.batch_norm(x, None, None, training=True).shape == (1, 3)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        functions.batch_norm(x, None, None, training=True)

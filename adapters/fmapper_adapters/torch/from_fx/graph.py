@@ -70,15 +70,10 @@ def program(
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
-    own = [
-        node.name
-        for spec, node in zip(signature.input_specs, nodes, strict=True)
-        if spec.kind.name not in made
-    ]
+    own = signature_of.own_inputs(signature, nodes)
     parts = () if calls is None else calls.parts(own, exported.graph)
-    kept = {*refs_in(tuple(part.result for part in parts))}
-    reader = _GraphReader(exported.graph_module, whole, by_call=calls is not None, kept=kept)
+    kept = None if calls is None else {*refs_in(tuple(part.result for part in parts))}
+    reader = _GraphReader(exported.graph_module, whole, kept)
     graph = _without_tokens(reader.graph(), signature)
     names = _Names(module, exported)
     inputs = tuple(
@@ -137,8 +132,7 @@ def program(
     run = functools.partial(order.run, other_forms=other_forms, facts=facts)
     if calls is None:
         return run(found)
-    found.parts = parts
-    found.types, found.first_paths = calls.types, calls.first_paths
+    found.parts, found.types, found.first_paths = parts, calls.types, calls.first_paths
     sources = {call.source for call in graph.walk()} | {part.source for part in found.parts}
     found.lines = statements_at(sources)
     return with_parts(found, run)
@@ -260,14 +254,12 @@ class _GraphReader:
         self,
         owner: torch.fx.GraphModule,
         whole: Collection[str],
-        *,
-        by_call: bool = False,
-        kept: Collection[str] = (),
+        kept: Collection[str] | None = None,
     ) -> None:
         self._owner = owner
         self._whole = whole
-        self._by_call = by_call
-        self._kept = kept
+        self._by_call = kept is not None  # with the calls of submodules apart
+        self._kept = kept or ()
         self._inner: dict[str, Graph | Ref] = {}
         self._effects: dict[str, int] = {}  # with the numbers of their results
 
@@ -341,7 +333,9 @@ class _GraphReader:
                 f"{node.name}: {node.target} is a {type(value).__name__} inside an inner "
                 f"function; pass it to that function as an argument"
             )
-        self._inner[node.name] = _GraphReader(value, self._whole, by_call=self._by_call).graph()
+        self._inner[node.name] = _GraphReader(
+            value, self._whole, () if self._by_call else None
+        ).graph()
 
     def _call(self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None) -> Call:
         args = self._plain(node.args if given is None else given, node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,3 +77,10 @@ def ones_like(module: torch.nn.Module, inputs: Mapping[str, Input]) -> dict[str,
         return {}
     shapes = [[n if isinstance(n, int) else None for n in one.shape] for one in (mask, tokens)]
     return {"attention_mask": "input_ids"} if shapes[0] == shapes[1] else {}
+
+
+def own_inputs(signature: Any, nodes: Sequence[torch.fx.Node]) -> list[str]:
+    """Returns the names of a graph's inputs, without those that torch made of constants."""
+    made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
+    pairs = zip(signature.input_specs, nodes, strict=True)
+    return [node.name for spec, node in pairs if spec.kind.name not in made]

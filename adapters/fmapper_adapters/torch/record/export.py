@@ -132,7 +132,7 @@ def export_program(
         def by(ways: Sequence[Way] = ()) -> Program:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(leave_padding_out(encoders))
-                for patch in () if calls is None else (dead_results.keep, batch_sizes.unchecked):
+                for patch in () if calls is None else (dead_results.keep, batch_sizes.take_any):
                     stack.enter_context(patch())
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
             return graph.program(module, *recorded, train=train, whole=whole, calls=calls)

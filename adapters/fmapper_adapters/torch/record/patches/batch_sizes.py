@@ -12,7 +12,7 @@ from fmapper_adapters.torch import _private
 
 
 @contextlib.contextmanager
-def unchecked() -> Iterator[None]:
+def take_any() -> Iterator[None]:
     """Records `batch_norm` without the condition that there are several values per channel.
 
     It holds in training alone, and would keep a file for both modes from single examples.
