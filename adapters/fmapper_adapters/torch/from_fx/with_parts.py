@@ -61,20 +61,24 @@ def with_parts(program: Program, run: order.Pass) -> Program:
 
 
 def _rows_made(program: Program) -> set[str]:
-    """Returns the results of parts with as many rows as values say that the part has read.
+    """Returns the results of parts that pick rows by their values, and so decide how many.
 
     Padding in them would be a result that the module does not have, unlike that of parts which were
     given it.
     """
-    rows = {
-        call.name: {size for _, shape in call.result for size in re.findall(r"\bu\d+", str(shape))}
-        for call in program.graph.calls
-    }
-    found = set()
-    for part in program.parts:
-        given = {row for name in refs_in((part.arguments,)) for row in rows.get(name, ())}
-        found |= {name for name in refs_in((part.result,)) if rows.get(name, set()) - given}
-    return found
+    calls = program.graph.calls
+    unknown = {call.name for call in calls if _UNKNOWN.search(str(call.result))}
+    by_name = {part.name: part for part in program.parts}
+    makers = set()
+    for call in calls:
+        place = call.module if call.name in unknown and not unknown & {*call.refs()} else None
+        while place in by_name and place not in makers:
+            makers.add(place)
+            place = by_name[place].parent
+    return {name for part in makers for name in refs_in((by_name[part].result,))} & unknown
+
+
+_UNKNOWN = re.compile(r"\bu\d+")
 
 
 def _with_results(graph: Graph, parts: Sequence[Part]) -> Graph:
