@@ -200,19 +200,33 @@ def source_of(model: Any) -> Models | None:
 
 
 class Auto(str):
-    """`dynamic_shapes="auto"`, with the sizes that are known to be fixed.
+    """`dynamic_shapes="auto"`, with what is known of the sizes.
 
     Attributes:
-        fixed: The number of an array among the inputs, and a dimension -> why it does not vary.
+        fixed: The number of an array among the inputs, and a dimension -> why it does not vary;
+            empty if that is known already.
+        names: Likewise, the symbols of dimensions that vary unless the fixed ones forbid it.
     """
 
     fixed: dict[tuple[int, int], str]
+    names: dict[tuple[int, int], str]
 
     @classmethod
-    def but(cls, fixed: Mapping[tuple[int, int], str]) -> Auto:
-        """Returns `auto` for all other sizes."""
+    def but(cls, fixed: Mapping[tuple[int, int], str], program: Program) -> Auto:
+        """Returns `auto` for all other sizes that vary in a program."""
         made = cls("auto")
-        made.fixed = dict(fixed)
+        sizes = {
+            (i, d): size
+            for i, given in enumerate(one for one in program.inputs if one.kind == "user")
+            for d, size in enumerate(given.shape)
+        }
+        made.fixed = {place: "" for place, size in sizes.items() if isinstance(size, int)}
+        made.fixed.update(fixed)
+        made.names = {
+            place: size
+            for place, size in sizes.items()
+            if isinstance(size, str) and size.isidentifier() and place not in fixed
+        }
         return made
 
 
@@ -238,9 +252,10 @@ def lower_with_varying_sizes(
     ]
     for fixed in (*alone, *together):
         try:
-            narrower = record(Auto.but(fixed))
+            narrower = record(Auto.but(fixed, program))
             if set(narrower.symbols) >= set(program.symbols):
                 break  # this framework has its own way to choose
+            narrower = replace(narrower, fixed=(*program.fixed, *narrower.fixed))
             return narrower, lower_it(narrower)
         except ConversionError:
             continue

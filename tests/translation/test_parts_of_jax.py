@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 
@@ -15,6 +16,8 @@ nnx = pytest.importorskip("flax.nnx")
 linen = pytest.importorskip("flax.linen")
 jnp = jax.numpy
 
+from fmapper.programs import Input  # noqa: E402
+from fmapper.programs.steps import Auto  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -117,3 +120,48 @@ def test_a_model_has_its_arguments_where_a_loop_begins_parts_that_end_outside():
     source, _, proof = translate((model, variables), "torch", (x,), proved=True)
     assert proof, str(proof)
     assert "def forward(self, tokens):" in source.code
+
+
+class Images(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(1, 2, (3, 3), rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.avg_pool(self.conv(x), (2, 2), strides=(2, 2))
+        return nnx.avg_pool(x, (2, 3), strides=(2, 1), padding=((1, 1), (0, 0)))
+
+
+def test_a_mean_of_windows_is_average_pooling():
+    x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
+    source, _, proof = translate(Images(nnx.Rngs(0)), "torch", (x,), proved=True)
+    assert proof, str(proof)
+    assert source.code.count("F.avg_pool2d(") == 2
+    assert "divisor_override" not in source.code
+
+
+class Scaled(eqx.Module):
+    held: list
+    linear: eqx.nn.Linear
+
+    def __call__(self, x):
+        count, (mean, scale) = self.held
+        return self.linear((x - mean / count) / scale)
+
+
+def test_a_list_has_arrays_and_lists_of_them():
+    held = [jnp.array(3), (jnp.ones(4), 2 * jnp.ones(4))]
+    model = Scaled(held, eqx.nn.Linear(4, 2, key=jax.random.key(0)))
+    x = jax.random.normal(jax.random.key(1), (5, 4))
+    there = fmapper.convert(jax.vmap(model), "torch", (x,), structure=True)
+    torch.testing.assert_close(there(fmapper.to_torch(x)), fmapper.to_torch(jax.vmap(model)(x)))
+    assert {"held.0", "held.1.0", "held.1.1"} <= there.state_dict().keys()
+
+
+def test_a_narrower_recording_begins_with_the_sizes_of_the_first():
+    shapes = [("n", 16), ("n", 3, "m"), (2,)]
+    inputs = [Input("user", "", "float32", shape) for shape in shapes]
+    program = types.SimpleNamespace(inputs=inputs)
+    found = Auto.but({(1, 2): "it is asked for"}, program)
+    assert found == "auto"
+    assert found.names == {(0, 0): "n", (1, 0): "n"}
+    assert found.fixed == {(0, 1): "", (1, 1): "", (1, 2): "it is asked for", (2, 0): ""}

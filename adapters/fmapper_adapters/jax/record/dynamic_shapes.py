@@ -65,7 +65,8 @@ def trace_sizes(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced
     if dynamic_shapes is None:
         return Traced(trace(shapes))
     if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
-        return _auto(trace, shapes, getattr(dynamic_shapes, "fixed", {}))
+        known = (getattr(dynamic_shapes, what, {}) for what in ("fixed", "names"))
+        return _auto(trace, shapes, *known)
     bounds: Symbols = {}
     texts = _Texts(bounds).of(examples, dynamic_shapes)
     try:
@@ -302,7 +303,7 @@ def _finite(high: Any) -> int | None:
 # --- auto -----------------------------------------------------------------------------------------
 
 
-def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
+def _auto(trace: Trace, shapes: list[Any], known: Places, said: Places) -> Traced:
     """Makes every size vary that can: all at once, else one by one, first dimensions first.
 
     If the code requires it, a size that two inputs have in common is one size.
@@ -310,10 +311,11 @@ def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
     Args:
         trace: Returns the jaxpr for shapes.
         shapes: The shapes of the examples.
-        known: Dimensions that cannot vary, and why.
+        known: Dimensions that cannot vary, and why; empty where that need not be said again.
+        said: Names of dimensions to try first, as another recording has found them.
     """
     fixed = trace(shapes)  # what is wrong with the examples themselves is said first
-    told = [(i, d, why) for (i, d), why in known.items()]
+    told = [(i, d, why) for (i, d), why in known.items() if why]
     places = [(i, d) for i, s in enumerate(shapes) for d, n in enumerate(s.shape)
               if n > 1 and (i, d) not in known]  # fmt: skip
     places.sort(key=lambda place: place[1])
@@ -323,9 +325,11 @@ def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
     sizes = {n: _letter(i) for i, n in enumerate(dict.fromkeys(
         shapes[i].shape[d] for i, d in places))}  # fmt: skip
     shared = {place: sizes[shapes[place[0]].shape[place[1]]] for place in places}
-    for names in (own, shared):
+    for names in (said, own, shared):
+        if not names:
+            continue
         try:
-            found = _try_dims(trace, shapes, names)
+            found = _try_dims(trace, shapes, names, deep=names is said)
         except ConversionError:  # the code fixes one of them
             continue
         found.fixed += told

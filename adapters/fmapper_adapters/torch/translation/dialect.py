@@ -260,6 +260,8 @@ class TorchDialect(Dialect):
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nn.ModuleList`."""
         codes = [text(one) for one in made]
+        if any(code.startswith(("nn.Buffer(", "nn.Parameter(")) for code in codes):
+            return expr("Items({0})", list(made))  # an nn.ModuleList takes modules alone
         if len(codes) > 1 and len(set(codes)) == 1:
             return expr("nn.ModuleList([{0} for _ in range({1})])", made[0], len(made))
         return expr("nn.ModuleList({0})", list(made))

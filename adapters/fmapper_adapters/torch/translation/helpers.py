@@ -83,6 +83,16 @@ HELPERS = {
 
     def forward(self, x):
         return super().forward(x[None])[0]'''),
+    "Items": Helper('''class Items(nn.Module):
+    """A list of arrays and modules."""
+
+    def __init__(self, items):
+        super().__init__()
+        for i, item in enumerate(items):
+            setattr(self, str(i), item)
+
+    def __getitem__(self, i):
+        return getattr(self, str(i))'''),
     "Apply": Helper('''class Apply(nn.Module):
     """A function among modules."""
 

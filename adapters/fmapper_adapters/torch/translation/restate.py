@@ -317,4 +317,4 @@ class _Restated:
     def _size(self, size: Any) -> int | str:
         text = str(size.node.expr)
         text = re.sub(r"\b[a-z]\d+\b", lambda m: self.symbols.get(m[0], m[0]), text)
-        return int(text) if text.isdigit() else text
+        return self._fixed_size(int(text)) if text.isdigit() else text

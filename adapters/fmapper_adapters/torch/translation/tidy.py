@@ -25,6 +25,7 @@ _BINARY = {
     torch.true_divide, torch.remainder, torch.fmod,
 }  # fmt: skip
 _WITH_TENSORS = {torch.maximum, torch.minimum, torch.atan2}  # take no number
+_POOLINGS = (F.avg_pool2d, F.avg_pool3d)
 _SHAPING = {"expand", "reshape", "view", "unsqueeze", "squeeze", "contiguous", "permute", "t"}
 _MOST = 64  # elements of what is computed to see whether it is one number
 
@@ -34,6 +35,7 @@ def tidy(graph: Any) -> None:
     _use_public_names(graph)
     _use_numbers(graph)
     _drop_choices(graph)
+    _write_means(graph)
     _write_slices(graph)
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
@@ -235,6 +237,30 @@ def _drop_choices(graph: Any) -> None:
             if (yes, no) == (True, False) and yes is True and no is False:
                 node.replace_all_uses_with(mask)
                 graph.erase_node(node)
+
+
+def _write_means(graph: Any) -> None:
+    """Writes a sum of windows that is divided by their size as average pooling."""
+    for node in list(graph.nodes):
+        if node.target is not operator.truediv or not _is_node(node.args[0]):
+            continue
+        first, count = node.args
+        turned = first if (first.op, first.target) == ("call_method", "permute") else None
+        pool = first if turned is None else first.args[0]
+        if pool.target not in _POOLINGS or pool.kwargs != {"divisor_override": 1}:
+            continue
+        if any(len(one.users) > 1 for one in (first, pool)) or count != math.prod(pool.args[1]):
+            continue
+        x, sizes, strides, padding = pool.args
+        rest = (strides, padding) if any(padding) else (strides,) if strides != sizes else ()
+        pool.args, pool.kwargs = (x, *map(_one_size, (sizes, *rest))), {}
+        node.replace_all_uses_with(first)
+        graph.erase_node(node)
+
+
+def _one_size(sizes: Sequence[int]) -> Any:
+    """Returns the size that all dimensions have, if there is one."""
+    return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
 
 
 def _write_slices(graph: Any) -> None:
