@@ -50,10 +50,10 @@ TIMM: dict[str, dict[str, Any]] = {
     "mixer_s32_224": {"img_size": 64}, "deit_tiny_patch16_224": {"img_size": 64},
     "beit_base_patch16_224": {"img_size": 64, "depth": 2},
     "cait_xxs24_224": {"img_size": 64, "depth": 2}, "coat_lite_tiny": {"img_size": 64},
-    "edgenext_xx_small": {}, "convmixer_768_32": {"depth": 2}, "resmlp_12_224": {"img_size": 64},
+    "edgenext_xx_small": {}, "convmixer_768_32": {}, "resmlp_12_224": {"img_size": 64},
     "gmlp_ti16_224": {"img_size": 64}, "poolformer_s12": {}, "repvgg_a0": {},
     "levit_128s": {"img_size": 64}, "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
-    "convnextv2_atto": {}, "efficientformer_l1": {}, "ghostnet_050": {}, "resnet18d": {},
+    "convnextv2_atto": {}, "ghostnet_050": {}, "resnet18d": {},
     "vit_tiny_patch16_224": {"img_size": 64}, "visformer_tiny": {"img_size": 64},
     "hrnet_w18_small": {}, "res2net50_26w_4s": {}, "dpn48b": {}, "nfnet_l0": {},
 }  # fmt: skip

@@ -1,5 +1,7 @@
 """One file for both modes: what cannot be that is refused, and models are compared."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from flax import nnx
 from torch import nn
 
 import fmapper
+from fmapper.translation.proving import prove
 from fmapper.translation.source import translate, translate_proved
 from fmapper_adapters.torch.adapter import TorchAdapter
 from fmapper_adapters.torch.translation import build
@@ -141,6 +144,23 @@ def test_a_mode_is_recorded_once(monkeypatch):
     assert recorded == [True, False]
     assert source.code == translate(net, "flax", (x,))[0].code
     assert recorded == [True, False, False]
+
+
+def test_proofs_compile_in_one_folder(monkeypatch):
+    folders = []
+    run = prove.subprocess.run
+
+    def note(command, *, env, **settings):
+        folders.append(env["JAX_COMPILATION_CACHE_DIR"])
+        return run(command, env=env, **settings)
+
+    monkeypatch.setattr(prove.subprocess, "run", note)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    for _ in range(2):
+        translate(nn.Linear(3, 2), "flax", (torch.randn(5, 3),), proved=True)
+    assert len(folders) == 2
+    assert len(set(folders)) == 1
+    assert Path(folders[0]).is_dir()
 
 
 class Small(nnx.Module):

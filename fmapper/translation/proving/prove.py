@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -160,7 +163,12 @@ def prove(
             source.name,
             json.dumps(modes),
         ]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
+        environment = {
+            "JAX_COMPILATION_CACHE_DIR": _cache(),
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_TRACEBACK_FILTERING": "off",
+        }
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -170,6 +178,14 @@ def prove(
         )
     errors = json.loads(done.stdout.strip().splitlines()[-1])
     return Proof(errors, own, arrays, target.proof(), source.name, refused)
+
+
+@functools.cache
+def _cache() -> str:
+    """Returns a folder for what proofs compile: a file for evaluation alone repeats the other's."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _learn(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any], Any]:

@@ -6,8 +6,9 @@ SETTINGS = """
 import os, tempfile
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 import jax, jax.numpy as jnp
-cache = tempfile.TemporaryDirectory()
-jax.config.update("jax_compilation_cache_dir", cache.name)
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    cache = tempfile.TemporaryDirectory()
+    jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 """
 
