@@ -430,10 +430,11 @@ def any_batch_size() -> Iterator[None]:
         functions._verify_batch_size = check
 
 
-def note_lines(code: Any) -> None:
-    """Adds the line of a function to recorded nodes that have none.
+def note_lines(code: Any, line_of_method: Callable[[Any], str] = lambda frame: "") -> None:
+    """Notes the lines of recorded nodes for which torch has none, or only that of `forward`.
 
-    These are the nodes of the outermost `forward`; `line_of_node` returns the line.
+    These are lines of the outermost `forward`, whose code is given, and what `line_of_method`
+    returns for the frame that makes a node.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -444,21 +445,25 @@ def note_lines(code: Any) -> None:
 
     def create_node(*args: Any, **kwargs: Any) -> Any:
         node = create(*args, **kwargs)
+        if node.op != "call_function":
+            return node
         frame: Any = sys._getframe(1)
+        method = line_of_method(frame)
         while frame is not None and frame.f_code is not code:
             frame = frame.f_back
-        if frame is not None and node.op == "call_function":
-            line = f"{code.co_filename}:{frame.f_lineno}"
-            node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper_line": line}
+        lines = {"fmapper_method": method} if method else {}
+        if frame is not None:
+            lines["fmapper_line"] = f"{code.co_filename}:{frame.f_lineno}"
+        node.meta["custom"] = {**node.meta.get("custom", {}), **lines}
         return node
 
     tracer.create_node = create_node
     tracer._fmapper_lines = code
 
 
-def line_of_node(node: torch.fx.Node) -> str:
-    """Returns the line that `note_lines` has noted for a node; empty if there is none."""
-    return str((node.meta.get("custom") or {}).get("fmapper_line", ""))
+def line_of_node(node: torch.fx.Node, kind: str = "line") -> str:
+    """Returns a `line` or `method` that `note_lines` has noted for a node; empty for none."""
+    return str((node.meta.get("custom") or {}).get(f"fmapper_{kind}", ""))
 
 
 # --- torch.distributed, 2.6 to 2.15 ---------------------------------------------------------------

@@ -34,9 +34,10 @@ from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
 from fmapper_adapters.torch.pretrained.origin import origin_of
+from fmapper_adapters.torch.record.lines import line_of_stack
 from fmapper_adapters.torch.record.parts import PartCalls
 
-# Calls without results that only concern the device or the recording itself.
+# Without results, of the device or the recording alone.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert", "aten::_print")
@@ -400,16 +401,8 @@ def place(node: torch.fx.Node, *, by_call: bool = False) -> tuple[str, str]:
     path = stack[key][0] if stack else ""
     if by_call and stack:
         path = _private.name_of_place(key, path)[0]
-    source = _source(node.meta.get("stack_trace") or "")
+    source = _private.line_of_node(node, "method") or line_of_stack(node.meta.get("stack_trace"))
     return _ALIASES.sub("", path), source or _private.line_of_node(node)
-
-
-@functools.lru_cache(maxsize=1024)
-def _source(stack: str) -> str:
-    lines = [line for line in stack.splitlines() if line.startswith('  File "')]
-    own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
-    found = re.match(r'  File "(.*)", line (\d+)', own[-1])
-    return f"{found[1]}:{found[2]}" if found else ""
 
 
 # The classes of what a node calls; torch has no public name for them.

@@ -14,6 +14,7 @@ from fmapper.programs import Other, Part, Ref, Size, map_arguments
 from fmapper.translation import arguments_of, other_names
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import marks
+from fmapper_adapters.torch.record.lines import line_of_method
 from fmapper_adapters.torch.record.patches import dead_results, foreign_classes
 
 
@@ -70,7 +71,7 @@ class PartCalls:
         if not path:  # the whole module: torch may begin anew
             self._open, self._noted = [], []
             code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-            _private.note_lines(code)
+            _private.note_lines(code, line_of_method)
         given = arguments_of(module.forward, args, kwargs)
         noted = {
             "name": name,

@@ -1,0 +1,49 @@
+"""The lines of code that operations come from, for names and comments."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from types import FrameType
+
+import torch
+
+from fmapper.translation import statements_at
+
+_SKIPPED = tuple(
+    os.path.dirname(os.path.abspath(one)) + os.sep for one in (torch.__file__, __file__)
+)
+
+
+def line_of_method(frame: FrameType | None) -> str:
+    """Returns the line of the innermost method of a module that runs, as `file:line`.
+
+    Empty where that is `forward`, whose lines torch notes itself. A line that returns what it
+    computes counts as the line that called the method.
+    """
+    while frame is not None:
+        code, owner = frame.f_code, frame.f_locals.get("self")
+        if not isinstance(owner, torch.nn.Module) or code.co_filename.startswith(_SKIPPED):
+            frame = frame.f_back
+            continue
+        if code.co_name == "forward":
+            return ""
+        line = f"{code.co_filename}:{frame.f_lineno}"
+        if not statements_at([line]).get(line, "").startswith("return "):
+            return line
+        frame = frame.f_back
+        while frame is not None and frame.f_locals.get("self") is not owner:
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_name == "forward":
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def line_of_stack(stack: str | None) -> str:
+    """Returns the innermost line of a stack trace outside of torch, as `file:line`; or empty."""
+    lines = [line for line in (stack or "").splitlines() if line.startswith('  File "')]
+    own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
+    found = re.match(r'  File "(.*)", line (\d+)', own[-1])
+    return f"{found[1]}:{found[2]}" if found else ""
