@@ -316,16 +316,6 @@ def test_a_view_of_what_was_changed_in_place_is_not_in_the_part_that_is_given_it
     assert source.layers[0] == source.layers[1]
 
 
-class Autoencoder(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return x + torch.randn_like(x)
-
-
-def test_what_draws_is_refused_with_the_way_out() -> None:
-    with pytest.raises(fmapper.ConversionError, match="Draw them outside and give them"):
-        fmapper.source(Autoencoder(), "flax", (torch.randn(2, 3),), dynamic_shapes=None)
-
-
 class Widths(nn.Module):
     def __init__(self) -> None:
         super().__init__()

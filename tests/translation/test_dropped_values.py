@@ -87,3 +87,27 @@ def test_only_the_result_of_dropout_is_its_result() -> None:
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1)), nn.Linear(4, 2))
     code = translate(net, "flax", (torch.randn(3, 4),), train=True)[0].code
     assert "jax.nn.relu, nnx.Dropout(0.1, rngs=rngs)" in code
+
+
+class Losses(nn.Module):
+    def forward(self, x: Any, target: Any) -> Any:
+        loss = nn.functional.cross_entropy(x, target)
+        return loss, x.softmax(-1)
+
+
+class Trainer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.losses = nn.Linear(4, 3), Losses()
+
+    def forward(self, x: Any, target: Any) -> Any:
+        return self.losses(self.linear(x), target)[1]
+
+
+def test_a_lost_result_is_the_first_of_those_that_an_operation_gives() -> None:
+    net, given = Trainer(), (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+    model = fmapper.convert(net, "flax", given, structure=True)
+    logits = net.linear(given[0]).detach()
+    found = model.losses(logits.numpy(), given[1].numpy())
+    for one, other in zip(found, net.losses(logits, given[1]), strict=True):
+        torch.testing.assert_close(torch.tensor(one.tolist()), other, rtol=1e-5, atol=1e-6)

@@ -19,7 +19,7 @@ def mark(result: object) -> None:
     for leaf in pytree.tree_leaves(result):
         node = _private.node_in_recording(leaf) if isinstance(leaf, torch.Tensor) else None
         if node is not None and node.op != "placeholder":
-            node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
+            node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: node.name}
 
 
 @contextlib.contextmanager
@@ -31,8 +31,10 @@ def keep() -> Iterator[None]:
     def eliminate_but_results(
         graph: torch.fx.Graph, is_impure_node: Callable[[torch.fx.Node], bool] | None = None
     ) -> bool:
+        results = _lost_results(graph)
+
         def is_kept(node: torch.fx.Node) -> bool:
-            if _MARK in (node.meta.get("custom") or {}):
+            if node in results:
                 return True
             return node.is_impure() if is_impure_node is None else is_impure_node(node)
 
@@ -43,3 +45,22 @@ def keep() -> Iterator[None]:
         yield
     finally:
         graphs.eliminate_dead_code = eliminate
+
+
+def _lost_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Returns the results of submodules that nothing uses.
+
+    All nodes that a result was decomposed into have its mark. Where it is used, the others that
+    are dead, as the mask of dropout, are none; where it is not, it is the first that is dead.
+    """
+    groups: dict[str, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        name = (node.meta.get("custom") or {}).get(_MARK)
+        if name is not None:
+            groups.setdefault(name, []).append(node)
+    found = set()
+    for group in groups.values():
+        users = {user for node in group for user in node.users}
+        if users <= {*group}:
+            found.add(next(node for node in group if not node.users))
+    return found
