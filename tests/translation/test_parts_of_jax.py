@@ -96,6 +96,33 @@ def test_a_part_gives_what_it_gives_in_the_source():
     torch.testing.assert_close(there.second(hidden), fmapper.to_torch(model(x)))
 
 
+class Gate(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, state, scale, x):
+        gate = nnx.sigmoid(self.linear(x))
+        return gate * x * scale + (1 - gate) * state
+
+
+class Filled(nnx.Module):
+    def __init__(self, rngs):
+        self.gate = Gate(rngs)
+
+    def __call__(self, x):
+        return self.gate(jnp.zeros_like(x), jnp.ones(x.shape[-1:]), x)
+
+
+def test_a_part_reads_arguments_that_the_model_fills_with_one_number():
+    model = Filled(nnx.Rngs(0))
+    state, scale, x = jax.random.normal(jax.random.key(1), (3, 4, 3))
+    there = fmapper.convert(model, "torch", (x,), structure=True)
+    torch.testing.assert_close(there(fmapper.to_torch(x)), fmapper.to_torch(model(x)))
+    given = map(fmapper.to_torch, (state, scale[0], x))
+    wanted = fmapper.to_torch(model.gate(state, scale[0], x))
+    torch.testing.assert_close(there.gate(*given), wanted)
+
+
 class Encoder(linen.Module):
     @functools.partial(
         linen.scan, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
@@ -165,3 +192,20 @@ def test_a_narrower_recording_begins_with_the_sizes_of_the_first():
     assert found == "auto"
     assert found.names == {(0, 0): "n", (1, 0): "n"}
     assert found.fixed == {(0, 1): "", (1, 1): "", (1, 2): "it is asked for", (2, 0): ""}
+
+
+class Noisy(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x) + jax.random.normal(self.make_rng("latent"), (3,))
+
+
+def test_a_model_with_classes_takes_keys_of_linen_by_name():
+    model, x = Noisy(), jnp.ones((2, 4))
+    keys = {"params": jax.random.key(0), "latent": jax.random.key(1)}
+    variables = model.init(keys, x)
+    kwargs = {"rngs": {"latent": keys["latent"]}}
+    there = fmapper.convert((model, variables), "torch", (x,), kwargs, structure=True)
+    key = fmapper.to_torch(jax.random.key_data(keys["latent"]))
+    wanted = fmapper.to_torch(model.apply(variables, x, **kwargs))
+    torch.testing.assert_close(there(fmapper.to_torch(x), rngs_latent=key), wanted)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fmapper.programs import Call, Graph, Scalar, substitute
+from fmapper.programs import Call, Graph, Ref, Scalar, substitute
 from fmapper_adapters.torch.fuse.graph_index import Look
 
 _COMPUTED: dict[str, Any] = {
@@ -29,15 +29,16 @@ _COMPARED: dict[str, Any] = {
 _EXACT = 1 << 24  # up to which integers are exact in float32
 
 
-def fold(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
-    """Folds calls whose results are known or equal to an operand."""
-    look = Look(graph, kinds)
+def fold(graph: Graph, kinds: Mapping[str, Any], borders: set[str]) -> Graph:
+    """Folds calls whose results are known or equal to an operand; `borders` as for `Look`."""
+    look = Look(graph, kinds, borders=borders)
     known: dict[str, Any] = {}
     calls = []
     for call in graph.calls:
         new = replace(
             call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known)
         )
+        look.reader = new.module
         found = _result(new, look)
         if found is None or isinstance(found, Call):
             new = found or new
@@ -45,6 +46,8 @@ def fold(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
             look.calls[new.name] = new
         else:
             known[call.name] = found
+            if isinstance(found, Ref):
+                look.replace(call.name, found.name)
     return Graph(graph.inputs, calls, substitute(graph.outputs, known), graph.kinds)
 
 

@@ -109,9 +109,9 @@ def simplify(
         fused: Whether to fuse primitives; if not, only constants and broadcasts are simplified.
         borders: Values that submodules take or give, as for `Look`.
     """
-    found = fold(graph, kinds).without_dead_calls(lambda call: False)
     taken = {*graph.inputs, *(call.name for call in graph.calls)}
     borders = set(borders)
+    found = fold(graph, kinds, borders).without_dead_calls(lambda call: False)
     moved: dict[str, Any] = {}
     for find in (*(_RECOGNISERS if fused else ()), moves.find, broadcasts.find):
         found, known = Rewriter(found, kinds, roles, taken, borders).run(found, find)

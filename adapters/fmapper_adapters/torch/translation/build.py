@@ -44,7 +44,11 @@ def outcome(
 def _outputs(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the outputs of such a module in evaluation, in the order of its source."""
     known = inspect.signature(model.forward).parameters
-    given = {key: value for key, value in kwargs.items() if key in known}
+    options = dict(kwargs)
+    for name, several in kwargs.items():  # such as Linen's keys, each an argument of the file
+        if isinstance(several, Mapping):
+            options |= {f"{name}_{key}": value for key, value in several.items()}
+    given = {key: value for key, value in options.items() if key in known}
     was_training = model.training
     held = {name: array.clone() for name, array in model.named_buffers()}
     model.eval()

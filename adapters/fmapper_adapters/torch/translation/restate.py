@@ -118,6 +118,9 @@ class _Restated:
             for i, ref in enumerate(outputs)
         ]
         emitter.output(tuple(found))
+        for value in found[count:]:
+            if isinstance(value, fx.Proxy):
+                value.node.meta[tidy.BORDER] = True
         tidy.tidy(emitter.graph)
         (last,) = (node for node in emitter.graph.nodes if node.op == "output")
         self._find_fixed()

@@ -30,6 +30,15 @@ _SHAPING = {"expand", "reshape", "view", "unsqueeze", "squeeze", "contiguous", "
 _MOST = 64  # elements of what is computed to see whether it is one number
 
 
+BORDER = "border"  # of values that submodules take or give
+
+
+def _is_of_other(value: Any, node: Any) -> bool:
+    """Returns whether a value is what the submodule of a node takes from, or gives to, others."""
+    places = [one.meta.get("place", ("", ""))[0] for one in (value, node)]
+    return bool(value.meta.get(BORDER)) and places[0] != places[1]
+
+
 def tidy(graph: Any) -> None:
     """Rewrites a graph in place; what one submodule gives another stays as it is."""
     _use_public_names(graph)
@@ -161,7 +170,7 @@ def _fill_value(node: Any, filled: Mapping[Any, Any]) -> Any:
         if _is_node(number):
             return None
         return torch.full((), number, dtype=value.dtype)
-    if not inputs or any(one not in filled for one in inputs):
+    if not inputs or any(one not in filled or _is_of_other(one, node) for one in inputs):
         return None
     if node.op == "call_method" and node.target in _SHAPING:
         return filled[inputs[0]]
@@ -197,6 +206,8 @@ def _fill_value(node: Any, filled: Mapping[Any, Any]) -> Any:
 def _as_number(node: Any, at: int, filled: Mapping[Any, Any]) -> Any:
     arg = node.args[at]
     if not _is_node(arg) or arg not in filled or node.target in _WITH_TENSORS:
+        return arg
+    if _is_of_other(arg, node):
         return arg
     number, result = filled[arg], node.meta["val"]
     if number.dtype.is_complex:
@@ -288,6 +299,8 @@ def _drop_broadcasts(graph: Any) -> None:
         for at, arg in enumerate(node.args):
             if not _is_node(arg) or (arg.op, arg.target) != ("call_method", "expand"):
                 continue
+            if _is_of_other(arg, node):
+                continue
             source = arg.args[0]
             others = [one for i, one in enumerate(node.args) if i != at and _is_tensor(one)]
             shapes = [_shape(source), *map(_shape, others)]
@@ -305,6 +318,8 @@ def _drop_round_trips(graph: Any) -> None:
         if node.target in ("expand", "reshape") and same and _is_tensor(node):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
+            continue
+        if _is_of_other(source, node):
             continue
         if (
             node.target == "squeeze"
@@ -371,7 +386,7 @@ def _turn_products(graph: Any) -> None:
         found = []
         saved = 0
         for one in (right, left):
-            order = _order(one, ndim)
+            order = None if _is_of_other(one, product) else _order(one, ndim)
             turned = swap if order is None else tuple(order[i] for i in swap)
             is_plain = turned == tuple(range(ndim))
             saved += (order is not None) - (not is_plain)
