@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
 
 
+Values = tuple[object, ...]
+
+
 @dataclass(slots=True)
 class Sketch:
     """The class that one submodule needs.
@@ -117,7 +120,7 @@ def merge(
     """
     align(sketches, dialect.defaults)
     if dialect.has_variants:
-        unify(sketches, dialect.check, dialect.lacking)
+        unify(sketches, dialect.check, dialect.lacking, dialect.defaults)
     groups: dict[str, list[Sketch]] = {}
     for sketch in sketches:
         groups.setdefault(sketch.shape(), []).append(sketch)
@@ -149,12 +152,26 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
             by_values[values] = identifier(wanted, own)
             own.add(by_values[values])
         chosen[i] = by_values[values]
-    made.parameters = tuple(dict.fromkeys(chosen.values()))
+    columns_of = {name: values for values, name in _in_order(by_values)}
+    made.parameters = tuple(columns_of)
     made.arguments = {
-        sketch.path: tuple(values[at] for values in by_values) for at, sketch in enumerate(group)
+        sketch.path: tuple(values[at] for values in columns_of.values())
+        for at, sketch in enumerate(group)
     }
     made.sketch = without_flags(_generalise(first, chosen, made))
     return made
+
+
+def _in_order(by_values: Mapping[Values, str]) -> list[tuple[Values, str]]:
+    """Returns parameters with those first that are called as the first two, and flags last."""
+    names = [name for values, name in by_values.items() if type(values[0]) is not bool]
+    first = {re.sub(r"_\d+$", "", name) for name in names[:2]}
+
+    def rank(one: tuple[Values, str]) -> int:
+        values, name = one
+        return 2 if type(values[0]) is bool else re.sub(r"_\d+$", "", name) not in first
+
+    return sorted(by_values.items(), key=rank)
 
 
 def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import itertools
 import keyword
 import math
 import re
@@ -16,6 +17,7 @@ from fmapper.programs.treespec import DType, Scalar
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _LONGEST = 88
+_VAGUE = re.compile(r"\w+_\d+|size|value")  # names of arguments that say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,20 @@ class Swap(ast.NodeTransformer):
 def construct(cls: str, arguments: Mapping[str, Any], *last: str) -> ast.expr:
     """Returns a call; flags, and of more than three arguments those after the second, by name.
 
+    Names that say nothing, as `width_2`, are left out where that is possible.
+
     Examples:
         >>> text(construct("Block", {"width": 3, "depth": 4}, "rngs=rngs"))
         'Block(3, 4, rngs=rngs)'
         >>> text(construct("Block", {"width": 3, "depth": 4, "kernel_size": 5, "strides": 2}))
         'Block(3, 4, kernel_size=5, strides=2)'
+        >>> text(construct("Block", {"width": 3, "width_2": 4, "width_3": 5, "width_4": 6}))
+        'Block(3, 4, 5, 6)'
         >>> text(construct("Block", {"width": 3, "is_causal": True}))
         'Block(3, is_causal=True)'
     """
-    by_name = list(arguments)[2:] if len(arguments) > 3 else []
+    numbered = [*itertools.takewhile(_VAGUE.fullmatch, list(arguments)[2:])]
+    by_name = list(arguments)[2 + len(numbered) :] if len(arguments) > 3 else []
     flags = [at for at, value in enumerate(arguments.values()) if isinstance(value, bool)]
     by_name += list(arguments)[flags[0] :] if flags else []
     given = [f"{key}={{{i}}}" if key in by_name else f"{{{i}}}" for i, key in enumerate(arguments)]

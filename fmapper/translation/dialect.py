@@ -68,12 +68,19 @@ class Helper:
 
 # What the code of every target calls: its source.
 CHECK_SHAPES = '''def check_shapes(*expected):
-    """Raises where arrays have other shapes than those that the code is written for."""
+    """Raises where arrays have other shapes than those that the code is written for.
+
+    A size is a number or a name, which may say what divides it and how small it may be:
+    `batch 3 height%16 width>=17`.
+    """
     sizes = {}
     for array, shape in expected:
-        for size, name in zip(array.shape, shape.split(), strict=True):
+        for size, word in zip(array.shape, shape.split(), strict=True):
+            word, _, least = word.partition(">=")
+            name, _, divisor = word.partition("%")
             known = int(name) if name.isdigit() else sizes.setdefault(name, size)
-            if size != known and name != "_":
+            fits = size >= int(least or 0) and size % int(divisor or 1) == 0
+            if not fits or size != known and name != "_":
                 raise ValueError(f"{tuple(array.shape)} is not ({shape}), with {name} = {known}")'''
 
 
@@ -92,6 +99,8 @@ class Dialect(ABC):
         lacking: Functions of files that may be called without `mask=mask` where that is None.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
         has_sequences: Whether parts that are called in order can be one object.
+        takes_rows: Layers whose first number is the size of the last dimension that they take, and
+            which refuse others.
     """
 
     passes_keys: ClassVar[bool] = False
@@ -102,6 +111,7 @@ class Dialect(ABC):
     lacking: ClassVar[frozenset[str]] = frozenset()
     has_variants: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
+    takes_rows: ClassVar[frozenset[str]] = frozenset()
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
@@ -243,7 +253,8 @@ class Dialect(ABC):
     def check_shapes(self, arrays: Sequence[tuple[ast.expr, str]]) -> ast.expr:
         """Returns the code that raises where arrays have unexpected shapes.
 
-        A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any.
+        A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any. A
+        name may say what divides the size, and how small that may be: `height%16 width>=17`.
         """
         return ast.Call(expr("check_shapes"), [literal(pair) for pair in arrays], [])
 

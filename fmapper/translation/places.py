@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -157,3 +157,45 @@ def differs_by_module(program: Program, target: str) -> bool:
 def size_of_array(array: Any) -> int:
     """Returns the number of elements of an array."""
     return math.prod(int(size) for size in array.shape)
+
+
+def levels_of(
+    root: Node, is_class: Callable[[Node], bool], types: Mapping[str, str]
+) -> list[list[Node]]:
+    """Returns the submodules that have classes, each after those in it, in as few groups as can be.
+
+    Those of one class of the source are in one group, so that they can be one class of the file,
+    unless one of them is in another.
+
+    Args:
+        root: The tree.
+        is_class: Whether a submodule has a class.
+        types: Paths of submodules -> their classes in the source.
+    """
+    order: list[tuple[Node, list[Node]]] = []  # with the nearest below them that have classes
+
+    def visit(node: Node) -> list[Node]:
+        below = [one for child in node.children.values() for one in visit(child)]
+        if not is_class(node):
+            return below
+        order.append((node, below))
+        return [node]
+
+    visit(root)
+    for together in (True, False):
+        levels: dict[int, int] = {}
+        by_type: dict[str, int] = {}
+        for _ in range(len(order) + 1):
+            before = dict(levels)
+            for node, below in order:
+                level = 1 + max((levels[id(one)] for one in below), default=0)
+                kind = types.get(node.path, "")
+                if together and kind:
+                    level = by_type[kind] = max(level, by_type.get(kind, 0))
+                levels[id(node)] = level
+            if levels == before:
+                found: dict[int, list[Node]] = {}
+                for node, _ in order:
+                    found.setdefault(levels[id(node)], []).append(node)
+                return [found[level] for level in sorted(found)]
+    raise AssertionError("a tree has levels")

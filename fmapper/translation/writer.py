@@ -35,6 +35,7 @@ from fmapper.translation.places import (
     differs_by_module,
     is_chain,
     is_item,
+    levels_of,
     place_of_layer,
     size_of_array,
     title_of,
@@ -292,18 +293,9 @@ class _Writer:
         taken = {*self.records, *self.dialect.reserved_names()}
         classes: list[Class] = []
         made: dict[str, ast.expr] = {}
-        levels: dict[int, list[Node]] = {}
-
-        def height(node: Node) -> int:
-            found = 1 + max((height(child) for child in node.children.values()), default=-1)
-            if self._is_class(node):
-                levels.setdefault(found, []).append(node)
-            return found
-
-        height(self.root)
         known = dict(self.dialect.parameters)
-        for level in sorted(levels):
-            sketches = [self._sketch_modes(node, made) for node in levels[level]]
+        for level in levels_of(self.root, self._is_class, self.program.types):
+            sketches = [self._sketch_modes(node, made) for node in level]
             for cls in merge(sketches, taken, known, self.dialect):
                 classes.append(cls)
                 known[cls.name] = cls.parameters

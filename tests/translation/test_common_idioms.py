@@ -174,7 +174,7 @@ class UNet(nn.Module):
 def test_parts_of_several_classes_that_follow_each_other_are_no_loop() -> None:
     _, code = translate(UNet(), torch.randn(2, 3, 16, 16))
     assert "for up in" not in code
-    assert "strides=2, padding=1, transpose_kernel=True" in code
+    assert "strides=2, padding=1, rngs=rngs" in code
 
 
 def test_a_product_that_is_subtracted_is_on_the_other_side() -> None:

@@ -59,3 +59,16 @@ def test_fewer_conditions_hold_for_the_same_sizes(seed: int) -> None:
         assert holds == all(one.holds(sizes) for one in found), (guards, found, sizes)
         if holds:
             assert size_of(text(asked), sizes) == size_of(text(simpler), sizes), (guards, sizes)
+
+
+def test_products_of_sizes_say_what_their_factors_are() -> None:
+    """Torch asks whether a convolution's result is contiguous: of rows that are at least two."""
+    area, rows = "(a // 4) * (b // 4)", "(a // 4)"
+    guards = [
+        Guard(area, ">=", 2),
+        Guard(f"{area} - 4*max(1, {area})**2", "<=", -1),
+        Guard(f"{area} - {rows}", ">=", 1),
+        Guard(f"64*n*{area} - {rows}", ">=", 1),
+    ]
+    found = strictest(guards, "abn")
+    assert [(one.expression, one.value) for one in found] == [("a", 4), ("b", 8), ("n", 1)]

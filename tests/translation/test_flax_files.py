@@ -410,7 +410,7 @@ def test_statistics_of_batches_after_steps_are_those_of_the_model():
     )
     assert {"train.after.norm.running_mean", "train.after.norm.running_var"} <= {*proof.data}
     assert proof, proof
-    assert "BatchNorm(3, momentum=0.9, rngs=rngs)" in source.code
+    assert "BatchNorm(3, rngs=rngs)" in source.code
 
 
 def test_a_model_may_be_as_far_off_as_it_is_from_itself_and_no_further():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fmapper
+from fmapper.translation.merging import bypasses
 from fmapper.translation.merging.conditions import Case, choose, evaluate, rules
 from fmapper.translation.source import translate
 
@@ -173,3 +174,40 @@ def test_classes_that_no_flag_tells_apart_stay_apart() -> None:
     source, _, proof = translate(Scales().eval(), "flax", (torch.randn(2, 8),), proved=True)
     assert proof
     assert "class Scaled_2(" in source.code
+
+
+class Residual(nn.Module):
+    def __init__(self, given: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(given, width, 3, stride, 1)
+        self.norm = nn.BatchNorm2d(width)
+        self.shortcut = None
+        if stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(given, width, 1, stride), nn.BatchNorm2d(width))
+
+    def forward(self, x: Any) -> Any:
+        y = torch.relu(self.norm(self.conv(x)))
+        residual = x if self.shortcut is None else self.shortcut(x)
+        return y + residual
+
+
+def test_blocks_with_and_without_a_shortcut_are_one_class() -> None:
+    net = nn.Sequential(Residual(4, 4), Residual(4, 6, 2), Residual(6, 6), Residual(6, 8, 2))
+    source, _, proof = translate(net, "flax", (torch.randn(2, 4, 8, 8),), train=True, proved=True)
+    assert proof, proof
+    assert "class Residual_2(" not in source.code
+    assert "residual = x if self.shortcut is None else self.shortcut(x)" in source.code
+    assert "in_features, out_features, (1, 1), strides=strides, rngs=rngs" in source.code
+    assert (
+        "out_features, strides=1, has_shortcut=False, *, rngs" in source.code
+    )  # what is usual has a default
+    assert "Residual(4, 4, rngs=rngs)" in source.code
+
+
+def test_a_result_is_what_the_part_is_given_until_that_is_another() -> None:
+    having = ["h = self.a(x)", "y = self.b(h)", "return y + h"]
+    way = bypasses.find("a", having, ["y = self.b(x)", "return y + x"])
+    assert way is not None
+    assert way.rewrite(["y = self.b(x)", "return y + x"]) == ["h = x", *having[1:]]
+    assert bypasses.find("a", having, ["y = self.b(x)", "x = y", "return y + x"]) is None
+    assert bypasses.find("a", having, ["y = self.b(x)", "return y + y"]) is None

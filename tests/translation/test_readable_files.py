@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import fmapper
 from fmapper.programs.program import Guard
 from fmapper.translation.code import Value, name
 from fmapper.translation.guards.conditions import strictest
@@ -169,3 +170,31 @@ def test_a_size_has_its_own_code_in_each_function() -> None:
         code = sizes.code("s*16")
         assert isinstance(code, ast.expr)
         assert ast.unparse(code) == f"16 * {array}.shape[0]"
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 4)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4 * 5 * 5, 2)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2)
+        return self.head(x.flatten(1))
+
+
+def test_layers_and_conditions_are_short():
+    jnp, nnx = pytest.importorskip("jax.numpy"), pytest.importorskip("flax.nnx")
+    code = fmapper.source(Small(), "flax", (torch.randn(2, 3, 14, 14),))
+    assert "self.conv = Conv(3, 4, (4, 4), rngs=rngs)\n" in code
+    assert "self.norm = BatchNorm(4, rngs=rngs)\n" in code
+    assert 'check_shapes((x, "batch 3 height>=5 width>=5"))\n' in code
+    assert "def check_inputs" not in code  # the linear layer refuses other rows
+    made = {}
+    exec(code, made)
+    model = made["Small"](rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="with height"):
+        model(jnp.ones((2, 3, 4, 14)))
+    with pytest.raises(TypeError, match="contracting"):
+        model(jnp.ones((2, 3, 16, 14)))

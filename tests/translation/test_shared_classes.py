@@ -87,7 +87,7 @@ def test_it_computes_the_same(written: Any) -> None:
 
 def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
     code = written[1]
-    inner = "self, in_features, out_features, kernel_size, strides, padding, *, rngs: nnx.Rngs"
+    inner = "self, in_features, out_features, kernel_size, strides=1, padding=0, *, rngs: nnx.Rngs"
     assert head(code, "ConvLayer") == inner
     assert head(code, "ConvLayer_2") == "self, in_features, out_features, *, rngs: nnx.Rngs"
     assert "class ConvLayer_3" not in code
@@ -96,10 +96,10 @@ def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
 
 def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
     code = written[1]
-    wanted = "self, in_features, out_features, strides, out_features_2, *, rngs: nnx.Rngs"
+    wanted = "self, in_features, out_features, out_features_2, strides=1, *, rngs: nnx.Rngs"
     assert head(code, "Bottleneck") == wanted
-    assert re.search(r"ConvLayer\(\s*in_features, out_features, kernel_size=1, strides=1,", code)
-    assert re.search(r"Bottleneck\(8, 5, strides=2, out_features_2=16, rngs=rngs\)", code)
+    assert re.search(r"ConvLayer\(\s*in_features, out_features, kernel_size=1, rngs", code)
+    assert re.search(r"Bottleneck\(8, 5, 16, strides=2, rngs=rngs\)", code)
 
 
 def test_values_that_differ_by_module_are_loaded(written: Any) -> None:

@@ -35,8 +35,9 @@ from fmapper.translation.functions.parameters import (
     print_signature,
     sign,
 )
-from fmapper.translation.functions.shapes import name_sizes, shapes_of
+from fmapper.translation.functions.shapes import add_to_words, name_sizes, shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, Variables
+from fmapper.translation.guards.checked import not_checked
 from fmapper.translation.guards.conditions import condition_of, conditions_of
 from fmapper.translation.guards.expressions import is_code
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
@@ -81,7 +82,8 @@ class BodyWriter(Parameters):
         self._forms = forms
         self.hints = hints
         self._owners = owners
-        self.conditions, self._facts = conditions_of(structure.program)
+        conditions, self._facts = conditions_of(structure.program)
+        self.conditions = not_checked(conditions, forms.values(), dialect, structure.values)
         self._size_names: dict[str, str] = {}  # of all functions
         self._local_names: dict[str, str] = {}  # of the one that is written
 
@@ -432,19 +434,22 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 words = [
                     self._size_word(size, i, given.shape) for i, size in enumerate(given.shape)
                 ]
-                arrays.append((self._env[value].node, " ".join(words)))
+                arrays.append((self._env[value].node, words))
                 sizes.learn(self._env[value])
         statements = []
-        if arrays:
-            statements.append(Statement((), self._dialect.check_shapes(arrays)))
         for guard in self._writer.conditions:
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
             condition = condition_of(size, guard)
+            if add_to_words(condition, arrays):
+                continue
             message = guard.question.rpartition(" at ")[0] or guard.question
             if is_code(message):
                 message = text(condition)
             statements.append(Statement((), self._dialect.check(condition, message)))
+        if arrays:
+            shapes = [(node, " ".join(words)) for node, words in arrays]
+            statements.insert(0, Statement((), self._dialect.check_shapes(shapes)))
         names = {
             one.id for s in statements for one in ast.walk(s.node) if isinstance(one, ast.Name)
         }

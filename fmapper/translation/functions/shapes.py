@@ -102,6 +102,38 @@ def _without_brackets(size: str) -> str:
         return size
 
 
+_ON_ONE_SIZE = re.compile(r"(.+)\.shape\[(\d+)\] (?:% (\d+) == 0|>= (\d+))")
+_WORD = re.compile(r"(\w+)(?:%(\d+))?(?:>=(\d+))?")
+
+
+def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]]]) -> bool:
+    """Adds a condition on one size of an array to the words for its shape, if that can be.
+
+    One on numbers alone needs no words.
+
+    Examples:
+        >>> words = ["batch", "height"]
+        >>> add_to_words(ast.parse("x.shape[1] >= 3", mode="eval").body, [(ast.Name("x"), words)])
+        True
+        >>> words
+        ['batch', 'height>=3']
+    """
+    if not any(isinstance(one, ast.Name) for one in ast.walk(condition)):
+        return True
+    found = _ON_ONE_SIZE.fullmatch(ast.unparse(condition))
+    owner, at, *numbers = found.groups() if found else ("", "")
+    for node, words in arrays:
+        if ast.unparse(node) != owner:
+            continue
+        name, *known = _WORD.fullmatch(words[int(at)]).groups()  # type: ignore[union-attr]
+        if name.isdigit() or any(old and new for old, new in zip(known, numbers, strict=True)):
+            return False
+        divisor, least = (new or old for old, new in zip(known, numbers, strict=True))
+        words[int(at)] = name + (f"%{divisor}" if divisor else "") + (f">={least}" if least else "")
+        return True
+    return False
+
+
 def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:
     """Returns the comment for a function, without the shapes that it checks itself.
 

@@ -50,6 +50,8 @@ def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]
         others = Facts(sizes, [found[other] for other in found if other != at])
         if others.holds(found[at]):
             del found[at]
+        else:
+            found[at] = _simplify(found[at], others)
     left = [found[at] for at in sorted(found)]
     return [one for guard in left if (one := _as_equality(guard, left)) is not None]
 
@@ -66,6 +68,10 @@ def _simplify(guard: Guard, facts: Facts) -> Guard:
         factor = facts.shared_factor(simpler, guard.value)
         if factor is not None and text(factor) != text(simpler):
             return _reduce(Guard(text(factor), ">=", 1))
+    if (guard.relation, guard.value) == (">=", 1):
+        rest = facts.without_positive(simpler)
+        if rest is not None:
+            return _simplify(_reduce(Guard(text(facts.simplify(rest)), ">=", 1)), facts)
     if text(simpler) == text(node) or number(simpler) is not None:
         return guard
     return replace(_reduce(Guard(text(simpler), guard.relation, guard.value)), question="")
@@ -103,7 +109,7 @@ def _reduce(guard: Guard) -> Guard:
         else:
             break
         node, is_reduced = node.right if right is None else node.left, True
-    return Guard(text(node), relation, value) if is_reduced else guard
+    return _reduce(Guard(text(node), relation, value)) if is_reduced else guard
 
 
 _MULTIPLE = re.compile(r"mod\((.+), (\d+)\)")

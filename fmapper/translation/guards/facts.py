@@ -54,6 +54,9 @@ class Facts:
             names, rest = self._take_out(node)
             if names and rest == {(): 1}:
                 self._products.append((names, value))
+                if value > 0 and all(self._is_whole(x) for x in names):
+                    for one in names:
+                        self._bound(self._nodes[one], 1, is_least=True)
         if relation in ("==", "<="):
             self._bound(node, value, is_least=False)
         self._known.clear()
@@ -244,8 +247,29 @@ class Facts:
     def shared_factor(self, node: ast.expr, value: int) -> ast.expr | None:
         """Returns the `b` of a product `b * rest` whose rest is at least a number, or None."""
         names, rest = self._take_out(node)
-        _add(rest, Counter({(): -value}))
-        return self._nodes[names[0]] if len(names) == 1 and self._is_positive(rest) else None
+        for at, one in enumerate(names):
+            left = _multiply(rest, Counter({(*names[:at], *names[at + 1 :]): 1}))
+            _add(left, Counter({(): -value}))
+            if self._is_positive(left):
+                return self._nodes[one]
+        return None
+
+    def without_positive(self, node: ast.expr) -> ast.expr | None:
+        """Returns a sum of products without the factors that are at least 1; None if none is."""
+        names, rest = self._take_out(node)
+        left = tuple(one for one in names if not self._is_whole(one, 1))
+        if len(left) == len(names) or (not left and len(rest) < 2):
+            return None
+        found: ast.expr = ast.Constant(0)
+        for own, factor in rest.items():
+            product = [ast.Constant(factor), *(self._nodes[one] for one in (*left, *own))]
+            found = expr("{0} + {1}", found, functools.reduce(_product_of, product))
+        return found
+
+    def _is_whole(self, name: str, least: int = 0) -> bool:
+        """Returns whether a name in products is of what is at least a number, 0 or more."""
+        known, _ = self.bounds(self._nodes[name])
+        return known is not None and known >= least
 
     def _has_factor_of(self, node: ast.expr, least: int) -> bool:
         """Returns whether a product has a factor that is at least a number."""
@@ -291,9 +315,15 @@ class Facts:
                 return _multiply(left, right)
             _add(left, right, -1 if isinstance(node.op, ast.Sub) else 1)
             return left
+        if _is_square(node):
+            return self._terms(_product_of(node.left, node.left))
         key = key_of(node)
         self._nodes[key] = node
         return Counter({(key,): 1})
+
+
+def _product_of(left: ast.expr, right: ast.expr) -> ast.expr:
+    return expr("{0} * {1}", left, right)
 
 
 def number(node: ast.expr) -> int | None:
@@ -306,6 +336,11 @@ def number(node: ast.expr) -> int | None:
 
 def _is_quotient(node: ast.expr | None) -> TypeGuard[ast.BinOp]:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
+
+
+def _is_square(node: ast.expr) -> TypeGuard[ast.BinOp]:
+    is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+    return is_power and number(node.right) == 2  # type: ignore[attr-defined]
 
 
 def _divisor(node: ast.expr) -> int | None:

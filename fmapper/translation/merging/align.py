@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fmapper.translation.code import literal, text
+from fmapper.translation.merging.numbers import numbers_in
 
 if TYPE_CHECKING:
     from fmapper.translation.classes import Sketch
@@ -57,6 +58,41 @@ def _align_all(group: Sequence[Sketch], defaults: Defaults) -> None:
         nodes = _copy_aligned([sketch.made[at][1] for sketch in group], defaults)
         for sketch, node in zip(group, nodes, strict=True):
             sketch.made[at] = (attr, node)
+
+
+def align_parts(sketches: Sequence[Sketch], defaults: Defaults) -> None:
+    """Gives the parts of one name the same keywords, whichever others their owners have."""
+    for attr in {attr for sketch in sketches for attr, _ in sketch.made}:
+        having = [sketch for sketch in sketches if attr in dict(sketch.made)]
+        nodes = _copy_aligned([dict(sketch.made)[attr] for sketch in having], defaults)
+        for sketch, node in zip(having, nodes, strict=True):
+            sketch.made[:] = [(x, node if x == attr else old) for x, old in sketch.made]
+
+
+def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
+    """Returns the parts that sketches lack, by the identity of a sketch, as they could be there.
+
+    Their numbers are those that other parts have, where these are the same in the sketches that
+    have both: one argument of the constructor is then for both.
+    """
+    parts = [dict(sketch.made) for sketch in sketches]
+    common = [attr for attr in parts[0] if all(attr in one for one in parts)]
+    rows = [[c.value for attr in common for c, _ in numbers_in(one[attr])] for one in parts]
+    columns = [one for one in zip(*rows, strict=True) if len({*map(repr, one)}) > 1]
+    found: dict[int, dict[str, ast.expr]] = {id(sketch): {} for sketch in sketches}
+    for attr in {attr for one in parts for attr in one} - {*common}:
+        having = [at for at, one in enumerate(parts) if attr in one]
+        lists = [[c.value for c, _ in numbers_in(parts[at][attr])] for at in having]
+        for at in {*range(len(parts))} - {*having}:
+            node = copy.deepcopy(parts[having[0]][attr])
+            for (constant, _), values in zip(
+                numbers_in(node), zip(*lists, strict=True), strict=True
+            ):
+                alike = [one for one in columns if values == tuple(one[i] for i in having)]
+                if alike:
+                    constant.value = alike[0][at]
+            found[id(sketches[at])][attr] = node
+    return found
 
 
 def _share_methods(group: Sequence[Sketch]) -> None:

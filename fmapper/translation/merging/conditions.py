@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.translation.code import text
+from fmapper.translation.code import expr, text
 
 _MOST_GROUPS = 4
+_WIDEST = 96  # characters of a statement with a condition in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Choice:
                 head, _, inner = code.partition("\n")
                 condition = head.removeprefix("if ").removesuffix(":")
                 return [f"if {' and '.join(map(str, tests))} and {condition}:\n{inner}"]
+        if (whole := self._as_expression()) is not None:
+            return [whole]
         found = []
         after: list[str] = []
         for at, (tests, code) in enumerate(self.branches):
@@ -92,6 +95,23 @@ class Choice:
             head = f"{word} {' and '.join(map(str, tests))}:" if tests else "else:"
             found.append(f"{head}\n{textwrap.indent(code, '    ')}")
         return ["\n".join(found), *after]
+
+    def _as_expression(self) -> str | None:
+        """Returns the assignment of one value or another, where that is one short statement."""
+        if [len(tests) for tests, _ in self.branches] != [1, 0]:
+            return None
+        ((test,), first), (_, second) = self.branches
+        trees = [ast.parse(code).body for code in (first, second)]
+        kinds = {tuple(map(type, tree)) for tree in trees}
+        if kinds != {(ast.Assign,)}:
+            return None
+        one, other = (tree[0] for tree in trees)
+        assert isinstance(one, ast.Assign)
+        assert isinstance(other, ast.Assign)
+        value = expr(f"{{0}} if {test} else {{1}}", one.value, other.value)
+        whole = text(ast.Assign(one.targets, value, lineno=1))
+        is_same = text(one.targets[0]) == text(other.targets[0])
+        return whole if is_same and len(whole) <= _WIDEST else None
 
     def lines(self) -> list[str]:
         """Returns the lines of the code."""
@@ -255,7 +275,7 @@ def _evaluate(statements: Sequence[ast.stmt], case: Case) -> list[ast.stmt]:
         if found and isinstance(found[-1], ast.Return):
             break
         if not isinstance(one, ast.If):
-            found.append(one)
+            found.append(_pick(one, case))
             continue
         test = _value(one.test, case)
         if isinstance(test, bool):
@@ -263,6 +283,16 @@ def _evaluate(statements: Sequence[ast.stmt], case: Case) -> list[ast.stmt]:
         else:
             found.append(ast.If(test, one.body, one.orelse))
     return found
+
+
+def _pick(statement: ast.stmt, case: Case) -> ast.stmt:
+    """Returns an assignment with the value that a submodule has there."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.IfExp):
+        test = _value(statement.value.test, case)
+        if isinstance(test, bool):
+            value = statement.value.body if test else statement.value.orelse
+            return ast.Assign(statement.targets, value, lineno=1)
+    return statement
 
 
 def _value(node: ast.expr, case: Case) -> bool | ast.expr:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from fmapper.translation.code import text
 from fmapper.translation.functions.forms import Argument, condition_on
-from fmapper.translation.merging import stand_ins
+from fmapper.translation.merging import bypasses, stand_ins
+from fmapper.translation.merging.align import Defaults, align_parts, fill_lacking
+from fmapper.translation.merging.bypasses import Bypass
 from fmapper.translation.merging.conditions import Case, Choice, choose, evaluate, rules
 from fmapper.translation.merging.numbers import mask_numbers
 from fmapper.translation.merging.stand_ins import StandIn
@@ -44,6 +46,7 @@ class Variant:
         names: Its parameters by position, and those by keyword, each with its default or None.
         case: What conditions can ask of it.
         stand_in: How its statements are written with an argument that may be None.
+        bypasses: How they are then written with the results of parts that it has not.
     """
 
     sketches: list[Sketch]
@@ -51,6 +54,7 @@ class Variant:
     names: tuple[dict[str, str | None], dict[str, str | None]]
     case: Case
     stand_in: StandIn | None = None
+    bypasses: tuple[Bypass, ...] = ()
 
     @property
     def method(self) -> Method:
@@ -64,10 +68,14 @@ class Variant:
     def own(self, sketch: Sketch) -> list[str]:
         """Returns the statements of one of the sketches."""
         lines = _own_lines(sketch)
-        return lines if self.stand_in is None else self.stand_in.rewrite(lines)
+        for one in (self.stand_in, *self.bypasses):
+            lines = lines if one is None else one.rewrite(lines)
+        return lines
 
 
-def unify(sketches: Sequence[Sketch], check: Check, lacking: frozenset[str]) -> None:
+def unify(
+    sketches: Sequence[Sketch], check: Check, lacking: frozenset[str], defaults: Defaults
+) -> None:
     """Rewrites the sketches of one class of the source to one form, where there is one.
 
     What differs in that form is the values of flags, which become arguments of the constructor.
@@ -76,17 +84,30 @@ def unify(sketches: Sequence[Sketch], check: Check, lacking: frozenset[str]) -> 
         sketches: What each submodule needs; those that are rewritten change.
         check: Returns the code that checks a condition on arguments.
         lacking: Functions of the file that may be called with `mask=None`, or without.
+        defaults: Classes of the target -> what their keywords are where they are not given.
     """
     by_title: dict[str, dict[str, list[Sketch]]] = {}
     for sketch in sketches:
         by_title.setdefault(sketch.title, {}).setdefault(sketch.shape(), []).append(sketch)
     for shapes in by_title.values():
-        variants = [one for group in shapes.values() if (one := _variant(group)) is not None]
+        before = [(one, list(one.made)) for group in shapes.values() for one in group]
+        if len(shapes) > 1:
+            align_parts([one for one, _ in before], defaults)
+        groups: dict[str, list[Sketch]] = {}
+        for sketch, _ in before:
+            groups.setdefault(sketch.shape(), []).append(sketch)
+        variants = [one for group in groups.values() if (one := _variant(group)) is not None]
         ways = [variants, *([written] if (written := _with_stand_ins(variants)) else [])]
+        ways += [written for one in ways if (written := _with_bypasses(one))]
         found = [_group(one, check, lacking) for one in ways]
+        written_anew: set[int] = set()
         for known, merged in min(reversed(found), key=len):
             if merged is not None:
                 _rewrite(known, merged)
+                written_anew |= {id(sketch) for one in known for sketch in one.sketches}
+        for sketch, made in before:
+            if id(sketch) not in written_anew:
+                sketch.made[:] = made
 
 
 def _group(
@@ -102,6 +123,13 @@ def _group(
                 break
         else:
             groups.append(([variant], None))
+    for at in reversed(range(1, len(groups))):  # what did not go with some may go with more
+        for before in range(at):
+            every = [*groups[before][0], *groups[at][0]]
+            if (merged := _merge(every, check, lacking)) is not None:
+                groups[before] = every, merged
+                del groups[at]
+                break
     return groups
 
 
@@ -124,6 +152,19 @@ def _with_stand_ins(variants: Sequence[Variant]) -> list[Variant] | None:
         )
         for one, way in zip(variants, found, strict=True)
     ]
+
+
+def _with_bypasses(variants: Sequence[Variant]) -> list[Variant] | None:
+    """Returns the variants with the results of parts that only some have, if one has none."""
+    found = list(variants)
+    for part in sorted({part for one in variants for part in one.case.parts}):
+        having = [one for one in found if part in one.case.parts]
+        for at, one in enumerate(found):
+            ways = (bypasses.find(part, other.lines, one.lines) for other in having)
+            if one not in having and (way := next(filter(None, ways), None)):
+                lines = way.rewrite(one.lines)
+                found[at] = replace(one, lines=lines, bypasses=(*one.bypasses, way))
+    return found if any(one.bypasses for one in found) else None
 
 
 def _variant(sketches: list[Sketch]) -> Variant | None:
@@ -224,6 +265,8 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
     blocks = [one for one in pieces if isinstance(one, Choice)]
     size = sum(len(one.lines()) for one in blocks) + len(pieces) - len(blocks)
     total = sum(len(line.splitlines()) for one in variants for line in one.lines)
+    size += len(attributes)
+    total += sum(len(one.sketches[0].made) for one in variants)
     if len(blocks) > _MOST_BLOCKS or size > _LEAST_SAVED * total:
         return None
     used = {flag for one in blocks for flag in one.flags()} | {*filter(None, attributes.values())}
@@ -305,7 +348,7 @@ def _attributes(variants: Sequence[Variant]) -> dict[str, str] | None:
                 return None
             found[attr] = ""
             continue
-        if len({text(node) for node in nodes}) > 1:
+        if len({mask_numbers(node) for node in nodes}) > 1:
             return None
         flags = [f for f in variants[0].case.flags
                  if [one.case.flags.get(f) for one in variants] == having]  # fmt: skip
@@ -373,7 +416,7 @@ def _lines_of(sketch: Sketch, merged: _Merged, at: int, variants: Sequence[Varia
 
 
 def _rewrite(variants: Sequence[Variant], merged: _Merged) -> None:
-    nodes = {attr: node for one in variants for attr, node in one.sketches[0].made}
+    nodes = fill_lacking([one for variant in variants for one in variant.sketches])
     comments: dict[str, str] = {}
     for one in variants:
         for sketch in one.sketches:
@@ -388,7 +431,8 @@ def _rewrite(variants: Sequence[Variant], merged: _Merged) -> None:
                 if not flag:
                     made.append((attr, own[attr]))
                     continue
-                code = f"{text(nodes[attr])} if flag({flag}={flags[flag]}) else None"
+                node = own.get(attr) or nodes[id(sketch)][attr]
+                code = f"{text(node)} if flag({flag}={flags[flag]}) else None"
                 made.append((attr, ast.parse(code, mode="eval").body))
             method.lines[:] = _with_flags(lines, flags)
             method.parameters = merged.parameters

@@ -24,6 +24,7 @@ from fmapper.translation import (
     text,
     with_comprehensions,
 )
+from fmapper_adapters.flax.translation.defaults import omit_defaults
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import (
     NAMES_OF,
@@ -76,6 +77,7 @@ class FlaxDialect(JaxDialect):
     has_variants: ClassVar[bool] = True
     own_key: ClassVar[str] = "self.rngs.noise()"
     random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
+    takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
     title: ClassVar[str] = "Flax NNX"
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
@@ -158,11 +160,13 @@ class FlaxDialect(JaxDialect):
             root.sketch.ties.append("freeze(self, FROZEN)")
             tables = ["\n".join(["FROZEN = (", *(f"    {path!r}," for path in frozen), ")"])]
         names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
+        known = omit_defaults(classes)
         for cls in classes:
             cls.sketch.made = [
                 (attr, with_comprehensions(node, names)) for attr, node in cls.sketch.made
             ]
-        blocks = [*map(_class, classes), *tables, _print_loading(draft, root)]
+        printed = [_class(cls, known.get(cls.name, {})) for cls in classes]
+        blocks = [*printed, *tables, _print_loading(draft, root)]
         return self.assemble(draft, root.name, blocks)
 
 
@@ -180,10 +184,12 @@ def _frozen_parts(draft: Any) -> list[str]:
     return shortest_parts(frozen, others)
 
 
-def _class(cls: Class) -> str:
+def _class(cls: Class, defaults: Mapping[str, object]) -> str:
     sketch = cls.sketch
     lines = [f"class {cls.name}(nnx.Module):"]
-    parameters = "".join(f", {name}" for name in cls.parameters)
+    own = [name for name in cls.parameters if name not in defaults]
+    own += [f"{name}={value!r}" for name, value in defaults.items()]
+    parameters = "".join(f", {one}" for one in own)
     if sketch.made or cls.stored or sketch.ties or cls.parameters:
         lines.append(f"    def __init__(self{parameters}, *, rngs: nnx.Rngs):")
         lines += [f"        self.{name} = {name}" for name in cls.stored]

@@ -117,10 +117,27 @@ RECURRENT = {
         return jax.lax.scan(step, state, cell.ih(x), reverse=reverse)'''),
 }
 
+_DEFAULTS = """    def __init__(self, *sizes, {name}={value}, **options):
+        super().__init__(*sizes, {name}={name}, **options)
+
+    def __call__("""
+
+
+def _with_default(helper: str, name: str, value: str) -> str:
+    """Returns a class with another default for a keyword, that of PyTorch."""
+    return helper.replace("    def __call__(", _DEFAULTS.format(name=name, value=value), 1)
+
+
 HELPERS = {
-    "Conv": Helper(_CHANNELS.format(name="Conv", what="A convolution")),
+    "Conv": Helper(
+        _with_default(_CHANNELS.format(name="Conv", what="A convolution"), "padding", "0")
+    ),
     "ConvTranspose": Helper(
-        _CHANNELS.format(name="ConvTranspose", what="A transposed convolution")
+        _with_default(
+            _CHANNELS.format(name="ConvTranspose", what="A transposed convolution"),
+            "transpose_kernel",
+            "True",
+        )
     ),
     "GroupedConvTranspose": Helper('''class GroupedConvTranspose(nnx.ConvTranspose):
     """A transposed convolution of groups of channels, which are the first dimension."""
@@ -164,6 +181,9 @@ HELPERS = {
     "GroupNorm": Helper(_CHANNELS.format(name="GroupNorm", what="Normalisation of groups")),
     "BatchNorm": Helper('''class BatchNorm(nnx.BatchNorm):
     """Normalisation of batches, with the channels first and running statistics as in PyTorch."""
+
+    def __init__(self, *sizes, momentum=0.9, **options):
+        super().__init__(*sizes, momentum=momentum, **options)
 
     def __call__(self, x):
         x = jnp.moveaxis(x, 1, -1)
