@@ -72,3 +72,16 @@ def test_products_of_sizes_say_what_their_factors_are() -> None:
     ]
     found = strictest(guards, "abn")
     assert [(one.expression, one.value) for one in found] == [("a", 4), ("b", 8), ("n", 1)]
+
+
+def test_rests_of_halvings_are_one_condition() -> None:
+    half, quarter, eighth = (f"(-1 + a)//{n}" for n in (2, 4, 8))
+    guards = [
+        Guard(f"{half} - 2*({quarter})", "==", 1),
+        Guard(f"{half} - 4*({eighth})", "==", 3),
+        Guard(f"{quarter} - 2*({eighth})", "==", 1),
+    ]
+    found = strictest(guards, "a")
+    assert [(one.expression, one.value) for one in found] == [("mod((-1 + a) // 2, 4)", 3)]
+    for a in range(200):
+        assert all(one.holds({"a": a}) for one in guards) == found[0].holds({"a": a})

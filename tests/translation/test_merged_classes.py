@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import fmapper
+from fmapper.translation.classes import Sketch
 from fmapper.translation.merging import bypasses
+from fmapper.translation.merging.align import fill_lacking
 from fmapper.translation.merging.conditions import Case, choose, evaluate, rules
 from fmapper.translation.source import translate
 
@@ -202,6 +204,16 @@ def test_blocks_with_and_without_a_shortcut_are_one_class() -> None:
         "out_features, strides=1, has_shortcut=False, *, rngs" in source.code
     )  # what is usual has a default
     assert "Residual(4, 4, rngs=rngs)" in source.code
+
+
+def test_a_number_of_a_part_is_an_argument_for_others_of_its_kind_alone() -> None:
+    plain, other = "Conv(4, 8, strides=2)", "Conv(6, 6, strides=1)"
+    lacking = Sketch("a", "Block", [("conv", ast.parse(plain, mode="eval").body)])
+    made = [("conv", other), ("skip", "Conv(6, 6, (1, 1), strides=1)")]
+    having = Sketch("b", "Block", [(k, ast.parse(v, mode="eval").body) for k, v in made])
+    filled = fill_lacking([lacking, having])
+    assert ast.unparse(filled[id(lacking)]["skip"]) == "Conv(4, 4, (1, 1), strides=2)"
+    assert filled[id(having)] == {}
 
 
 def test_a_result_is_what_the_part_is_given_until_that_is_another() -> None:

@@ -198,3 +198,20 @@ def test_layers_and_conditions_are_short():
         model(jnp.ones((2, 3, 4, 14)))
     with pytest.raises(TypeError, match="contracting"):
         model(jnp.ones((2, 3, 16, 14)))
+
+
+class Features(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(100), persistent=False)
+
+    def forward(self, x):
+        x = x * self.table
+        return torch.cat([x, x.sin(), x.cos(), (2 * x).sin(), (2 * x).cos(), x.exp()], -1)
+
+
+def test_what_is_returned_at_once_has_no_name_and_bytes_have_a_function():
+    code = fmapper.source(Features(), "flax", (torch.randn(2, 100),))
+    assert "        return jnp.concatenate(" in code
+    assert "joined" not in code
+    assert 'Buffer(jnp.array(from_text("' in code.replace("\n", "").replace(" ", "")

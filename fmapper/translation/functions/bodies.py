@@ -231,7 +231,8 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         types = self._structure.program.types
         packages = {types.get(path, "").partition(".")[0] for path in ("", self._unit.path)}
         is_library = self._unit.parent is not None and len(packages) > 1
-        if is_library and last is not None and last.targets == (getattr(result, "id", None),):
+        is_whole = is_library or (last is not None and last.origin.startswith("return "))
+        if is_whole and last is not None and last.targets == (getattr(result, "id", None),):
             self._body.statements.pop()
             result = last.node
         made = next((s for s in steps if isinstance(s, Call) and Ref(s.name) == returns), None)
@@ -358,11 +359,9 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         if layer is not None:
             self._layer_call(call, layer)
             return
-        if call.op == "sym::getitem" and isinstance(call.args[0], Ref):
-            if call.name in self._env:  # it was unpacked
-                return
-            if call.args[0].name in self._find_dropped():
-                return
+        whole = call.args[0] if call.op == "sym::getitem" else None
+        if isinstance(whole, Ref) and (call.name in self._env or whole.name in self._layers):
+            return  # it was unpacked, or is nowhere
         if call.op.partition("::")[2].startswith("_assert"):
             self._assertion(call)
             return
@@ -466,9 +465,6 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         if isinstance(size, int):
             return str(size)
         return self._writer.size_name(size, at, len(shape)) if size.isidentifier() else "_"
-
-    def _find_dropped(self) -> set[str]:
-        return set(self._layers)
 
     def _picks(self, call: Call) -> list[Call]:
         """Returns the calls that pick a result, if nothing else uses the whole."""

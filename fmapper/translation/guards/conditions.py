@@ -14,6 +14,8 @@ from fmapper.translation.code import expr, text
 from fmapper.translation.guards.expressions import factors, parse
 from fmapper.translation.guards.facts import Facts, number
 
+_MOST = 4096  # sizes that are tried
+
 
 def conditions_of(program: Program) -> tuple[list[Guard], Facts]:
     """Returns what has to hold for the sizes of a program's inputs, and what that says."""
@@ -37,6 +39,7 @@ def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]
     """
     sizes = {*sizes}
     simple = _join_multiples([_as_multiple(_reduce(one)) for one in dict.fromkeys(guards)])
+    simple = _without_implied_rests([*dict.fromkeys(simple)])
     told = {_key(one): one for one in reversed(simple)}
     facts = Facts(sizes)
     found: dict[int, Guard] = {}
@@ -116,21 +119,28 @@ _MULTIPLE = re.compile(r"mod\((.+), (\d+)\)")
 
 
 def _as_multiple(guard: Guard) -> Guard:
-    """Returns `mod(n, 2) == 0` for `2*(n//2) == n`, and for `2*(n//4) == n//2` that of `n//2`."""
-    if guard.relation != "==" or guard.value:
+    """Returns `mod(n, 2) == 0` for `2*(n//2) == n`, and for `2*(n//4) == n//2` that of `n//2`.
+
+    Likewise `mod(n, 2) == 1` for `n == 2*(n//2) + 1`.
+    """
+    if guard.relation != "==":
         return guard
     more: list[ast.expr] = []
     less: list[ast.expr] = []
     _sort_terms(parse(guard.expression), more, less)
     if len(more) != 1 or len(less) != 1:
         return guard
-    for product, whole in ((more[0], less[0]), (less[0], more[0])):
+    for product, whole, rest in (
+        (more[0], less[0], -guard.value),
+        (less[0], more[0], guard.value),
+    ):
         if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
             continue
         factor, (size, divisor) = number(product.left), _quotient(product.right)
         known, before = _quotient(whole)
-        if factor and factor > 1 and divisor == factor * before and text(size) == text(known):
-            return Guard(f"mod({text(whole)}, {factor})", "==", 0)
+        is_rest = divisor == (factor or 0) * before and text(size) == text(known)
+        if factor and factor > 1 and is_rest and 0 <= rest < factor:
+            return Guard(f"mod({text(whole)}, {factor})", "==", rest)
     return guard
 
 
@@ -161,6 +171,25 @@ def _join_multiples(guards: list[Guard]) -> list[Guard]:
             if multiple % (divisor * factor) == 0:
                 joined[guard] = Guard(f"mod({dividend}, {multiple})", "==", 0)
     return [joined.get(guard, guard) for guard in guards]
+
+
+def _without_implied_rests(guards: list[Guard]) -> list[Guard]:
+    """Returns conditions without `mod(n, 2) == 1` where there is `mod(n, 4) == 3`."""
+    rests: dict[Guard, tuple[str, range, int]] = {}  # -> the dividend, what it is, and its period
+    for guard in guards:
+        found = _MULTIPLE.fullmatch(guard.expression)
+        if found is not None and guard.relation == "==":
+            size, divisor = _quotient(parse(found[1]))
+            begin, period = guard.value * divisor, divisor * int(found[2])
+            if divisor <= _MOST:
+                rests[guard] = text(size), range(begin, begin + divisor), period
+
+    def implies(one: Guard, other: Guard) -> bool:
+        (size, known, period), (of, wanted, length) = rests[one], rests[other]
+        is_finer = one != other and size == of and period % length == 0
+        return is_finer and all(n % length in wanted for n in known)
+
+    return [one for one in guards if one not in rests or not any(implies(o, one) for o in rests)]
 
 
 def _as_equality(guard: Guard, guards: list[Guard]) -> Guard | None:

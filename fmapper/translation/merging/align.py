@@ -77,22 +77,35 @@ def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
     """
     parts = [dict(sketch.made) for sketch in sketches]
     common = [attr for attr in parts[0] if all(attr in one for one in parts)]
-    rows = [[c.value for attr in common for c, _ in numbers_in(one[attr])] for one in parts]
-    columns = [one for one in zip(*rows, strict=True) if len({*map(repr, one)}) > 1]
+    rows = [[one for attr in common for one in numbers_in(part[attr])] for part in parts]
+    columns = [
+        (_purpose(several[0][1]), tuple(constant.value for constant, _ in several))
+        for several in zip(*rows, strict=True)
+    ]
+    columns = [one for one in columns if len({*map(repr, one[1])}) > 1]
     found: dict[int, dict[str, ast.expr]] = {id(sketch): {} for sketch in sketches}
     for attr in {attr for one in parts for attr in one} - {*common}:
         having = [at for at, one in enumerate(parts) if attr in one]
         lists = [[c.value for c, _ in numbers_in(parts[at][attr])] for at in having]
         for at in {*range(len(parts))} - {*having}:
             node = copy.deepcopy(parts[having[0]][attr])
-            for (constant, _), values in zip(
-                numbers_in(node), zip(*lists, strict=True), strict=True
-            ):
-                alike = [one for one in columns if values == tuple(one[i] for i in having)]
+            numbers = zip(numbers_in(node), zip(*lists, strict=True), strict=True)
+            for (constant, key), values in numbers:
+                wanted = _purpose(key), values
+                alike = [
+                    several
+                    for purpose, several in columns
+                    if (purpose, tuple(several[i] for i in having)) == wanted
+                ]
                 if alike:
                     constant.value = alike[0][at]
             found[id(sketches[at])][attr] = node
     return found
+
+
+def _purpose(key: str) -> str:
+    """Returns what a number is for: a width, which layers have first, or what its keyword says."""
+    return "width" if key.endswith((":0", ":1")) else key
 
 
 def _share_methods(group: Sequence[Sketch]) -> None:

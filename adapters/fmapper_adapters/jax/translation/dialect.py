@@ -325,9 +325,7 @@ def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
 def _print_bytes(values: Any) -> ast.expr:
     """Returns the code for the elements of an array, from its bytes."""
     data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
-    return expr(
-        "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name
-    )
+    return expr("from_text({0}, {1})", data, values.dtype.name)
 
 
 def _compute_sinusoids(values: Any) -> ast.expr | None:
