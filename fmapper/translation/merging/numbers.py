@@ -6,8 +6,6 @@ import ast
 import copy
 from collections.abc import Iterator
 
-from fmapper.translation.code import text
-
 
 def numbers_in(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
     """Yields the numbers in code, with the keyword that each is given for."""
@@ -25,7 +23,7 @@ def numbers_in(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
         if isinstance(one, ast.Call):
             yield from visit(one.func, "")
             for i, argument in enumerate(one.args):
-                yield from visit(argument, f"{text(one.func)}:{i}")
+                yield from visit(argument, f"{ast.unparse(one.func)}:{i}")
             for key in one.keywords:
                 yield from visit(key, "")
             return
@@ -40,4 +38,4 @@ def mask_numbers(node: ast.AST) -> str:
     node = copy.deepcopy(node)
     for constant, _ in numbers_in(node):
         constant.value = 0
-    return text(node)
+    return ast.unparse(node)
