@@ -108,6 +108,30 @@ def test_what_differs_in_a_loop_is_below_a_condition_in_the_loop():
     assert "            if not self.deterministic:\n                y = y * 2\n" in source.code
 
 
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.utils.spectral_norm(nn.Linear(4, 4))
+        self.leave = nn.Linear(4, 2)
+
+    def mix(self, x):
+        if not self.training:
+            return x
+        mean, spread = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        share = torch.rand(x.shape[0], 1)
+        return (x - mean) / spread * share + mean * (1 - share)
+
+    def forward(self, x):
+        return self.leave(self.mix(torch.relu(self.enter(x))))
+
+
+def test_a_part_that_is_another_one_in_evaluation_is_the_reason_for_one_mode():
+    source, proof, reason = translate_proved(Mixed(), "flax", (torch.randn(6, 4),))
+    assert proof
+    assert source.modes == ("eval",)
+    assert "enter: its parts or arguments are others in evaluation" in reason
+
+
 def test_a_model_in_evaluation_takes_a_single_example():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     settings = {"structure": True, "train": True, "dynamic_shapes": ["batch, _"]}

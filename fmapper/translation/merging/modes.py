@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 FLAG = "deterministic"
 _TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
-_LEAST_ALIKE = 0.4  # of the statements; those of fewer are below one `if`
+# Statements that differ in more places and of which fewer are alike are below one `if`.
+_MOST_CHANGES, _LEAST_ALIKE = 3, 0.5
 
 
 def combine(train: Sketch, evaluation: Sketch) -> None:
@@ -74,7 +75,8 @@ def _combine(train: list[ast.stmt], evaluation: list[ast.stmt]) -> list[ast.stmt
     ours, theirs = ([text(one) for one in side] for side in (train, evaluation))
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
     found: list[ast.stmt] = []
-    if matcher.ratio() < _LEAST_ALIKE and _same_loop(train, evaluation)[0] < 0:
+    changes = sum(kind != "equal" for kind, *_ in matcher.get_opcodes())
+    if changes > _MOST_CHANGES and matcher.ratio() < _LEAST_ALIKE:
         return _choice(train, evaluation)
     for kind, begin, end, first, last in matcher.get_opcodes():
         if kind == "equal":
