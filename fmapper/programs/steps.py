@@ -262,6 +262,28 @@ def lower_with_varying_sizes(
     raise first
 
 
+def lower_with_fixed_sizes(
+    program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
+) -> tuple[Program, Any]:
+    """Lowers a program; where its values decide sizes, with all others fixed if it must be.
+
+    Raises:
+        ConversionError: It cannot be lowered.
+    """
+    try:
+        return program, lower_it(program)
+    except ConversionError as error:
+        if all(_places_of(program)):  # the inputs have all its sizes
+            raise
+        reason = str(error).strip().splitlines()[0].partition(", and ")[0]
+        try:
+            fixed = record(None)
+            found = lower_it(fixed)
+        except ConversionError:
+            raise error from None
+    return replace(fixed, fixed=(f"all sizes are those of the examples: {reason}",)), found
+
+
 def _places_of(program: Program) -> list[list[tuple[int, int]]]:
     """Returns the input dimensions of each varying size."""
     arrays = [given for given in program.inputs if given.kind == "user"]

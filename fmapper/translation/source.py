@@ -16,6 +16,7 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
     family_of,
+    lower_with_fixed_sizes,
     lower_with_varying_sizes,
     record_program,
     source_of,
@@ -200,8 +201,9 @@ def translate(
         known = {} if known is None else known
         program = known.setdefault(train, known.get(train) or record(dynamic_shapes))
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
-        if is_auto and program.symbols and origin.fixes_sizes:
-            program, found = lower_with_varying_sizes(program, record, write)
+        if is_auto and program.symbols:
+            vary = lower_with_varying_sizes if origin.fixes_sizes else lower_with_fixed_sizes
+            program, found = vary(program, record, write)
         else:
             found = write(program)
         found.fixed = program.fixed

@@ -92,3 +92,65 @@ def test_a_part_that_makes_rows_returns_no_padding():
     with pytest.warns(fmapper.NotCompiledWarning):
         code = translate(Adapted(Picks()), "flax", inputs, None, None)[0].code
     assert "_nonzero_static(" not in code
+
+
+class ByMasks(nn.Module):
+    """Gives each expert its rows by a mask, and the same mask in another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        rows, out = x.view(-1, 4), torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = (chosen == i).any(-1)
+            flat = mask.view(-1)
+            if flat.any():
+                out[mask] += torch.tanh(expert(rows[flat])) * weights[..., :1].reshape(-1, 1)[flat]
+        return out
+
+
+def test_experts_by_masks_are_right_for_other_rows_than_those_of_the_examples():
+    torch.manual_seed(0)
+    net, x = ByMasks(), torch.randn(2, 5, 4)
+    model = fmapper.convert(net, "jax", (x,))
+    others = [torch.randn(2, 5, 4), torch.ones(2, 5, 4), -3 * x]
+    counts = {tuple((net.gate(one).topk(2, -1)[1] == i).sum().item() for i in range(3))
+              for one in (x, *others)}  # fmt: skip
+    assert len(counts) > 1
+    assert any(0 in one for one in counts)
+    for one in (x, *others):
+        found = jax.jit(model)(one.numpy())
+        np.testing.assert_allclose(found, net(one).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_of_experts_by_masks_fixes_the_sizes_and_says_so():
+    torch.manual_seed(0)
+    found, program, proof = translate(ByMasks(), "flax", (torch.randn(2, 5, 4),), {}, proved=True)
+    assert proof, str(proof)
+    assert all(isinstance(size, int) for one in program.inputs for size in one.shape)
+    (told,) = found.fixed
+    assert told.startswith("all sizes are those of the examples")
+    assert "test_expert_loops.py" in told
+    assert "this must hold" not in found.code
+
+
+class ByOthers(nn.Module):
+    """Has a mask of another length: it holds nothing about the rows of the first."""
+
+    def forward(self, x):
+        mask = x[:, 0] > 0
+        if mask[:2].any():
+            x = x.clone()
+            x[mask] += 1
+        return x
+
+
+def test_a_part_of_a_mask_is_no_other_shape_of_it():
+    net, x = ByOthers(), torch.tensor([[1.0], [1.0], [1.0], [1.0]])
+    model = fmapper.convert(net, "jax", (x,), specialize=True)
+    with pytest.raises(fmapper.ProgramInputError, match="violate"):
+        model(np.array([[-1.0], [-1.0], [1.0], [1.0]], np.float32))

@@ -7,6 +7,7 @@ value, and again for each symbol that stands for it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -73,6 +74,8 @@ def _drop_implied(graph: Graph) -> Graph:
                     values[call.name] = _NUMBERS[call.op](*args)
                 except ArithmeticError:
                     continue
+            elif _always_holds(call, by_name):
+                values[call.name] = True
     asserted: set[str] = set()
     implied = set()
     for call in graph.calls:
@@ -84,6 +87,31 @@ def _drop_implied(graph: Graph) -> Graph:
             implied.add(call.name)
         asserted.add(condition)
     return _without(graph, implied)
+
+
+def _always_holds(call: Call, by_name: Mapping[str, Call]) -> bool:
+    """Returns whether a comparison holds for all values: of a number with itself, or a count."""
+    kind = call.op.removeprefix("sym::")
+    if kind not in ("eq", "ge", "le") or len(call.args) != 2 or not isinstance(call.args[0], Ref):
+        return False
+    if call.args[0] == call.args[1]:
+        return True
+    most, bound = _most_counted(by_name.get(call.args[0].name), by_name), call.args[1]
+    if most is None or type(bound) is not int:
+        return False
+    return (kind == "ge" and bound <= 0) or (kind == "le" and bound >= most)
+
+
+def _most_counted(call: Call | None, by_name: Mapping[str, Call]) -> int | None:
+    """Returns how many elements there are of which a number counts those that are true."""
+    for ops in (_READS, {"aten::sum.default"}):
+        if call is None or call.op not in ops or not isinstance(call.args[0], Ref):
+            return None
+        call = by_name.get(call.args[0].name)
+    if call is None or len(call.result) != 1 or call.result[0][0] != "bool":
+        return None
+    sizes = [size for size in call.result[0][1] if isinstance(size, int)]
+    return math.prod(sizes) if len(sizes) == len(call.result[0][1]) else None
 
 
 def _fixed_value(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | None:

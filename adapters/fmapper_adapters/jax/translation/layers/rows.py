@@ -34,9 +34,12 @@ def with_bounded_rows(program: Program) -> Program:
     found = [call for call in calls if call.op.startswith(_NONZERO)]
     counts = {str(call.result[0][1][0]) for call in found if call.result}
     counts = {count for count in counts if _UNKNOWN.fullmatch(count)}
-    if not counts:
-        return program
     rows = _Rows(program, counts)
+    if not counts:
+        is_varying = any(isinstance(size, str) for one in program.inputs for size in one.shape)
+        for call in calls if is_varying else ():  # with fixed sizes it may be padded
+            rows.refuse(call)
+        return program
     kept = [call for call in calls if not rows.is_implied(call)]
     live = dataclasses.replace(program.graph, calls=kept)
     live = live.without_dead_calls(lambda call: "_assert" in call.op or bool(call.graphs()))
@@ -108,9 +111,7 @@ class _Rows:
             return
         refs = {*call.refs()} & (self._indices.keys() | self._picked.keys())
         if not refs:
-            if any(_UNKNOWN.search(str(size)) for _, shape in call.result for size in shape):
-                raise self._refusal(call)
-            return
+            return self.refuse(call)
         base = call.op.partition(".")[0]
         rule = _RULES.get(base)
         if base in _KEEPS and len(refs) == 1:
@@ -118,6 +119,11 @@ class _Rows:
             known = self._indices if one in self._indices else self._picked
             known[call.name] = known[one]  # type: ignore[assignment]
         elif rule is None or not rule(self, call):
+            raise self._refusal(call)
+
+    def refuse(self, call: Call) -> None:
+        """Raises for a call that gives as many rows as values say."""
+        if any(_UNKNOWN.search(str(size)) for _, shape in call.result for size in shape):
             raise self._refusal(call)
 
     def check_outputs(self, outputs: Any) -> None:

@@ -20,6 +20,7 @@ from fmapper.programs import Call, Graph, Program, Ref, substitute
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.passes.static_sizes.padding import BEARS
 from fmapper_adapters.torch.passes.static_sizes.row_by_row import is_pointwise, is_row_by_row
+from fmapper_adapters.torch.passes.static_sizes.same_counts import unite_counts
 from fmapper_adapters.torch.passes.static_sizes.sources import SOURCES
 from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
 
@@ -58,7 +59,7 @@ _EAGER |= {"aten::nonzero_numpy.default", "aten::bincount.default", "aten::_uniq
 
 
 def _with_numbers(graph: Graph, facts: SizeFacts, whole: Sequence[bool]) -> Graph:
-    writer = Writer(graph, facts)
+    writer = Writer(graph, unite_counts(graph, facts))
     for call in graph.calls:
         writer.at = call
         args = substitute(call.args, writer.renamed)

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters import torch as adapters
@@ -319,7 +320,7 @@ class _Iteration:
         return not self.left_out or self.left_out == sizes & self.rows
 
     def _is_mask(self, x: Any) -> bool:
-        return any(x is one for one in self.masks)
+        return any(x is one or _has_elements_of(x, one) for one in self.masks)
 
     def _row_count(self, x: _Tensor) -> int | None:
         """Returns 1 in a line that ends an iteration without rows."""
@@ -346,6 +347,14 @@ def _is_unbacked(size: Any) -> bool:
 
 def _tensors(tree: Any) -> list[_Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, _Tensor)]
+
+
+def _has_elements_of(x: Any, mask: _Tensor) -> bool:
+    """Returns whether a tensor is a mask in another shape: a view of all of its elements."""
+    if not isinstance(x, _Tensor) or x.dtype is not torch.bool or _memory(x) != _memory(mask):
+        return False
+    whole = x.is_contiguous() and mask.is_contiguous()
+    return whole and statically_known_true(x.numel() == mask.numel())
 
 
 def _memory(x: _Tensor) -> int:
