@@ -7,6 +7,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -215,3 +216,26 @@ def test_what_is_returned_at_once_has_no_name_and_bytes_have_a_function():
     assert "        return jnp.concatenate(" in code
     assert "joined" not in code
     assert 'Buffer(jnp.array(from_text("' in code.replace("\n", "").replace(" ", "")
+
+
+class Cross(nn.Module):
+    """Names its input twice, and still needs the second name where the first gets a new value."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.ModuleList(nn.Linear(8, 1, bias=False) for _ in range(3))
+        self.b = nn.ParameterList(nn.Parameter(torch.randn(8)) for _ in range(3))
+
+    def forward(self, x):
+        x0 = x
+        for i in range(3):
+            xw = self.w[i](x)
+            x = x0 * xw + self.b[i] + x
+        return x
+
+
+def test_a_second_name_is_not_taken_from_a_value_that_is_about_to_be_used():
+    torch.manual_seed(0)
+    net, x = Cross(), torch.randn(5, 8)
+    model = fmapper.convert(net, "flax", (x,), structure=True, check=False)
+    np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)

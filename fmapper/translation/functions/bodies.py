@@ -370,7 +370,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             return
         if self._left[call.name] <= 0:
             return  # a layer does what it was for
-        node = self._print(call)
+        node = self._pending = self._print(call)
         count = len(call.result)
         picks = self._picks(call)
         if count > 1 and picks and len(picks) > 1:

@@ -89,6 +89,8 @@ class Variables:
         self._left: Counter[str] = Counter()
         self._users: dict[str, list[Any]] = {}
         self._inlined: dict[str, int] = {}
+        self._may_rename = True
+        self._pending: ast.expr | None = None  # code that is printed after names are chosen for it
         self._in_order: frozenset[str] = frozenset()  # what is drawn has a statement of its own
         self._other_names = dict(unit.part.other_names)
 
@@ -196,6 +198,7 @@ class Variables:
         if len(hinted) > 1:
             wanted = self._among(value, hinted, source)
         wanted = wanted or self._before(value, line)
+        self._pending = node
         target = self._new_name(value, wanted, op)
         self._emit((target,), node, line)
         self._names.holds[target] = value
@@ -289,6 +292,8 @@ class Variables:
             return
         if held not in self._env or other in self._reserved:
             return
+        if not self._may_rename or (self._pending is not None and mentions(self._pending, other)):
+            return  # what is about to be printed still needs the other's value
         self._body.statements.append(Statement((other,), name(variable)))
         self._sizes.forget(other)
         swap = Swap(variable, other)
@@ -311,6 +316,7 @@ class Variables:
 
     def _emit(self, targets: tuple[str, ...], node: ast.expr, origin: str = "") -> None:
         self._body.statements.append(Statement(targets, node, origin=origin))
+        self._pending = None
         self._reassign(targets)
 
     def _reassign(self, targets: Iterable[str]) -> None:
