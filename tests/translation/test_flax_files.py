@@ -502,10 +502,13 @@ def test_a_model_that_gives_more_in_evaluation_is_written_for_that():
             x = self.linear(x)
             return x if self.training else (x, x.sum())
 
-    source, proof, reason = translate_proved(Caches(), "flax", (torch.randn(2, 3),))
+    source, proof, reason = translate_proved(Caches(), "jax", (torch.randn(2, 3),))
     assert proof
     assert source.modes == ("eval",)
     assert "eval outputs inf" in reason
+    source, proof, reason = translate_proved(Caches(), "flax", (torch.randn(2, 3),))
+    assert proof
+    assert (source.modes, reason) == (("eval", "train"), "")
     source, proof, reason = translate_proved(nn.Linear(3, 3), "flax", (torch.randn(2, 3),))
     assert proof
     assert source.modes == ("eval", "train")
