@@ -26,6 +26,7 @@ from fmapper.programs.steps import (
     family_of,
     lower,
     lower_trained,
+    lower_with_fixed_sizes,
     lower_with_varying_sizes,
     record_program,
     source_of,
@@ -208,7 +209,8 @@ def convert_with_arrays(
 ) -> Any:
     """Converts a model as `convert` does, with arrays of a checkpoint in place of its own.
 
-    With `modes` its own code does something else in evaluation; that is tried where it must.
+    With `modes` the model's own code is recorded for evaluation, too. `convert` tries that where
+    the program for training alone gives other results in evaluation.
     """
     target = _target(to)
     _check_options(target, options)
@@ -266,8 +268,9 @@ def convert_with_arrays(
     with step(f"converting {type(model).__name__} to {to}") as say:
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
-        if is_auto and program.symbols and source.fixes_sizes:
-            program, converted = lower_with_varying_sizes(program, record, lower_it)
+        if is_auto and program.symbols:
+            vary = lower_with_varying_sizes if source.fixes_sizes else lower_with_fixed_sizes
+            program, converted = vary(program, record, lower_it)
         else:
             converted = lower_it(program)
         if program.fixed:

@@ -138,6 +138,19 @@ def test_a_file_of_experts_by_masks_fixes_the_sizes_and_says_so():
     assert "this must hold" not in found.code
 
 
+def test_a_structured_model_of_experts_by_masks_warns_that_its_sizes_are_fixed():
+    torch.manual_seed(0)
+    net, x = ByMasks(), torch.randn(2, 5, 4)
+    told = "all sizes are those of the examples"
+    with (
+        pytest.warns(fmapper.NotCompiledWarning),
+        pytest.warns(fmapper.FixedSizeWarning, match=told),
+    ):
+        model = fmapper.convert(net, "flax", (x,), structure=True, dynamic_shapes="auto")
+    found = nnx.jit(lambda model, x: model(x))(model, x.numpy())
+    np.testing.assert_allclose(found, net(x).detach(), rtol=1e-5, atol=1e-6)
+
+
 class ByOthers(nn.Module):
     """Has a mask of another length: it holds nothing about the rows of the first."""
 

@@ -169,7 +169,10 @@ class FlaxAdapter(JaxModels, Nodes):
         else:
             evaluation, *others = prepare(evaluation)
             if parts != others:
-                raise ConversionError("its arrays are divided otherwise in evaluation")
+                raise ConversionError(
+                    f"{program.name}: its arrays are divided otherwise in evaluation than in "
+                    "training, so that one file cannot have both. Use train=False (--eval)"
+                )
         return write(program, FlaxDialect(*parts), scan=scan, evaluation=evaluation)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:

@@ -48,7 +48,7 @@ def combine(train: Sketch, evaluation: Sketch) -> None:
     if not is_alike:
         raise ConversionError(
             f"{train.path or train.title}: its parts or arguments are others in evaluation than in "
-            "training"
+            "training, so that one class cannot have both. Use train=False (--eval)"
         )
     if differ:
         train.made.append((FLAG, expr("False")))

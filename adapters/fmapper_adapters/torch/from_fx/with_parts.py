@@ -82,9 +82,9 @@ _UNKNOWN = re.compile(r"\bu\d+")
 
 
 def _with_results(graph: Graph, parts: Sequence[Part]) -> Graph:
-    """Removes calls that nobody needs, but not the results of parts that others are needed of.
+    """Removes dead calls, but keeps every result of a part of which any result is used.
 
-    Those are what the part gives when it is called alone.
+    A part that is called alone returns them all.
     """
     results = {part.name: {*refs_in((part.result,))} for part in parts}
     kept: set[str] = set()

@@ -94,12 +94,20 @@ def _always_holds(call: Call, by_name: Mapping[str, Call]) -> bool:
     kind = call.op.removeprefix("sym::")
     if kind not in ("eq", "ge", "le") or len(call.args) != 2 or not isinstance(call.args[0], Ref):
         return False
-    if call.args[0] == call.args[1]:
-        return True
+    if call.args[0] == call.args[1]:  # of floats, NaN is not itself
+        return _is_whole(by_name.get(call.args[0].name), by_name)
     most, bound = _most_counted(by_name.get(call.args[0].name), by_name), call.args[1]
     if most is None or type(bound) is not int:
         return False
     return (kind == "ge" and bound <= 0) or (kind == "le" and bound >= most)
+
+
+def _is_whole(call: Call | None, by_name: Mapping[str, Call]) -> bool:
+    """Returns whether a number is a size, or is read from an array of integers."""
+    if call is None or call.op == "aten::sym_size.int":
+        return call is not None
+    made = by_name.get(call.args[0].name) if call.op in _READS else None
+    return made is not None and made.result[0][0].startswith(("int", "uint", "bool"))
 
 
 def _most_counted(call: Call | None, by_name: Mapping[str, Call]) -> int | None:

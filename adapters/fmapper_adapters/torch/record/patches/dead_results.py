@@ -50,8 +50,9 @@ def keep() -> Iterator[None]:
 def _lost_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Returns the results of submodules that nothing uses.
 
-    All nodes that a result was decomposed into have its mark. Where it is used, the others that
-    are dead, as the mask of dropout, are none; where it is not, it is the first that is dead.
+    All nodes that a result was decomposed into have its mark. If any of them is used, so is the
+    result, and those that are dead (the mask of dropout) are not kept. Otherwise the result is the
+    first dead one.
     """
     groups: dict[str, list[torch.fx.Node]] = {}
     for node in graph.nodes:
