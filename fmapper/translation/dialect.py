@@ -95,6 +95,8 @@ class Dialect(ABC):
         own_key: Where keys are not passed: the code for one, by an object's own `random_state`.
         random_state: The attributes that an object which draws has for that -> their code.
         ones_like: The code of integers that are ones, in the shape of the array `{0}`.
+        mode: The attribute that the framework sets to True in an object for evaluation.
+        only_in_training: Layers that give what they are given in evaluation.
         masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
         lacking: Functions of files that may be called without `mask=mask` where that is None.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
@@ -106,6 +108,8 @@ class Dialect(ABC):
     passes_keys: ClassVar[bool] = False
     own_key: ClassVar[str] = ""
     random_state: ClassVar[Mapping[str, str]] = {}
+    mode: ClassVar[str] = ""
+    only_in_training: ClassVar[frozenset[str]] = frozenset()
     ones_like: ClassVar[str] = "{0} * 0 + 1"
     masks: ClassVar[Mapping[str, str]] = {}
     lacking: ClassVar[frozenset[str]] = frozenset()

@@ -67,11 +67,13 @@ def write(
         ConversionError: There is something in it that cannot be written, or to be scanned.
     """
     writer = _Writer(program, dialect, scan=scan)
+    writer.write_bodies()
     if evaluation is not None:
         writer.evaluation = _Writer(evaluation, dialect, scan=False)
         writer.evaluation.records = writer.records
+        writer.evaluation.drawing = writer.units_that_draw()
         writer.evaluation.write_bodies()
-    return writer.write()
+    return writer.file()
 
 
 class _Writer:
@@ -92,12 +94,15 @@ class _Writer:
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
         self.scans = Scans(self, wanted=scan)
         self.evaluation: _Writer | None = None  # of another program for evaluation
+        self.drawing: frozenset[tuple[str, str]] = frozenset()  # what takes keys in training
 
     # --- units --------------------------------------------------------------------------------
 
-    def write(self) -> Source:
-        self.write_bodies()
-        return self._file()
+    def units_that_draw(self) -> frozenset[tuple[str, str]]:
+        """Returns the paths and methods of the parts that have statements and draw."""
+        units = [self.structure.root, *self.structure.root.units()]
+        bodies = ((one, self.forms[id(one)].body) for one in units if id(one) in self.forms)
+        return frozenset((one.path, one.part.method) for one, b in bodies if b and b.randoms)
 
     def write_bodies(self) -> None:
         """Writes the functions, and finds what each submodule has."""
@@ -207,7 +212,7 @@ class _Writer:
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
-        writer = BodyWriter(*parts, varying=find_varying(self.structure))
+        writer = BodyWriter(*parts, varying=find_varying(self.structure), drawing=self.drawing)
         self.objects = [made for _, made in objects_in(results_of(self.program, self.records))]
 
         def visit(unit: Unit) -> None:
@@ -289,7 +294,8 @@ class _Writer:
 
     # --- classes ------------------------------------------------------------------------------
 
-    def _file(self) -> Source:
+    def file(self) -> Source:
+        """Returns the file, after `write_bodies`."""
         taken = {*self.records, *self.dialect.reserved_names()}
         classes: list[Class] = []
         made: dict[str, ast.expr] = {}
@@ -355,7 +361,7 @@ class _Writer:
         found = self._sketch(node, made)
         known = self.evaluation and self.evaluation.root.find(node.path)
         if self.evaluation and known:
-            combine(found, self.evaluation._sketch(known, made))
+            combine(found, self.evaluation._sketch(known, made), self.dialect)
         return found
 
     def _sketch(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:

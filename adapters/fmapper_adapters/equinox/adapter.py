@@ -30,6 +30,7 @@ class EquinoxAdapter(JaxModels):
     name: ClassVar[str] = "equinox"
     compiles: ClassVar[bool] = True
     conversion_options: ClassVar[tuple[str, ...]] = ("scan", "structure")
+    writes_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
 
     def from_program(
@@ -56,16 +57,31 @@ class EquinoxAdapter(JaxModels):
         from fmapper.translation import write
         from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 
+        def prepare(program: Program) -> tuple[Program, Any]:
+            parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
+            return with_linears(parted), slices
+
         refuse_changes(program, "Equinox")
-        parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-        dialect = EquinoxDialect(slices, keys=program.train or draws(program))
-        return write(with_linears(parted), dialect, scan=scan)
+        evaluation = program.evaluation
+        keys = program.train or draws(program)
+        program, slices = prepare(program)
+        if evaluation is not None:
+            evaluation, others = prepare(evaluation)
+            if slices != others:
+                raise ConversionError(
+                    f"{program.name}: its arrays are divided otherwise in evaluation than in "
+                    "training, so that one file cannot have both. Use train=False (--eval)"
+                )
+        dialect = EquinoxDialect(slices, keys=keys)
+        return write(program, dialect, scan=scan, evaluation=evaluation)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module of Equinox."""
         from fmapper_adapters.equinox.translation import build as _build
 
-        return _build.build(program, self.translate(program, scan=scan))
+        model = _build.build(program, self.translate(program, scan=scan))
+        has_modes = program.evaluation is not None and not program.starts_in_training
+        return _build.for_evaluation(model) if has_modes else model
 
     def proof(self) -> str:
         """Returns the script for Equinox."""
@@ -90,9 +106,22 @@ class EquinoxAdapter(JaxModels):
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """Calls the model."""
+        """Calls the model in evaluation mode.
+
+        Raises:
+            ConversionError: It draws random numbers there, and has no key.
+        """
         import inspect
+
+        from fmapper_adapters.equinox.translation.build import for_evaluation
 
         known = inspect.signature(type(model).__call__).parameters
         given = {key: value for key, value in kwargs.items() if key in known}
-        return (model(*args, **given),)
+        try:
+            return (for_evaluation(model)(*args, **given),)
+        except TypeError as error:  # what a key of None gives
+            if "key" not in known:
+                raise
+            raise ConversionError(
+                f"{type(model).__name__} does not run without a key: {error}"
+            ) from error

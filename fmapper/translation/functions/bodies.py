@@ -63,6 +63,7 @@ class BodyWriter(Parameters):
         owners: The arrays that layers hold, with their places there.
         places: The layers that are single calls -> their paths from the unit.
         varying: Classes of submodules, with arguments that are other numbers in each of them.
+        drawing: Paths and methods of units that take keys, which they may not need themselves.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class BodyWriter(Parameters):
         owners: Mapping[str, tuple[str, tuple[int, ...] | None]],
         places: Mapping[str, str],
         varying: Collection[tuple[str, str]] = (),
+        drawing: Collection[tuple[str, str]] = (),
     ) -> None:
         self.places = places
-        self.varying = varying
+        self.varying, self._drawing = varying, drawing
         self._structure = structure
         self._dialect = dialect
         self._forms = forms
@@ -116,7 +118,7 @@ class BodyWriter(Parameters):
             if not often <= named:
                 named |= often
                 continue
-            if run.keys:
+            if run.keys or (unit.path, unit.part.method) in self._drawing:
                 take_keys(body, run.keys)
             shapes = shapes_of(self._structure.values, given, returns)
             body.shapes.append(name_sizes(shapes, self.size_name))

@@ -1,6 +1,7 @@
 """One class for what a submodule does in training and in evaluation, by the mode that it is in.
 
-What differs is below `if self.deterministic`, an attribute that the framework sets with the mode.
+What differs is below `if self.deterministic`, or what else the framework calls the attribute that
+it sets with the mode.
 """
 
 from __future__ import annotations
@@ -8,23 +9,30 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from fmapper.errors import ConversionError
 from fmapper.translation.code import expr, text
+from fmapper.translation.functions.keys import with_several_keys, without_key
+from fmapper.translation.merging.same_sizes import with_sizes
 
 if TYPE_CHECKING:
     from fmapper.translation.classes import Sketch
+    from fmapper.translation.dialect import Dialect
 
-FLAG = "deterministic"
 _TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 # Statements that differ in more places and of which fewer are alike are below one `if`.
 _MOST_CHANGES, _LEAST_ALIKE = 3, 0.5
 
 
-def combine(train: Sketch, evaluation: Sketch) -> None:
+def combine(train: Sketch, evaluation: Sketch, dialect: Dialect) -> None:
     """Adds what a submodule does in evaluation to its sketch for training.
+
+    Args:
+        train: The sketch.
+        evaluation: That of the submodule in evaluation.
+        dialect: The target, which says by which attribute the two are told apart.
 
     Raises:
         ConversionError: It has other parts, arguments or methods there.
@@ -35,65 +43,143 @@ def combine(train: Sketch, evaluation: Sketch) -> None:
         and train.ties == evaluation.ties
         and {one.name for one in evaluation.methods} <= {one.name for one in train.methods}
     )
+    kept = {attr for attr, _ in evaluation.made}
+    dropped = {
+        attr
+        for attr, node in train.made
+        if isinstance(node, ast.Call) and text(node.func) in dialect.only_in_training
+    } - kept
     others = {one.name: one for one in evaluation.methods}
     differ = False
     for method in train.methods:
         other = others.get(method.name)
         if other is None:
             continue
-        is_alike &= method.parameters == other.parameters
-        lines = combine_statements(method.lines, other.lines)
-        differ |= lines != method.lines
-        method.lines, method.comments = lines, other.comments | method.comments
+        is_alike &= other.parameters in (method.parameters, without_key(method.parameters))
+        ours, theirs = with_several_keys(method.lines, other.lines)
+        lines = combine_statements(ours, theirs, dialect.mode, dropped)
+        if f"self.{dialect.mode}" in "\n".join(lines):
+            differ = True
+            method.comments = other.comments | method.comments
+            method.lines = lines
     if not is_alike:
         raise ConversionError(
             f"{train.path or train.title}: its parts or arguments are others in evaluation than in "
             "training, so that one class cannot have both. Use train=False (--eval)"
         )
     if differ:
-        train.made.append((FLAG, expr("False")))
+        train.made.append((dialect.mode, expr("False")))
 
 
-def combine_statements(train: Sequence[str], evaluation: Sequence[str]) -> list[str]:
+def combine_statements(
+    train: Sequence[str],
+    evaluation: Sequence[str],
+    flag: str,
+    only_in_training: Collection[str] = (),
+) -> list[str]:
     r"""Returns the statements of a function for both modes.
 
     Where both have a statement it stands once; each mode is left with its own statements, in order.
 
+    Args:
+        train: The statements for training.
+        evaluation: Those for evaluation.
+        flag: The attribute that says that it is in evaluation.
+        only_in_training: Attributes for layers that give what they are given in evaluation.
+
     Examples:
         >>> print(*combine_statements(["x = f(x)", "x = g(x)", "return x"],
-        ...                           ["x = f(x)", "return x"]), sep="\n")
+        ...                           ["x = f(x)", "return x"], "deterministic"), sep="\n")
         x = f(x)
         if not self.deterministic:
             x = g(x)
         return x
     """
-    ours, theirs = (ast.parse("\n".join(lines)).body for lines in (train, evaluation))
-    return [_TUPLE.sub(r"\1\2", text(one)) for one in _combine(ours, theirs)]
+    ours, theirs = with_sizes(*(ast.parse("\n".join(lines)).body for lines in (train, evaluation)))
+    return [_print(one) for one in _Modes(flag, only_in_training).combine(ours, theirs)]
 
 
-def _combine(train: list[ast.stmt], evaluation: list[ast.stmt]) -> list[ast.stmt]:
-    ours, theirs = ([text(one) for one in side] for side in (train, evaluation))
-    matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
-    found: list[ast.stmt] = []
-    changes = sum(kind != "equal" for kind, *_ in matcher.get_opcodes())
-    if changes > _MOST_CHANGES and matcher.ratio() < _LEAST_ALIKE:
-        return _choice(train, evaluation)
-    for kind, begin, end, first, last in matcher.get_opcodes():
-        if kind == "equal":
-            found += train[begin:end]
-            continue
-        mine, other = train[begin:end], evaluation[first:last]
-        at, there = _same_loop(mine, other)
-        if at < 0:
-            found += _choice(mine, other)
-            continue
-        loop, same = mine[at], other[there]
-        assert isinstance(loop, ast.For)
-        assert isinstance(same, ast.For)
-        found += _choice(mine[:at], other[:there])
-        found.append(ast.For(loop.target, loop.iter, _combine(loop.body, same.body), []))
-        found += _choice(mine[at + 1 :], other[there + 1 :])
-    return found
+def _print(statement: ast.stmt) -> str:
+    """Returns the code of a statement, without parentheses around a tuple that it returns."""
+    whole = text(statement)
+    bare = _TUPLE.sub(r"\1\2", whole)
+    try:
+        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(whole))
+    except SyntaxError:  # they were not around all of it
+        return whole
+    return bare if is_same else whole
+
+
+class _Modes:
+    """The combination of the statements of two modes."""
+
+    def __init__(self, flag: str, only_in_training: Collection[str]) -> None:
+        self._flag = flag
+        self._without = _Without(only_in_training)
+
+    def combine(self, train: list[ast.stmt], evaluation: list[ast.stmt]) -> list[ast.stmt]:
+        """Returns the statements, with those of one mode alone below conditions."""
+        groups = self._groups(train)
+        ours = [self._in_evaluation(group[0]) for group in groups]
+        theirs = [text(one) for one in evaluation]
+        matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
+        found: list[ast.stmt] = []
+        changes = sum(kind != "equal" for kind, *_ in matcher.get_opcodes())
+        if changes > _MOST_CHANGES and matcher.ratio() < _LEAST_ALIKE:
+            return self._choice(train, evaluation)
+        for kind, begin, end, first, last in matcher.get_opcodes():
+            mine = [one for group in groups[begin:end] for one in group]
+            other = evaluation[first:last]
+            if kind == "equal":
+                found += mine
+                continue
+            at, there = _same_loop(mine, other)
+            if at < 0:
+                found += self._choice(mine, other)
+                continue
+            loop, same = mine[at], other[there]
+            assert isinstance(loop, ast.For)
+            assert isinstance(same, ast.For)
+            found += self._choice(mine[:at], other[:there])
+            found.append(ast.For(loop.target, loop.iter, self.combine(loop.body, same.body), []))
+            found += self._choice(mine[at + 1 :], other[there + 1 :])
+        return found
+
+    def _groups(self, train: list[ast.stmt]) -> list[list[ast.stmt]]:
+        """Returns statements, each with those after it that do nothing in evaluation."""
+        found: list[list[ast.stmt]] = []
+        for one in train:
+            target, equals, code = self._in_evaluation(one).partition(" = ")
+            if found and equals and target == code:
+                found[-1].append(one)
+            else:
+                found.append([one])
+        return found
+
+    def _in_evaluation(self, statement: ast.stmt) -> str:
+        """Returns the code of a statement for training as it is in evaluation."""
+        return text(self._without.visit(ast.parse(text(statement))))
+
+    def _choice(self, train: list[ast.stmt], evaluation: list[ast.stmt]) -> list[ast.stmt]:
+        """Returns statements for each mode; none after those that return."""
+        if not train and not evaluation:
+            return []
+        if not evaluation:
+            return [ast.If(expr(f"not self.{self._flag}"), train, [])]
+        if isinstance(evaluation[-1], ast.Return):
+            return [ast.If(expr(f"self.{self._flag}"), evaluation, []), *train]
+        return [ast.If(expr(f"self.{self._flag}"), evaluation, train)]  # `train` may be empty
+
+
+class _Without(ast.NodeTransformer):
+    """Puts what a layer is given in place of its call."""
+
+    def __init__(self, layers: Collection[str]) -> None:
+        self._layers = {f"self.{attr}" for attr in layers}
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        return node.args[0] if text(node.func) in self._layers and node.args else node
 
 
 def _same_loop(train: list[ast.stmt], evaluation: list[ast.stmt]) -> tuple[int, int]:
@@ -110,14 +196,3 @@ def _head(statement: ast.stmt) -> str:
     if not isinstance(statement, ast.For) or statement.orelse:
         return ""
     return f"{text(statement.target)} in {text(statement.iter)}"
-
-
-def _choice(train: list[ast.stmt], evaluation: list[ast.stmt]) -> list[ast.stmt]:
-    """Returns statements for each mode; none after those that return."""
-    if not train and not evaluation:
-        return []
-    if not evaluation:
-        return [ast.If(expr(f"not self.{FLAG}"), train, [])]
-    if isinstance(evaluation[-1], ast.Return):
-        return [ast.If(expr(f"self.{FLAG}"), evaluation, []), *train]
-    return [ast.If(expr(f"self.{FLAG}"), evaluation, train)]  # `train` may be empty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 
 from fmapper.programs import Program
@@ -18,3 +19,8 @@ def build(program: Program, source: Source) -> Any:
     arrays = ProgramArrays(program)
     source.weights.keep_rest(arrays)
     return module["load_weights"](model, arrays)
+
+
+def for_evaluation(model: Any) -> Any:
+    """Returns a model whose layers and classes are in evaluation mode."""
+    return eqx.nn.inference_mode(model)

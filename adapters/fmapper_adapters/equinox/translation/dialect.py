@@ -18,6 +18,7 @@ from fmapper_adapters.jax.libraries import JaxDialect, Slices, with_key
 
 _FROZEN = "Frozen"  # marks the code of an array that is not trained
 _DRAWS = "keys()"
+MODE = "inference"  # what `eqx.nn.inference_mode` sets
 
 
 class EquinoxDialect(JaxDialect):
@@ -29,6 +30,9 @@ class EquinoxDialect(JaxDialect):
     """
 
     title: ClassVar[str] = "Equinox"
+    mode: ClassVar[str] = MODE
+    only_in_training: ClassVar[frozenset[str]] = frozenset({"Dropout", "DropPath"})
+    takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx",
         "Callable": "from collections.abc import Callable",
@@ -192,7 +196,9 @@ def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
     lines = [f"class {cls.name}(eqx.Module):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
     made = [(attr, _without_mark(node)) for attr, node in sketch.made]
-    lines += [f"    {attr}: {kind_of(node, known)}" for attr, node in made]
+    lines += [f"    {attr}: {kind_of(node, known)}" for attr, node in made if attr != MODE]
+    if any(attr == MODE for attr, _ in made):
+        lines.append(f"    {MODE}: bool  # set by eqx.nn.inference_mode")
     values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
     lines += [
         f"    {name}: {type(values[name]).__name__} = eqx.field(static=True)" for name in cls.stored

@@ -6,7 +6,8 @@ from fmapper_adapters.jax.libraries import DRAWS, SETTINGS, STATELESS
 _IMPORTS = SETTINGS + "import functools, inspect, equinox as eqx"
 _MODEL = '''
 def make(train):
-    return net.load_weights(getattr(net, name)(key=jax.random.key(0)), weights)
+    model = net.load_weights(getattr(net, name)(key=jax.random.key(0)), weights)
+    return model if train else eqx.nn.inference_mode(model)
 
 
 def call(model, train):

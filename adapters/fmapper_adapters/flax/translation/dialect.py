@@ -79,6 +79,8 @@ class FlaxDialect(JaxDialect):
     random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
     takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
     title: ClassVar[str] = "Flax NNX"
+    mode: ClassVar[str] = "deterministic"
+    only_in_training: ClassVar[frozenset[str]] = frozenset({"nnx.Dropout"})
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
 
