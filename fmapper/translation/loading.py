@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -81,9 +82,13 @@ def tables_of(draft: Any) -> Loading:
         found.append((ours, kind, attr, last))
         votes.setdefault((kind, attr), Counter())[last] += 1
     by_class: dict[str, dict[str, Place]] = {}
+    told = {
+        (kind, attr, last) for ours, kind, attr, last in found
+        if wanted[ours] == (".".join([*ours.split(".")[:-1], last[0]]), last[1])
+    }  # fmt: skip
     for (kind, attr), counted in votes.items():
         best = counted.most_common(1)[0][0]
-        if kind and best != (attr, None):
+        if kind and best != (attr, None) and (kind, attr, best) in told:
             by_class.setdefault(kind, {})[attr] = best
     renamed: dict[str, Place] = {}
     for ours, kind, attr, _ in found:
@@ -95,25 +100,67 @@ def tables_of(draft: Any) -> Loading:
 
 
 def by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> dict[str, Place]:
-    """Maps suffixes of names to replacements, as short as possible."""
-    found: dict[str, Place] = {}
-    for ours, (theirs, order) in renamed.items():
-        if any(f".{ours}".endswith(f".{end}") for end in found):
-            continue
-        one, other = ours.split("."), theirs.split(".")
-        shared = 0
-        while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
-            shared += 1
-        for begin in range(shared, -1, -1):
-            short = ".".join(one[begin:]), ".".join(other[begin:])
-            if all(
-                (name.removesuffix(short[0]) + short[1], order) == source
-                for name, source in everything.items()
-                if f".{name}".endswith(f".{short[0]}")
-            ):
-                break
-        found[short[0]] = (short[1], order)
-    return found
+    """Maps suffixes of names to replacements, as short as possible; the first that fits counts.
+
+    Args:
+        renamed: Names -> what the source calls them, and the order of the dimensions there.
+        everything: The same for all names, those that need no replacement, too.
+
+    Examples:
+        >>> names = {"a.w": ("a.weight", None), "b.c.w": ("b.c.weight", None), "v.w": ("v.v", None)}
+        >>> by_suffix(names, names)
+        {'v.w': ('v.v', None), 'w': ('weight', None)}
+    """
+    votes: dict[str, Counter[Place]] = {}
+    for name, (theirs, order) in renamed.items():
+        begin = _common_steps(name, theirs)
+        votes.setdefault(_end(name, begin), Counter())[_end(theirs, begin), order] += 1
+    rules = {end: counted.most_common(1)[0][0] for end, counted in votes.items()}
+    while True:
+        wrong = [name for name in everything if not _is_right(name, rules, renamed, everything)]
+        for name in wrong:
+            if not _is_right(name, rules, renamed, everything):
+                end, place = _exception(name, everything)
+                rules[end] = place
+        if not wrong:
+            return dict(sorted(rules.items(), key=lambda rule: -rule[0].count(".")))
+
+
+def _is_right(
+    name: str,
+    rules: Mapping[str, Place],
+    renamed: Mapping[str, Place],
+    everything: Mapping[str, Place],
+) -> bool:
+    """Returns whether the longest suffix of a name that has a replacement gives what is wanted."""
+    for begin in range(name.count(".") + 1):
+        end = _end(name, begin)
+        if end in rules:
+            theirs, order = rules[end]
+            return (name.removesuffix(end) + theirs, order) == everything[name]
+    return name not in renamed
+
+
+def _exception(name: str, everything: Mapping[str, Place]) -> tuple[str, Place]:
+    """Returns the shortest suffix of a name that has one replacement everywhere; else the name."""
+    theirs, order = everything[name]
+    for begin in range(_common_steps(name, theirs), -1, -1):
+        end, place = _end(name, begin), _end(theirs, begin)
+        same = [one for one in everything if f".{one}".endswith(f".{end}")]
+        if all(everything[one] == (one.removesuffix(end) + place, order) for one in same):
+            break
+    return end, (place, order)
+
+
+def _common_steps(name: str, other: str) -> int:
+    """Returns how many steps two names begin with alike, without the last one of each."""
+    steps, others = name.split("."), other.split(".")
+    pairs = zip(steps[:-1], others[:-1], strict=False)
+    return len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+
+def _end(name: str, begin: int) -> str:
+    return ".".join(name.split(".")[begin:])
 
 
 def shortest_parts(wanted: Iterable[str], others: Collection[str]) -> list[str]:

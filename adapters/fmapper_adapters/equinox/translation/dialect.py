@@ -174,7 +174,9 @@ class EquinoxDialect(JaxDialect):
             ConversionError: A submodule is at two places.
         """
         known = {name: name for name in (*HELPERS, *(cls.name for cls in classes))}
-        known |= {f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Sequential", "Lambda")}
+        known |= {
+            f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Sequential", "Lambda", "WeightNorm")
+        }
         frozen = frozen_parts(draft)
         for method in root.sketch.methods if frozen else ():
             if method.name != "check_inputs":

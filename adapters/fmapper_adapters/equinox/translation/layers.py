@@ -31,8 +31,10 @@ _GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "moment
 
 def restate(layer: Layer | None) -> Layer | None:
     """Returns a layer in the terms of Equinox; None where it has no such layer."""
-    if layer is None:
+    if layer is None or layer.kind == "SpectralNorm":  # whose vectors change in training
         return None
+    if layer.kind == "WeightNorm":
+        return _weight_norm(layer)
     assert isinstance(layer.made, ast.Call)
     given = {str(one.arg): one.value for one in layer.made.keywords}
     kind, args = _KINDS.get(layer.kind, layer.kind), list(layer.made.args)
@@ -62,6 +64,33 @@ def restate(layer: Layer | None) -> Layer | None:
     }
     inner = {path: _KINDS.get(one, one) for path, one in layer.inner.items()}
     return replace(layer, made=made, kind=kind, arrays=held, inner=inner)
+
+
+def _weight_norm(layer: Layer) -> Layer | None:
+    """Returns a layer that `eqx.nn.WeightNorm` normalises."""
+    assert isinstance(layer.made, ast.Call)
+    held = {
+        value: (attr.removeprefix("layer."), order)
+        for value, (attr, order) in layer.arrays.items()
+        if attr != "scale"
+    }
+    made, inner = layer.made.args[0], layer.inner["layer"]
+    found = restate(replace(layer, made=made, kind=inner, arrays=held, inner={}))
+    scale, order = next((v, o) for v, (attr, o) in layer.arrays.items() if attr == "scale")
+    given = [ast.literal_eval(one.value) for one in layer.made.keywords]
+    if found is None or order is None:
+        return None
+    axis = order[given[0] if given else -1]  # in the source
+    own = _order(found.kind, order) if found.kind != "Linear" else None
+    if own is not None and axis > 1:
+        return None  # along which they are turned around
+    arrays: dict[str, Any] = {v: (f"layer.{attr}", o) for v, (attr, o) in found.arrays.items()}
+    arrays[scale] = ("g", own)
+    axis = axis if own is None else own.index(axis)
+    code = expr("eqx.nn.WeightNorm({0})" if not axis else f"eqx.nn.WeightNorm({{0}}, axis={axis})",
+                found.made)  # fmt: skip
+    kind = "eqx.nn.WeightNorm"
+    return replace(found, made=code, kind=kind, arrays=arrays, inner={"layer": found.kind})
 
 
 def _place(attr: str) -> str:

@@ -17,6 +17,7 @@ from fmapper.translation import (
     Loop,
     Statement,
     attribute_name,
+    by_suffix,
     construct,
     expr,
     identifier,
@@ -63,6 +64,8 @@ class FlaxDialect(JaxDialect):
         "GRUCell": ("in_features", "features"),
         "RNNCell": ("in_features", "features"),
         "nnx.Dropout": ("rate",),
+        "WeightNorm": ("layer",),
+        "SpectralNorm": ("layer",),
         "stack_blocks": ("count",),
     }
 
@@ -305,7 +308,7 @@ def _print_loading(draft: Any, root: Class) -> str:
                 names[attr] = (name, order)
         if names:
             table[kind] = names
-    renamed: dict[str, str] = {}
+    renamed: set[str] = set()
     everything: dict[str, str] = {}
     turned: dict[str, Any] = {}  # the exceptions from the orders of their classes
     for path, (target, order) in draft._arrays().items():
@@ -314,16 +317,18 @@ def _print_loading(draft: Any, root: Class) -> str:
         wanted = ".".join((*draft.place(owner), attribute_name(expected)))
         everything[wanted] = target
         if wanted != target:
-            renamed[wanted] = target
+            renamed.add(wanted)
         for other in draft.structure.paths.get(owner, ()) if owner else ():
             if other != owner and draft.program.first_paths.get(other) == other:
                 twin = ".".join((*draft.place(other), attribute_name(expected)))
-                everything[twin] = renamed[twin] = target
+                everything[twin] = target
+                renamed.add(twin)
         if layout != order:
             turned[wanted] = order
     rows = [f"    {kind}: {names!r}," for kind, names in table.items()]
-    ends = _by_suffix(renamed, everything)
-    table_of_names = [f"    {ours!r}: {theirs!r}," for ours, theirs in ends.items()]
+    places = {name: (target, None) for name, target in everything.items()}
+    ends = by_suffix({name: places[name] for name in renamed}, places)
+    table_of_names = [f"    {ours!r}: {theirs!r}," for ours, (theirs, _) in ends.items()]
     lines = ["ARRAYS = {", *rows, "}"]
     loading, naming = _LOAD, ""
     if ends:
@@ -353,27 +358,6 @@ def _print_loading(draft: Any, root: Class) -> str:
     if draft.loaded:
         loading = loading.replace("(variable, nnx.Param)", "(variable, nnx.Param | LoadedBuffer)")
     return "\n".join([*lines, "", "", loading])
-
-
-def _by_suffix(renamed: Mapping[str, str], everything: Mapping[str, str]) -> dict[str, str]:
-    """Maps suffixes of names to replacements, as short as possible."""
-    found: dict[str, str] = {}
-    for ours, theirs in renamed.items():
-        one, other = ours.split("."), theirs.split(".")
-        shared = 0
-        while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
-            shared += 1
-        short = ".".join(one[shared:]), ".".join(other[shared:])
-        for begin in range(shared, -1, -1):
-            short = ".".join(one[begin:]), ".".join(other[begin:])
-            if all(
-                name.removesuffix(short[0]) + short[1] == source
-                for name, source in everything.items()
-                if f".{name}".endswith(f".{short[0]}")
-            ):
-                break
-        found[short[0]] = short[1]
-    return found
 
 
 def _orders_by_end(turned: Mapping[str, Any], everything: Collection[str]) -> dict[str, Any]:

@@ -203,6 +203,61 @@ HELPERS = {
             scale = scale * self.scale[...]
         y = (x - mean) * scale
         return jnp.moveaxis(y if self.bias is None else y + self.bias[...], -1, 1)'''),
+    "WeightNorm": Helper('''class WeightNorm(nnx.Module):
+    """A layer whose kernel has lengths of its own along an axis, as PyTorch's weight_norm."""
+
+    def __init__(self, layer, axis=-1):
+        self.layer = layer
+        self.axis = axis
+        self.scale = nnx.Param(self.lengths())
+
+    def lengths(self):
+        kernel = jnp.moveaxis(self.layer.kernel[...], self.axis, -1)
+        lengths = jnp.sqrt(jnp.square(kernel).sum(tuple(range(kernel.ndim - 1)), keepdims=True))
+        return jnp.moveaxis(lengths, -1, self.axis)
+
+    def __call__(self, x):
+        layer = nnx.clone(self.layer)
+        layer.kernel[...] = self.layer.kernel[...] * (self.scale[...] / self.lengths())
+        return layer(x)'''),
+    "SpectralNorm": Helper(
+        '''class SpectralNorm(nnx.Module):
+    """A layer whose kernel is divided by its largest singular value, as PyTorch's spectral_norm.
+
+    The two vectors that belong to it are improved in training, in the order of `steps`.
+    """
+
+    def __init__(self, layer, axis=-1, *, steps, rngs: nnx.Rngs):
+        self.layer = layer
+        self.axis = axis
+        self.steps = steps
+        self.use_running_average = False
+        rows, columns = self.matrix().shape
+        normal = nnx.initializers.normal()
+        self.u = nnx.BatchStat(unit_vector(normal(rngs.params(), (rows,))))
+        self.v = nnx.BatchStat(unit_vector(normal(rngs.params(), (columns,))))
+
+    def matrix(self):
+        """Returns the kernel with its outputs as rows, and dimensions in PyTorch's order."""
+        kernel = jnp.moveaxis(self.layer.kernel[...], (self.axis, -3 - self.axis), (0, 1))
+        return kernel.reshape(kernel.shape[0], -1)
+
+    def __call__(self, x):
+        matrix = self.matrix()
+        u, v = self.u[...], self.v[...]
+        if not self.use_running_average:
+            fixed = jax.lax.stop_gradient(matrix)
+            for name in self.steps:
+                u, v = (unit_vector(fixed @ v), v) if name == "u" else (u, unit_vector(u @ fixed))
+            self.u[...], self.v[...] = u, v
+        layer = nnx.clone(self.layer)
+        layer.kernel[...] = self.layer.kernel[...] / (u @ matrix @ v)
+        return layer(x)''',
+        frozenset({"unit_vector"}),
+    ),
+    "unit_vector": Helper('''def unit_vector(x):
+    """Returns the direction of a vector."""
+    return x / jnp.maximum(jnp.sqrt(jnp.square(x).sum()), 1e-12)'''),
     "DotProductAttention": Helper('''class DotProductAttention(nnx.Module):
     """Attention whose weights have dropout; fully masked rows give zeros."""
 

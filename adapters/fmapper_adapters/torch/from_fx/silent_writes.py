@@ -95,9 +95,9 @@ def _copy(graph: Graph, node: Node, values: dict[Node, Any], stop: Any) -> Node:
     for target in list(_writes(new)):
         with graph.inserting_before(new):
             apart = graph.call_function(stop, (target,))
-            apart.meta = dict(target.meta)
+            apart.meta = _meta_of(target, new)
         _replace_written(new, target, apart)
-        _overwrite(graph, target, apart)
+        _overwrite(graph, target, apart, new)
         new = target  # which a write returns
     return new
 
@@ -123,13 +123,18 @@ def _end(graph: Graph, value: Any) -> Any:
     return end
 
 
-def _overwrite(graph: Graph, target: Node, source: Node) -> Node:
-    """Adds a write of the values of one tensor to another."""
+def _overwrite(graph: Graph, target: Node, source: Node, write: Node) -> Node:
+    """Adds a write of the values of one tensor to another, in the place of a write."""
     value = graph.call_function(OVERWRITE, (target, source))
-    value.meta = dict(target.meta)
     copy = graph.call_function(_COPY, (target, value))
-    copy.meta = dict(target.meta)
+    value.meta, copy.meta = _meta_of(target, write), _meta_of(target, write)
     return copy
+
+
+def _meta_of(tensor: Node, call: Node) -> dict[str, Any]:
+    """Returns what is known of a tensor, with the module and the line of a call."""
+    keys = ("nn_module_stack", "stack_trace")
+    return {**tensor.meta, **{key: call.meta[key] for key in keys if key in call.meta}}
 
 
 def end_at_detach(graph: Graph, stop: Any) -> bool:
@@ -163,7 +168,7 @@ def end_at_detach(graph: Graph, stop: Any) -> bool:
                         value = graph.call_function(OVERWRITE, (target, source))
                     with graph.inserting_after(value):
                         last = graph.call_function(_COPY, (target, value))
-                    value.meta, last.meta = dict(target.meta), dict(target.meta)
+                    value.meta, last.meta = _meta_of(target, write), _meta_of(target, write)
     for node in detached:
         node.target = stop
     return bool(detached)

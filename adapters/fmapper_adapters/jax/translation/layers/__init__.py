@@ -11,13 +11,14 @@ from fmapper_adapters.jax.translation.layers.convolutions import convolution, tr
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
 from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product
 from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
+from fmapper_adapters.jax.translation.layers.weight_norms import layer_under_norm
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     """Returns the layer of NNX that computes a whole submodule."""
     calls = [step for step in unit.steps if isinstance(step, Call)]
-    if len(calls) != len(unit.steps):
-        return None
+    if len(calls) != len(unit.steps):  # what has submodules
+        return layer_under_norm(structure, unit, layer_of_call)
     meaningful = [call for call in calls if not call.op.startswith("sym::getitem")]
     if len(meaningful) == 1 or (len(meaningful) == 2 and _counts(meaningful[0])):
         found = layer_of_call(structure, unit, meaningful[-1])
@@ -29,6 +30,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         or _rms_norm(structure, unit, calls)
         or linear_of_rows(structure, unit, calls)
         or drop_path(structure, unit, calls)
+        or layer_under_norm(structure, unit, layer_of_call)
     )
 
 
