@@ -20,6 +20,7 @@ from fmapper.translation.code import (
 )
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
+from fmapper.translation.functions.results import with_results
 from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
 from fmapper.translation.merging.comprehensions import with_comprehensions
@@ -82,5 +83,6 @@ __all__ = [
     "whole_arrays",
     "with_comprehensions",
     "with_lists",
+    "with_results",
     "write",
 ]

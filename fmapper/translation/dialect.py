@@ -222,12 +222,12 @@ class Dialect(ABC):
         """Returns the statement that writes an array of a submodule."""
 
     @abstractmethod
-    def stack(self, node: ast.expr) -> ast.expr:
-        """Returns the code that stacks a list of rows."""
+    def stack(self, node: ast.expr, dim: int) -> ast.expr:
+        """Returns the code that stacks a list of rows along a dimension."""
 
     @abstractmethod
-    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
-        """Returns the code for the rows of an array, as something to iterate over."""
+    def rows(self, node: ast.expr, dim: int, *, reverse: bool) -> ast.expr:
+        """Returns the code for the rows of an array along a dimension, to iterate over them."""
 
     @abstractmethod
     def parameter(self, array: Any) -> ast.expr:

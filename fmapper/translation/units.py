@@ -30,9 +30,11 @@ def free_in(call: Call) -> Iterator[str]:
     """Yields the free variables of a loop or branch."""
     for graph in call.graphs():
         inside = {*graph.inputs}
+        inner: Call | Unit
         for inner in graph.calls:
-            yield from (name for name in refs_of(inner) if name not in inside)
-            inside.add(inner.name)
+            used = inner.given if isinstance(inner, Unit) else refs_of(inner)
+            yield from (name for name in used if name not in inside)
+            inside.update(inner.gives if isinstance(inner, Unit) else (inner.name,))
         yield from (name for name in refs_in(graph.outputs) if name not in inside)
 
 

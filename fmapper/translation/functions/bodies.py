@@ -41,6 +41,7 @@ from fmapper.translation.guards.checked import not_checked
 from fmapper.translation.guards.conditions import condition_of, conditions_of
 from fmapper.translation.guards.expressions import is_code
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
+from fmapper.translation.scans.steps import units_in, with_loops
 from fmapper.translation.units import (
     Structure,
     Unit,
@@ -197,6 +198,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
         self._wholes: list[tuple[Any, ast.expr]] = []  # tuples, with the code for them
         self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
+        self._carried: list[tuple[Any, str]] = []  # tuples of loops, and their variables
         self._opaque: set[str] = set()  # functions that are called like an operation
         self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
 
@@ -216,7 +218,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
 
     def write(self, returns: Any) -> Body:
         self._returns = returns
-        steps = self._unit.steps
+        steps = with_loops(self._unit.steps)
         self._in_order = ordered_draws(self._unit, self._dialect.draws)
         self._count(steps, returns)
         self._take_parameters()
@@ -230,9 +232,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._mutations()
         result = self._print_structure(returns)
         last = self._body.statements[-1] if self._body.statements else None
-        types = self._structure.program.types
-        packages = {types.get(path, "").partition(".")[0] for path in ("", self._unit.path)}
-        is_library = self._unit.parent is not None and len(packages) > 1
+        is_library = self._writer.is_of_library(self._unit)
         is_whole = is_library or (last is not None and last.origin.startswith("return "))
         if is_whole and last is not None and last.targets == (getattr(result, "id", None),):
             self._body.statements.pop()
@@ -261,18 +261,21 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                         use(value, call)
                     for value in self._inputs_of(call):
                         use(value, call)
-            else:
-                form = self._writer._forms[id(step)]
-                for value in self._pass_values(form, step):
-                    use(value, step)
+            for unit in units_in([step]):
+                for value in self._pass_values(self._writer._forms[id(unit)], unit):
+                    use(value, unit)
         for value in refs_in((returns,)):
             use(value, None)
         for value, _ in self._buffer_values():
             use(value, None)
-        for unit, passed in self._find_passed(steps):
+        for unit, passed in self._find_passed(self._unit.steps):
             self._passed[id(unit)] = {*passed}
             for value in passed:
                 use(value, unit)
+        for step in steps:  # in a loop each round needs them
+            for unit in units_in([step]) if isinstance(step, Call) else ():
+                for value in self._passed.get(id(unit), ()):
+                    use(value, step)
 
     def _buffer_values(self) -> Iterator[tuple[str, str]]:
         """Maps values to the buffers of this submodule that they update."""

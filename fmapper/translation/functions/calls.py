@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.programs.program import Call, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation import naming
-from fmapper.translation.code import Value, attribute, expr, name
+from fmapper.translation.code import Value, attribute, expr, name, text
 from fmapper.translation.functions.forms import (
     Argument,
     Body,
@@ -38,6 +38,7 @@ class Calls:
     _writer: BodyWriter
     _arguments: tuple[Argument, ...]
     _body: Body
+    _carried: list[tuple[Any, str]]
     _env: dict[str, Value]
     _left: Counter[str]
     _names: naming.Names
@@ -162,23 +163,30 @@ class Calls:
                 if isinstance(one, Ref) and one.name in new:
                     self._bind(one.name, expr("{0}[{1}]", name(variable), i))
             return
-        if is_flat(returns) or (isinstance(returns, tuple) and len(hinted) == len(returns) > 1):
+        is_carried = isinstance(returns, tuple) and any(map(self._carried_as, returns))
+        is_hinted = isinstance(returns, tuple) and len(hinted) == len(returns) > 1
+        if is_flat(returns) or is_hinted or is_carried:
             targets = []
             bound: dict[str, str] = {}
             counted: dict[str, str] = {}
             held: list[tuple[Any, str]] = []  # structures, with the variables that hold them
             for i, one in enumerate(returns):
                 fresh = isinstance(one, Ref) and one.name in new and one.name not in self._env
+                fresh = fresh and one.name not in bound  # it may be there twice
                 if fresh and self._left[one.name]:
                     wanted = hinted[i] if len(hinted) == len(returns) else ""
                     target = self._new_name(one.name, wanted)
                     targets.append(target)
                     self._names.holds[target] = one.name
                     bound[one.name] = target
+                elif (carried := self._carried_as(one)) and carried not in targets:
+                    targets.append(carried)
+                    held.append((one, carried))
                 elif isinstance(one, tuple | Mapping) and any(
                     self._left[v] and v not in self._env for v in refs_in((one,))
                 ):
-                    targets.append(self._new_name(f"{unit.name} {i}", hinted[i]))
+                    wanted = hinted[i] if len(hinted) == len(returns) else "outputs"
+                    targets.append(self._new_name(f"{unit.name} {i}", wanted.strip("_")))
                     held.append((one, targets[-1]))
                 elif isinstance(one, Size) and len(hinted) == len(returns) and hinted[i] != "_":
                     targets.append(self._names.choose(hinted[i], set()))
@@ -199,6 +207,11 @@ class Calls:
         self._emit((variable,), node)
         self._hold(returns, variable, unit.name, new)
 
+    def _carried_as(self, structure: Any) -> str:
+        """Returns the variable in which a loop carries a tuple on; empty for others."""
+        is_tuple = isinstance(structure, tuple)
+        return next((v for one, v in self._carried if is_tuple and one == structure), "")
+
     def _bind_items(self, structure: Any, parameter: str) -> None:
         """Binds what is in a structure to the items of the parameter, which stays."""
         self._left[f"parameter {parameter}"] = 10**6
@@ -208,6 +221,7 @@ class Calls:
 
     def _hold(self, structure: Any, variable: str, held: str, new: list[str]) -> None:
         """Binds what is in a structure that a variable holds."""
+        self._wholes = [one for one in self._wholes if text(one[1]) != variable]
         self._names.holds[variable] = held
         self._left[held] = 10**6  # it stays
         for path, value in places(structure):

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Graph, refs_in
+from fmapper.programs.program import Call, Graph, map_arguments, refs_in, substitute
 from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import Value, expr, literal, name, text
 from fmapper.translation.functions.forms import Body, Statement, mentions
 from fmapper.translation.guards.sizes import Sizes
+from fmapper.translation.scans.steps import Carried, carried_by, units_in
 from fmapper.translation.units import Structure, Unit, free_in, refs_of
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
+    from fmapper.translation.functions.bodies import BodyWriter
 
 _HOLD = 10**6
 
@@ -42,12 +44,19 @@ class Flow:
     _sizes: Sizes
     _argument: Callable[[Any], Any]
     _bind: Callable[[str, ast.expr], None]
+    _carried: list[tuple[Any, str]]  # tuples that a loop carries on -> the variables that have them
     _call: Callable[[Call], None]
+    _child: Callable[[Unit], None]
     _define: Callable[[str, ast.expr, str, str], None]
     _emit: Callable[..., None]
     _line: Callable[[str], str]
     _may_rename: bool
+    _hold: Callable[[Any, str, str, list[str]], None]
+    _is_free: Callable[[str], bool]
     _new_name: Callable[..., str]
+    _print_structure: Callable[[Any], ast.expr]
+    _writer: BodyWriter
+    _passed: dict[int, set[str]]
     _picks: Callable[[Call], list[Call]]
     _reassign: Callable[[Iterable[str]], None]
 
@@ -70,7 +79,8 @@ class Flow:
             statement.origin = self._line(call.source)
         for symbol in self._sizes.asked - before:
             self._sizes.asked[symbol] += 1  # a variable of its own: others change in the rounds
-        for value in self._stays(call):
+        passed = [v for unit in units_in([call]) for v in self._passed.get(id(unit), ())]
+        for value in [*self._stays(call), *passed]:
             self._left[value] -= 1
 
     # --- loops --------------------------------------------------------------------------------
@@ -79,7 +89,8 @@ class Flow:
         body, carry, xs = call.args
         count = len(carry)
         picks = self._results_of(call)
-        state = self._begin(body, body.inputs[:count], carry, body.outputs[:count], picks)
+        carried = carried_by(call, self._writer._forms, self._left)
+        state = self._begin(body, carried, carry, picks)
         arrays = [self._code(one) for one in xs]
         lists = {}
         for i, value in enumerate(body.outputs[count:]):
@@ -91,29 +102,25 @@ class Flow:
                 self._emit((lists[i],), literal([]))
         header = self._header(call, body, body.inputs[count:], arrays)
         with_block = self._open()
+        for i, value in enumerate(body.outputs[count:]):
+            if i not in lists:
+                self._pass_by(value)
         self._run(body)
-        produced = [(lists[i], self._code(value)) for i, value in self._outputs(body, count, lists)]
+        produced = [(target, self._code(body.outputs[count + i])) for i, target in lists.items()]
         for target, node in produced:
             self._body.statements.append(Statement((), expr("{0}.append({1})", name(target), node)))
-        self._advance(state, body.inputs, body.outputs[:count])
+        self._advance(state, carried)
         self._close(header, with_block)
-        self._end(call, state, picks)
+        self._end(state, carried, picks)
+        dims = call.kwargs.get("dims", ())
         for i, target in lists.items():
             pick = picks[count + i]
             rows = name(target)
             if call.kwargs["reverse"]:
                 rows = expr("{0}[::-1]", rows)
             self._left[f"{pick.name} rows"] = 0
-            self._define(pick.name, self._dialect.stack(rows), call.source, "torch::stack")
-
-    def _outputs(self, body: Graph, count: int, lists: dict[int, str]) -> list[tuple[int, Any]]:
-        found = []
-        for i, value in enumerate(body.outputs[count:]):
-            if i in lists:
-                found.append((i, value))
-            else:
-                self._pass_by(value)
-        return found
+            stacked = self._dialect.stack(rows, dims[i] if dims else 0)
+            self._define(pick.name, stacked, call.source, "torch::stack")
 
     def _header(self, call: Call, body: Graph, rows: Sequence[str], arrays: list[ast.expr]) -> str:
         """Returns the header of a loop over rows, and defines its variables."""
@@ -125,8 +132,11 @@ class Flow:
             return f"for _ in range({text(number)})"
         targets = []
         for i in wanted:
-            targets.append(self._fresh(rows[i], self._hints.get(rows[i], "row")))
-        parts = [self._dialect.rows(arrays[i], reverse=reverse) for i in wanted]
+            array = arrays[i]
+            usual = f"{array.id}_t" if isinstance(array, ast.Name) else "row"
+            targets.append(self._fresh(rows[i], self._hints.get(rows[i], usual)))
+        dims = call.kwargs.get("rows") or (0,) * len(rows)
+        parts = [self._dialect.rows(arrays[i], dims[i], reverse=reverse) for i in wanted]
         code = text(parts[0]) if len(parts) == 1 else f"zip({', '.join(map(text, parts))})"
         self._reassign(targets)
         for i, target in zip(wanted, targets, strict=True):
@@ -136,7 +146,9 @@ class Flow:
     def _while(self, call: Call) -> None:
         condition, body, carry = call.args
         picks = self._results_of(call)
-        state = self._begin(body, body.inputs, carry, body.outputs, picks)
+        values = zip(body.inputs, body.outputs, strict=True)
+        carried = [Carried(Ref(inner), after, (i,)) for i, (inner, after) in enumerate(values)]
+        state = self._begin(body, carried, carry, picks)
         for target, inner in zip(state, condition.inputs, strict=True):
             self._left[inner] += 1  # the rest of a round needs it, too
             self._names.holds[target] = inner
@@ -154,22 +166,29 @@ class Flow:
             self._names.holds[target] = own
             self._bind(own, name(target))
         self._run(body)
-        self._advance(state, body.inputs, body.outputs)
+        self._advance(state, carried)
         self._close(header, block)
-        self._end(call, state, picks)
+        self._end(state, carried, picks)
 
     def _begin(
-        self, body: Graph, inputs: Sequence[str], carry: Sequence[Any], outputs: Sequence[Any],
-        picks: dict[int, Call],
-    ) -> list[str]:  # fmt: skip
+        self, body: Graph, carried: Sequence[Carried], carry: Sequence[Any], picks: dict[int, Call]
+    ) -> list[str]:
         """Writes the initial values of a loop's variables; returns those."""
-        nodes = [self._code(one) for one in carry]
-        state = []
-        for i, (inner, output) in enumerate(zip(inputs, outputs, strict=True)):
-            wanted = self._hints.get(inner) or (
-                self._hints.get(picks[i].name) if i in picks else ""
-            )
-            state.append(self._fresh(inner, wanted or self._own_name(output, body) or "carry"))
+        first = dict(zip(body.inputs, carry, strict=False))
+        nodes = [self._first(one, first) for one in carried]
+        state: list[str] = []
+        for one, node in zip(carried, nodes, strict=True):
+            inner, at = _held_by(one), one.at[0]
+            others = [other for other in nodes if other is not node]
+            others += map(name, state)
+            if isinstance(node, ast.Name) and self._may_carry(node.id, others):
+                state.append(node.id)
+                self._names.holds[node.id] = inner
+            else:
+                hinted = self._hints.get(picks[at].name) if at in picks and not one.name else ""
+                wanted = one.name or self._hints.get(inner) or hinted
+                wanted = wanted or self._own_name(one.gives, body) or "carry"
+                state.append(self._fresh(inner, wanted))
             self._left[inner] += _HOLD
         pairs = [(t, node) for t, node in zip(state, nodes, strict=True) if text(node) != t]
         if any(mentions(node, target) for target, _ in pairs for _, node in pairs):
@@ -177,20 +196,37 @@ class Flow:
         else:
             for target, node in pairs:
                 self._emit((target,), node)
-        for target, inner, output in zip(state, inputs, outputs, strict=True):
+        for target, one in zip(state, carried, strict=True):
+            if one.name:
+                self._hold(one.given, target, _held_by(one), [*refs_in((one.given,))])
+                self._carried.append((one.gives, target))
+                continue
+            inner = _held_by(one)
             self._bind(inner, name(target))
-            if output != Ref(inner):
+            if one.gives != Ref(inner):
                 self._left[inner] -= _HOLD
-                if isinstance(output, Ref):
-                    self._next[output.name] = target
+                if isinstance(one.gives, Ref):
+                    self._next[one.gives.name] = target
         return state
 
-    def _advance(self, state: list[str], inputs: Sequence[str], outputs: Sequence[Any]) -> None:
+    def _first(self, one: Carried, first: Mapping[str, Any]) -> ast.expr:
+        """Returns the code for what a variable of a loop has before it."""
+        if not one.name:
+            return self._code(first[_held_by(one)])
+        return self._print_structure(map_arguments(one.given, lambda ref: first[ref.name]))
+
+    def _may_carry(self, variable: str, others: Sequence[ast.expr]) -> bool:
+        """Returns whether a loop may go on with a variable, which nobody else needs."""
+        if variable not in self._names.holds or any(mentions(one, variable) for one in others):
+            return False
+        return self._is_free(variable)
+
+    def _advance(self, state: list[str], carried: Sequence[Carried]) -> None:
         """Writes the end of an iteration: the next values of a loop's variables."""
         pairs = []
-        for target, inner, output in zip(state, inputs, outputs, strict=False):
-            node = self._code(output)
-            if output != Ref(inner) and text(node) != target:
+        for target, one in zip(state, carried, strict=False):
+            node = self._print_structure(one.gives) if one.name else self._code(one.gives)
+            if one.gives != one.given and text(node) != target:
                 pairs.append((target, node))
         self._assign(pairs)
 
@@ -202,13 +238,22 @@ class Flow:
             targets = tuple(target for target, _ in pairs)
             self._emit(targets, node)
 
-    def _end(self, call: Call, state: list[str], picks: dict[int, Call]) -> None:
-        for i, target in enumerate(state):
+    def _end(self, state: list[str], carried: Sequence[Carried], picks: dict[int, Call]) -> None:
+        for target, one in zip(state, carried, strict=True):
+            if one.name:
+                known = {
+                    value: Ref(picks[at].name) if at in picks else None
+                    for value, at in zip(refs_in((one.given,)), one.at, strict=True)
+                }
+                after = substitute(one.given, known)
+                self._hold(after, target, _held_by(one), [*refs_in((after,))])
+                continue
             self._left[self._names.holds[target]] = 0
-            if i in picks:
-                self._names.holds[target] = picks[i].name
-                self._bind(picks[i].name, name(target))
-                self._hints.setdefault(picks[i].name, target)
+            if one.at[0] in picks:
+                pick = picks[one.at[0]].name
+                self._names.holds[target] = pick
+                self._bind(pick, name(target))
+                self._hints.setdefault(pick, target)
 
     # --- branches -----------------------------------------------------------------------------
 
@@ -275,9 +320,12 @@ class Flow:
         self._body.statements.append(Statement((), literal(None), ((header, block),)))
 
     def _run(self, graph: Graph) -> None:
-        for inner in graph.calls:
-            if inner.name not in self._structure.sizes:
-                self._call(inner)
+        step: Call | Unit
+        for step in graph.calls:
+            if isinstance(step, Unit):
+                self._child(step)
+            elif step.name not in self._structure.sizes:
+                self._call(step)
 
     def _code(self, value: Any) -> ast.expr:
         return literal(self._argument(value))
@@ -300,9 +348,10 @@ class Flow:
         if value.name in self._hints:
             return self._hints[value.name]
         maker = next((one for one in graph.calls if one.name == value.name), None)
-        if maker is None:
+        if not isinstance(maker, Call):
             return ""
-        users = [one for one in graph.calls if value.name in refs_of(one)]
+        calls = [one for one in graph.calls if isinstance(one, Call)]
+        users = [one for one in calls if value.name in refs_of(one)]
         line = self._line(maker.source)
         if any(self._line(one.source) == line for one in users):
             return ""
@@ -311,4 +360,11 @@ class Flow:
 
     def _rows_name(self, value: Any, graph: Graph) -> str:
         own = self._own_name(value, graph)
+        if own.endswith("s"):
+            return f"all_{own}"
         return f"{own}s" if own else "ys"
+
+
+def _held_by(one: Carried) -> str:
+    """Returns the value, or what stands for the values, that a variable of a loop holds."""
+    return f"carried {one.given}" if one.name else str(one.given.name)

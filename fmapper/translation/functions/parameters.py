@@ -98,7 +98,15 @@ class Parameters:
         is_fixed = isinstance(structure, _FIXED) and (
             not isinstance(structure, float) or structure - structure == 0
         )
-        return "fixed" if is_fixed and not is_varying else ""
+        by_keyword = [*unit.part.arguments][unit.part.positional :]
+        is_option = self.is_of_library(unit) and key in by_keyword
+        return "fixed" if is_fixed and not is_varying and not is_option else ""
+
+    def is_of_library(self, unit: Unit) -> bool:
+        """Returns whether the class of a part is of another package than the model's."""
+        types = self._structure.program.types
+        packages = {types.get(path, "").partition(".")[0] for path in ("", unit.path)}
+        return unit.parent is not None and len(packages) > 1
 
     def _size_parameter(
         self, arguments: tuple[Argument, ...], symbol: str, known: Collection[str]

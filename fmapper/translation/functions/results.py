@@ -1,12 +1,12 @@
-"""The structure of what a program gives, with the objects in it as records of the file."""
+"""What a program and its parts give: the structure, with objects as records of the file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fmapper.programs.program import Program
+from fmapper.programs.program import Call, Graph, Part, Program, refs_in
 from fmapper.programs.treespec import TreeSpec
 from fmapper.translation.code import identifier
 from fmapper.translation.functions.forms import Made, kind_of_field
@@ -46,3 +46,30 @@ def _unflatten(spec: TreeSpec, leaves: Iterator[Any], records: Records) -> Any:
         cls = identifier(cls, records)
     records[cls] = fields
     return Made(cls, dict(zip(keys, children, strict=True)))
+
+
+def with_results(
+    graph: Graph, parts: Sequence[Part], keep: Callable[[Call], bool] = lambda call: False
+) -> Graph:
+    """Removes dead calls, but keeps every result of a part of which any result is used.
+
+    A part that is called alone returns them all.
+
+    Args:
+        graph: The graph.
+        parts: The calls of submodules in it.
+        keep: Whether a call stays in any case.
+    """
+    results = {part.name: {*refs_in((part.result,))} for part in parts}
+    kept: set[str] = set()
+
+    def stays(call: Call) -> bool:
+        return keep(call) or call.name in kept
+
+    while True:
+        found = graph.without_dead_calls(stays)
+        used = {*refs_in(found.outputs), *(ref for call in found.walk() for ref in call.refs())}
+        new = {name for one in results.values() if one & used for name in one} - kept
+        if not new:
+            return found
+        kept.update(new)

@@ -273,6 +273,7 @@ class Variables:
         later = self._next.get(value, "")
         if later in self._names.holds and self._is_free(later):
             return later
+        wanted = wanted.strip("_") and wanted
         wanted = wanted or self._hints.get(value, "") or naming.fallback(value, op)
         free = {variable for variable in self._names.holds if self._is_free(variable)}
         if wanted in self._names.holds and wanted not in free:

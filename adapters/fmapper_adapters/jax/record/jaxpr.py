@@ -16,12 +16,14 @@ from jax.extend import core
 
 from fmapper import ConversionError, FmapperWarning
 from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
+from fmapper.translation import with_results
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import parts, stacks
 from fmapper_adapters.jax.record.equations import (
     checks,
     collectives,
     custom_derivatives,
+    loops,
     plain,
     primitives,
     sparse,
@@ -156,7 +158,8 @@ class _Body:
             if plain.has_derivatives(plain.kind(var.aval)):
                 self._differentiable.add(name)
         outputs = self._read(jaxpr, env, "", "")
-        return Graph(tuple(names), self._calls, outputs).without_dead_calls(lambda call: False)
+        found = Graph(tuple(names), self._calls, outputs)
+        return with_results(found, [] if self._parts is None else self._parts.parts())
 
     def _read(self, jaxpr: Any, env: dict[Any, Any], path: str, source: str) -> tuple[Any, ...]:
         for eqn in jaxpr.eqns:
@@ -230,6 +233,8 @@ class _Body:
                     return self._read_closed(closed, given, path, source)
 
                 return stacks.unroll(eqn, args, rows, read)
+        if self._parts is not None and loops.calls_parts(eqn, parts.mark.name):
+            return self._read_step(eqn, args, path, source)
         if name in primitives.INLINED:
             closed = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
             return self._read_closed(closed, args, path, source)
@@ -265,6 +270,22 @@ class _Body:
         if raw is not None:  # keys are arrays of words here
             return self._read_closed(raw, args, path, source)
         return self._call(eqn, args, path, source)
+
+    def _read_step(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
+        varies = any(map(self._varies, args))
+
+        def emit(name: str, given: Any, kwargs: Any, kinds: Sequence[Any]) -> Sequence[Any]:
+            at = self._name(name)
+            self._calls.append(Call(at, f"lax::{name}", given, kwargs, path, source, (*kinds,)))
+            if varies:
+                self._differentiable.add(at)
+            return tuple(self._item(at, i, kind, path, source) for i, kind in enumerate(kinds))
+
+        def read(closed: Any, given: list[Any]) -> Sequence[Any]:
+            return self._read_closed(closed, given, path, source)
+
+        length = self._plain(eqn.params["length"], [])
+        return loops.read_step(eqn, args, stacks.operands(eqn), length, emit, read)
 
     def _read_check(
         self, check: checks.Check, eqn: Any, args: list[Any], path: str, source: str
@@ -387,7 +408,7 @@ class _Body:
             return [*cond, *args[:split], *body, *args[split:]], {**kwargs, **counts}
         if name == "cond":
             every = [a for branch in kwargs["branches"] for a in arrays[id(branch)]]
-            branches = _with_all(kwargs["branches"], [len(given) for _, given in held])
+            branches = loops.with_all(kwargs["branches"], [len(given) for _, given in held])
             return [args[0], *every, *args[1:]], {**kwargs, "branches": branches}
         raise ConversionError(f"{name}: an inner function captures arrays; pass them as arguments")
 
@@ -442,23 +463,6 @@ def _counts(eqn: Any) -> dict[str, int]:
     if eqn.primitive.name != "scan":
         return {}
     return dict(zip(("num_consts", "num_carry"), stacks.operands(eqn), strict=True))
-
-
-def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
-    """Gives every branch the arrays of all, of which each uses its own."""
-    found = []
-    for own, branch in enumerate(branches):
-        names: list[str] = []
-        kinds: list[Any] = []
-        for other, count in enumerate(counts):
-            part = branches[other]
-            held = part.inputs[:count]
-            names += held if other == own else [f"{name}_of_{other}" for name in held]
-            kinds += part.kinds[:count]
-        count = counts[own]
-        inputs = (*names, *branch.inputs[count:])
-        found.append(Graph(inputs, branch.calls, branch.outputs, (*kinds, *branch.kinds[count:])))
-    return tuple(found)
 
 
 def _cpu(platforms: Any) -> int:

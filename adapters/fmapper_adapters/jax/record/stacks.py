@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from fmapper.programs import Graph, Input, Program, Ref, refs_in
 from fmapper_adapters.jax.record import parts
+from fmapper_adapters.jax.record.equations import loops
 
 _MOST = 256  # rows
 
@@ -129,7 +129,7 @@ def _marks(jaxpr: Any) -> list[int]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == parts.mark.name:
             found.append(eqn.params["part"])
-        for inner in _inner(eqn):
+        for inner in loops.inner_of(eqn):
             found += _marks(inner)
     return found
 
@@ -149,13 +149,6 @@ def _with_paths(arrays: Sequence[str], called: Iterable[Sequence[str]]) -> list[
                 found.append(f"{path}.")
                 left -= whole
     return [*found, *(one for one in arrays if one in left)]
-
-
-def _inner(eqn: Any) -> list[Any]:
-    """Returns the jaxprs that an equation runs."""
-    several = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
-    found = [getattr(one, "jaxpr", one) for values in several for one in values]
-    return [one for one in found if isinstance(one, core.Jaxpr)]
 
 
 def _common_path(names: Sequence[str]) -> str:

@@ -185,13 +185,14 @@ class JaxDialect(Dialect):
         """
         raise ConversionError(f"{ast.unparse(node)} changes in a call, which is not possible there")
 
-    def stack(self, node: ast.expr) -> ast.expr:
+    def stack(self, node: ast.expr, dim: int) -> ast.expr:
         """Returns `jnp.stack(ys)`."""
-        return expr("jnp.stack({0})", node)
+        return expr("jnp.stack({0}, {1})", node, dim) if dim else expr("jnp.stack({0})", node)
 
-    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
-        """Returns the array itself, or reversed along its first dimension."""
-        return expr("jnp.flip({0}, 0)", node) if reverse else node
+    def rows(self, node: ast.expr, dim: int, *, reverse: bool) -> ast.expr:
+        """Returns the array itself, with a dimension in front, or reversed along that."""
+        rows = expr("jnp.moveaxis({0}, {1}, 0)", node, dim) if dim else node
+        return expr("jnp.flip({0}, 0)", rows) if reverse else rows
 
     def constant(self, array: Any) -> ast.expr:
         """Returns the code for an array: a computation, its elements, or its bytes."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from fmapper.programs import Call, Graph, Output, Part, Program, Ref, refs_in, substitute
+from fmapper.translation import with_results
 from fmapper_adapters.torch.from_fx.conditions import with_plain_conditions
 from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.static_sizes import PADDED
@@ -55,7 +56,7 @@ def with_parts(program: Program, run: order.Pass) -> Program:
         done.graph.outputs[:count],
         done.graph.kinds,
     )
-    done.graph = _with_results(done.graph, done.parts)
+    done.graph = with_results(done.graph, done.parts, lambda call: call.op.startswith(_EFFECTS))
     done.outputs = done.outputs[:count]
     return with_plain_conditions(done)
 
@@ -79,26 +80,6 @@ def _rows_made(program: Program) -> set[str]:
 
 
 _UNKNOWN = re.compile(r"\bu\d+")
-
-
-def _with_results(graph: Graph, parts: Sequence[Part]) -> Graph:
-    """Removes dead calls, but keeps every result of a part of which any result is used.
-
-    A part that is called alone returns them all.
-    """
-    results = {part.name: {*refs_in((part.result,))} for part in parts}
-    kept: set[str] = set()
-
-    def stays(call: Call) -> bool:
-        return call.op.startswith(_EFFECTS) or call.name in kept
-
-    while True:
-        found = graph.without_dead_calls(stays)
-        used = {*refs_in(found.outputs), *(ref for call in found.walk() for ref in call.refs())}
-        new = {name for one in results.values() if one & used for name in one} - kept
-        if not new:
-            return found
-        kept |= new
 
 
 def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], dict[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -198,25 +200,26 @@ class Look:
         division = self.call(self.origin(value)[0], "div", "mul")
         if division is None:
             return None
-        count = self.number(division.args[1])
+        count = self._count(division.args[1])
         total = self.call(self.origin(division.args[0])[0], "reduce_sum")
         if count is None or total is None:
             return None
         full, axes = self.shape(total.args[0]), tuple(sorted(total.kwargs["axes"]))
         sizes = [full[i] for i in axes]
-        if not all(isinstance(n, int) for n in sizes) or not sizes:
-            return None
-        product = 1
-        for n in sizes:
-            product *= n
-        if division.op == "lax::mul":
-            return None
-        if count != product:
+        if not sizes or division.op == "lax::mul" or count != _product(sizes):
             return None
         for one in (value, division.args[0]):
             if self.unreduce(one, full, axes) is None:
                 return None
         return total.args[0], axes
+
+    def _count(self, value: Any) -> Any | None:
+        """Returns the number that fills a value, or the factors of the size that does."""
+        call = self.call(value, "convert_element_type")
+        size = None if call is None else self.call(call.args[0], "dim_as_value")
+        if size is None:
+            return self.number(value)
+        return _product([str(size.kwargs["dim"].expression)])
 
     def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
         """Returns whether a value is the variance of x over dimensions, in any of its forms."""
@@ -246,3 +249,18 @@ class Look:
         if difference is None or difference.args[0] != x:
             return False
         return self.mean_of(difference.args[1]) == (x, axes)
+
+
+def _product(sizes: Sequence[int | str]) -> Any:
+    """Returns a product of sizes: a number; with the factors that vary, if there are any.
+
+    Examples:
+        >>> _product([2, "4*s1", "s0"]), _product([2, 3])
+        ((8, ['s0', 's1']), 6)
+    """
+    factors: list[str] = []
+    for size in map(str, sizes):
+        factors += size.split("*") if re.fullmatch(r"[\w*]+", size) else [size]
+    number = math.prod(int(one) for one in factors if one.isdigit())
+    varying = sorted(one for one in factors if not one.isdigit())
+    return (number, varying) if varying else number

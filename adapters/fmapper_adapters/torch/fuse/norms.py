@@ -1,4 +1,4 @@
-"""Normalisation: layer norm, RMS norm, and batch norm with given statistics."""
+"""Layer norms and their like, and means."""
 
 from __future__ import annotations
 
@@ -146,3 +146,24 @@ def _given_statistics(
                     shape=shape, dtype=dtype,
                 )  # fmt: skip
     return None
+
+
+def find_mean(rewriter: Any, call: Call) -> Any | None:
+    """Recognises a sum divided by the number of its terms."""
+    if call.op != "lax::div" or call.result[0][0] not in ("float32", "float64"):
+        return None  # sums of float16 overflow in JAX
+    look = rewriter.look
+    found = look.mean_of(Ref(call.name))
+    if found is None:
+        return None
+    x, axes = found
+    dtype, shape = call.result[0]
+    full = look.shape(x)
+    kept = tuple(1 if i in axes else n for i, n in enumerate(full))
+    if tuple(shape) == kept and kept != full:
+        keep = True
+    elif tuple(shape) == tuple(n for i, n in enumerate(full) if i not in axes):
+        keep = False
+    else:
+        return None
+    return rewriter.call("torch::mean", x, axes=axes, keep=keep, shape=shape, dtype=dtype)

@@ -13,11 +13,11 @@ from fmapper_adapters.torch.fuse import (
     attention,
     broadcasts,
     dense,
-    means,
     moves,
     norms,
     softmax,
     uniform,
+    windows,
 )
 from fmapper_adapters.torch.fuse.fold import fold
 from fmapper_adapters.torch.fuse.graph_index import Look
@@ -122,11 +122,12 @@ def simplify(
 # In this order: attention is made of softmax, a layer norm has means in it.
 _RECOGNISERS = (
     uniform.find,
+    windows.find,
     activations.find,
     softmax.find,
     attention.find,
     norms.find,
-    means.find,
+    norms.find_mean,
     dense.turn,
     dense.absorb,
     dense.find,

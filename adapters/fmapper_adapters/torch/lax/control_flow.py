@@ -72,6 +72,18 @@ def scan(
     )
 
 
+@lax("loop_begin", takes_avals=True)
+def loop_begin(carry: Any, xs: Any, *, length: Any, reverse: bool, avals: Avals) -> Any:
+    """Begins the steps of a loop in a program that is to be written as a file."""
+    return _unpack(control_flow.loop_begin, avals, carry, xs, length=length, reverse=reverse)
+
+
+@lax("loop_end", takes_avals=True)
+def loop_end(given: Any, carry: Any, ys: Any, *, length: Any, reverse: bool, avals: Avals) -> Any:
+    """Ends the steps of a loop in a program that is to be written as a file."""
+    return _unpack(control_flow.loop_end, avals, given, carry, ys, length=length, reverse=reverse)
+
+
 @lax("while", takes_avals=True)
 def while_loop(
     *operands: Any,

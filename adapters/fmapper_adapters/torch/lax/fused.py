@@ -31,6 +31,16 @@ def mean(x: Any, *, axes: tuple[int, ...], keep: bool) -> Any:
     return torch.mean(x, axes, keepdim=True) if keep else torch.mean(x, axes)
 
 
+@lowering("torch::window")
+def window(x: Any, *, window: tuple[Any, ...]) -> Any:
+    index = [slice(one[0] or None, one[1]) if isinstance(one, tuple) else one for one in window]
+    while index and index[-1] == slice(None):
+        index.pop()
+    if not index:
+        return x
+    return x[index[0] if len(index) == 1 else tuple(index)]
+
+
 @lowering("torch::layer_norm")
 def layer_norm(x: Any, scale: Any, bias: Any, *, eps: float, count: int) -> Any:
     return F.layer_norm(x, x.shape[-count:], scale, bias, eps)

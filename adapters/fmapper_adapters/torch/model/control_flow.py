@@ -72,6 +72,27 @@ def scan(
 
 
 @_control_flow
+def loop_begin(
+    carry: Sequence[Tensor], xs: Sequence[Tensor], *, length: int, reverse: bool
+) -> tuple[Tensor, ...]:
+    """Marks where a loop begins whose steps are beside what is around it. It does not run."""
+    raise NotImplementedError("the steps of a loop are written to files only")
+
+
+@_control_flow
+def loop_end(
+    given: Sequence[Tensor],
+    carry: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    *,
+    length: int,
+    reverse: bool,
+) -> tuple[Tensor, ...]:
+    """Marks where a loop ends, as `loop_begin` marks its beginning."""
+    raise NotImplementedError("the steps of a loop are written to files only")
+
+
+@_control_flow
 def lstm(
     body: Body,
     constants: Sequence[Tensor],

@@ -183,13 +183,16 @@ class TorchDialect(Dialect):
         """Returns the code that writes into a buffer."""
         return Statement((), expr("{0}.copy_({1}.detach())", node, value))
 
-    def stack(self, node: ast.expr) -> ast.expr:
-        """Returns `torch.stack(ys)`."""
-        return expr("torch.stack({0})", node)
+    def stack(self, node: ast.expr, dim: int) -> ast.expr:
+        """Returns `torch.stack(ys, 1)`."""
+        return expr("torch.stack({0}, {1})", node, dim) if dim else expr("torch.stack({0})", node)
 
-    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
-        """Returns the array itself, or reversed along its first dimension."""
-        return expr("{0}.flip(0)", node) if reverse else node
+    def rows(self, node: ast.expr, dim: int, *, reverse: bool) -> ast.expr:
+        """Returns the array itself, or `x.unbind(1)`."""
+        if not dim:
+            return expr("{0}.flip(0)", node) if reverse else node
+        rows = expr("{0}.unbind({1})", node, dim)
+        return expr("reversed({0})", rows) if reverse else rows
 
     def parameter(self, array: Any) -> ast.expr:
         """Returns an `nn.Parameter`, with the values where they are all the same."""

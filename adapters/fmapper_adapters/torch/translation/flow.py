@@ -10,12 +10,13 @@ from fmapper import ConversionError
 from fmapper.programs import Call, Graph, Ref, map_arguments
 from fmapper_adapters.torch.model import control_flow
 
+_ENDS = {control_flow.loop_begin: "flow::begin", control_flow.loop_end: "flow::end"}
 _SCANS = (control_flow.scan, control_flow.lstm, control_flow.gru)
 
 
 def is_flow(target: Any) -> bool:
     """Returns whether a function runs a loop or branches that can be written."""
-    return target in (*_SCANS, control_flow.while_loop, control_flow.switch)
+    return target in (*_SCANS, *_ENDS, control_flow.while_loop, control_flow.switch)
 
 
 def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call:
@@ -29,6 +30,8 @@ def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph])
     Raises:
         ConversionError: It is a loop for each element alone.
     """
+    if node.target in _ENDS:
+        return Call("", _ENDS[node.target], plain(tuple(node.args)), plain(dict(node.kwargs)))
     if node.target in _SCANS:
         constants, carry, xs = plain(tuple(node.args[1:]))
         kwargs = {"length": plain(node.kwargs["length"]), "reverse": node.kwargs["reverse"]}

@@ -216,7 +216,8 @@ def _full(p: Printing, shape: Any, value: Any, **kwargs: Any) -> ast.expr:
     if shape == ():
         return _call(expr("torch.tensor"), (value,), kwargs)
     if isinstance(value, int | float) and value in (0, 1) and not isinstance(value, bool):
-        return _call(expr("torch.ones" if value else "torch.zeros"), (shape,), kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if (k, v) != ("dtype", DType("float32"))}
+        return _call(expr("torch.ones" if value else "torch.zeros"), shape, kwargs)
     return _call(expr("torch.full"), (shape, value), kwargs)
 
 
@@ -232,6 +233,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operator.getitem": _getitem,
+    "operator.abs": lambda p, x: expr("abs({0})", code(x)),
     "torch.narrow": _narrow,
     "torch.select": _select,
     "F.threshold": _threshold,

@@ -22,6 +22,7 @@ from fmapper_adapters.torch.model import emit
 from fmapper_adapters.torch.model.compiled import without_logs
 from fmapper_adapters.torch.translation import flow, names, tidy
 
+_FEW = 3  # calls of a part without arrays, which becomes its caller's
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
 
 
@@ -156,11 +157,15 @@ class _Restated:
         if "device" not in call.kwargs:
             return call
         kwargs = {key: value for key, value in call.kwargs.items() if key != "device"}
-        part = next((one for one in program.parts if one.name == call.module), None)
         arrays = {name for node, name in self.names.items()
                   if isinstance(node.meta.get("val"), torch.Tensor)}  # fmt: skip
-        given = refs_in((part.arguments,)) if part is not None else ()
-        first = next((name for name in given if name in arrays), None)
+        parts = {one.name: one for one in program.parts}
+        part = parts.get(call.module)
+        first = None
+        while part is not None and first is None:
+            first = next((name for name in refs_in((part.arguments,)) if name in arrays), None)
+            is_small = sum(one.module == part.name for one in program.graph.calls) <= _FEW
+            part = parts.get(part.parent) if part.name and is_small else None
         if first is not None:
             kwargs["device"] = Ref(first)
         return dataclasses.replace(call, kwargs=kwargs)

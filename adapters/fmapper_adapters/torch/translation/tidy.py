@@ -14,6 +14,9 @@ from torch import fx
 
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
+from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
+from fmapper_adapters.torch.translation.gates import split_products
+from fmapper_adapters.torch.translation.loops import write_dimensions, write_fills
 
 _BINARY = {
     *(getattr(operator, name) for name in (
@@ -48,9 +51,12 @@ def tidy(graph: Any) -> None:
     _write_slices(graph)
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
+    split_products(graph)
     _turn_products(graph)
     fx_passes.compose_permutations(graph, across=False)
+    write_fills(graph)
     _share(graph)
+    write_dimensions(graph)
     graph.eliminate_dead_code(fx_passes.is_kept)
 
 
@@ -424,14 +430,17 @@ def _turn_products(graph: Any) -> None:
 def _share(graph: Any) -> None:
     """Computes once what a submodule computes several times from the same values."""
     seen: dict[Any, Any] = {}
+    loops: tuple[Any, ...] = ()  # those that a node is in: what they compute is theirs
     for node in list(graph.nodes):
+        loops = loops[: -1 if node.target is loop_end else None]
+        loops = (*loops, node) if node.target is loop_begin else loops
         if node.op not in ("call_function", "call_method") or fx_passes.draws(node):
             continue
         if fx_passes.is_kept(node) or getattr(node.target, "is_control_flow", False):
             continue
         place = node.meta.get("place", ("", ""))[0]
         key = (
-            place,
+            (place, loops),
             node.op,
             node.target,
             fx_passes._freeze(node.args),

@@ -1,0 +1,104 @@
+"""Slices of arrays whose sizes vary, which JAX gathers: `x[:, 0]`, `x[:, :-1]`, `x[:, -1]`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fmapper.programs import Call, Size
+
+_AT_LEAST = re.compile(r"max\(0, (\w+ - \d+)\)")
+_AT_MOST = re.compile(r"min\((\w+), (\d+)\)")
+_LINEAR = re.compile(r"(\w*[A-Za-z_]\w*)(?: ([+-]) (\d+))?")
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """Recognises a gather of one window at a place that sizes and numbers say."""
+    if call.op != "lax::gather" or call.kwargs["mode"] != "promise_in_bounds":
+        return None
+    look, numbers = rewriter.look, call.kwargs["dimension_numbers"]
+    x, indices = call.args
+    full, widths = look.shape(x), call.kwargs["slice_sizes"]
+    shape = call.result[0][1]
+    if numbers["operand_batching_dims"] or len(look.shape(indices)) != 1:
+        return None
+    if tuple(numbers["offset_dims"]) != tuple(range(len(shape))) or not full:
+        return None
+    parts = [indices]
+    joined = look.call(indices, "concatenate")
+    if joined is not None and all(look.shape(one) == (1,) for one in joined.args):
+        parts = list(joined.args)
+    starts = dict(zip(numbers["start_index_map"], parts, strict=False))
+    if len(parts) != len(numbers["start_index_map"]):
+        return None
+    window: list[Any] = []
+    for dim, (size, width) in enumerate(zip(full, widths, strict=True)):
+        start = _start(look, starts[dim]) if dim in starts else 0
+        one = None if start is None else _item(start, _plain(width), size)
+        if one is None:
+            return None
+        window.append(one[0] if dim in numbers["collapsed_slice_dims"] else one)
+    return rewriter.call("torch::window", x, window=tuple(window), shape=shape,
+                         dtype=call.result[0][0])  # fmt: skip
+
+
+def _start(look: Any, value: Any) -> int | str | None:
+    """Returns the number or size that an index is; None for others."""
+    number = look.number(value)
+    if number is not None:
+        return int(number)
+    call = look.call(value, "broadcast_in_dim", "reshape", "convert_element_type")
+    while call is not None:
+        value = call.args[0]
+        call = look.call(value, "broadcast_in_dim", "reshape", "convert_element_type")
+    size = look.call(value, "dim_as_value")
+    return None if size is None else str(size.kwargs["dim"].expression)
+
+
+def _plain(size: Any) -> int | str:
+    return str(size.expression) if isinstance(size, Size) else size
+
+
+def _item(start: int | str, width: int | str, size: int | str) -> tuple[Any, Any] | None:
+    """Returns where a window begins and ends, from the end where it is there.
+
+    Examples:
+        >>> _item("s1 - 1", 1, "s1"), _item(0, "s1 - 1", "s1"), _item(1, "s1 - 1", "s1")
+        ((-1, None), (0, -1), (1, None))
+        >>> _item(1, "max(0, s1 - 2)", "s1"), _item(0, "min(s1, 3)", "s1")
+        ((1, -1), (0, 3))
+    """
+    least, most = _AT_LEAST.fullmatch(str(width)), _AT_MOST.fullmatch(str(width))
+    if least is not None and isinstance(start, int):  # as in Python's slices
+        width = least[1]
+    if most is not None:
+        return (0, int(most[2])) if (start, most[1]) == (0, size) else None
+    begin, length, whole = _linear(start), _linear(width), _linear(size)
+    if begin is None or length is None or whole is None:
+        return None
+    if begin[0] == whole[0] and whole[0]:
+        first = begin[1] - whole[1]  # from the end
+        if first >= 0:
+            return None
+    elif not begin[0] and begin[1] >= 0:
+        first = begin[1]
+    else:
+        return None
+    end = begin[0] or length[0], begin[1] + length[1]
+    if begin[0] and length[0]:
+        return None
+    if end == whole:
+        return first, None
+    if end[0] == whole[0]:
+        return (first, end[1] - whole[1]) if end[1] < whole[1] else None
+    return (first, end[1]) if not end[0] and first >= 0 else None
+
+
+def _linear(size: int | str) -> tuple[str, int] | None:
+    """Returns a size as a symbol, empty for none, and a number that is added to it."""
+    if isinstance(size, int):
+        return "", size
+    found = _LINEAR.fullmatch(size)
+    if found is None:
+        return None
+    return found[1], int(f"{found[2]}{found[3]}") if found[3] else 0

@@ -1,0 +1,164 @@
+"""Cells that loops of JAX call, in files for torch: each is a class with a `forward`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+nn = pytest.importorskip("flax.linen")
+jnp = jax.numpy
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+def normal(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def initialised(module, *args, **kwargs):
+    variables = module.init(jax.random.key(0), *args, **kwargs)
+    noise = jax.random.key(5)
+    return module, jax.tree.map(lambda x: x + jax.random.normal(noise, x.shape) * 0.2, variables)
+
+
+def run(model, *args):
+    return model[0].apply(model[1], *args) if isinstance(model, tuple) else model(*args)
+
+
+def agree(model, *args, others=()):
+    """Asserts that a file gives what its model does, on other sizes, too; returns the file."""
+    source, program, _ = translate(model, "torch", args, {}, "auto")
+    module = types.ModuleType("written_cells")
+    sys.modules["written_cells"] = module
+    exec(compile(source.code, "written_cells.py", "exec"), module.__dict__)
+    net = getattr(module, source.name)()
+    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    for given in (args, *others):
+        tensors = [torch.from_numpy(np.array(x)) for x in given]
+        got, want = jax.tree.leaves(net(*tensors)), jax.tree.leaves(run(model, *given))
+        assert len(got) == len(want) > 0
+        for ours, theirs in zip(got, want, strict=True):
+            np.testing.assert_allclose(ours.detach(), theirs, rtol=1e-5, atol=1e-5)
+    assert source.layers[0] == source.layers[1]  # all parameters are in layers
+    return source.code, net
+
+
+class ScannedLSTM(nn.Module):
+    size: int
+
+    @functools.partial(
+        nn.scan, variable_broadcast="params", in_axes=1, out_axes=1, split_rngs={"params": False}
+    )
+    @nn.compact
+    def __call__(self, carry, x):
+        return nn.OptimizedLSTMCell(self.size)(carry, x)
+
+
+class Tagger(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        zeros = jnp.zeros((x.shape[0], 6))
+        carry, y = ScannedLSTM(6, name="lstm")((zeros, zeros), x)
+        return nn.Dense(3)(y), carry
+
+
+def test_a_cell_that_joins_its_kernels_has_a_layer_for_each_gate():
+    model, x = Tagger(), normal(2, 5, 4)
+    code, net = agree(initialised(model, x), x, others=[(normal(3, 7, 4),)])
+    assert "for x_t in x.unbind(1):\n            carry, " in code
+    assert "i = torch.sigmoid(self.hi(h) + self.ii(inputs))" in code
+    cell = net.lstm.OptimizedLSTMCell_0
+    (c, h), y = cell((torch.zeros(2, 6), torch.zeros(2, 6)), torch.ones(2, 4))
+    assert y is h
+    assert c.shape == (2, 6)
+
+
+def test_a_loop_of_the_library_calls_its_cell():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.RNN(nn.GRUCell(5))(x)
+            return nn.RNN(nn.SimpleCell(6), reverse=True, keep_order=True)(x)[:, -1]
+
+    x = normal(2, 4, 3)
+    code, _ = agree(initialised(Net(), x), x, others=[(normal(4, 6, 3),)])
+    assert "carry, _ = self.GRUCell_0(carry, x_t)" in code
+
+
+def test_both_directions_and_the_states_that_nobody_uses():
+    class Net(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            forward = nnx.RNN(nnx.LSTMCell(4, 5, rngs=rngs))
+            self.rnn = nnx.Bidirectional(forward, nnx.RNN(nnx.GRUCell(4, 5, rngs=rngs)))
+
+        def __call__(self, x):
+            return self.rnn(x)
+
+    model, x = Net(), normal(2, 4, 4)
+    code, net = agree(model, x, others=[(normal(3, 6, 4),)])
+    assert "return_carry" not in code  # an option of the library
+    (c, h), y = net.rnn.forward_rnn(torch.from_numpy(np.array(x)))
+    (want_c, want_h), want_y = model.rnn.forward_rnn(x, return_carry=True)
+    for ours, theirs in ((c, want_c), (h, want_h), (y, want_y)):
+        np.testing.assert_allclose(ours.detach(), theirs, rtol=1e-5, atol=1e-5)
+
+
+class Step(nnx.Module):
+    def __init__(self, size, rngs):
+        self.inner = nnx.Linear(size, size, rngs=rngs)
+        self.outer = nnx.Linear(size, size, rngs=rngs)
+
+    def refine(self, h, x):
+        return jnp.tanh(self.inner(h) + x)
+
+    def __call__(self, h, x):
+        def again(g, _):
+            g = self.refine(g, x)
+            return g, g
+
+        g, seen = jax.lax.scan(again, h, None, length=3)
+        return self.outer(g) * 0.5 + h, seen.sum(0)
+
+
+class Loops(nnx.Module):
+    """A loop in a loop, an array from outside that each round reads, and results of two kinds."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.step = Step(4, rngs)
+        self.gate = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.gate(x[:, 0])
+        gate = jax.nn.sigmoid(h)
+
+        def body(state, row):
+            count, h = state
+            h, y = self.step(h, row * gate)
+            return (count + 1, h), (y, h * count)
+
+        first = (jnp.float32(0), h)
+        (count, h), (ys, hs) = jax.lax.scan(body, first, jnp.swapaxes(x, 0, 1), reverse=True)
+        return jnp.swapaxes(ys, 0, 1), hs, h * count + gate, x[:, 1:-1], x[:, :-1].mean(1)
+
+
+def test_loops_in_loops():
+    code, _ = agree(Loops(), normal(2, 5, 4), others=[(normal(3, 8, 4),)])
+    assert "reversed(x.unbind(1))" in code
+    assert "x[:, 1:-1], torch.mean(x[:, :-1], (1,))" in code
+
+
+def test_a_file_is_where_its_input_is():
+    x = normal(2, 5, 4)
+    code, _ = agree(initialised(Tagger(), x), x)
+    assert "torch.zeros(x.shape[0], 6, device=x.device)" in code
