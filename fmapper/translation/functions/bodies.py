@@ -25,6 +25,7 @@ from fmapper.translation.functions.forms import (
     Terms,
     condition_on,
     is_flat,
+    stands_apart,
     tuples_in,
 )
 from fmapper.translation.functions.keys import ordered_draws, take_keys
@@ -357,7 +358,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 return True
             if any(one != structure for one in given):
                 return True
-        return _stands_apart(self._returns, structure, values)
+        return stands_apart(self._returns, structure, values)
 
     def _call(self, call: Call) -> None:
         layer = self._layers.get(call.name)
@@ -488,15 +489,3 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
 
     def _is_in_layer(self, target: str) -> bool:
         return target in self._writer._owners
-
-
-def _stands_apart(structure: Any, whole: Any, values: set[str]) -> bool:
-    """Returns whether an element of a tuple stands in a structure that does not have it whole."""
-    if structure == whole:
-        return False
-    if isinstance(structure, Ref):
-        return structure.name in values
-    inner = structure.values() if isinstance(structure, Mapping) else structure
-    if not isinstance(inner, tuple | type({}.values())):
-        return False
-    return any(_stands_apart(one, whole, values) for one in inner)

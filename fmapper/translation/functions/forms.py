@@ -335,3 +335,15 @@ def condition_on(
         return None
     condition = ast.parse(" and ".join(conditions), mode="eval").body
     return condition, f"this is written for {', '.join(told)}"
+
+
+def stands_apart(structure: Any, whole: Any, values: set[str]) -> bool:
+    """Returns whether an element of a tuple stands in a structure that does not have it whole."""
+    if structure == whole:
+        return False
+    if isinstance(structure, Ref):
+        return structure.name in values
+    inner = structure.values() if isinstance(structure, Mapping) else structure
+    if not isinstance(inner, tuple | type({}.values())):
+        return False
+    return any(stands_apart(one, whole, values) for one in inner)
