@@ -21,6 +21,8 @@ ELSEWHERE = {
     "random_gamma_grad": "JAX 0.5",
     "linear_solve": "lineax",
     "error_if": "fmapper writes it for the checks of equinox",
+    "loop_begin": "fmapper writes it for loops whose steps call submodules",
+    "loop_end": "fmapper writes it for loops whose steps call submodules",
 }
 EQUINOX = {"nonbatchable", "nontraceable", "nondifferentiable_backward", "select_if_vmap"}
 EQUINOX |= {"unvmap_all", "unvmap_any", "unvmap_max"}
