@@ -54,16 +54,16 @@ def _factors(product: Any) -> tuple[Any, Any, Any] | None:
     """Returns what a product is of: the input, the joined arrays, and those of the bias."""
     if product.target is torch.addmm and not product.kwargs:
         bias, x, weight = product.args
-        found = _joined(bias, 0), _joined(weight, 1)
+        found = _parts_of(bias, 0), _parts_of(weight, 1)
         return None if None in found else (x, found[1], found[0])
     if product.target in (torch.matmul, operator.matmul):
         x, weight = product.args
-        weights = _joined(weight, 1)
+        weights = _parts_of(weight, 1)
         return None if weights is None else (x, weights, None)
     return None
 
 
-def _joined(value: Any, dim: int) -> Sequence[fx.Node] | None:
+def _parts_of(value: Any, dim: int) -> Sequence[fx.Node] | None:
     """Returns the arrays of the model that a value joins along a dimension."""
     if getattr(value, "target", None) is not torch.cat:
         return None
