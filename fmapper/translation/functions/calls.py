@@ -163,7 +163,7 @@ class Calls:
                 if isinstance(one, Ref) and one.name in new:
                     self._bind(one.name, expr("{0}[{1}]", name(variable), i))
             return
-        is_carried = isinstance(returns, tuple) and any(map(self._carried_as, returns))
+        is_carried = isinstance(returns, tuple) and any(map(self._variable_of, returns))
         is_hinted = isinstance(returns, tuple) and len(hinted) == len(returns) > 1
         if is_flat(returns) or is_hinted or is_carried:
             targets = []
@@ -179,7 +179,7 @@ class Calls:
                     targets.append(target)
                     self._names.holds[target] = one.name
                     bound[one.name] = target
-                elif (carried := self._carried_as(one)) and carried not in targets:
+                elif (carried := self._variable_of(one)) and carried not in targets:
                     targets.append(carried)
                     held.append((one, carried))
                 elif isinstance(one, tuple | Mapping) and any(
@@ -207,7 +207,7 @@ class Calls:
         self._emit((variable,), node)
         self._hold(returns, variable, unit.name, new)
 
-    def _carried_as(self, structure: Any) -> str:
+    def _variable_of(self, structure: Any) -> str:
         """Returns the variable in which a loop carries a tuple on; empty for others."""
         is_tuple = isinstance(structure, tuple)
         return next((v for one, v in self._carried if is_tuple and one == structure), "")

@@ -15,7 +15,7 @@ from fmapper.translation import naming
 from fmapper.translation.code import Value, expr, literal, name, text
 from fmapper.translation.functions.forms import Body, Statement, mentions
 from fmapper.translation.guards.sizes import Sizes
-from fmapper.translation.scans.steps import Carried, carried_by, units_in
+from fmapper.translation.scans.steps import Carried, states_of, units_in
 from fmapper.translation.units import Structure, Unit, free_in, refs_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Flow:
         body, carry, xs = call.args
         count = len(carry)
         picks = self._results_of(call)
-        carried = carried_by(call, self._writer._forms, self._left)
+        carried = states_of(call, self._writer._forms, self._left)
         state = self._begin(body, carried, carry, picks)
         arrays = [self._code(one) for one in xs]
         lists = {}
@@ -178,7 +178,7 @@ class Flow:
         nodes = [self._first(one, first) for one in carried]
         state: list[str] = []
         for one, node in zip(carried, nodes, strict=True):
-            inner, at = _held_by(one), one.at[0]
+            inner, at = _holder(one), one.at[0]
             others = [other for other in nodes if other is not node]
             others += map(name, state)
             if isinstance(node, ast.Name) and self._may_carry(node.id, others):
@@ -198,10 +198,10 @@ class Flow:
                 self._emit((target,), node)
         for target, one in zip(state, carried, strict=True):
             if one.name:
-                self._hold(one.given, target, _held_by(one), [*refs_in((one.given,))])
+                self._hold(one.given, target, _holder(one), [*refs_in((one.given,))])
                 self._carried.append((one.gives, target))
                 continue
-            inner = _held_by(one)
+            inner = _holder(one)
             self._bind(inner, name(target))
             if one.gives != Ref(inner):
                 self._left[inner] -= _HOLD
@@ -212,7 +212,7 @@ class Flow:
     def _first(self, one: Carried, first: Mapping[str, Any]) -> ast.expr:
         """Returns the code for what a variable of a loop has before it."""
         if not one.name:
-            return self._code(first[_held_by(one)])
+            return self._code(first[_holder(one)])
         return self._print_structure(map_arguments(one.given, lambda ref: first[ref.name]))
 
     def _may_carry(self, variable: str, others: Sequence[ast.expr]) -> bool:
@@ -246,7 +246,7 @@ class Flow:
                     for value, at in zip(refs_in((one.given,)), one.at, strict=True)
                 }
                 after = substitute(one.given, known)
-                self._hold(after, target, _held_by(one), [*refs_in((after,))])
+                self._hold(after, target, _holder(one), [*refs_in((after,))])
                 continue
             self._left[self._names.holds[target]] = 0
             if one.at[0] in picks:
@@ -365,6 +365,6 @@ class Flow:
         return f"{own}s" if own else "ys"
 
 
-def _held_by(one: Carried) -> str:
+def _holder(one: Carried) -> str:
     """Returns the value, or what stands for the values, that a variable of a loop holds."""
     return f"carried {one.given}" if one.name else str(one.given.name)

@@ -1,4 +1,4 @@
-"""What a program and its parts give: the structure, with objects as records of the file."""
+"""Structures of results, with objects as records of the file; which results are kept."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _loop(begin: Call, end: Call | Unit, steps: list[Call | Unit]) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a loop carries in one variable.
+    """One variable that a loop carries on.
 
     Attributes:
         given: The structure of the values that a step is given.
@@ -90,7 +90,7 @@ class Carried:
     name: str = ""
 
 
-def carried_by(loop: Call, forms: Mapping[int, Form], left: Mapping[str, int]) -> list[Carried]:
+def states_of(loop: Call, forms: Mapping[int, Form], left: Mapping[str, int]) -> list[Carried]:
     """Returns what a loop carries: single values, and tuples that a part takes and gives whole.
 
     Args:
