@@ -254,7 +254,8 @@ class Models(Framework):
             A function of the rate of descent and of a disturbance `off`: weights are multiplied by
             `1 + off * cos(0), 1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
             so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps; or the outputs
-            and `refused`, where the framework cannot differentiate the model: why.
+            and `refused`, where the framework cannot differentiate the model: why. With a
+            disturbance also `weight.NAME`, the parameters before the steps.
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 

@@ -7,8 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 
+from fmapper.translation.source import translate_proved  # noqa: E402
 from fmapper_adapters.torch.record.training_steps import training_steps  # noqa: E402
 
 DIALECT = "fmapper_adapters.equinox.translation.dialect"
@@ -93,3 +97,59 @@ def test_layers_that_the_model_does_not_train_stay_as_they_are():
     model = fmapper.convert(net, "flax", (x[0],), structure=True)
     trained = nnx.state(model, nnx.Param)
     assert [".".join(map(str, path)) for path, _ in nnx.to_flat_state(trained)] == ["item_1.kernel"]
+
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.linear(torch.fft.irfft(torch.fft.rfft(x) * self.w, n=8))
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
+def test_complex_parameters_learn_as_in_torch(target):
+    pytest.importorskip(target)
+    torch.manual_seed(0)
+    _, proof, reason = translate_proved(Spectral(), target, (torch.randn(2, 8),))
+    assert proof, reason
+    assert "train steps" in proof.errors
+
+
+def test_complex_parameters_of_jax_learn_in_torch():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.w = nnx.Param(jax.random.normal(rngs.params(), (5,), jnp.complex64))
+
+        def __call__(self, x):
+            return jnp.fft.irfft(jnp.fft.rfft(x) * self.w[...], 8)
+
+    x = jnp.cos(jnp.arange(16.0)).reshape(2, 8)
+    _, proof, reason = translate_proved(Net(nnx.Rngs(0)), "torch", (x,))
+    assert proof, reason
+    assert "gradient.w" in {key.partition(".")[2] for key in proof.data}
+
+
+class Looks(nn.Module):
+    """Looks at an image through a grid, which is at first its own points."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Linear(16, 6)
+        nn.init.zeros_(self.turn.weight)
+        self.turn.bias.data = torch.tensor([1.0, 0, 0, 0, 1, 0])
+
+    def forward(self, x):
+        theta = self.turn(x.flatten(1)).view(-1, 2, 3)
+        grid = nn.functional.affine_grid(theta, x.size(), align_corners=False)
+        return nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+def test_weights_at_a_bend_are_moved_before_gradients_are_compared():
+    torch.manual_seed(0)
+    _, proof, reason = translate_proved(Looks(), "flax", (torch.randn(2, 1, 4, 4),))
+    assert proof, reason
+    assert proof.away
+    assert "with weights moved by 1.6%" in str(proof)

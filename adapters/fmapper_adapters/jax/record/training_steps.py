@@ -58,7 +58,7 @@ def _prepare(
     learned = {
         name: array
         for name, array in held.items()
-        if jnp.issubdtype(array.dtype, jnp.floating) and name not in source.frozen
+        if jnp.issubdtype(array.dtype, jnp.inexact) and name not in source.frozen
     }
     fixed = {name: array for name, array in held.items() if name not in learned}
 
@@ -81,13 +81,15 @@ def _prepare(
     def run(rate: float, off: float) -> dict[str, Any]:
         now = {name: _disturb(x, off) if off else x for name, x in learned.items()}
         outputs, _ = call(now, buffers)
-        found = {f"output.{i}": np.asarray(x) for i, x in enumerate(outputs)}
+        found = {f"weight.{name}": np.asarray(x) for name, x in now.items()} if off else {}
+        found |= {f"output.{i}": np.asarray(x) for i, x in enumerate(outputs)}
         if not now or not any(jnp.issubdtype(x.dtype, jnp.floating) for x in outputs):
             return found
         state = buffers
         for step in range(_STEPS):
             try:
                 gradients, state = slope(now, state)
+                gradients = jax.tree.map(jnp.conj, gradients)  # the way uphill
             except (ValueError, NotImplementedError) as error:
                 known = "Reverse-mode differentiation does not work" in str(error)
                 if isinstance(error, ValueError) and not known:

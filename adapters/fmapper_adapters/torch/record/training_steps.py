@@ -92,6 +92,8 @@ def _run(
         for parameter in learned.values() if off else ():
             waves = torch.cos(torch.arange(parameter.numel(), dtype=torch.float64))
             parameter.mul_(1 + off * waves.reshape(parameter.shape))
+        if off:
+            found = {f"weight.{name}": p.detach().clone().numpy() for name, p in learned.items()}
         for i, output in enumerate(_outputs(_copy(model), args, inputs, draws)):
             found[f"output.{i}"] = output.numpy()
     for step in range(_STEPS if learned else 0):
