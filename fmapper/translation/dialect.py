@@ -97,6 +97,7 @@ class Dialect(ABC):
         ones_like: The code of integers that are ones, in the shape of the array `{0}`.
         mode: The attribute that the framework sets to True in an object for evaluation.
         only_in_training: Layers that give what they are given in evaluation.
+        told_in_training: Layers -> the keywords that a program for evaluation does not know.
         masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
         lacking: Functions of files that may be called without `mask=mask` where that is None.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
@@ -110,6 +111,7 @@ class Dialect(ABC):
     random_state: ClassVar[Mapping[str, str]] = {}
     mode: ClassVar[str] = ""
     only_in_training: ClassVar[frozenset[str]] = frozenset()
+    told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {}
     ones_like: ClassVar[str] = "{0} * 0 + 1"
     masks: ClassVar[Mapping[str, str]] = {}
     lacking: ClassVar[frozenset[str]] = frozenset()

@@ -37,9 +37,9 @@ def combine(train: Sketch, evaluation: Sketch, dialect: Dialect) -> None:
     Raises:
         ConversionError: It has other parts, arguments or methods there.
     """
-    made = {attr: text(node) for attr, node in train.made}
+    made = {attr: _text_for_both(node, dialect) for attr, node in train.made}
     is_alike = (
-        all(made.get(attr) == text(node) for attr, node in evaluation.made)
+        all(made.get(attr) == _text_for_both(node, dialect) for attr, node in evaluation.made)
         and train.ties == evaluation.ties
         and {one.name for one in evaluation.methods} <= {one.name for one in train.methods}
     )
@@ -69,6 +69,16 @@ def combine(train: Sketch, evaluation: Sketch, dialect: Dialect) -> None:
         )
     if differ:
         train.made.append((dialect.mode, expr("False")))
+
+
+def _text_for_both(node: ast.expr, dialect: Dialect) -> str:
+    """Returns the code that makes a part, without what is known of it in training alone."""
+    tree = ast.parse(text(node), mode="eval").body
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            told = dialect.told_in_training.get(text(call.func), ())
+            call.keywords = [one for one in call.keywords if one.arg not in told]
+    return text(tree)
 
 
 def combine_statements(

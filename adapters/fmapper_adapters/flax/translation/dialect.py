@@ -84,6 +84,7 @@ class FlaxDialect(JaxDialect):
     title: ClassVar[str] = "Flax NNX"
     mode: ClassVar[str] = "deterministic"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"nnx.Dropout"})
+    told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {"SpectralNorm": ("steps",)}
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
 

@@ -49,7 +49,7 @@ from fmapper_adapters.torch.record.patches.encoders import (
     that_leave_out,
     that_see_nothing,
 )
-from fmapper_adapters.torch.record.patches.restore import unwind
+from fmapper_adapters.torch.record.patches.restore import keep_attributes, unwind
 from fmapper_adapters.torch.record.values import split_rows
 from fmapper_adapters.torch.record.ways import (
     STRICTLY,
@@ -446,8 +446,7 @@ def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> 
 
     With `only_layers` all but torch's own layers that have modes are in evaluation.
     """
-    before = {inner: inner.training for inner in module.modules()}
-    try:
+    with keep_attributes(module):
         with contextlib.suppress(NotImplementedError):  # what torch exported has its mode
             if not train:
                 module.eval()
@@ -456,6 +455,3 @@ def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> 
             for inner in module.modules() if only_layers else ():
                 inner.training = isinstance(inner, _WITH_MODES)
         yield
-    finally:
-        for inner, training in before.items():
-            inner.training = training

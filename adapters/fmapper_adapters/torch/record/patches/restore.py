@@ -12,12 +12,13 @@ from torch.overrides import TorchFunctionMode
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Restores buffers and parameters that calls within the block change.
+    """Restores buffers, parameters and plain attributes that calls within the block change.
 
     Only the parameters that are changed are copied, because all of them may be too large.
 
@@ -34,7 +35,7 @@ def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     keeper = _Keeper(module)
     keeper.before.update({name: kept[id(one)] for name, one in module.named_buffers()})
     try:
-        with keeper:
+        with keeper, keep_attributes(module):
             yield keeper.before
     finally:
         with torch.no_grad():
@@ -42,6 +43,23 @@ def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                 buffer.copy_(values)
                 owner[name] = buffer
             keeper.restore()
+
+
+@contextlib.contextmanager
+def keep_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Restores the numbers, flags and names that calls within the block change in modules.
+
+    Such a flag may say what was done to weights, which are restored, too.
+    """
+    before = [
+        (held, {name: value for name, value in held.items() if isinstance(value, _PLAIN)})
+        for held in map(vars, module.modules())
+    ]
+    try:
+        yield
+    finally:
+        for held, plain in before:
+            held.update(plain)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,45 @@
+"""A conversion leaves the numbers and flags of a module as they were."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fmapper
+
+
+class Rescaled(nn.Module):
+    """Scales its weights for evaluation at the first call, as RWKV does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.is_scaled = False
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.is_scaled == self.training:
+            with torch.no_grad():
+                self.linear.weight.mul_(2.0 if self.training else 0.5)
+            self.is_scaled = not self.training
+        return self.linear(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_flag_about_weights_stays_with_them():
+    torch.manual_seed(0)
+    net, x = Rescaled().eval(), torch.randn(2, 4)
+    wanted, calls = net(x).detach(), net.calls
+    weight = net.linear.weight.detach().clone()
+    for target in ("jax", "flax"):
+        for train in (True, False):
+            try:
+                model = fmapper.convert(net, target, (x,), train=train)
+            except fmapper.ConversionError as error:
+                assert train, error
+                assert "linear.weight" in str(error)
+            assert (net.is_scaled, net.calls, net.training) == (True, calls, False)
+            assert torch.equal(net.linear.weight, weight)
+        np.testing.assert_allclose(model(x.numpy()), wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(net(x), wanted)
