@@ -49,17 +49,19 @@ def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 def keep_attributes(module: torch.nn.Module) -> Iterator[None]:
     """Restores the numbers, flags and names that calls within the block change in modules.
 
-    Such a flag may say what was done to weights, which are restored, too.
+    Such a flag may say what was done to weights, which are restored, too. A lazy module that has
+    become another one has its sizes.
     """
     before = [
-        (held, {name: value for name, value in held.items() if isinstance(value, _PLAIN)})
-        for held in map(vars, module.modules())
+        (inner, type(inner), {k: v for k, v in vars(inner).items() if isinstance(v, _PLAIN)})
+        for inner in module.modules()
     ]
     try:
         yield
     finally:
-        for held, plain in before:
-            held.update(plain)
+        for inner, kind, plain in before:
+            if type(inner) is kind:
+                vars(inner).update(plain)
 
 
 @contextlib.contextmanager
