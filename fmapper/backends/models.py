@@ -53,8 +53,9 @@ class Models(Framework):
     Attributes:
         has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
             them a program for each.
-        writes_modes: `translate` takes programs for training whose `evaluation` was recorded with
-            `only_layers`, and writes one file for both.
+        writes_modes: `translate` writes one file for two programs with `modes`. `layers`: the one
+            for evaluation is recorded with `only_layers`; `all`: it is that of `convert`, and
+            whether a file needs it is asked for evaluation alone, too; empty: it does not.
         compiles: The first call of a model that was made of a program compiles it.
         needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
@@ -67,7 +68,7 @@ class Models(Framework):
 
     lacking = "models"
     has_modes: ClassVar[bool] = False
-    writes_modes: ClassVar[bool] = False
+    writes_modes: ClassVar[str] = ""
     needs_source: ClassVar[str] = ""
     compiles: ClassVar[bool] = False
     compares: ClassVar[bool] = False
@@ -211,12 +212,13 @@ class Models(Framework):
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
 
-    def translate(self, program: Program, *, scan: bool = False) -> Any:
+    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
         """Returns a program that was recorded with its parts as source code: a `Source`.
 
         Args:
             program: The program.
             scan: Write blocks that repeat as one with stacked arrays, and their loop as a scan.
+            modes: Its `evaluation` does something else, which is written below conditions.
 
         Raises:
             ConversionError: This framework is not written, or something in the program is not.

@@ -65,7 +65,11 @@ def translate(
     """
     from fmapper.cli.target import load_model
     from fmapper.translation.proving.prove import write_test
-    from fmapper.translation.source import format_code, translate_proved
+    from fmapper.translation.source import (
+        format_code,
+        translate_for_evaluation,
+        translate_proved,
+    )
     from fmapper.translation.source import translate as run
 
     check_folders(out)
@@ -76,7 +80,10 @@ def translate(
     if train is None:
         source, proof, reason = translate_proved(loaded, to, args, given, shapes, scan=scan)
     else:
-        source, _, known = run(loaded, to, args, given, shapes, train, proved=True, scan=scan)
+        if train:
+            source, _, known = run(loaded, to, args, given, shapes, True, proved=True, scan=scan)
+        else:
+            source, known = translate_for_evaluation(loaded, to, args, given, shapes, scan=scan)
         assert known is not None
         proof, reason = known, ""
     title = type(loaded).__name__

@@ -292,7 +292,7 @@ def convert_with_arrays(
                     refuse = check_source.refuse_difference
                     refuse(model, source, converted, target, *given, train=alone)
             except ConversionError:
-                if modes or not (is_one and train and target.writes_modes):
+                if modes or not (is_one and train and target.writes_modes == "layers"):
                     raise
                 return convert_with_arrays(
                     model, to, *given, dynamic_shapes=dynamic_shapes, train=True, verify=verify,

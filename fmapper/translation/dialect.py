@@ -95,7 +95,9 @@ class Dialect(ABC):
         own_key: Where keys are not passed: the code for one, by an object's own `random_state`.
         random_state: The attributes that an object which draws has for that -> their code.
         ones_like: The code of integers that are ones, in the shape of the array `{0}`.
-        mode: The attribute that the framework sets to True in an object for evaluation.
+        mode: The attribute that an object has for its mode, which the framework sets; empty where
+            all objects have it.
+        in_evaluation: The code that says that an object is in evaluation.
         only_in_training: Layers that give what they are given in evaluation.
         told_in_training: Layers -> the keywords that a program for evaluation does not know.
         masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
@@ -110,6 +112,7 @@ class Dialect(ABC):
     own_key: ClassVar[str] = ""
     random_state: ClassVar[Mapping[str, str]] = {}
     mode: ClassVar[str] = ""
+    in_evaluation: ClassVar[str] = ""
     only_in_training: ClassVar[frozenset[str]] = frozenset()
     told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {}
     ones_like: ClassVar[str] = "{0} * 0 + 1"

@@ -77,10 +77,11 @@ def source(
             )
         return format_code(known.code)
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
-    proved = "evaluation" if train else False
     recorded: dict[bool, Program] = {}
     differs: Any = None
-    for modes in _ways(to, train=train):
+    ways = _ways(to, train=train)
+    proved = "evaluation" if train else "modes" if len(ways) > 1 else False
+    for modes in ways:
         settings: dict[str, Any] = {"scan": scan, "modes": modes, "known": recorded}
         try:
             found, _, proof = translate(model, to, *given, proved=proved, **settings)
@@ -92,6 +93,8 @@ def source(
         if proof is None or proof:
             return format_code(found.code)
         differs = proof
+    if not train:
+        return format_code(translate(model, to, *given, alone=True, scan=scan)[0].code)
     raise ConversionError(
         f"{type(model).__name__}: what it does in evaluation is another program than what it "
         f"does in training ({differs}), and a file has one for both. Use train=False"
@@ -100,7 +103,8 @@ def source(
 
 def _ways(to: str, *, train: bool) -> tuple[bool, ...]:
     """Returns whether a file is to have another program for evaluation: at first not."""
-    return (False, True) if train and get_adapter(to, Models).writes_modes else (False,)
+    how = get_adapter(to, Models).writes_modes
+    return (False, True) if how == "all" or (train and how) else (False,)
 
 
 def translate_proved(
@@ -136,13 +140,34 @@ def translate_proved(
             break
         assert proof is not None
         if proof:
-            return source, proof, ""
+            return source, proof, source.lacks_training
         reason = str(proof)
         if not proof.holds("train"):
             break
-    source, _, proof = translate(*given, False, proved=True, scan=scan)
-    assert proof is not None
+    source, proof = translate_for_evaluation(*given, scan=scan)
     return source, proof, reason
+
+
+def translate_for_evaluation(
+    model: Any,
+    to: str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = "auto",
+    *,
+    scan: bool = False,
+) -> tuple[Source, Proof]:
+    """Translates and proves a model for evaluation, and for training where one program is both.
+
+    Raises:
+        ConversionError: It cannot be recorded or written for evaluation; or it does not run.
+    """
+    given = (model, to, args, kwargs, dynamic_shapes, False)
+    source, program, proof = translate(*given, proved=True, scan=scan)
+    if not proof and program.evaluation is not None:
+        source, _, proof = translate(*given, proved=True, scan=scan, alone=True)
+    assert proof is not None
+    return source, proof
 
 
 def translate(
@@ -156,12 +181,14 @@ def translate(
     proved: bool | str = False,
     scan: bool = False,
     modes: bool = False,
+    alone: bool = False,
     known: dict[bool, Program] | None = None,
 ) -> tuple[Source, Program, Proof | None]:
     """Translates a model; returns its source, its program and, if `proved`, the proof.
 
-    With `proved="evaluation"` that compares its outputs in evaluation alone. With `modes` and
-    `train` its own code does something else in evaluation, as what is below `if self.training`.
+    With `proved="evaluation"` that compares its outputs in evaluation alone, and with `"modes"`
+    where the program is for both. With `modes` its own code does something else in evaluation, as
+    what is below `if self.training`; with `alone` that is left out which it does in training.
     `known` keeps the recording of a mode for another call.
 
     Raises:
@@ -181,20 +208,24 @@ def translate(
 
     def record(shapes: Any, **settings: Any) -> Program:
         settings |= {"train": train, "parts": True, "dynamic_shapes": shapes}
-        settings["both"] = not target.writes_modes  # else the writer asks for what it needs
+        settings["both"] = target.writes_modes != "layers"  # which asks for what it needs
         program = record_program(model, origin, target, args, kwargs, **settings)
         if not program.parts:
             raise ConversionError(
                 f"{type(model).__name__}: its submodules were not recorded, because it can only "
                 f"be recorded as a whole. Use convert without structure=True."
             )
+        if alone and program.evaluation is not None:
+            program = replace(
+                program.evaluation, parameters=program.parameters, buffers=program.buffers
+            )
         return replace(program, starts_in_training=False)
 
     def write(program: Program) -> Source:
-        if modes:
+        if modes and target.writes_modes == "layers":
             shapes = dynamic_shapes if program.symbols else None
             program = replace(program, evaluation=record(shapes, only_layers=True))
-        found: Source = target.translate(program, scan=scan)
+        found: Source = target.translate(program, scan=scan, modes=modes)
         return found
 
     with step(f"translating {type(model).__name__} to {to}") as say:
@@ -207,11 +238,11 @@ def translate(
         else:
             found = write(program)
         found.fixed = program.fixed
-        if not proved:
+        if not proved or (proved == "modes" and program.evaluation is None):
             return found, program, None
         say("running the file and the model")
         given = (found, program, model, origin, target, args, kwargs)
-        return found, program, prove(*given, only_evaluation=proved == "evaluation")
+        return found, program, prove(*given, only_evaluation=proved is not True)
 
 
 def format_code(code: str) -> str:

@@ -21,10 +21,13 @@ class Source:
         layers: How many parameters are in layers of the target, and how many there are.
         dissolved: Submodules without code of their own, with the reason.
         modes: In which it computes what the model does: `eval`, `train`.
+        lacks_training: Why it is for evaluation alone, though the program for training is known.
         parameters: What the model takes there.
         positional: Those for what the example gave by position; empty for what it does not take.
         scans: Lists of blocks that are one module, called by a scan -> how many blocks those are.
         not_scanned: Other lists, where scans were asked for -> the reason.
+        leaves: Parameters for arrays in an object that the model is given, as a state -> which
+            of all arrays it is.
         fixed: Sizes of inputs that were to vary and do not, each in a sentence with the reason.
     """
 
@@ -39,3 +42,5 @@ class Source:
     scans: Mapping[str, int] = field(default_factory=dict)
     not_scanned: Mapping[str, str] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
+    leaves: Mapping[str, int] = field(default_factory=dict)
+    lacks_training: str = ""

@@ -22,7 +22,13 @@ from fmapper.translation.functions.forms import (
     with_objects,
 )
 from fmapper.translation.functions.keys import random_states
-from fmapper.translation.functions.parameters import by_position, find_varying, takes_first, varies
+from fmapper.translation.functions.parameters import (
+    by_position,
+    find_varying,
+    leaves_in_objects,
+    takes_first,
+    varies,
+)
 from fmapper.translation.functions.results import results_of
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
@@ -317,7 +323,9 @@ class _Writer:
         own = self.forms[id(self.structure.root)].arguments
         names = tuple(one.name for one in own), by_position(self.structure.root, own)
         dissolved, scans = self.structure.dissolved, (self.scans.counts, self.scans.reasons())
-        return Source(code, root.name, weights, inside, dissolved, modes, *names, *scans)
+        found = Source(code, root.name, weights, inside, dissolved, modes, *names, *scans)
+        found.leaves = leaves_in_objects(self.structure, own)
+        return found
 
     def _find_functions(self) -> None:
         """Finds parts of sequences that are a single expression without arrays."""

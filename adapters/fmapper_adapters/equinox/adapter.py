@@ -30,7 +30,7 @@ class EquinoxAdapter(JaxModels):
     name: ClassVar[str] = "equinox"
     compiles: ClassVar[bool] = True
     conversion_options: ClassVar[tuple[str, ...]] = ("scan", "structure")
-    writes_modes: ClassVar[bool] = True
+    writes_modes: ClassVar[str] = "layers"
     lowers_like: ClassVar[str] = "jax"
 
     def from_program(
@@ -48,7 +48,7 @@ class EquinoxAdapter(JaxModels):
             )
         return self.build(program, scan=options.get("scan", False))
 
-    def translate(self, program: Program, *, scan: bool = False) -> Source:
+    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
         """Returns a file for Equinox.
 
         Raises:

@@ -31,7 +31,7 @@ class FlaxAdapter(JaxModels, Nodes):
     )
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
-    writes_modes: ClassVar[bool] = True
+    writes_modes: ClassVar[str] = "layers"
     lowers_like: ClassVar[str] = "jax"
 
     def formats(self) -> Sequence[Format]:
@@ -145,7 +145,7 @@ class FlaxAdapter(JaxModels, Nodes):
             return self.build(program, scan=scan)
         return flax_model.from_program(program, lowerings, **options)
 
-    def translate(self, program: Program, *, scan: bool = False) -> Source:
+    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect

@@ -235,6 +235,17 @@ def by_position(unit: Unit, arguments: tuple[Argument, ...]) -> tuple[str, ...]:
     return tuple(names.get(at, "") for at in range(unit.part.positional))
 
 
+def leaves_in_objects(structure: Structure, arguments: tuple[Argument, ...]) -> dict[str, int]:
+    """Returns the parameters of a model for arrays in objects, and which input each is."""
+    beside = len(structure.root.part.arguments)
+    given = {
+        one.name: structure.inputs.get(one.structure.name)
+        for one in arguments
+        if one.at >= beside and isinstance(one.structure, Ref)
+    }
+    return {name: int(str(one.target)) for name, one in given.items() if one and one.kind == "user"}
+
+
 def print_signature(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
     """Returns the parameters as code.
 

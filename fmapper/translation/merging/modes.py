@@ -57,8 +57,8 @@ def combine(train: Sketch, evaluation: Sketch, dialect: Dialect) -> None:
             continue
         is_alike &= other.parameters in (method.parameters, without_key(method.parameters))
         ours, theirs = with_several_keys(method.lines, other.lines)
-        lines = combine_statements(ours, theirs, dialect.mode, dropped)
-        if f"self.{dialect.mode}" in "\n".join(lines):
+        lines = combine_statements(ours, theirs, dialect.in_evaluation, dropped)
+        if dialect.in_evaluation.removeprefix("not ") in "\n".join(lines):
             differ = True
             method.comments = other.comments | method.comments
             method.lines = lines
@@ -67,7 +67,7 @@ def combine(train: Sketch, evaluation: Sketch, dialect: Dialect) -> None:
             f"{train.path or train.title}: its parts or arguments are others in evaluation than in "
             "training, so that one class cannot have both. Use train=False (--eval)"
         )
-    if differ:
+    if differ and dialect.mode:
         train.made.append((dialect.mode, expr("False")))
 
 
@@ -84,7 +84,7 @@ def _text_for_both(node: ast.expr, dialect: Dialect) -> str:
 def combine_statements(
     train: Sequence[str],
     evaluation: Sequence[str],
-    flag: str,
+    in_evaluation: str,
     only_in_training: Collection[str] = (),
 ) -> list[str]:
     r"""Returns the statements of a function for both modes.
@@ -94,19 +94,19 @@ def combine_statements(
     Args:
         train: The statements for training.
         evaluation: Those for evaluation.
-        flag: The attribute that says that it is in evaluation.
+        in_evaluation: The code that says that it is in evaluation.
         only_in_training: Attributes for layers that give what they are given in evaluation.
 
     Examples:
         >>> print(*combine_statements(["x = f(x)", "x = g(x)", "return x"],
-        ...                           ["x = f(x)", "return x"], "deterministic"), sep="\n")
+        ...                           ["x = f(x)", "return x"], "not self.training"), sep="\n")
         x = f(x)
-        if not self.deterministic:
+        if self.training:
             x = g(x)
         return x
     """
     ours, theirs = with_sizes(*(ast.parse("\n".join(lines)).body for lines in (train, evaluation)))
-    return [_print(one) for one in _Modes(flag, only_in_training).combine(ours, theirs)]
+    return [_print(one) for one in _Modes(in_evaluation, only_in_training).combine(ours, theirs)]
 
 
 def _print(statement: ast.stmt) -> str:
@@ -123,8 +123,10 @@ def _print(statement: ast.stmt) -> str:
 class _Modes:
     """The combination of the statements of two modes."""
 
-    def __init__(self, flag: str, only_in_training: Collection[str]) -> None:
-        self._flag = flag
+    def __init__(self, in_evaluation: str, only_in_training: Collection[str]) -> None:
+        self._evaluation = in_evaluation
+        is_negative = in_evaluation.startswith("not ")
+        self._training = in_evaluation[4:] if is_negative else f"not {in_evaluation}"
         self._without = _Without(only_in_training)
 
     def combine(self, train: list[ast.stmt], evaluation: list[ast.stmt]) -> list[ast.stmt]:
@@ -175,10 +177,12 @@ class _Modes:
         if not train and not evaluation:
             return []
         if not evaluation:
-            return [ast.If(expr(f"not self.{self._flag}"), train, [])]
+            return [ast.If(expr(self._training), train, [])]
         if isinstance(evaluation[-1], ast.Return):
-            return [ast.If(expr(f"self.{self._flag}"), evaluation, []), *train]
-        return [ast.If(expr(f"self.{self._flag}"), evaluation, train)]  # `train` may be empty
+            return [ast.If(expr(self._evaluation), evaluation, []), *train]
+        if train and self._evaluation.startswith("not "):
+            return [ast.If(expr(self._training), train, evaluation)]
+        return [ast.If(expr(self._evaluation), evaluation, train)]  # `train` may be empty
 
 
 class _Without(ast.NodeTransformer):

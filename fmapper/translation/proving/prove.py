@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, FmapperError
 from fmapper.moves.mover import to_numpy
+from fmapper.programs.bind import bind
 from fmapper.translation.code import identifier
 from fmapper.translation.loading import whole_arrays
 
@@ -164,6 +165,8 @@ def prove(
             known |= {f"{name}_{key}": one for key, one in arg.items()}
     told = {name: known[name] for name in source.parameters if name in known}
     told |= {name: arg for name, arg in zip(source.positional, args, strict=False) if name}
+    every = bind(program, args, kwargs) if source.leaves else []
+    told |= {name: every[at] for name, at in source.leaves.items()}
     inputs = [_describe(arg, arrays, origin.as_argument) for arg in ((), told)]
     arrays["inputs"] = np.array(json.dumps(inputs))
     with tempfile.TemporaryDirectory() as folder:

@@ -31,6 +31,7 @@ class EquinoxDialect(JaxDialect):
 
     title: ClassVar[str] = "Equinox"
     mode: ClassVar[str] = MODE
+    in_evaluation: ClassVar[str] = f"self.{MODE}"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"Dropout", "DropPath"})
     takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {

@@ -83,6 +83,7 @@ class FlaxDialect(JaxDialect):
     takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
     title: ClassVar[str] = "Flax NNX"
     mode: ClassVar[str] = "deterministic"
+    in_evaluation: ClassVar[str] = "self.deterministic"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"nnx.Dropout"})
     told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {"SpectralNorm": ("steps",)}
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}

@@ -90,6 +90,8 @@ class TorchDialect(Dialect):
         lists: The names of lists -> what comes before the number of a part in the model.
     """
 
+    in_evaluation: ClassVar[str] = "not self.training"
+    only_in_training: ClassVar[frozenset[str]] = frozenset({"nn.Dropout"})
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "nn.Linear": {"bias": True},
         "nn.LayerNorm": {"eps": 1e-05, "elementwise_affine": True, "bias": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
 from fmapper.backends import Models
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Sources(Models):
     """Models as source code."""
 
-    def translate(self, program: Program, *, scan: bool = False) -> Source:
+    writes_modes: ClassVar[str] = "all"
+
+    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
         """Returns a file for torch.
 
         Raises:
@@ -29,7 +31,7 @@ class Sources(Models):
             )
         from fmapper_adapters.torch.translation import write as _write
 
-        return _write.write(program)
+        return _write.write(program, modes=modes)
 
     def build(self, program: Program, *, scan: bool = False) -> Any:
         """Returns the module."""

@@ -15,6 +15,7 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
+from fmapper_adapters.torch.translation import poolings
 from fmapper_adapters.torch.translation.gates import split_products
 from fmapper_adapters.torch.translation.loops import write_dimensions, write_fills
 
@@ -52,6 +53,7 @@ def tidy(graph: Any) -> None:
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
     split_products(graph)
+    poolings.drop_shaping(graph, BORDER)
     _turn_products(graph)
     fx_passes.compose_permutations(graph, across=False)
     write_fills(graph)

@@ -13,29 +13,49 @@ from fmapper_adapters.torch.translation.dialect import TorchDialect, own_name
 from fmapper_adapters.torch.translation.restate import restate
 
 
-def write(program: Program) -> Source:
+def write(program: Program, *, modes: bool = False) -> Source:
     """Returns a program that was recorded from JAX with its parts as a file for torch.
 
     What it does in training is written where its layers do that in torch, too; else what it does
     in evaluation alone.
+
+    Args:
+        program: The program.
+        modes: Its own code does something else in evaluation, which is written below conditions.
 
     Raises:
         ConversionError: Something in it cannot be written.
     """
     if program.evaluation is None:
         return _write(program)
+    evaluation = dataclasses.replace(
+        program.evaluation, parameters=program.parameters, buffers=program.buffers
+    )
     try:
-        return _write_training(program)
-    except ConversionError:
-        return _write(dataclasses.replace(
-            program.evaluation, parameters=program.parameters, buffers=program.buffers
-        ))  # fmt: skip
+        return _write_training(program, evaluation, modes=modes)
+    except ConversionError as error:
+        found = _write(evaluation)
+        found.lacks_training = str(error)
+        return found
 
 
-def _write_training(program: Program) -> Source:
-    """Returns the file of a program for training, if all that differs there is in layers."""
-    parts = _without_modes(program.parts, program.evaluation.parts if program.evaluation else ())
-    found = _write(dataclasses.replace(program, evaluation=None, parts=parts), random=False)
+def _write_training(program: Program, evaluation: Program, *, modes: bool) -> Source:
+    """Returns the file of a program for training.
+
+    Args:
+        program: The program.
+        evaluation: What it does in evaluation.
+        modes: Not only layers do something else there.
+    """
+    parts, others = (
+        _without_modes(one.parts, other.parts)
+        for one, other in ((program, evaluation), (evaluation, program))
+    )
+    found = _write(
+        dataclasses.replace(program, evaluation=None, parts=parts),
+        dataclasses.replace(evaluation, parts=others) if modes else None,
+        random=False,
+    )
     if ".copy_(" in found.code.partition("def load_weights")[0]:
         raise ConversionError("it changes buffers in ways that torch layers do not")
     if "def _hash_words(" in found.code:  # what keys draw by is there
@@ -65,11 +85,12 @@ def _without_modes(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Part,
     )
 
 
-def _write(program: Program, *, random: bool = True) -> Source:
+def _write(program: Program, evaluation: Program | None = None, *, random: bool = True) -> Source:
     """Returns the file of a program.
 
     Args:
         program: The program.
+        evaluation: What it does in evaluation, if that is something else.
         random: Write the state of generators where calls need it; else layers are to draw.
     """
     generators = {name for name, kind in program.variable_types.items() if "Rng" in kind}
@@ -81,14 +102,35 @@ def _write(program: Program, *, random: bool = True) -> Source:
         if not random or not generators & {*left}:
             buffers = {k: v for k, v in program.buffers.items() if k not in generators}
             restated = dataclasses.replace(restated, buffers=buffers)
-            return _print(restated, functions)
-    return _print(*restate(program))
+            if evaluation is not None:
+                evaluation = dataclasses.replace(
+                    _without_changes(evaluation, generators), buffers=buffers
+                )
+            return _print(restated, functions, evaluation)
+    return _print(*restate(program), evaluation)
 
 
-def _print(program: Program, functions: Mapping[str, Callable[..., Any]]) -> Source:
-    """Returns the file of a program of torch's functions."""
+def _print(
+    program: Program, functions: Mapping[str, Callable[..., Any]], evaluation: Program | None
+) -> Source:
+    """Returns the file of a program of torch's functions.
+
+    Args:
+        program: The program.
+        functions: The functions of fmapper that it calls, by operation.
+        evaluation: What it does in evaluation, in JAX's primitives; None where that is the same.
+
+    Raises:
+        ConversionError: Its parts have other names there.
+    """
     renamed, lists = translation.with_lists(program)
-    found = translation.write(renamed, TorchDialect(functions, lists))
+    if evaluation is not None:
+        evaluation, others = restate(evaluation)
+        functions = {**others, **functions}
+        evaluation, other_lists = translation.with_lists(evaluation)
+        if lists != other_lists:
+            raise ConversionError(f"{program.name}: it has other lists of parts in evaluation")
+    found = translation.write(renamed, TorchDialect(functions, lists), evaluation=evaluation)
     found.weights = found.weights.rename(lambda name: own_name(name, lists))
     return found
 

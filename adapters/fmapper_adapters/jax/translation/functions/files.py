@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class WritesFunctions:
     """Models as files of functions."""
 
-    def translate(self, program: Program, *, scan: bool = False) -> Source:
+    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
         """Returns a file of functions.
 
         Raises:

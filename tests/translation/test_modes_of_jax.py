@@ -1,0 +1,92 @@
+"""Files for torch of models of JAX whose own code does something else in training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import fmapper
+from fmapper.translation import run_file
+from fmapper.translation.source import translate, translate_for_evaluation, translate_proved
+
+
+class Doubled(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.deterministic = False
+
+    def __call__(self, x):
+        y = self.linear(x)
+        if not self.deterministic:
+            y = y * 2
+        return y
+
+
+def test_a_file_has_what_the_model_does_in_evaluation():
+    model, x = Doubled(nnx.Rngs(0)), np.ones((2, 3), np.float32)
+    code = fmapper.source(model, "torch", (x,))
+    assert "        if self.training:\n" in code
+    assert fmapper.source(model, "torch", (x,), train=True) == code
+    found, _, _ = translate(model, "torch", (x,), modes=True)
+    built = run_file(found)["Doubled"]()
+    weights = {"linear.weight": model.linear.kernel[...].T, "linear.bias": model.linear.bias[...]}
+    built.load_state_dict({key: torch.tensor(np.asarray(one)) for key, one in weights.items()})
+    for mode in ("eval", "train"):
+        getattr(built, mode)(), getattr(model, mode)()
+        given = built(torch.tensor(x)).detach()
+        np.testing.assert_allclose(given, model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_modes_that_are_two_programs_are_proved_in_both():
+    source, proof, reason = translate_proved(Doubled(nnx.Rngs(0)), "torch", (jnp.ones((2, 3)),))
+    assert proof, proof
+    assert not reason
+    assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
+    assert source.modes == ("eval", "train")
+
+
+class OtherHead(nnx.Module):
+    """Has another head in training, whose parts one class cannot have."""
+
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.deterministic = False
+
+    def __call__(self, x):
+        x = self.norm(x)
+        return self.linear(x) if self.deterministic else 2 * self.linear(x)
+
+
+def test_what_cannot_have_both_modes_has_the_one_for_evaluation():
+    source, proof = translate_for_evaluation(OtherHead(nnx.Rngs(0)), "torch", (jnp.ones((2, 3)),))
+    assert proof, proof
+    assert "eval" in source.modes
+    code = fmapper.source(OtherHead(nnx.Rngs(0)), "torch", (np.ones((2, 3), np.float32),))
+    assert "* 2" not in code or "if self.training:" in code
+
+
+def test_statistics_in_a_state_at_the_root_are_proved():
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        norm: eqx.nn.BatchNorm
+        linear: eqx.nn.Linear
+
+        def __init__(self, key):
+            self.norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+            self.linear = eqx.nn.Linear(3, 2, key=key)
+
+        def __call__(self, x, state):
+            x, state = self.norm(x, state)
+            return self.linear(x), state
+
+    model, state = eqx.nn.make_with_state(Net)(jax.random.key(0))
+    whole = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    x = jax.random.normal(jax.random.key(1), (6, 3))
+    source, proof, reason = translate_proved(whole, "torch", (x, state))
+    assert proof, proof
+    assert not reason
+    assert set(source.leaves.values()) == {1, 2, 3}
