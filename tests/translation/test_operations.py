@@ -240,3 +240,25 @@ def test_tables_in_float64_and_masks_of_windows_are_computed():
     assert "b85decode" not in code
     model = fmapper.convert(Banded(), "flax", (x,), dynamic_shapes=None, structure=True)
     np.testing.assert_allclose(model(x.numpy()), Banded()(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["var_mean", "std_mean"])
+def test_a_spread_and_its_mean(name):
+    function = getattr(torch, name)
+    code = printed(
+        (torch.randn(2, 3, 4),),
+        lambda x: function(x.exp(), -1),
+        lambda x: function(x.sin(), (0, 2), correction=0, keepdim=True),
+        lambda x: function(x.cos()),
+    )
+    assert f"{name}(jnp.exp(x), axis=-1, ddof=1)" in code
+    others = Each(
+        lambda x: function(torch.complex(x, x.sin()), 1)[0],
+        lambda x: function(x, 1, correction=0.5),
+    )
+    x = torch.randn(2, 3, 4)
+    model = fmapper.convert(others, "flax", (x,), structure=True)
+    for mine, theirs in zip(
+        jax.tree.leaves(model(x.numpy())), fmapper.fleaves(others(x)), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)

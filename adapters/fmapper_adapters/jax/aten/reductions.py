@@ -106,12 +106,13 @@ def _variance(
 
 
 def _each_of_both(target: str, most: float, part: Callable[..., Any]) -> None:
-    """Registers a function of variance and mean."""
+    """Registers a function of the variance, with the mean if its name says so."""
 
     def of_axes(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         spread, factor, mean = _variance(x, dim, correction, keepdim, most)
         dtype = x.real.dtype if is_complex(x) else x.dtype
-        return part(spread, factor, mean, dtype)
+        found = part(spread, factor, dtype)
+        return (found, mean) if target.endswith("_mean") else found
 
     def of_all(x: Any, unbiased: bool = True) -> Any:
         return of_axes(x, correction=int(unbiased))
@@ -134,10 +135,10 @@ def _root(spread: Any, factor: Any, dtype: Any) -> jax.Array:
     return (jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, spread))) * factor).astype(dtype)
 
 
-_each_of_both("var", 2.0**35, lambda spread, factor, _, dtype: _spread(spread, factor, dtype))
-_each_of_both("std", 2.0**70, lambda spread, factor, _, dtype: _root(spread, factor, dtype))
-_each_of_both("var_mean", 2.0**35, lambda v, by, mean, dtype: (_spread(v, by, dtype), mean))
-_each_of_both("std_mean", 2.0**70, lambda v, by, mean, dtype: (_root(v, by, dtype), mean))
+_each_of_both("var", 2.0**35, _spread)
+_each_of_both("std", 2.0**70, _root)
+_each_of_both("var_mean", 2.0**35, _spread)
+_each_of_both("std_mean", 2.0**70, _root)
 
 
 @lowering("aten::renorm")

@@ -205,6 +205,10 @@ def nll_loss(log_probs, target, ignore_index=-100):
     return -jnp.where(is_known, picked, 0).sum() / is_known.sum()
 ''')
 HELPERS["check_shapes"] = CHECK_SHAPES
+for _name in ("var", "std"):
+    HELPERS[f"{_name}_mean"] = f'''def {_name}_mean(x, ddof=0, **options):
+    """Returns `x.{_name}` and the mean."""
+    return x.{_name}(ddof=ddof, **options), x.mean(**options)'''
 HELPERS["split_key"] = '''def split_key(key, count):
     """Returns a key for each block; None where there is none."""
     return None if key is None else jax.random.split(key, count)'''

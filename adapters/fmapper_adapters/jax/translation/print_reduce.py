@@ -90,7 +90,8 @@ def _either(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> An
         return spread
     if is_simple(x):
         return expr("({0}, {1})", spread, reduce(x, "mean", dim, keepdim))
-    return None
+    more = {"axis": axis_of(x, dim), "keepdims": True if keepdim else None}
+    return call_of(name, x, **more, ddof=int(correction) or None)
 
 
 for _name in ("var", "std", "var_mean", "std_mean"):
