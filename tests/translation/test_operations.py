@@ -262,3 +262,25 @@ def test_a_spread_and_its_mean(name):
         jax.tree.leaves(model(x.numpy())), fmapper.fleaves(others(x)), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_every_lowering_can_be_written_to_a_file():
+    """Each alone: one of them may need what another one has brought."""
+    from fmapper_adapters.flax.translation.dialect import FlaxDialect
+    from fmapper_adapters.jax.aten import table
+
+    table.load()
+    assert len(table.LOWERINGS) > 500
+    for op, lowering in table.LOWERINGS.items():
+        assert FlaxDialect()._embedded.add(lowering.function), op
+
+
+@pytest.mark.parametrize(
+    ("net", "x"),
+    [(nn.GRU(4, 3), torch.randn(5, 4)), (nn.LSTM(4, 6, proj_size=3), torch.randn(5, 2, 4))],
+    ids=["one sequence", "projected"],
+)
+def test_recurrent_layers_that_are_none_of_flax(net, x):
+    model = fmapper.convert(nn.Sequential(net), "flax", (x,), structure=True)
+    found, (wanted, _) = model(x.numpy()), nn.Sequential(net)(x)
+    np.testing.assert_allclose(found[0], wanted.detach(), rtol=1e-5, atol=1e-6)

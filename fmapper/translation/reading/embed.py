@@ -57,7 +57,8 @@ class Embedded:
         known = self._name_of(function)
         if known:
             return known
-        if getattr(function, "__closure__", None) or "<locals>" in function.__qualname__:
+        is_inner = "<locals>" in function.__qualname__ or function.__name__ == "<lambda>"
+        if is_inner or getattr(function, "__closure__", None):
             return self._closure(function)
         function = inspect.unwrap(function)
         return self._add(function.__module__, function.__name__)
@@ -117,6 +118,8 @@ class Embedded:
             return found
         if isinstance(value, bool | int | float | str | tuple) or value is None:
             return repr(value)
+        if isinstance(value, type) and value.__module__ == "builtins":
+            return value.__name__
         raise ConversionError(f"{value!r} cannot be written to a file")
 
     def _add(self, module: str, name: str) -> str:
@@ -283,9 +286,9 @@ def _definition_of(function: Any) -> ast.FunctionDef:
     """Returns the code of a function that was made inside another one, or of a lambda.
 
     Raises:
-        ConversionError: It is not found.
+        ConversionError: It is not found, or several lambdas of its line may be it.
     """
-    code = function.__code__
+    code, lambdas = function.__code__, set()
     for node in ast.walk(_tree(function.__module__)):
         if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
@@ -294,8 +297,10 @@ def _definition_of(function: Any) -> ast.FunctionDef:
         if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
             names = [one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)]
             if names == list(code.co_varnames[: len(names)]):
-                text = f"def f({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}"
-                return ast.parse(text).body[0]  # type: ignore[return-value]
+                head = f"def f({ast.unparse(node.args)}):"
+                lambdas.add(f"{head}\n    return {ast.unparse(node.body)}")
+    if len(lambdas) == 1:
+        return ast.parse(lambdas.pop()).body[0]  # type: ignore[return-value]
     raise ConversionError(f"{function.__qualname__} cannot be written to a file")
 
 
