@@ -196,3 +196,26 @@ def attribute(owner: str, path: str) -> str:
 def dtype_name(value: Any) -> str:
     """Returns the name of a dtype among arguments; empty for None."""
     return value.name if isinstance(value, DType) else ""
+
+
+def bare_condition(node: ast.expr) -> ast.expr:
+    """Returns a condition without the integers that it was turned into, and back.
+
+    Examples:
+        >>> text(bare_condition(expr("((x > 0).all().astype(int) != 0).astype(int) == 1")))
+        '(x > 0).all()'
+    """
+    match node:
+        case ast.Compare(ast.Call(ast.Attribute(inner, "astype")), [op], [ast.Constant(value)]):
+            is_itself = (isinstance(op, ast.Eq), value) in ((True, 1), (False, 0))
+            if is_itself and isinstance(op, ast.Eq | ast.NotEq) and _is_condition(inner):
+                return bare_condition(inner)
+    return node
+
+
+def _is_condition(node: ast.expr) -> bool:
+    """Returns whether code gives a bool, or an array of them."""
+    match node:
+        case ast.Compare() | ast.Call(ast.Attribute(_, "all" | "any")):
+            return True
+    return False

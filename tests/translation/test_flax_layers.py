@@ -416,3 +416,26 @@ def test_another_gradient_is_refused(function):
         fmapper.ConversionError, match=r"gradient of (Rounded|Clipped), .* is not known"
     ):
         fmapper.source(net, "flax", (torch.randn(3, 4),))
+
+
+class Bags(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.total = nn.EmbeddingBag(10, 4, mode="sum")
+        self.mean = nn.EmbeddingBag(12, 4, padding_idx=0)
+
+    def forward(self, x):
+        return self.total(x), self.mean(x)
+
+
+def test_bags_of_rows_are_layers():
+    torch.manual_seed(0)
+    net = Bags()
+    x = torch.tensor([[1, 2, 2, 0], [0, 0, 0, 0], [3, 0, 4, 9]])
+    model = fmapper.convert(net, "flax", (x,), structure=True)
+    for part in (model.total, model.mean):
+        assert isinstance(part, nnx.Embed)
+    code = fmapper.source(net, "flax", (x,), dynamic_shapes="auto")
+    assert "check(" not in code.partition("class Bags")[2]
+    for found, wanted in zip(model(x.numpy()), net(x), strict=True):
+        np.testing.assert_allclose(found, wanted.detach(), rtol=1e-5, atol=1e-6)

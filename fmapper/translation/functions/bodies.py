@@ -12,7 +12,15 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
-from fmapper.translation.code import attribute, expr, identifier, literal, name, text
+from fmapper.translation.code import (
+    attribute,
+    bare_condition,
+    expr,
+    identifier,
+    literal,
+    name,
+    text,
+)
 from fmapper.translation.functions.calls import Calls
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
@@ -400,13 +408,11 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._define(call.name, node, call.source, call.op)
 
     def _assertion(self, call: Call) -> None:
-        condition = self._argument(call.args[0])
+        condition = bare_condition(literal(self._argument(call.args[0])))
         message = call.args[1] if len(call.args) > 1 else ""
         if not message or message.startswith("Runtime assertion failed"):
             message = "this must hold, since it did for the examples of the model"
-        self._body.statements.append(
-            Statement((), self._dialect.check(literal(condition), message))
-        )
+        self._body.statements.append(Statement((), self._dialect.check(condition, message)))
 
     def _check_arguments(self) -> None:
         """Writes the check of the arguments that have one value, or must not be None."""

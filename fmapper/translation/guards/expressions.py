@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
 
 
 def parse(expression: str) -> ast.expr:
-    """Returns an expression of sizes as code, with the functions in it that are operators."""
+    """Returns an expression of sizes as code, with the functions in it that are operators.
+
+    Examples:
+        >>> ast.unparse(parse("FloorDiv(n + m*n - 1, n)"))  # how many steps of n there are
+        'm'
+    """
     try:
         tree: ast.expr = _Operators().visit(ast.parse(python(expression), mode="eval").body)
     except SyntaxError:
@@ -21,7 +27,41 @@ class _Operators(ast.NodeTransformer):
         sign = _OPERATORS.get(ast.unparse(node.func))
         if sign is None or len(node.args) != 2:
             return node
-        return ast.BinOp(node.args[0], ast.FloorDiv() if sign == "//" else ast.Mod(), node.args[1])
+        made = ast.BinOp(node.args[0], ast.FloorDiv() if sign == "//" else ast.Mod(), node.args[1])
+        return _count_of_steps(made) or made
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return _count_of_steps(node) or node
+
+
+def _count_of_steps(node: ast.BinOp) -> ast.expr | None:
+    """Returns m for `(m * n + n - 1) // n`, where n is a size; None for another expression."""
+    if not isinstance(node.op, ast.FloorDiv) or not isinstance(node.right, ast.Name):
+        return None
+    step = node.right.id
+    signs = dict(_terms(node.left))
+    products = [text for text in signs if text not in (step, "1")]
+    if signs.get(step) != 1 or signs.get("1") != -1 or len(signs) != 3 or signs[products[0]] != 1:
+        return None
+    match ast.parse(products[0], mode="eval").body:
+        case ast.BinOp(ast.Name(one), ast.Mult(), ast.Name(other)) if step in (one, other):
+            return ast.Name(other if one == step else one, ast.Load())
+    return None
+
+
+def _terms(node: ast.expr, sign: int = 1) -> Iterator[tuple[str, int]]:
+    """Yields the terms of a sum, with their signs."""
+    match node:
+        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+            yield from _terms(left, sign)
+            yield from _terms(right, sign if isinstance(op, ast.Add) else -sign)
+        case ast.UnaryOp(ast.USub(), inner):
+            yield from _terms(inner, -sign)
+        case ast.Constant(int(value)) if value < 0:
+            yield str(-value), -sign
+        case _:
+            yield ast.unparse(node), sign
 
 
 def python(expression: str) -> str:

@@ -31,7 +31,7 @@ _GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "moment
 
 def restate(layer: Layer | None) -> Layer | None:
     """Returns a layer in the terms of Equinox; None where it has no such layer."""
-    if layer is None or layer.kind == "SpectralNorm":  # whose vectors change in training
+    if layer is None or layer.kind in ("SpectralNorm", "EmbeddingBag"):
         return None
     if layer.kind == "WeightNorm":
         return _weight_norm(layer)

@@ -49,7 +49,7 @@ _ARRAYS = {
 
 def restate(layer: Layer | None) -> Layer | None:
     """Returns a layer as a function of its inputs and arrays."""
-    if layer is None or layer.kind in ("WeightNorm", "SpectralNorm"):
+    if layer is None or layer.kind in ("WeightNorm", "SpectralNorm", "EmbeddingBag"):
         return None
     assert isinstance(layer.made, ast.Call)
     keywords = {

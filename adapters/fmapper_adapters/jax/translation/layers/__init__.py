@@ -7,6 +7,7 @@ from typing import Any
 from fmapper import ConversionError
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
 from fmapper_adapters.jax.translation.layers import recurrent
+from fmapper_adapters.jax.translation.layers.bags import bag
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
 from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product
@@ -30,6 +31,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         or _rms_norm(structure, unit, calls)
         or linear_of_rows(structure, unit, calls)
         or drop_path(structure, unit, calls)
+        or bag(structure, unit, calls)
         or layer_under_norm(structure, unit, layer_of_call)
     )
 
