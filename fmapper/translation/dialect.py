@@ -102,6 +102,7 @@ class Dialect(ABC):
         told_in_training: Layers -> the keywords that a program for evaluation does not know.
         masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
         lacking: Functions of files that may be called without `mask=mask` where that is None.
+        holds_constants: Whether objects hold the arrays that code has, so that they move with them.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
         has_sequences: Whether parts that are called in order can be one object.
         takes_rows: Layers whose first number is the size of the last dimension that they take, and
@@ -118,6 +119,7 @@ class Dialect(ABC):
     ones_like: ClassVar[str] = "{0} * 0 + 1"
     masks: ClassVar[Mapping[str, str]] = {}
     lacking: ClassVar[frozenset[str]] = frozenset()
+    holds_constants: ClassVar[bool] = False
     has_variants: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset()

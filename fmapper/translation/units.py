@@ -353,6 +353,13 @@ def _find_changed(program: Program) -> dict[str, str]:
     return {name: target for name, target in buffers.items() if name not in users}
 
 
+def is_of_library(found: Structure, unit: Unit) -> bool:
+    """Returns whether the class of a part is of another package than the model's."""
+    types = found.program.types
+    packages = {types.get(path, "").partition(".")[0] for path in ("", unit.path)}
+    return unit.parent is not None and len(packages) > 1
+
+
 def local_name(found: Structure, target: str, path: str) -> str | None:
     """Returns the path of a submodule as seen from another one; None if it is outside of it."""
     for name in found.paths.get(target, [target]):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Program, refs_in
+from fmapper.programs.program import Program, refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
@@ -21,17 +21,17 @@ from fmapper.translation.functions.forms import (
     objects_in,
     with_objects,
 )
-from fmapper.translation.functions.keys import random_states
+from fmapper.translation.functions.keys import attributes_for
 from fmapper.translation.functions.parameters import (
     by_position,
     find_varying,
     leaves_in_objects,
     takes_first,
-    varies,
 )
 from fmapper.translation.functions.results import results_of
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
+from fmapper.translation.merging.inlining import inline_functions
 from fmapper.translation.merging.modes import combine
 from fmapper.translation.places import (
     Node,
@@ -48,7 +48,14 @@ from fmapper.translation.places import (
 )
 from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.source_file import Source
-from fmapper.translation.units import Unit, dissolve, is_own, local_name, structure_of, with_inner
+from fmapper.translation.units import (
+    Unit,
+    dissolve,
+    is_own,
+    local_name,
+    structure_of,
+    with_inner,
+)
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -115,7 +122,7 @@ class _Writer:
         root = self.structure.root
         self._find_layers(root)
         self._find_sequences(root)
-        self._dissolve_functions(root)
+        inline_functions(self.structure, self.dialect, self.forms, self.sequences)
         self._claim_layers_of_calls(root)
         self._write_units(root)
         changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
@@ -171,30 +178,6 @@ class _Writer:
                     self.forms[id(unit)] = Form(
                         given=(("x", Ref(given)),), returns=Ref(unit.gives[0])
                     )
-
-    def _dissolve_functions(self, root: Unit) -> None:
-        """Inlines units that are a single expression of one value, without arrays."""
-        for unit in list(root.units()):
-            if id(unit) in self.forms or unit.parent is None or unit.parent.path in self.sequences:
-                continue
-            calls = [step for step in unit.steps if isinstance(step, Call)]
-            own = [
-                v
-                for v in unit.given
-                if self.structure.inputs.get(v) and is_own(self.structure, unit, v)
-            ]
-            arrays = [v for v in unit.given if v in self.structure.inputs]
-            is_small = len(calls) == len(unit.steps) == len([*with_inner(calls)]) <= 3
-            foreign = arrays and not own and len(calls) <= 3
-            is_small &= sum(map(varies, unit.part.arguments.values())) <= 1
-            if is_small and not own and len(unit.gives) == 1 and (not arrays or foreign):
-                unit.steps = [self._move(call, unit) for call in calls]
-                dissolve(unit)
-
-    def _move(self, call: Call, unit: Unit) -> Call:
-        from dataclasses import replace
-
-        return replace(call, source=unit.part.source or call.source, module=unit.part.parent)
 
     def _claim_layers_of_calls(self, root: Unit) -> None:
         """Finds the layers among single calls, which then own their arrays."""
@@ -380,7 +363,7 @@ class _Writer:
         sketch = Sketch(node.path, title)
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))
-        sketch.made += random_states(self.bodies.get(node.path, []))
+        sketch.made += attributes_for(self.bodies.get(node.path, []))
         written = self.scans.rewrite(node, made)
         for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
             own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)

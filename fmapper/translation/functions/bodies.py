@@ -54,6 +54,7 @@ from fmapper.translation.scans.steps import units_in, with_loops
 from fmapper.translation.units import (
     Structure,
     Unit,
+    is_of_library,
     refs_of,
     with_inner,
 )
@@ -241,7 +242,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._mutations()
         result = self._print_structure(returns)
         last = self._body.statements[-1] if self._body.statements else None
-        is_library = self._writer.is_of_library(self._unit)
+        is_library = is_of_library(self._structure, self._unit)
         is_whole = is_library or (last is not None and last.origin.startswith("return "))
         if is_whole and last is not None and last.targets == (getattr(result, "id", None),):
             self._body.statements.pop()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Graph, refs_in
 from fmapper.programs.treespec import DType, Ref, Size
-from fmapper.translation.code import Value, attribute, expr, literal, name
+from fmapper.translation.code import Value, attribute, expr, identifier, literal, name, text
 from fmapper.translation.functions.forms import Body, Made
 from fmapper.translation.printing import Printing
 from fmapper.translation.units import Structure, Unit, local_array
@@ -141,7 +141,11 @@ class Expressions:
 
     def _constant(self, value: str, target: str) -> ast.expr:
         array = self._structure.program.constants[target]
-        return self._dialect.constant(array)
+        if not self._dialect.holds_constants or not array.shape:
+            return self._dialect.constant(array)
+        attr = identifier(target)
+        self._body.holds[attr] = text(self._dialect.frozen_array(array, kind="Constant"))
+        return expr(attribute("self", attr))
 
     def _print_structure(self, structure: Any) -> ast.expr:
         """Returns the code for a structure of values."""

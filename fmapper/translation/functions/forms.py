@@ -83,7 +83,7 @@ class Body:
         arrays: Arrays of its own that it names, by their path from there.
         constants: Arrays of the code that it holds, by name.
         randoms: Whether it draws random numbers.
-        holds: What its object keeps for that -> the code that makes it.
+        holds: What its object keeps for that, and its constants -> the code that makes them.
         written: Buffers that it gives new values.
         checks: What it asks of what it is given, if that is a method of its own: the parameters,
             and the statements.

@@ -54,10 +54,10 @@ def without_key(parameters: Sequence[str]) -> tuple[str, ...]:
     return tuple(found[:-1] if found[-1:] == ["*"] else found)
 
 
-def random_states(bodies: Sequence[tuple[str, Body]]) -> list[tuple[str, ast.expr]]:
-    """Returns the attributes that an object has for the draws of its methods, with their code."""
+def attributes_for(bodies: Sequence[tuple[str, Body]]) -> list[tuple[str, ast.expr]]:
+    """Returns the attributes for the draws and constants of methods, with their code."""
     held = {attr: code for _, body in bodies for attr, code in body.holds.items()}
-    return [(attr, expr(code)) for attr, code in held.items()]
+    return [(attr, ast.parse(code, mode="eval").body) for attr, code in held.items()]
 
 
 def ordered_draws(unit: Unit, draws: Callable[[str], bool]) -> frozenset[str]:

@@ -10,7 +10,14 @@ from fmapper.programs.program import Call, refs_in
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation.code import identifier, literal, text
 from fmapper.translation.functions.forms import Argument, Form
-from fmapper.translation.units import Structure, Unit, is_array, local_array, refs_of
+from fmapper.translation.units import (
+    Structure,
+    Unit,
+    is_array,
+    is_of_library,
+    local_array,
+    refs_of,
+)
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
@@ -99,14 +106,8 @@ class Parameters:
             not isinstance(structure, float) or structure - structure == 0
         )
         by_keyword = [*unit.part.arguments][unit.part.positional :]
-        is_option = self.is_of_library(unit) and key in by_keyword
+        is_option = is_of_library(self._structure, unit) and key in by_keyword
         return "fixed" if is_fixed and not is_varying and not is_option else ""
-
-    def is_of_library(self, unit: Unit) -> bool:
-        """Returns whether the class of a part is of another package than the model's."""
-        types = self._structure.program.types
-        packages = {types.get(path, "").partition(".")[0] for path in ("", unit.path)}
-        return unit.parent is not None and len(packages) > 1
 
     def _size_parameter(
         self, arguments: tuple[Argument, ...], symbol: str, known: Collection[str]

@@ -36,6 +36,8 @@ def _attention(
         return None
     product, seen, scale, mask, bias, fill = logits
     q, k = product.args
+    q, scale = _unscaled(look, q, scale)
+    k, scale = _unscaled(look, k, scale)
     labels = _labels(look, product, q, k)
     if labels is None:
         return None
@@ -83,6 +85,15 @@ def _attention(
     )  # fmt: skip
     result = _result_labels(look, call, side, in_weights, of_v)
     return _place(rewriter, made, target, result, tuple(shape), dtype)
+
+
+def _unscaled(look: Any, value: Any, scale: float) -> tuple[Any, float]:
+    """Returns queries or keys without a number that multiplies them, and the scale with it."""
+    call = look.call(value, "mul", "div")
+    number = None if call is None else look.number(call.args[1])
+    if call is None or not number or look.shape(call.args[0]) != look.shape(value):
+        return value, scale
+    return call.args[0], scale * number if call.op == "lax::mul" else scale / number
 
 
 def _logits(look: Any, value: Any) -> Any | None:

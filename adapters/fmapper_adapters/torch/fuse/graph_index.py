@@ -7,9 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fmapper.programs import Call, Graph, Ref, Scalar
 
 Shape = tuple[Any, ...]
+_ON_NUMBERS = (
+    "broadcast_in_dim", "reshape", "squeeze", "transpose", "copy", "sqrt", "convert_element_type",
+)  # fmt: skip
 MOVES = {
     "lax::broadcast_in_dim",
     "lax::reshape",
@@ -87,10 +92,16 @@ class Look:
         while True:
             if isinstance(value, Scalar):
                 return value.value
-            call = self.call(value, "broadcast_in_dim", "reshape", "squeeze", "transpose", "copy")
+            call = self.call(value, *_ON_NUMBERS)
             if call is None:
                 return None
             value = call.args[0]
+            if call.op in ("lax::sqrt", "lax::convert_element_type"):
+                number = self.number(value) if call.result[0][0] == "float32" else None
+                if number is None or isinstance(number, bool | complex):
+                    return None
+                root = np.sqrt if call.op == "lax::sqrt" else np.positive
+                return float(root(np.float32(number))) if number >= 0 else None
 
     def origin(self, value: Any, *, detached: bool = False) -> tuple[Any, dict[int, int]]:
         """Returns the origin of a moved or broadcast value, and its place there.

@@ -123,6 +123,7 @@ def simplify(
 _RECOGNISERS = (
     uniform.find,
     windows.find,
+    windows.find_repeats,
     activations.find,
     softmax.find,
     attention.find,

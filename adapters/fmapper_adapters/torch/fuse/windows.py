@@ -102,3 +102,64 @@ def _linear(size: int | str) -> tuple[str, int] | None:
     if found is None:
         return None
     return found[1], int(f"{found[2]}{found[3]}") if found[3] else 0
+
+
+def find_repeats(rewriter: Any, call: Call) -> Any | None:
+    """Recognises that each row of a dimension is taken several times, as to enlarge images.
+
+    That is `jax.image.resize(x, shape, "nearest")` for a multiple of a size: row `i` is the one at
+    `floor((i + 0.5) * size / length)`.
+    """
+    if call.op != "lax::gather":
+        return None
+    look, numbers = rewriter.look, call.kwargs["dimension_numbers"]
+    x, indices = call.args
+    full, shape = look.shape(x), call.result[0][1]
+    if len(numbers["start_index_map"]) != 1 or numbers["operand_batching_dims"]:
+        return None
+    (dim,) = numbers["start_index_map"]
+    others = [size for i, size in enumerate(full) if i != dim]
+    widths = [_plain(width) for i, width in enumerate(call.kwargs["slice_sizes"]) if i != dim]
+    rest = tuple(i for i in range(len(shape)) if i != dim)
+    is_one = tuple(numbers["collapsed_slice_dims"]) == (dim,) and widths == others
+    if not is_one or tuple(numbers["offset_dims"]) != rest or len(look.shape(indices)) != 2:
+        return None
+    count = _multiple(shape[dim], full[dim])
+    if count is None or not _is_nearest(look, indices, full[dim], shape[dim]):
+        return None
+    return rewriter.call("torch::repeat", x, dim=dim, count=count, shape=shape,
+                         dtype=call.result[0][0])  # fmt: skip
+
+
+def _multiple(length: int | str, size: int | str) -> int | None:
+    """Returns how often a size is in a length."""
+    if isinstance(length, int) and isinstance(size, int):
+        return length // size if size and length % size == 0 else None
+    count, _, rest = str(length).partition("*")
+    return int(count) if rest == size and count.isdigit() else None
+
+
+def _is_nearest(look: Any, indices: Any, size: int | str, length: int | str) -> bool:
+    chosen = look.call(look.origin(indices)[0], "select_n")
+    row = indices if chosen is None else chosen.args[1]  # the other is for negative ones
+    whole = look.call(look.origin(row)[0], "convert_element_type")
+    floor = None if whole is None else look.call(whole.args[0], "floor")
+    quotient = None if floor is None else look.call(floor.args[0], "div")
+    product = None if quotient is None else look.call(quotient.args[0], "mul")
+    middle = None if product is None else look.call(product.args[0], "add")
+    if quotient is None or product is None or middle is None:
+        return False
+    sizes = _size_of(look, product.args[1]), _size_of(look, quotient.args[1])
+    if sizes != (size, length) or look.number(middle.args[1]) != 0.5:
+        return False
+    counted = look.call(middle.args[0])
+    for op, neutral in (("lax::add", 0), ("lax::mul", 1)):
+        if counted is not None and counted.op == op and look.number(counted.args[0]) == neutral:
+            counted = look.call(counted.args[1])
+    return counted is not None and counted.op == "lax::iota" and counted.result[0][1] == (length,)
+
+
+def _size_of(look: Any, value: Any) -> int | str | None:
+    """Returns the size that a number is."""
+    number = look.number(value)
+    return _start(look, value) if number is None else int(number) if number % 1 == 0 else None

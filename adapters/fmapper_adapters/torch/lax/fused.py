@@ -41,6 +41,11 @@ def window(x: Any, *, window: tuple[Any, ...]) -> Any:
     return x[index[0] if len(index) == 1 else tuple(index)]
 
 
+@lowering("torch::repeat")
+def repeat(x: Any, *, dim: int, count: int) -> Any:
+    return x.repeat_interleave(count, dim)
+
+
 @lowering("torch::layer_norm")
 def layer_norm(x: Any, scale: Any, bias: Any, *, eps: float, count: int) -> Any:
     return F.layer_norm(x, x.shape[-count:], scale, bias, eps)

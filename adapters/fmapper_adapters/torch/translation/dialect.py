@@ -92,6 +92,8 @@ class TorchDialect(Dialect):
 
     in_evaluation: ClassVar[str] = "not self.training"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"nn.Dropout"})
+    holds_constants: ClassVar[bool] = True
+    has_variants: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "nn.Linear": {"bias": True},
         "nn.LayerNorm": {"eps": 1e-05, "elementwise_affine": True, "bias": True},
@@ -213,6 +215,8 @@ class TorchDialect(Dialect):
         known = self.constant(array)
         if kind == "FrozenParam":
             return expr("nn.Parameter({0}, requires_grad=False)", known)
+        if kind == "Constant":
+            return expr("nn.Buffer({0}, persistent=False)", known)
         return expr("nn.Buffer({0})", known)
 
     def constant(self, array: Any) -> ast.expr:

@@ -249,13 +249,30 @@ def _broadcast(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 
 
 def _drop_choices(graph: Any) -> None:
-    """Writes `torch.where(mask, True, False)` as the mask."""
+    """Writes `torch.where(mask, True, False)` and `mask.to(torch.float32) != 0` as the mask."""
     for node in list(graph.nodes):
+        mask = _mask_behind(node)
+        if mask is not None:
+            node.replace_all_uses_with(mask)
+            graph.erase_node(node)
+            continue
         if node.target is torch.where and len(node.args) == 3:
             mask, yes, no = node.args
             if (yes, no) == (True, False) and yes is True and no is False:
                 node.replace_all_uses_with(mask)
                 graph.erase_node(node)
+
+
+def _mask_behind(node: Any) -> Any:
+    """Returns the mask that a node compares with 0 after it was made numbers; None for others."""
+    if node.target not in (torch.ne, operator.ne) or len(node.args) != 2 or node.args[1] != 0:
+        return None
+    numbers = node.args[0]
+    if not _is_node(numbers) or (numbers.op, numbers.target) != ("call_method", "to"):
+        return None
+    mask = numbers.args[0]
+    is_mask = _is_tensor(mask) and mask.meta["val"].dtype is torch.bool
+    return mask if is_mask and not _is_of_other(numbers, node) else None
 
 
 def _write_means(graph: Any) -> None:
