@@ -185,8 +185,8 @@ class Calls:
                 elif isinstance(one, tuple | Mapping) and any(
                     self._left[v] and v not in self._env for v in refs_in((one,))
                 ):
-                    wanted = hinted[i] if len(hinted) == len(returns) else "outputs"
-                    targets.append(self._new_name(f"{unit.name} {i}", wanted.strip("_")))
+                    wanted = hinted[i].strip("_") if len(hinted) == len(returns) else ""
+                    targets.append(self._new_name(f"{unit.name} {i}", wanted or "outputs"))
                     held.append((one, targets[-1]))
                 elif isinstance(one, Size) and len(hinted) == len(returns) and hinted[i] != "_":
                     targets.append(self._names.choose(hinted[i], set()))
