@@ -36,8 +36,8 @@ def _attention(
         return None
     product, seen, scale, mask, bias, fill = logits
     q, k = product.args
-    q, scale = _unscaled(look, q, scale)
-    k, scale = _unscaled(look, k, scale)
+    q, scale = _without_scale(look, q, scale)
+    k, scale = _without_scale(look, k, scale)
     labels = _labels(look, product, q, k)
     if labels is None:
         return None
@@ -87,7 +87,7 @@ def _attention(
     return _place(rewriter, made, target, result, tuple(shape), dtype)
 
 
-def _unscaled(look: Any, value: Any, scale: float) -> tuple[Any, float]:
+def _without_scale(look: Any, value: Any, scale: float) -> tuple[Any, float]:
     """Returns queries or keys without a number that multiplies them, and the scale with it."""
     call = look.call(value, "mul", "div")
     number = None if call is None else look.number(call.args[1])
