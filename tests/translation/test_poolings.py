@@ -55,3 +55,56 @@ def test_what_pools_other_dimensions_still_moves_them():
 
     assert "permute" in same(over_rows, x)
     assert "permute" in same(turned, x)
+
+
+@pytest.mark.parametrize("sizes", ["auto", ["batch, _, _"]])
+def test_a_place_in_each_row_is_an_index(sizes):
+    def chosen(x):
+        return x[0] + x[..., 1, :] - x[-1], x[1:3], x[:, 2]
+
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4))
+    source, _, _ = translate(jax.vmap(chosen), "torch", (x,), None, sizes)
+    code = source.code.partition("(nn.Module)")[2]
+    last = "x[:, -1]" if sizes == "auto" else "x[:, 4]"
+    assert all(one in code for one in ("x[:, 0]", "x[:, 1]", last, "x[:, :, 2]"))
+    found = run_file(source)[source.name]()(torch.tensor(np.asarray(x)))
+    for one, other in zip(found, jax.vmap(chosen)(x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_place_beyond_a_shorter_row_raises():
+    source, _, _ = translate(jax.vmap(lambda x: x[3] * 2), "torch", (jnp.ones((2, 5, 4)),))
+    model = run_file(source)[source.name]()
+    model(torch.ones(2, 4, 4))
+    with pytest.raises((ValueError, IndexError)):
+        model(torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_attention_of_equinox_has_the_usual_scale(is_batch):
+    model = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (3, 5, 8) if is_batch else (5, 8))
+
+    def attend(x):
+        return model(x, x, x)
+
+    run = jax.vmap(attend) if is_batch else attend
+    source, _, _ = translate(run, "torch", (x,))
+    assert "scaled_dot_product_attention(" in source.code
+    assert "scale=" not in source.code
+    assert "/ 2.0" not in source.code
+
+
+def test_another_scale_of_queries_stays():
+    model = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+
+    def attend(q, k, v):
+        q, k, v = (jax.vmap(one)(x).reshape(5, 2, 4) for one, x in (
+            (model.query_proj, q), (model.key_proj, k), (model.value_proj, v)))  # fmt: skip
+        weights = jax.nn.softmax(jnp.einsum("shd,Shd->hsS", q / 3.0, k), axis=-1)
+        return jnp.einsum("hsS,Shd->shd", weights, v)
+
+    x = jax.random.normal(jax.random.key(1), (5, 8))
+    source, _, proof = translate(attend, "torch", (x, x, x), proved=True)
+    assert proof
+    assert "3.0" in source.code or "0.33" in source.code

@@ -252,6 +252,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._body.statements.append(Statement(None, result, origin=origin))
         self._check_arguments()
         self._drop_unused_sizes()
+        self._drop_unused_statements()
         self._body.comments = comments_on(self._body.statements, self._opaque)
         return self._body
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fmapper.translation.functions.shapes import Shapes
 
 
+_DRAWS = re.compile(r"^self\.|rand|normal|bernoulli|multinomial|dropout|rngs")
 _MASKS = ("mask", "attn_mask", "attention_mask", "key_padding_mask")
 
 
@@ -209,6 +211,24 @@ def optional_in(statements: Sequence[Statement]) -> set[str]:
                     found.update({one.value.id} - assigned)
         assigned.update(statement.targets or ())
     return found
+
+
+def is_pure(code: str) -> bool:
+    """Returns whether code calls nothing but functions of arrays, which change and draw nothing.
+
+    Examples:
+        >>> is_pure("x = F.relu(y).to(torch.int64)"), is_pure("x = self.part(y)")
+        (True, False)
+        >>> is_pure("x = y.add_(1)"), is_pure("x = torch.rand(3)")
+        (False, False)
+    """
+    calls = [one.func for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Call)]
+    return all(
+        isinstance(one, ast.Attribute)
+        and not one.attr.endswith("_")
+        and not _DRAWS.search(text(one))
+        for one in calls
+    )
 
 
 def is_flat(structure: Any) -> bool:

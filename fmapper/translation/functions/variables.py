@@ -13,7 +13,13 @@ from fmapper.programs.program import Call
 from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
 from fmapper.translation.code import Swap, Value, expr, literal, name, text
-from fmapper.translation.functions.forms import Body, Statement, is_part_of_name, mentions
+from fmapper.translation.functions.forms import (
+    Body,
+    Statement,
+    is_part_of_name,
+    is_pure,
+    mentions,
+)
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.units import Structure, Unit, refs_of
 
@@ -149,6 +155,19 @@ class Variables:
                     "_" if target in self._counted - read else target
                     for target in statement.targets
                 )
+
+    def _drop_unused_statements(self) -> None:
+        """Removes assignments that nothing reads, as of what a part without code was given."""
+        read: set[str] = set()
+        kept: list[Statement] = []
+        for statement in reversed(self._body.statements):
+            is_plain = bool(statement.targets) and not statement.blocks
+            code = text(statement.node) if is_plain else str(statement)
+            if is_plain and not read & {*(statement.targets or ())} and is_pure(code):
+                continue
+            kept.insert(0, statement)
+            read |= {*re.findall(r"(?<![.\w])[A-Za-z_]\w*", code)}
+        self._body.statements[:] = kept
 
     def often_asked(self) -> frozenset[str]:
         """Returns the sizes that the code uses more than once."""

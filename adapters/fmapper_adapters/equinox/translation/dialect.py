@@ -62,7 +62,9 @@ class EquinoxDialect(JaxDialect):
     }
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "Linear": {"use_bias": True},
-        "LayerNorm": {"use_weight": True, "use_bias": True},
+        "LayerNorm": {"eps": 1e-05, "use_weight": True, "use_bias": True},
+        "RMSNorm": {"eps": 1e-05},
+        "GroupNorm": {"eps": 1e-05},
         "BatchNorm": {"eps": 1e-05, "use_weight": True, "use_bias": True},
         **{
             f"Conv{dims}d": {

@@ -49,6 +49,8 @@ def restate(layer: Layer | None) -> Layer | None:
         if kind == "ConvTranspose" and not _is_transposed_as_torch(keywords, sizes):
             return None
         kind = f"{kind}{len(sizes)}d"
+    if text(keywords.get("eps", expr("None"))) == "1e-05":
+        del keywords["eps"]
     if kind == "RMSNorm":
         keywords["use_bias"] = expr("False")  # Equinox adds one unless it is told not to
     if kind == "GroupNorm":

@@ -15,7 +15,7 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
-from fmapper_adapters.torch.translation import poolings
+from fmapper_adapters.torch.translation import shaping
 from fmapper_adapters.torch.translation.gates import split_products
 from fmapper_adapters.torch.translation.loops import write_dimensions, write_fills
 
@@ -46,14 +46,16 @@ def _is_of_other(value: Any, node: Any) -> bool:
 def tidy(graph: Any) -> None:
     """Rewrites a graph in place; what one submodule gives another stays as it is."""
     _use_public_names(graph)
+    shaping.write_rows(graph)
     _use_numbers(graph)
+    shaping.drop_scales(graph, _is_of_other)
     _drop_choices(graph)
     _write_means(graph)
     _write_slices(graph)
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
     split_products(graph)
-    poolings.drop_shaping(graph, BORDER)
+    shaping.pool_in_place(graph, BORDER)
     _turn_products(graph)
     fx_passes.compose_permutations(graph, across=False)
     write_fills(graph)
@@ -366,6 +368,8 @@ def _drop_round_trips(graph: Any) -> None:
 
 def _index_of(node: Any, source: Any) -> Any:
     """Returns the index by which `x[:1].squeeze(0)` is `x[0]`; None for another squeeze."""
+    if source.target is operator.getitem and len(node.args) == 2:
+        return shaping.with_place(source.args[1], node.args[1] % len(_shape(source)))
     if source.target is not torch.narrow or len(node.args) != 2 or len(source.args) != 4:
         return None
     _, dim, start, length = source.args
