@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -194,39 +192,3 @@ def _place(index: Any, size: str) -> int | None:
     if after:  # from the end
         return after if _number(given) == size else None
     return given if type(given) is int and given >= 0 else None
-
-
-# --- scales ---------------------------------------------------------------------------------------
-
-
-def drop_scales(graph: fx.Graph, is_of_other: Callable[[fx.Node, fx.Node], bool]) -> None:
-    """Gives attention queries that are not scaled before, where its own scale is the usual one.
-
-    Args:
-        graph: Is changed in place.
-        is_of_other: Whether the first of two nodes is what another submodule gives the second.
-    """
-    for node in graph.nodes:
-        if node.target is not F.scaled_dot_product_attention or "scale" not in node.kwargs:
-            continue
-        user: Any = node
-        given = query = node.args[0]
-        while query.op == "call_method" and query.target in _SHAPING and len(query.users) == 1:
-            user, query = query, query.args[0]
-        factor = _factor_of(query)
-        size = given.meta["val"].shape[-1]
-        if not factor or not isinstance(size, int) or is_of_other(query, user):
-            continue
-        if math.isclose(node.kwargs["scale"] * factor, size**-0.5, rel_tol=1e-6):
-            user.args = (query.args[0], *user.args[1:])
-            node.kwargs = {key: one for key, one in node.kwargs.items() if key != "scale"}
-
-
-def _factor_of(node: Any) -> float:
-    """Returns the number that a node multiplies a tensor by; 0 for another node."""
-    operations = {operator.truediv: -1, torch.div: -1, torch.true_divide: -1,
-                  operator.mul: 1, torch.mul: 1}  # fmt: skip
-    power = operations.get(node.target, 0) if node.op == "call_function" else 0
-    given = node.args[1] if power and len(node.args) == 2 else None
-    is_scaled = isinstance(given, float) and given != 0 and isinstance(node.args[0], fx.Node)
-    return float(given**power) if is_scaled else 0.0

@@ -48,7 +48,6 @@ def tidy(graph: Any) -> None:
     _use_public_names(graph)
     shaping.write_rows(graph)
     _use_numbers(graph)
-    shaping.drop_scales(graph, _is_of_other)
     _drop_choices(graph)
     _write_means(graph)
     _write_slices(graph)
