@@ -518,3 +518,41 @@ def test_hooks_of_torch_see_what_each_part_gives():
     for path in paths & wanted.keys():
         results = [result for found, *_, result in calls if found == path]
         same(as_numpy(results), wanted[path])
+
+
+class WritesView(nn.Module):
+    """Writes to a view, and returns it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(16, 16, 1)
+
+    def forward(self, x):
+        y = self.conv(x.transpose(-1, -2)).transpose(-1, -2)
+        y += x
+        return y
+
+
+class WriteViews(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 16)
+        self.blocks = nn.ModuleList(WritesView() for _ in range(2))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = self.norm(block(x).transpose(0, 1)).transpose(0, 1)
+        return x
+
+
+def test_a_part_returns_the_view_that_it_wrote_to():
+    ids, x = torch.randint(0, 9, (3, 10)), torch.randn(3, 10, 16)
+    net = WriteViews()
+    model = fmapper.convert(net, "flax", (ids,), structure=True, dynamic_shapes="auto")
+    for ours, theirs in zip(model.blocks, net.blocks, strict=True):
+        same(ours(x.numpy()), theirs(x))
+    code = fmapper.source(net, "flax", (ids,), dynamic_shapes="auto")
+    assert code.count("class WritesView") == 1
+    assert code.partition("class WritesView")[2].partition("class ")[0].count("swapaxes(") == 2

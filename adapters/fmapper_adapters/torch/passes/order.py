@@ -14,6 +14,7 @@ from fmapper.programs import Program
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.passes.assertions import fold_assertions
 from fmapper_adapters.torch.passes.one_form import one_form
+from fmapper_adapters.torch.passes.permutes import cancel_permutes
 from fmapper_adapters.torch.passes.static_sizes import fix_sizes
 from fmapper_adapters.torch.passes.unchanged import drop_unchanged
 
@@ -32,6 +33,7 @@ def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> 
         drop_unchanged,
         partial(one_form, ops=other_forms),
         partial(fix_sizes, facts=facts),
+        cancel_permutes,
         fold_assertions,
     )
     for one in passes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fmapper_adapters.torch import _private
@@ -38,7 +40,8 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
         return ""
     name, kind = str(node.name), (str(tuple(tensor.shape)), str(tensor.dtype))
     while node.op != "placeholder":
-        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": (node.name, kind)}
+        mark = node.name, kind, _sizes(node)
+        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": mark}
         before = node.args[0] if node.args and _is_identity(node) else None
         if not isinstance(before, torch.fx.Node) or _kind(before) != _kind(node):
             break
@@ -50,6 +53,21 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
 def _kind(node: torch.fx.Node) -> tuple[str, str]:
     value = node.meta.get("val")
     return str(tuple(getattr(value, "shape", ()))), str(getattr(value, "dtype", None))
+
+
+def _sizes(node: torch.fx.Node) -> str:
+    """Returns the sizes that a node has for the examples: symbols lose their names on the way."""
+    shape = getattr(node.meta.get("val"), "shape", ())
+    known = [size if isinstance(size, int) else getattr(size.node, "hint", None) for size in shape]
+    return str(known)
+
+
+def _fit(node: torch.fx.Node, mark: tuple[Any, ...]) -> int:
+    """Returns how well a node fits a mark: 2 for its shape, 1 for its sizes in the examples."""
+    if _kind(node) == tuple(mark[1]):
+        return 2
+    is_alike = _kind(node)[1] == mark[1][1] and "None" not in mark[2]
+    return int(is_alike and _sizes(node) == mark[2])
 
 
 def _is_identity(node: torch.fx.Node) -> bool:
@@ -64,14 +82,15 @@ def _is_identity(node: torch.fx.Node) -> bool:
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     """Maps names by `name_in_recording` to those of the same nodes in a graph.
 
-    If a node was decomposed, this is the last resulting node of its shape and dtype.
+    If a node was decomposed, this is the last resulting node of its shape and dtype, if there is
+    one: what writes to a view leaves what it is a view of, too, in another shape.
     """
-    found: dict[str, tuple[bool, str]] = {}
+    found: dict[str, tuple[int, str]] = {}
     for node in graph.nodes:
         mark = (node.meta.get("custom") or {}).get("fmapper")
         if mark is None or "assert" in node.name:
             continue
-        fits = _kind(node) == tuple(mark[1])
-        if fits or not found.get(mark[0], (False, ""))[0]:
-            found[mark[0]] = fits, node.name
+        fit = _fit(node, mark)
+        if fit >= found.get(mark[0], (0, ""))[0]:
+            found[mark[0]] = fit, node.name
     return {name: node for name, (_, node) in found.items()}

@@ -1,0 +1,66 @@
+"""Cancels permutations of dimensions that undo each other.
+
+torch leaves such pairs where a module writes to a view: what it is a view of is computed from what
+was written, and the view from that again where it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fmapper.programs import Call, Program, Ref, refs_in, substitute
+
+_PERMUTE = "aten::permute.default"
+
+
+def cancel_permutes(program: Program) -> Program:
+    """Replaces what is permuted and permuted back by what it was."""
+    graph = program.graph
+    made = {call.name: call for call in graph.calls}
+    fixed = _find_fixed(graph.calls)
+    became: dict[str, Ref] = {}
+    for call in graph.calls:
+        before = made.get(call.args[0].name) if call.op == _PERMUTE else None
+        if before is None or before.op != _PERMUTE or not _undo(before, call):
+            continue
+        source = before.args[0]
+        if not fixed & {call.name, before.name, source.name}:
+            became[call.name] = became.get(source.name, source)
+    if not became:
+        return program
+    calls = [
+        dataclasses.replace(
+            call, args=substitute(call.args, became), kwargs=substitute(call.kwargs, became)
+        )
+        for call in graph.calls
+        if call.name not in became
+    ]
+    outputs = substitute(graph.outputs, became)
+    used = {*refs_in(outputs)} | fixed
+    kept = []
+    for call in reversed(calls):
+        if call.op != _PERMUTE or call.name in used:
+            kept.append(call)
+            used.update(call.refs())
+    new = dataclasses.replace(graph, calls=kept[::-1], outputs=outputs)
+    return dataclasses.replace(program, graph=new)
+
+
+def _undo(first: Call, second: Call) -> bool:
+    """Returns whether the second of two permutations undoes the first."""
+    count = len(first.args[1])
+    found = [first.args[1][at] % count for at in second.args[1]]
+    return found == [*range(count)]
+
+
+def _find_fixed(calls: list[Call]) -> set[str]:
+    """Returns values that inner graphs use, and those that calls write to."""
+    found = set()
+    for call in calls:
+        if call.op.partition(".")[0].endswith("_"):
+            found.update(call.refs())
+        for graph in call.graphs():
+            found.update(refs_in(graph.outputs))
+            for one in graph.walk():
+                found.update(one.refs())
+    return found
