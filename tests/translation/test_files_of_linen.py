@@ -115,3 +115,24 @@ def test_blocks_with_and_without_a_shortcut_are_one_class():
     code, _ = agree(Residual(), jax.random.normal(jax.random.key(1), (2, 8, 8, 4)))
     assert code.count("class Block") == 1
     assert "if has_proj" in code
+
+
+class Perceptron(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(nn.Dense(8)(x))
+        return nn.Dropout(0.2)(nn.Dense(4)(x), deterministic=not train)
+
+
+class EndsWithDropout(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return x + Perceptron()(x, train)
+
+
+def test_a_part_that_ends_with_dropout_is_not_one():
+    module, x = EndsWithDropout(), jax.random.normal(jax.random.key(1), (2, 4))
+    model = module, module.init(jax.random.key(0), x)
+    options = {"rngs": {"dropout": jax.random.key(2)}}
+    code = translate(model, "torch", (x,), options, "auto", True)[0].code
+    assert "self.Dropout_0 = nn.Dropout(0.2)" in code

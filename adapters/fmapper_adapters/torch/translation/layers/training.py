@@ -18,7 +18,9 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     last = made.get(unit.gives[0])
     if last is None:
         return None
-    return _dropout(structure, made, last) or _batch_norm(structure, unit, made, last)
+    found = _dropout(structure, made, last) or _batch_norm(structure, unit, made, last)
+    is_whole = found is not None and {*found.inputs} <= {*unit.given}
+    return found if is_whole else None  # else it is what the submodule ends with
 
 
 def _name(call: Call | None) -> str:
