@@ -330,3 +330,30 @@ def test_one_of_a_dimension_is_an_index():
     )
     assert "x[0]" in code
     assert "x[:, 1]" in code
+
+
+class Centred(nn.Module):
+    """Keeps a running mean, in its own code."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        x = self.linear(x)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return x - self.mean
+
+
+def test_what_a_module_writes_to_its_buffers_is_written():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(Centred(), nn.Tanh()), torch.randn(5, 4)
+    assert "self.mean[...] = " in fmapper.source(net, "flax", (x,), train=True)
+    model = fmapper.convert(net, "flax", (x,), structure=True, train=True)
+    for mode in ("train", "train", "eval"):
+        getattr(net, mode)(), getattr(model, mode)()
+        np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model[0].mean[...], net[0].mean, rtol=1e-5, atol=1e-6)

@@ -157,13 +157,18 @@ class Variables:
                 )
 
     def _drop_unused_statements(self) -> None:
-        """Removes assignments that nothing reads, as of what a part without code was given."""
+        """Removes assignments to variables that nothing reads, as those of a part without code.
+
+        An assignment to anything else, such as an array that the model holds, is an effect.
+        """
         read: set[str] = set()
         kept: list[Statement] = []
         for statement in reversed(self._body.statements):
-            is_plain = bool(statement.targets) and not statement.blocks
+            targets = {*(statement.targets or ())}
+            is_plain = bool(targets) and not statement.blocks
             code = text(statement.node) if is_plain else str(statement)
-            if is_plain and not read & {*(statement.targets or ())} and is_pure(code):
+            are_variables = all(target.isidentifier() for target in targets)
+            if is_plain and are_variables and not read & targets and is_pure(code):
                 continue
             kept.insert(0, statement)
             read |= {*re.findall(r"(?<![.\w])[A-Za-z_]\w*", code)}
