@@ -127,3 +127,24 @@ def test_sizes_that_the_code_fixes_are_told():
     (sentence,) = source.fixed
     assert sentence.startswith("x.shape[0] is 4: the code fixes it at ")
     assert "check_shapes((x, '4 " in source.code
+
+
+class Pooled(nn.Module):
+    """Flattens what is left of an image, as ResNets for small images do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, 2, 1)
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = nn.functional.avg_pool2d(torch.relu(self.conv(x)), 4)
+        return self.linear(x.view(x.size(0), -1))
+
+
+def test_conditions_that_torch_cannot_solve_fix_all_but_the_first_size():
+    net, x = Pooled(), torch.randn(2, 3, 8, 8)
+    with pytest.warns(fmapper.FixedSizeWarning, match="cannot solve the conditions on its sizes"):
+        model = fmapper.convert(net, "flax", (x,), dynamic_shapes="auto")
+    y = torch.randn(5, 3, 8, 8)
+    np.testing.assert_allclose(model(y.numpy()), net(y).detach(), rtol=1e-5, atol=1e-6)

@@ -220,13 +220,17 @@ def record(
         with sizes.limit():
             return go()
     except sizes.TooManyOperations as error:
-        where = failures.place_of(module, error)
-        warnings.warn(
-            f"{where}: {error}, as those of windows in an image do, so that only "
-            f"the first size of each input varies. Name those that are to vary in dynamic_shapes=.",
-            FixedSizeWarning,
-            stacklevel=_outside(),
-        )
+        reason = f"{failures.place_of(module, error)}: {error}, as those of windows in an image do"
+    except ConversionError as error:
+        if "solve_univariate_inequality" not in str(error.__cause__):
+            raise
+        reason = f"{type(module).__name__}: torch cannot solve the conditions on its sizes"
+    warnings.warn(
+        f"{reason}, so that only the first size of each input varies. Name those that are to vary "
+        "in dynamic_shapes=.",
+        FixedSizeWarning,
+        stacklevel=_outside(),
+    )
     return go(only_first=True)
 
 
