@@ -740,6 +740,14 @@ def test_what_torch_cannot_record_is_reported_with_its_reason_the_place_and_a_re
         )
 
 
+def test_examples_that_a_model_does_not_take_are_told_from_what_cannot_be_recorded():
+    net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    with pytest.raises(
+        fmapper.ConversionError, match=r"called with the examples, in 1\. .*Error: "
+    ):
+        fmapper.convert(net, "jax", (torch.ones(4, 5),))
+
+
 def test_an_error_in_a_lowering_says_which_call_failed():
     @fmapper.lowering("mylib::counted")
     def fails(x):

@@ -313,7 +313,7 @@ def _try_ways(
             reasons.append(error)
             if is_data_dependent(error):
                 ways, for_values = [*for_values, *ways], []
-    raise failures.failure(module, reasons[0]) from reasons[0]
+    raise failures.failure(module, reasons[0], args, kwargs) from reasons[0]
 
 
 @contextlib.contextmanager

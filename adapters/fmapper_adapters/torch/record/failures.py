@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from fmapper import ConversionError
+from fmapper import ConversionError, fleaves
+from fmapper_adapters.torch.record.patches.restore import restore_after
 
 
 def first_line(error: Exception) -> str:
@@ -50,20 +53,47 @@ _REMEDIES = (
 )
 
 
-def failure(module: torch.nn.Module, error: Exception) -> ConversionError:
-    """Translates an error of torch to one of fmapper."""
+def failure(
+    module: torch.nn.Module, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ConversionError:
+    """Translates an error of torch to one of fmapper.
+
+    Where nothing is known about it, the module is called with the examples, which may be wrong.
+    """
     text = f"{type(error).__name__}: {error}"
-    remedy = next(
-        (what for signs, what in _REMEDIES if any(sign in text for sign in signs)),
+    name = type(module).__name__
+    known = [what for signs, what in _REMEDIES if any(sign in text for sign in signs)]
+    own = None if known else _error_of_call(module, args, kwargs)
+    if own is not None:
+        at = module_of(module, own)
+        return ConversionError(
+            f"{name}: it cannot be called with the examples{f', in {at}' if at else ''}. "
+            f"{type(own).__name__}: {first_line(own)}. Give it inputs that it takes."
+        )
+    remedy = (
+        *known,
         "Call torch.export.export(module, args, kwargs) directly to investigate; rewrite the part "
         "that cannot be recorded, or move it to the caller.",
-    )
+    )[0]
     where = module_of(module, error)
     at = f" in {where}" if where else ""
     return ConversionError(
-        f"{type(module).__name__}: torch.export could not record it{at}. {_first_lines(text)}\n"
-        f"{remedy}"
+        f"{name}: torch.export could not record it{at}. {_first_lines(text)}\n{remedy}"
     )
+
+
+def _error_of_call(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception | None:
+    """Returns the error that a call with the examples raises, if it does."""
+    if any(one.is_meta for one in fleaves((args, kwargs)) if isinstance(one, torch.Tensor)):
+        return None
+    try:
+        with restore_after(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module(*args, **kwargs)
+    except Exception as error:  # whatever the module raises
+        return error
+    return None
 
 
 def _first_lines(text: str, most: int = 12) -> str:
