@@ -19,7 +19,7 @@ eqx = pytest.importorskip("equinox")
 jnp, lax = jax.numpy, jax.lax
 
 from fmapper.translation import whole_arrays  # noqa: E402
-from fmapper.translation.source import translate  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
 
 
 def normal(*shape, seed=0):
@@ -384,3 +384,21 @@ def test_files_are_proved(make):
     model, x = make()
     _, _, proof = translate(model, "torch", (x,), {}, None, proved=True)
     assert proof, str(proof)
+
+
+class Shared(nnx.Module):
+    """Multiplies by a kernel as a matrix, twice."""
+
+    def __init__(self, rngs):
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (3, 3, 2, 4)))
+
+    def __call__(self, x):
+        matrix = self.kernel[...].reshape(18, 4)
+        return x @ matrix, jnp.ones((2, 4)) @ matrix.T
+
+
+def test_an_array_that_two_products_share_is_no_layer():
+    x = jnp.cos(jnp.arange(54.0)).reshape(3, 18)
+    source, proof, reason = translate_proved(Shared(nnx.Rngs(0)), "torch", (x,))
+    assert proof, reason
+    assert "nn.Linear" not in source.code

@@ -193,7 +193,8 @@ def prove(
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        last = [line for line in lines if _ERROR.match(line)][-1:] or lines[-1:] or ["no word"]
+        last = [line for line in lines if _ERROR.match(line)][-1:] or lines[-1:]
+        last = last or [f"its process ended with {done.returncode} and no word"]
         raise ConversionError(
             f"{source.name}: the generated file does not run: {last[0]}. It was not saved."
         )

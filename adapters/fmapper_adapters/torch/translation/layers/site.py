@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, local_array
@@ -32,6 +33,11 @@ class Site:
         self.unit = unit
         self.made = {call.name: call for call in unit.steps if isinstance(call, Call)}
         self.seen: set[str] = set()  # calls that a layer stands for
+        self._uses = Counter(
+            value
+            for step in unit.steps
+            for value in ({*step.refs()} if isinstance(step, Call) else step.given)
+        )
 
     def array(self, value: Any) -> tuple[str, str, Order] | None:
         """Returns an array of the module's own: its name, its path there, and its order."""
@@ -44,7 +50,7 @@ class Site:
         while isinstance(value, Ref) and value.name in self.made:
             chain.append(self.made[value.name])
             value = chain[-1].args[0] if chain[-1].args else None
-        if not isinstance(value, Ref):
+        if not isinstance(value, Ref) or not self._are_alone(chain):
             return None
         local = local_array(self.structure, self.unit, value.name)
         if local is None:
@@ -73,7 +79,7 @@ class Site:
         while isinstance(value, Ref) and value.name in self.made:
             chain.append(self.made[value.name])
             value = chain[-1].args[0] if chain[-1].args else None
-        if not isinstance(value, Ref):
+        if not isinstance(value, Ref) or not self._are_alone(chain):
             return None
         local = local_array(self.structure, self.unit, value.name)
         if local is None:
@@ -92,6 +98,10 @@ class Site:
             groups = joined
         self.seen |= {call.name for call in chain}
         return value.name, local, groups
+
+    def _are_alone(self, chain: list[Call]) -> bool:
+        """Returns whether values have one use, so that nothing but a layer wants them."""
+        return all(self._uses[call.name] < 2 and call.name not in self.unit.gives for call in chain)
 
     def call(self, value: Any, *names: str) -> Call | None:
         """Returns the call that gives a value, if it is one of these."""
