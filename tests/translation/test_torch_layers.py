@@ -402,3 +402,10 @@ def test_an_array_that_two_products_share_is_no_layer():
     source, proof, reason = translate_proved(Shared(nnx.Rngs(0)), "torch", (x,))
     assert proof, reason
     assert "nn.Linear" not in source.code
+
+
+def test_images_without_gradients_are_normalised_in_groups():
+    model = linen.GroupNorm(2)
+    x = normal(2, 9, 9, 4)
+    _, proof, reason = translate_proved((model, model.init(jax.random.key(0), x)), "torch", (x,))
+    assert proof, reason

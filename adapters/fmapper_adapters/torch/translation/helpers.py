@@ -50,7 +50,6 @@ HELPERS = {
         "BatchNorm1d": "Normalisation of batches",
         "BatchNorm2d": "Normalisation of batches",
         "BatchNorm3d": "Normalisation of batches",
-        "GroupNorm": "Normalisation of groups",
     }.items()
 } | {
     "check_shapes": Helper(CHECK_SHAPES),
@@ -78,6 +77,14 @@ HELPERS = {
             self.var.lerp_(var.detach(), 1 - self.keep)
         y = (x - mean) * torch.rsqrt(var + self.eps)
         return y if self.weight is None else y * self.weight + self.bias'''),
+    "GroupNormLast": Helper('''class GroupNormLast(nn.GroupNorm):
+    """Normalisation of groups with the channels last, as in JAX."""
+
+    def forward(self, x):
+        x = x.movedim(-1, 1)
+        if not x.requires_grad:  # torch 2.13 crashes in the gradient for such an order in memory
+            x = x.contiguous()
+        return super().forward(x).movedim(1, -1)'''),
     "GroupNormOfOne": Helper('''class GroupNormOfOne(nn.GroupNorm):
     """Normalisation of groups of one example, without a dimension of the batch."""
 
