@@ -12,6 +12,7 @@ import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 
+import fmapper  # noqa: E402
 from fmapper.translation.source import translate_proved  # noqa: E402
 from fmapper_adapters.torch.record.training_steps import training_steps  # noqa: E402
 
@@ -153,3 +154,16 @@ def test_weights_at_a_bend_are_moved_before_gradients_are_compared():
     assert proof, reason
     assert proof.away
     assert "with weights moved by 1.6%" in str(proof)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_not_proved_and_the_message_says_what_to_do(dtype):
+    net, x = nn.Sequential(nn.Linear(3, 2)).to(dtype), torch.ones(2, 3, dtype=dtype)
+    with pytest.raises(
+        fmapper.ConversionError, match=r"0\.weight is of .*float16.* fmapper.source"
+    ):
+        translate_proved(net, "flax", (x,))
+    assert "param_dtype" in fmapper.source(net, "flax", (x,))
+    model = fmapper.convert(net, "flax", (x,), structure=True)
+    found = np.asarray(model(fmapper.to_jax(x))).astype(np.float32)
+    np.testing.assert_allclose(found, net(x).detach().float(), rtol=0.02, atol=0.02)

@@ -131,10 +131,12 @@ def prove(
         only_evaluation: Compare nothing but the outputs in evaluation.
 
     Raises:
-        ConversionError: The file does not run; says what the process said.
+        ConversionError: The file does not run; says what the process said. Or the model's
+            parameters are of half precision.
     """
     import numpy as np
 
+    _refuse_halves(program, source.name)
     modes = ["eval"] if only_evaluation else list(source.modes)
     arrays: dict[str, Any] = {}
     own: dict[str, float] = {}
@@ -200,6 +202,22 @@ def prove(
         )
     errors = json.loads(done.stdout.strip().splitlines()[-1])
     return Proof(errors, own, arrays, target.proof(), source.name, refused, away)
+
+
+def _refuse_halves(program: Program, name: str) -> None:
+    """Raises for parameters whose roundings hide what a proof looks for.
+
+    Raises:
+        ConversionError: There is one; names it.
+    """
+    for path, array in program.parameters.items():
+        dtype = str(array.dtype).rpartition(".")[2]
+        if dtype in ("bfloat16", "float16"):
+            raise ConversionError(
+                f"{name}: {path} is of {dtype}, in which results agree to two or three digits, too "
+                "few for a proof. Translate the model in float32, with a proof; "
+                "or write this one without, by fmapper.source"
+            )
 
 
 @functools.cache
