@@ -90,3 +90,18 @@ def test_statistics_in_a_state_at_the_root_are_proved():
     assert proof, proof
     assert not reason
     assert set(source.leaves.values()) == {1, 2, 3}
+
+
+def test_a_flag_by_position_is_given_to_the_file_as_it_is():
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        linear: eqx.nn.Linear
+
+        def __call__(self, x, doubled):
+            x = self.linear(x)
+            return x * 2 if doubled else x
+
+    net = Net(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
+    _, proof, reason = translate_proved(net, "torch", (jnp.ones(3), True))
+    assert proof, reason

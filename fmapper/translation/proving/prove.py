@@ -318,7 +318,7 @@ def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -
     Raises:
         ConversionError: It holds an object of a class of its own.
     """
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):
         return {"dict": {str(key): _describe(one, arrays, given) for key, one in value.items()}}
