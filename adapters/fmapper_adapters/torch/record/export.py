@@ -112,12 +112,13 @@ def export_program(
     calls = PartCalls(recording) if parts else None
     modes = functools.partial(mode, recording, train=train, only_layers=only_layers)
     settings: dict[str, Any] = {"check": check, "whole": whole, "calls": calls}
-    with contextlib.nullcontext() if turns.taken else turns, modes():
+    with contextlib.nullcontext() if turns.taken else turns, keep_attributes(recording), modes():
         blind = itertools.chain(*that_see_nothing(recording, args, inputs))
     for path in blind:
         warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=level_of_user())
     with (
         contextlib.nullcontext() if turns.taken else turns,
+        keep_attributes(recording),
         modes(),
         foreign_classes.register(recording, (args, inputs)),
     ):
@@ -450,7 +451,8 @@ def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> 
 
     With `only_layers` all but torch's own layers that have modes are in evaluation.
     """
-    with keep_attributes(module):
+    before = {inner: inner.training for inner in module.modules()}
+    try:
         with contextlib.suppress(NotImplementedError):  # what torch exported has its mode
             if not train:
                 module.eval()
@@ -459,3 +461,6 @@ def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> 
             for inner in module.modules() if only_layers else ():
                 inner.training = isinstance(inner, _WITH_MODES)
         yield
+    finally:
+        for inner, training in before.items():
+            inner.training = training
