@@ -105,3 +105,12 @@ def test_a_flag_by_position_is_given_to_the_file_as_it_is():
     net = Net(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
     _, proof, reason = translate_proved(net, "torch", (jnp.ones(3), True))
     assert proof, reason
+
+
+def test_a_model_of_halves_is_written_for_evaluation_without_a_comparison():
+    rngs = nnx.Rngs(0)
+    linear = nnx.Linear(3, 2, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, rngs=rngs)
+    net = nnx.Sequential(linear, nnx.Dropout(0.5, rngs=rngs))
+    code = fmapper.source(net, "torch", (jnp.ones((2, 3), jnp.bfloat16),))
+    assert "nn.Linear(3, 2, dtype=torch.bfloat16)" in code
+    assert "Dropout" not in code

@@ -164,6 +164,10 @@ def test_halves_are_not_proved_and_the_message_says_what_to_do(dtype):
     ):
         translate_proved(net, "flax", (x,))
     assert "param_dtype" in fmapper.source(net, "flax", (x,))
+    with pytest.raises(
+        fmapper.ConversionError, match="in float32; or write this one for evaluation"
+    ):
+        fmapper.source(net, "flax", (x,), train=True)
     model = fmapper.convert(net, "flax", (x,), structure=True)
     found = np.asarray(model(fmapper.to_jax(x))).astype(np.float32)
     np.testing.assert_allclose(found, net(x).detach().float(), rtol=0.02, atol=0.02)

@@ -40,6 +40,10 @@ AWAY = 2.0**-6
 RATES = (0.1, 0.01, 0.001)  # of descent: the first at which roundings stay small
 
 
+class HalfPrecisionError(ConversionError):
+    """The parameters of a model are too coarse for a proof."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """The distance of a translated model from its source.
@@ -131,8 +135,8 @@ def prove(
         only_evaluation: Compare nothing but the outputs in evaluation.
 
     Raises:
-        ConversionError: The file does not run; says what the process said. Or the model's
-            parameters are of half precision.
+        ConversionError: The file does not run; says what the process said.
+        HalfPrecisionError: The model has parameters of half precision.
     """
     import numpy as np
 
@@ -208,15 +212,15 @@ def _refuse_halves(program: Program, name: str) -> None:
     """Raises for parameters whose roundings hide what a proof looks for.
 
     Raises:
-        ConversionError: There is one; names it.
+        HalfPrecisionError: There is one; names it.
     """
     for path, array in program.parameters.items():
         dtype = str(array.dtype).rpartition(".")[2]
         if dtype in ("bfloat16", "float16"):
-            raise ConversionError(
+            raise HalfPrecisionError(
                 f"{name}: {path} is of {dtype}, in which results agree to two or three digits, too "
-                "few for a proof. Translate the model in float32, with a proof; "
-                "or write this one without, by fmapper.source"
+                "few to compare a file with its model. Translate the model in float32; or write "
+                "this one for evaluation, without a proof, by fmapper.source"
             )
 
 
