@@ -36,12 +36,20 @@ def with_loops(steps: Iterable[Call | Unit]) -> list[Call | Unit]:
             outer.append((step, found))
             found = []
         elif is_end(step):
-            raise ConversionError("a loop begins and ends in different submodules")
+            raise _apart(step)
         else:
             found.append(step)
     if outer:
-        raise ConversionError("a loop begins and ends in different submodules")
+        raise _apart(outer[0][0])
     return found
+
+
+def _apart(step: Call | Unit) -> ConversionError:
+    where = step.module if isinstance(step, Call) else step.path
+    return ConversionError(
+        f"{where or 'the model'}: a loop begins and ends in different submodules, so that neither "
+        "has its code. Use convert without structure=True"
+    )
 
 
 def is_end(step: Call | Unit) -> bool:
@@ -67,7 +75,7 @@ def _loop(begin: Call, end: Call | Unit, steps: list[Call | Unit]) -> Call:
     names = tuple(one.name for one in given)
     inner: list[Any] = [step for step in steps if step.name not in names]
     if len(steps) - len(inner) != len(names):
-        raise ConversionError("a loop begins and ends in different submodules")
+        raise _apart(begin)
     graph = Graph(names, inner, (*carry, *ys))
     kwargs = {**end.kwargs, "rows": begin.kwargs["dims"]}
     return replace(end, op="flow::scan", args=(graph, first, rows), kwargs=kwargs)
