@@ -35,6 +35,8 @@ class Layer:
         results: Where it gives a tuple: the values in it; empty for those that nobody uses.
         inner: The layers in it whose arrays these are, by their paths there -> the class.
         draws: Whether it draws random numbers.
+        names: The keywords that the last of its inputs are given by.
+        options: Further keywords of the call -> what they are.
     """
 
     made: ast.expr
@@ -47,6 +49,8 @@ class Layer:
     results: tuple[str, ...] = ()
     inner: Mapping[str, str] = field(default_factory=dict)
     draws: bool = False
+    names: tuple[str, ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def gives(self) -> tuple[str, ...]:
         """Returns the values that it computes."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.programs.program import Call, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation import naming
-from fmapper.translation.code import Value, attribute, expr, name, text
+from fmapper.translation.code import Value, attribute, expr, literal, name, text
 from fmapper.translation.functions.forms import (
     Argument,
     Body,
@@ -63,9 +63,17 @@ class Calls:
     def _layer_call(self, call: Call, layer: Layer) -> None:
         attr = self._writer.places[call.name]
         self._body.layers[attr] = layer
-        inputs = [self._use(value) for value in layer.inputs]
-        node = self._call_part(expr(attribute("self", attr)), inputs, layer.draws)
+        node = self._call_layer(expr(attribute("self", attr)), layer)
         self._define(layer.output, node, call.source, call.op)
+
+    def _call_layer(self, target: ast.expr, layer: Layer) -> ast.Call:
+        inputs = [self._use(value) for value in layer.inputs]
+        count = len(inputs) - len(layer.names)
+        keywords = [
+            *(ast.keyword(*pair) for pair in zip(layer.names, inputs[count:], strict=True)),
+            *(ast.keyword(name, literal(value)) for name, value in layer.options.items()),
+        ]
+        return self._call_part(target, inputs[:count], layer.draws, keywords)
 
     def _child(self, unit: Unit) -> None:
         form = self._writer._forms[id(unit)]
@@ -73,8 +81,7 @@ class Calls:
         assert local is not None
         target = expr(attribute("self", local))
         if form.layer is not None:
-            inputs = [self._use(value) for value in form.layer.inputs]
-            node = self._call_part(target, inputs, form.layer.draws)
+            node = self._call_layer(target, form.layer)
             if form.layer.results:
                 self._take_results(node, tuple(map(Ref, form.layer.results)), unit)
             else:

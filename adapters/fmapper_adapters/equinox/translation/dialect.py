@@ -53,6 +53,7 @@ class EquinoxDialect(JaxDialect):
             for dims in (1, 2, 3)
         },
         "Recurrent": ("cell", "in_features", "features"),
+        "MultiheadAttention": ("features", "num_heads"),
         "LSTMCell": ("in_features", "features"),
         "GRUCell": ("in_features", "features"),
         "RNNCell": ("in_features", "features"),

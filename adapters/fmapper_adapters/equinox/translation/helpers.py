@@ -146,6 +146,69 @@ HELPERS = {
         empty = jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True)
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights, key=key) @ value'''),
+    "MultiheadAttention": Helper(
+        '''class MultiheadAttention(eqx.Module):
+    """Attention of several heads, as PyTorch's.
+
+    Its projections are layers for all three (`packed="in"`), two (`"q kv"`) or one (`"q k v"`).
+    """
+
+    in_proj: Linear | None
+    q_proj: Linear | None
+    kv_proj: Linear | None
+    k_proj: Linear | None
+    v_proj: Linear | None
+    out_proj: Linear
+    dropout: Dropout
+    num_heads: int = eqx.field(static=True)
+    batch_first: bool = eqx.field(static=True)
+    packed: str = eqx.field(static=True)
+
+    def __init__(
+        self, features, num_heads, *, dropout=0.0, kdim=None, vdim=None, use_bias=True,
+        batch_first=False, packed="in", key, **options
+    ):
+        keys = Keys(key)
+        self.num_heads, self.batch_first, self.packed = num_heads, batch_first, packed
+        widths = {"q": features, "k": kdim or features, "v": vdim or features}
+        options["use_bias"] = use_bias
+        for name in ("in", "q", "kv", "k", "v"):
+            letters, layer = name.replace("in", "qkv"), None
+            if name in packed.split():
+                size = len(letters) * features
+                layer = Linear(widths[letters[0]], size, **options, key=keys())
+            setattr(self, f"{name}_proj", layer)
+        self.out_proj = Linear(features, features, **options, key=keys())
+        self.dropout = Dropout(dropout)
+
+    def __call__(
+        self, query, key_=None, value=None, key_padding_mask=None, need_weights=True,
+        attn_mask=None, average_attn_weights=True, is_causal=False, *, key=None
+    ):
+        key_ = query if key_ is None else key_
+        projected = self.project(q=query, k=key_, v=key_ if value is None else value)
+        has_batch_second = query.ndim == 3 and not self.batch_first
+        attended, weights = attend_with_heads(
+            *(x.swapaxes(0, 1) if has_batch_second else x for x in projected),
+            num_heads=self.num_heads, dropout=partial(self.dropout, key=key), attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=need_weights,
+        )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(axis=-3)
+        return self.out_proj(attended.swapaxes(0, 1) if has_batch_second else attended), weights
+
+    def project(self, **given):
+        """Yields queries, keys and values; what is one array is projected once."""
+        for name in self.packed.split():
+            letters, made = name.replace("in", "qkv"), {}
+            for i, letter in enumerate(letters):
+                x = given[letter]
+                if id(x) not in made:
+                    projected = getattr(self, f"{name}_proj")(x)
+                    made[id(x)] = jnp.split(projected, len(letters), axis=-1)
+                yield made[id(x)][i]''',
+        frozenset({"attend_with_heads", "Dropout", "Keys", "Linear"}),
+    ),
     "LSTMCell": Helper(
         _CELL.format(
             name="LSTMCell",

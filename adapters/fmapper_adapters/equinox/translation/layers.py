@@ -24,7 +24,8 @@ _KEYWORDS = {
     "strides": "stride",
     "feature_group_count": "groups",
 }
-_DRAWN = ("Linear", "Embedding", "PaddedEmbedding", "Conv", "ConvTranspose", "Recurrent", "Cell")
+_DRAWN = ("Linear", "Embedding", "PaddedEmbedding", "Conv", "ConvTranspose", "Recurrent", "Cell",
+          "MultiheadAttention")  # fmt: skip
 # What a layer of Equinox does without being told.
 _GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "momentum")
 

@@ -61,6 +61,7 @@ class FlaxDialect(JaxDialect):
         "ConvTranspose": ("in_features", "out_features", "kernel_size"),
         "GroupedConvTranspose": ("in_features", "out_features", "kernel_size"),
         "Recurrent": ("cell", "in_features", "features"),
+        "MultiheadAttention": ("features", "num_heads"),
         "LSTMCell": ("in_features", "features"),
         "GRUCell": ("in_features", "features"),
         "RNNCell": ("in_features", "features"),
@@ -86,7 +87,10 @@ class FlaxDialect(JaxDialect):
     mode: ClassVar[str] = "deterministic"
     in_evaluation: ClassVar[str] = "self.deterministic"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"nnx.Dropout"})
-    told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {"SpectralNorm": ("steps",)}
+    told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {
+        "MultiheadAttention": ("dropout",),
+        "SpectralNorm": ("steps",),
+    }
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
 

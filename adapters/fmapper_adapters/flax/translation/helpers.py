@@ -293,6 +293,55 @@ HELPERS = {
         empty = jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True)
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights) @ value'''),
+    "MultiheadAttention": Helper(
+        '''class MultiheadAttention(nnx.Module):
+    """Attention of several heads, as PyTorch's.
+
+    Its projections are layers for all three (`packed="in"`), two (`"q kv"`) or one (`"q k v"`).
+    """
+
+    def __init__(
+        self, features, num_heads, *, dropout=0.0, kdim=None, vdim=None, use_bias=True,
+        batch_first=False, packed="in", rngs: nnx.Rngs, **options
+    ):
+        self.num_heads, self.batch_first, self.packed = num_heads, batch_first, packed
+        widths = {"q": features, "k": kdim or features, "v": vdim or features}
+        options |= {"use_bias": use_bias, "rngs": rngs}
+        for name in packed.split():
+            letters = name.replace("in", "qkv")
+            layer = nnx.Linear(widths[letters[0]], len(letters) * features, **options)
+            setattr(self, f"{name}_proj", layer)
+        self.out_proj = nnx.Linear(features, features, **options)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout else None)
+
+    def __call__(
+        self, query, key=None, value=None, key_padding_mask=None, need_weights=True,
+        attn_mask=None, average_attn_weights=True, is_causal=False
+    ):
+        key = query if key is None else key
+        projected = self.project(q=query, k=key, v=key if value is None else value)
+        has_batch_second = query.ndim == 3 and not self.batch_first
+        attended, weights = attend_with_heads(
+            *(x.swapaxes(0, 1) if has_batch_second else x for x in projected),
+            num_heads=self.num_heads, dropout=self.dropout, attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=need_weights,
+        )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(axis=-3)
+        return self.out_proj(attended.swapaxes(0, 1) if has_batch_second else attended), weights
+
+    def project(self, **given):
+        """Yields queries, keys and values; what is one array is projected once."""
+        for name in self.packed.split():
+            letters, made = name.replace("in", "qkv"), {}
+            for i, letter in enumerate(letters):
+                x = given[letter]
+                if id(x) not in made:
+                    projected = getattr(self, f"{name}_proj")(x)
+                    made[id(x)] = jnp.split(projected, len(letters), axis=-1)
+                yield made[id(x)][i]''',
+        frozenset({"attend_with_heads"}),
+    ),
     **RECURRENT,
     "stack_blocks": Helper('''def stack_blocks(count, make, rngs):
     """Makes equal blocks as one module: the first axis of its arrays is that of the blocks."""

@@ -33,6 +33,38 @@ def attention(query, key, value, mask=None, scale=None, is_causal=False):
     return (weights.astype(value.dtype) @ value).astype(query.dtype)
 ''')
 _enter('''
+def attend_with_heads(
+    query, key, value, num_heads, dropout, *, key_padding_mask, attn_mask, is_causal, need_weights
+):
+    """Attends with each head; True in a mask hides a position, and numbers are added.
+
+    Returns what is attended to, and the weights of each head where they are needed. What sees
+    nothing gives zeros where they are not, and NaN where they are.
+    """
+    query, key, value = (
+        x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-3, -2) for x in (query, key, value)
+    )
+    query = query * query.shape[-1] ** -0.5
+    logits = jnp.matmul(query, key.swapaxes(-2, -1), preferred_element_type=jnp.float32)
+    masks = [~jnp.tri(*logits.shape[-2:], dtype=bool)] if is_causal else []
+    if attn_mask is not None:
+        masks.append(attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(logits.shape))
+    if key_padding_mask is not None:
+        masks.append(key_padding_mask[..., None, None, :])
+    for mask in masks:
+        logits = jnp.where(mask, -jnp.inf, logits) if mask.dtype == bool else logits + mask
+    sees = jnp.array(True) if need_weights else jnp.isfinite(logits).any(axis=-1, keepdims=True)
+    weights = jax.nn.softmax(jnp.where(sees, logits, 0), axis=-1) * sees
+    weights = weights.astype(value.dtype)
+    if need_weights:
+        weights = dropout(weights.reshape(-1, *weights.shape[-2:])).reshape(weights.shape)
+    else:
+        weights = dropout(weights)
+    attended = (weights @ value).swapaxes(-3, -2)
+    attended = attended.reshape(*attended.shape[:-2], -1)
+    return attended, weights if need_weights else None
+''')
+_enter('''
 def as_pairs(x):
     """Returns complex numbers as pairs of real ones, in a last dimension of two."""
     return jnp.stack([x.real, x.imag], axis=-1)

@@ -1,0 +1,231 @@
+"""`nn.MultiheadAttention` is one layer of a file, with what its calls are told."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import fmapper
+from fmapper.translation.source import translate_proved
+
+WIDE, BATCH, LONG, OTHER = 12, 2, 5, 7
+
+
+def hidden(length: int) -> torch.Tensor:
+    return torch.triu(torch.ones(length, length, dtype=torch.bool), 1)
+
+
+class Attends(nn.Module):
+    """Calls attention by one of the ways below."""
+
+    def __init__(self, call, **options):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(WIDE, 3, **{"batch_first": True, **options})
+        self.call = call
+
+    def forward(self, x, *others):
+        return self.call(self.attn, torch.tanh(x), *others)
+
+
+def plain(attn, x):
+    return attn(x, x, x, need_weights=False)[0]
+
+
+def with_weights(attn, x):
+    return attn(x, x, x)
+
+
+def of_each_head(attn, x):
+    return attn(x, x, x, average_attn_weights=False)
+
+
+def across(attn, x, y):
+    return attn(x, y, y, need_weights=False)[0]
+
+
+def of_three(attn, x, y):
+    return attn(x, y, y + 1)[0]
+
+
+def of_other_widths(attn, x, y, z):
+    return attn(x, y, z)[0]
+
+
+def hidden_later(attn, x):
+    return attn(x, x, x, attn_mask=hidden(x.shape[1]), need_weights=False)[0]
+
+
+def causal(attn, x):
+    mask = hidden(x.shape[1])
+    return attn(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+
+
+def padded(attn, x, is_padding):
+    return attn(x, x, x, key_padding_mask=is_padding, attn_mask=hidden(x.shape[1]))
+
+
+def of_added_numbers(attn, x, mask):
+    return attn(x, x, x, attn_mask=mask)[0]
+
+
+def of_masks_for_heads(attn, x, mask):
+    return attn(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+def x(*shape):
+    return torch.randn(*(shape or (BATCH, LONG)), WIDE)
+
+
+IS_PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+# The way -> the call, the options of the layer, and further inputs.
+ITSELF = {
+    "plain": (plain, {}, ()),
+    "length first": (with_weights, {"batch_first": False}, ()),
+    "without biases": (plain, {"bias": False}, ()),
+    "weights of heads": (of_each_head, {}, ()),
+    "mask": (hidden_later, {}, ()),
+    "causal": (causal, {}, ()),
+}
+OTHERS = {
+    "across": (across, {}, (x(BATCH, OTHER),)),
+    "three": (of_three, {}, (x(BATCH, OTHER),)),
+    "widths": (
+        of_other_widths,
+        {"kdim": 4, "vdim": 6},
+        (torch.randn(BATCH, OTHER, 4), torch.randn(BATCH, OTHER, 6)),
+    ),
+    "padding": (padded, {}, (IS_PADDING,)),
+    "numbers": (of_added_numbers, {}, (torch.randn(LONG, LONG),)),
+    "heads": (of_masks_for_heads, {}, (torch.randn(6, LONG, LONG),)),
+}
+
+
+class Ways(nn.Module):
+    def __init__(self, ways):
+        super().__init__()
+        self.ways = [*ways.values()]
+        for at, (call, options, _) in enumerate(self.ways):
+            setattr(self, f"way_{at}", Attends(call, dropout=0.25, **options))
+
+    def forward(self, x, *others):
+        others = iter(others)
+        found = ()
+        for at, (_, _, given) in enumerate(self.ways):
+            found += (getattr(self, f"way_{at}")(x, *(next(others) for _ in given)),)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("ways", "target"), [(ITSELF, "flax"), (OTHERS, "flax"), (OTHERS, "equinox")]
+)
+def test_attention_is_one_layer_in_both_modes(ways, target):
+    pytest.importorskip(target)
+    torch.manual_seed(0)
+    inputs = x(), *(one for _, _, given in ways.values() for one in given)
+    source, proof, reason = translate_proved(Ways(ways), target, inputs)
+    assert proof, reason
+    assert source.modes == ("eval", "train")
+    assert source.layers[0] == source.layers[1]
+    own = source.code.partition("class Attends")[2]
+    assert "MultiheadAttention(12, 3, dropout=0.25" in own
+    assert "softmax" not in own
+    assert "if self." not in own
+
+
+def test_attention_without_a_batch():
+    torch.manual_seed(0)
+    source, proof, reason = translate_proved(Attends(with_weights), "flax", (x(LONG),))
+    assert proof, reason
+    assert "MultiheadAttention(12, 3, batch_first=True" in source.code
+
+
+def test_a_structured_model_attends_as_its_source_by_itself():
+    torch.manual_seed(0)
+    net = Attends(plain)
+    model = fmapper.convert(net, "flax", (x(),), structure=True)
+    assert isinstance(model.attn.in_proj, nnx.Linear)
+    mask, is_padding = hidden(LONG), IS_PADDING
+    query, key, value = x(), x(), x()
+    for options in (
+        {},
+        {"need_weights": False},
+        {"key_padding_mask": is_padding, "attn_mask": mask},
+        {"average_attn_weights": False, "attn_mask": torch.randn(6, LONG, LONG)},
+    ):
+        theirs, weights = net.attn(query, key, value, **options)
+        given = jax.tree.map(lambda o: o.numpy() if isinstance(o, torch.Tensor) else o, options)
+        ours, mine = model.attn(query.numpy(), key.numpy(), value.numpy(), **given)
+        np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+        if weights is not None:
+            np.testing.assert_allclose(mine, weights.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_positions_that_see_nothing_are_as_in_the_source():
+    torch.manual_seed(0)
+    net = Attends(padded)
+    model = fmapper.convert(net, "flax", (x(), IS_PADDING), structure=True)
+    given, nothing = x(), torch.ones(BATCH, LONG, dtype=torch.bool)
+    for wanted in (True, False):  # NaN and zeros
+        options = {"key_padding_mask": nothing, "need_weights": wanted}
+        theirs, _ = net.attn(given, given, given, **options)
+        ours, _ = model.attn(given.numpy(), key_padding_mask=nothing.numpy(), need_weights=wanted)
+        np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(WIDE, 3, batch_first=True)
+
+    def forward(self, x, y):
+        x = self.attn(x, x, x)[0]
+        return self.attn(x, y, y)[0]
+
+
+def test_a_layer_that_attends_to_itself_and_across():
+    torch.manual_seed(0)
+    source, proof, reason = translate_proved(Both(), "flax", (x(), x(BATCH, OTHER)))
+    assert proof, reason
+    assert "packed" not in source.code.partition("class Both")[2]
+
+
+class Turned(nn.MultiheadAttention):
+    def forward(self, query, key, value, **options):
+        found, weights = super().forward(query, key, value, **options)
+        return found * 2, weights
+
+
+class Patched(nn.Module):
+    def __init__(self, attn):
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    "attn",
+    [
+        Turned(WIDE, 3),
+        nn.MultiheadAttention(WIDE, 3, add_bias_kv=True),
+        nn.MultiheadAttention(WIDE, 3, add_zero_attn=True),
+    ],
+)
+def test_what_attends_otherwise_is_code(attn):
+    torch.manual_seed(0)
+    source, proof, reason = translate_proved(Patched(attn), "flax", (x(),))
+    assert proof, reason
+    assert "packed" not in source.code
+
+
+def test_a_way_back_has_the_arrays_of_the_source():
+    torch.manual_seed(0)
+    for call, given in ((plain, (x(),)), (across, (x(), x(BATCH, OTHER)))):
+        net = Attends(call)
+        model = fmapper.convert(net, "flax", given, structure=True)
+        back = fmapper.state(model, source=True)
+        for name, array in net.state_dict().items():
+            np.testing.assert_array_equal(back[name], array)
