@@ -32,7 +32,7 @@ from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in, print_imports
 from fmapper.translation.reading.statements import other_names, statements_at
-from fmapper.translation.reading.weights import origin_of_built, source_weights
+from fmapper.translation.reading.weights import origin_of_built, rows_in, source_weights
 from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
 from fmapper.translation.units import Structure, Unit, local_array
@@ -74,6 +74,7 @@ __all__ = [
     "other_names",
     "print_imports",
     "proof_script",
+    "rows_in",
     "run_file",
     "shortest_parts",
     "source_weights",

@@ -120,6 +120,7 @@ class _Writer:
     def write_bodies(self) -> None:
         """Writes the functions, and finds what each submodule has."""
         root = self.structure.root
+        self.dialect.regroup(self.structure)
         self._find_layers(root)
         self._find_sequences(root)
         inline_functions(self.structure, self.dialect, self.forms, self.sequences)
@@ -144,7 +145,7 @@ class _Writer:
             if len(layers) < len(units) or len({text(one.made) for one in layers if one}) > 1:
                 for unit in units:
                     self.forms.pop(id(unit), None)
-        for unit in list(root.units()):
+        for unit in root.units():  # not those in layers, whose steps are calls then
             form = self.forms.get(id(unit))
             if form is not None and form.layer is not None:
                 self._claim(form.layer, unit.path)

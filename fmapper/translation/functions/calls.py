@@ -174,6 +174,7 @@ class Calls:
         is_hinted = isinstance(returns, tuple) and len(hinted) == len(returns) > 1
         if is_flat(returns) or is_hinted or is_carried:
             targets = []
+            is_single = len(new) == 1 and Ref("") in returns  # of a layer that gives a tuple
             bound: dict[str, str] = {}
             counted: dict[str, str] = {}
             held: list[tuple[Any, str]] = []  # structures, with the variables that hold them
@@ -182,6 +183,8 @@ class Calls:
                 fresh = fresh and one.name not in bound  # it may be there twice
                 if fresh and self._left[one.name]:
                     wanted = hinted[i] if len(hinted) == len(returns) else ""
+                    if is_single and len({*hinted} - {"_"}) == 1:
+                        (wanted,) = {*hinted} - {"_"}
                     target = self._new_name(one.name, wanted)
                     targets.append(target)
                     self._names.holds[target] = one.name

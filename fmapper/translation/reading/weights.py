@@ -55,6 +55,25 @@ def _flip(array: Any, order: tuple[int, ...]) -> Any:
     return array_namespace(array).flip(array, axis=axes) if axes else array
 
 
+def rows_in(attr: str) -> tuple[str, slice | None]:
+    """Returns an array and which of its rows a name means; None for all.
+
+    Examples:
+        >>> rows_in("rnn.weight_hh_l0[8:16]")
+        ('rnn.weight_hh_l0', slice(8, 16, None))
+    """
+    name, _, rows = attr.removesuffix("]").partition("[")
+    begin, _, end = rows.partition(":")
+    return name, slice(int(begin), int(end)) if rows else None
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """Returns the rows of several arrays as one."""
+    from fmapper.backends.namespace import array_namespace
+
+    return array_namespace(parts[0]).concat(list(parts))
+
+
 def _stack(blocks: Sequence[Any], like: Any) -> Any:
     """Returns the arrays of blocks as one of the shape of another."""
     from fmapper.backends.namespace import array_namespace
@@ -77,6 +96,8 @@ class Weights:
         origin: The folder that they were read from.
         scanned: Lists of blocks that are one module in the file -> how many those are. `arrays` has
             the arrays of the single blocks.
+        joined: Arrays of the file whose rows are several arrays of the source -> the names of those
+            rows, as `weight[0:8]`, which `arrays` has.
     """
 
     arrays: dict[str, Place] = field(default_factory=dict)
@@ -87,6 +108,7 @@ class Weights:
     rest: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
     scanned: Mapping[str, int] = field(default_factory=dict)
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rename(self, rename: Callable[[str], str]) -> Weights:
         """Returns them with other names for those of the source."""
@@ -100,8 +122,10 @@ class Weights:
             transient=tuple(map(rename, self.transient)),
         )
 
-    def blocks_of(self, name: str) -> list[tuple[str, tuple[int, ...]]]:
-        """Returns the arrays of single blocks that an array has, and their indices in it."""
+    def blocks_of(self, name: str) -> list[tuple[str, tuple[Any, ...]]]:
+        """Returns the arrays of single blocks or gates that an array has, and their indices."""
+        if name in self.joined:
+            return [(part, (rows_in(part)[1],)) for part in self.joined[name]]
         for path, count in self.scanned.items():
             rest = name.removeprefix(f"{path}.")
             if rest != name and not rest[0].isdigit():
@@ -201,8 +225,11 @@ def source_weights(
         for name, array in whole.items():
             if any(part in given for part, _ in blocks[name]):
                 several = [given.get(part, own[part]) for part, _ in blocks[name]]
-                is_stacked = blocks[name] != [(name, ())]
-                new[id(array)] = _stack(several, array) if is_stacked else several[0]
+                if name in source.joined:
+                    new[id(array)] = _join(several)
+                else:
+                    is_stacked = blocks[name] != [(name, ())]
+                    new[id(array)] = _stack(several, array) if is_stacked else several[0]
         return refill(model, lambda link, leaf: new.get(id(leaf), leaf))
 
     return named, back

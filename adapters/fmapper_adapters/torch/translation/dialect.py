@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import itertools
 import math
 import operator
 import re
@@ -30,12 +29,12 @@ from fmapper.translation import (
     literal,
     names_in,
     print_imports,
-    tables_of,
     text,
 )
 from fmapper_adapters.torch.model import threefry
 from fmapper_adapters.torch.translation import layers, printers
 from fmapper_adapters.torch.translation.helpers import HELPERS
+from fmapper_adapters.torch.translation.loading import print_loading
 
 _IMPORTS = {
     "torch": "import torch",
@@ -64,7 +63,9 @@ _RESERVED = frozenset(
         "load_weights",
         "take_apart",
         "put_in_order",
+        "join_gates",
         "ARRAYS",
+        "GATES",
         "RENAMED",
         "LISTS",
         "STACKED",
@@ -110,6 +111,11 @@ class TorchDialect(Dialect):
         "nn.RMSNorm": ("normalized_shape",),
         "nn.GroupNorm": ("num_groups", "num_channels"),
         "nn.Dropout": ("p",),
+        **{
+            f"{prefix}{kind}": ("input_size", "hidden_size")
+            for prefix in ("nn.", "SingleBias", "NewBias")
+            for kind in ("RNN", "GRU", "LSTM")
+        },
         "BatchNormLast": ("num_features",),
         **{
             f"{module}{kind}{dims}d{end}": names
@@ -152,6 +158,10 @@ class TorchDialect(Dialect):
         if function is None:
             raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
         return self._embedded.add(function)
+
+    def regroup(self, structure: Any) -> None:
+        """Makes loops of cells that are recurrent layers of torch parts of their own."""
+        layers.regroup(structure)
 
     def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
         """Returns a layer of torch."""
@@ -295,7 +305,7 @@ class TorchDialect(Dialect):
         """Returns the file: records, helpers, classes, and `load_weights`."""
         blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
         blocks += [_class(cls) for cls in classes]
-        blocks.append(_print_loading(draft))
+        blocks.append(print_loading(draft))
         body = "\n\n\n".join(blocks)
         helpers = helpers_of(body, self.helper)
         everything = "\n\n\n".join([*helpers, body])
@@ -333,150 +343,3 @@ def _class(cls: Class) -> str:
         lines += [textwrap.indent(line, "        ") for line in method.print_lines()]
         lines.append("")
     return "\n".join(lines).rstrip()
-
-
-_PUT_IN_ORDER = '''def put_in_order(array, order):
-    """Returns an array with its dimensions in an order; `~i` is its dimension i backwards."""
-    array = array.permute([max(i, ~i) for i in order])
-    return array.flip([at for at, i in enumerate(order) if i < 0])
-
-
-'''
-_LOAD = '''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
-    """Fills the model with the arrays of the source, by name; returns it.
-
-    With `strict=False` parameters that are not in there stay as they are.
-    """
-    state = take_apart(state)
-    for path, module in model.named_modules():
-        names = ARRAYS.get(type(module), {})
-        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        for key, tensor in held:
-            source, order = names.get(key, (key, None))
-            name = f"{path}.{source}" if path else source
-            for ours, (theirs, other) in RENAMED.items():
-                if f".{path}.{key}".endswith(f".{ours}"):
-                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
-                    break
-            for ours, theirs in LISTS.items():
-                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
-            if name in state or (strict and isinstance(tensor, nn.Parameter)):
-                array = torch.as_tensor(state[name])
-                array = array if order is None else put_in_order(array, order)
-                if array.ndim != tensor.ndim:  # as of heads and their features
-                    array = array.reshape(tensor.shape)
-                with torch.no_grad():
-                    tensor.copy_(array)
-    return model'''
-_TAKE_APART = '''def take_apart(state):
-    """Returns a state in which the rows of stacked arrays are arrays of the layers."""
-    found = dict(state)
-    for path, count in STACKED.items():
-        for name, array in list(found.items()):
-            if f"{name}.".startswith(f"{path}.") and tuple(array.shape[:1]) == (count,):
-                rest = name[len(path) :]
-                found.update((f"{path}.{i}{rest}", row) for i, row in enumerate(array))
-    return found
-
-
-'''
-_MERGING = """                if array.ndim != tensor.ndim:  # as of heads and their features
-                    array = array.reshape(tensor.shape)
-"""
-_LISTS = """            for ours, theirs in LISTS.items():
-                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
-"""
-_RENAMING = """            for ours, (theirs, other) in RENAMED.items():
-                if f".{path}.{key}".endswith(f".{ours}"):
-                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
-                    break
-"""
-
-
-_NDIMS = {"nn.Linear": {"weight": 2, "bias": 1}, "nn.LayerNorm": {}}
-
-
-def _is_reshaped(draft: Any, layer: Layer) -> bool:
-    """Returns whether a layer's arrays have fewer dimensions than those of the source."""
-    wanted = _NDIMS.get(layer.kind, {"bias": 1})
-    return any(
-        wanted.get(attr, ndim) != ndim
-        for array, (attr, _) in layer.arrays.items()
-        for ndim in [len(draft.structure.values[array][1])]
-    )
-
-
-def own_name(name: str, lists: Mapping[str, str]) -> str:
-    """Returns what the model calls an array.
-
-    Examples:
-        >>> own_name("encoder.layers.1.norm.weight", {"layers": "layers_"})
-        'encoder.layers_1.norm.weight'
-    """
-    for ours, theirs in lists.items():
-        name = re.sub(rf"\b{ours}\.(\d+)", rf"{theirs}\1", name)
-    return name
-
-
-def _stem(whole: str, rows: Sequence[str]) -> str:
-    """Returns the path of the list that the rows of an array are in.
-
-    Examples:
-        >>> _stem("blocks.mlp.0.w", ["blocks.0.mlp.0.w", "blocks.1.mlp.0.w"])
-        'blocks'
-    """
-    others = rows[1] if len(rows) > 1 else whole
-    steps = itertools.takewhile(
-        lambda pair: pair[0] == pair[1], zip(rows[0].split("."), others.split("."), strict=False)
-    )
-    return ".".join(step for step, _ in steps)
-
-
-def _table(names: Mapping[str, Any]) -> str:
-    return f"{{{', '.join(f'{ours!r}: {_place(theirs)}' for ours, theirs in names.items())}}}"
-
-
-def _place(place: tuple[str, tuple[int, ...] | None]) -> str:
-    """Returns the code for a name and an order of dimensions, `~i` for dimension i backwards."""
-    name, order = place
-    axes = [str(i) if i >= 0 else f"~{~i}" for i in order or ()]
-    return f"({name!r}, {None if order is None else _tuple(axes)})"
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-
-def _print_loading(draft: Any) -> str:
-    """Returns `load_weights` with its tables."""
-    known = tables_of(draft)
-    rows = [f"    {kind}: {_table(names)}," for kind, names in known.by_class.items()]
-    lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
-    loading = _LOAD
-    if known.by_name:
-        renamed = [f"    {ours!r}: {_place(theirs)}," for ours, theirs in known.by_name.items()]
-        lines += ["RENAMED = {", *renamed, "}"]
-    else:
-        loading = loading.replace(_RENAMING, "")
-    units = (form.layer for form in draft.forms.values())
-    inner = (layer for group in draft.bodies.values() for _, body in group
-             for layer in body.layers.values())  # fmt: skip
-    if not any(one is not None and _is_reshaped(draft, one) for one in (*units, *inner)):
-        loading = loading.replace(_MERGING, "")
-    lists = draft.dialect.lists
-    if lists:
-        lines.append(f"LISTS = {lists!r}")
-    else:
-        loading = loading.replace(_LISTS, "")
-    stacks = draft.program.stacks.items()
-    stacked = {own_name(_stem(whole, rows), lists): len(rows) for whole, rows in stacks}
-    if stacked:
-        lines.append(f"STACKED = {stacked!r}")
-        loading = _TAKE_APART + loading
-    else:
-        loading = loading.replace("    state = take_apart(state)\n", "")
-    if any(i < 0 for _, order in draft.owners.values() for i in order or ()):
-        loading = _PUT_IN_ORDER + loading
-    else:
-        loading = loading.replace("put_in_order(array, order)", "array.permute(order)")
-    return "\n".join([*lines, "", "", loading])

@@ -34,6 +34,15 @@ _CHANNELS = '''class {name}(nn.{base}):
     def forward(self, x):
         return super().forward(x.movedim(-1, 1)).movedim(1, -1)'''
 
+_RECURRENT = '''class SingleBias{base}(nn.{base}):
+    """An `nn.{base}` whose gates have one bias each, as in JAX: `bias_hh` stays 0."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for name, bias in [*self.named_parameters()]:
+            if name.startswith("bias_hh"):
+                delattr(self, name)
+                setattr(self, name, nn.Buffer(torch.zeros_like(bias), persistent=False))'''
 _CLASSES = {"Conv": _CONV, "ConvTranspose": _CONV_TRANSPOSE}
 
 HELPERS = {
@@ -52,6 +61,32 @@ HELPERS = {
         "BatchNorm3d": "Normalisation of batches",
     }.items()
 } | {
+    f"SingleBias{base}": Helper(_RECURRENT.format(base=base)) for base in ("RNN", "GRU", "LSTM")
+} | {
+    "NewBiasGRU": Helper('''class NewBiasGRU(nn.GRU):
+    """An `nn.GRU` with one bias for each gate, and `bias_n` for the state in the new one."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, bias=False, **kwargs)
+        self.ends = ("_l0", "_l0_reverse") if self.bidirectional else ("_l0",)
+        for end in self.ends:
+            setattr(self, f"bias_ih{end}", nn.Parameter(torch.zeros(3 * self.hidden_size)))
+            setattr(self, f"bias_n{end}", nn.Parameter(torch.zeros(self.hidden_size)))
+
+    def forward(self, x, state=None):
+        if state is None:
+            shape = x.shape[1 - self.batch_first : 2 - self.batch_first] if x.ndim > 2 else ()
+            state = x.new_zeros(len(self.ends), *shape, self.hidden_size)
+        if x.ndim == 2:
+            y, state = self(x.unsqueeze(1 - self.batch_first), state.unsqueeze(1))
+            return y.squeeze(1 - self.batch_first), state.squeeze(1)
+        arrays = []
+        for end in self.ends:
+            bias = F.pad(getattr(self, f"bias_n{end}"), (2 * self.hidden_size, 0))
+            names = f"weight_ih{end}", f"weight_hh{end}", f"bias_ih{end}"
+            arrays += [*(getattr(self, name) for name in names), bias]
+        kind = True, 1, 0.0, self.training, self.bidirectional, self.batch_first
+        return torch.gru(x, state, arrays, *kind)'''),
     "check_shapes": Helper(CHECK_SHAPES),
     "check": Helper('''def check(condition, message):
     """Raises where a condition does not hold."""

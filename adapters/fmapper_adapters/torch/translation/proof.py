@@ -57,8 +57,24 @@ def names(model):
                     break
             for ours, theirs in getattr(net, "LISTS", {}).items():
                 full = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", full)
-            if is_known(full):
-                yield full, order, parameter
+            for full, order, rows in gates_of(f"{path}.{key}".lstrip("."), full, order):
+                if is_known(full):
+                    yield full, order, parameter, rows
+
+
+def gates_of(ours, full, order):
+    """Yields the arrays of the source that are the rows of one of the model."""
+    known = getattr(net, "GATES", {}).get(ours)
+    if known is None:
+        yield full, order, slice(None)
+        return
+    pattern, gates, order = known
+    begin = 0
+    for gate in gates:
+        part = pattern.format(gate)
+        end = begin + shape_of(part)[0 if order is None else order[0]]
+        yield part, order, slice(begin, end)
+        begin = end
 
 
 def shape_of(name):
@@ -87,17 +103,23 @@ def back(value, order, name):
     return value.transpose(np.argsort(axes))
 
 
+def rows_of(value, rows):
+    return value[rows] if value.ndim else value
+
+
 def gradients_by_name(model, slopes):  # what the file has not got has none
     known = dict(zip(map(id, model.parameters()), slopes))
     found = {key: np.zeros(value.shape) for key, value in weights.items()}
-    for key, order, one in names(model):
+    for key, order, one, rows in names(model):
         if id(one) in known:
-            found[key] = back(known[id(one)], order, key)
+            found[key] = back(rows_of(known[id(one)], rows), order, key)
     return found
 
 
 def arrays_by_name(model):  # what the file has not got stays
     absent = {key: value.numpy() for key, value in weights.items()}
-    return absent | {key: back(one, order, key) for key, order, one in names(model)}
+    return absent | {
+        key: back(rows_of(one, rows), order, key) for key, order, one, rows in names(model)
+    }
 '''
 SCRIPT = proof_script(_IMPORTS, _MODEL)

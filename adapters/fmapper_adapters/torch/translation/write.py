@@ -9,7 +9,8 @@ from typing import Any
 from fmapper import ConversionError, translation
 from fmapper.programs import Graph, Other, Part, Program
 from fmapper.translation import Source
-from fmapper_adapters.torch.translation.dialect import TorchDialect, own_name
+from fmapper_adapters.torch.translation.dialect import TorchDialect
+from fmapper_adapters.torch.translation.loading import own_name
 from fmapper_adapters.torch.translation.restate import restate
 
 

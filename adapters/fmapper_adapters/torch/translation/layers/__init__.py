@@ -7,9 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
-from fmapper_adapters.torch.translation.layers import convolutions, proposals, training
+from fmapper_adapters.torch.translation.layers import (
+    cells,
+    convolutions,
+    proposals,
+    recurrent,
+    training,
+)
 from fmapper_adapters.torch.translation.layers.site import Site, dtype_option, name_of, stem_of
 from fmapper_adapters.torch.translation.printers import shortest
+
+
+def regroup(structure: Structure) -> None:
+    """Makes loops that do nothing but call a cell its own steps, where it then is a layer."""
+    cells.regroup(structure, lambda unit: recurrent.layer_of_unit(structure, unit))
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
@@ -18,6 +29,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         _layer_of_unit(structure, unit)
         or training.layer_of_unit(structure, unit)
         or proposals.layer_of_unit(structure, unit)
+        or recurrent.layer_of_unit(structure, unit)
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fmapper.programs import DType, Ref, Scalar, Size, size_of
-from fmapper.translation import Call, Layer, Structure, Unit, local_array, text
+from fmapper.translation import Call, Layer, Structure, Unit, local_array, rows_in, text
 from fmapper_adapters.torch.translation.helpers import HELPERS
 
 _PLACES: dict[str, Any] = {
@@ -61,12 +61,15 @@ def _agree(structure: Structure, unit: Unit, layer: Layer, seed: int) -> bool:
             value = value * (0.1 + spread)
         else:
             value = 0.5 + torch.rand(whole, generator=generator, dtype=torch.float64)
+            if any(call.op == "flow::begin" for call in unit.calls()):  # gates must not saturate
+                value = (value - 1.0) * 2.0 / whole[-1] ** 0.5
         given[name] = value.requires_grad_()
     (source,) = layer.inputs
     module = _module(layer, given)
     try:
         wanted = _Run(structure, given, sizes).run(unit)
         found = module(given[source])
+        found = found[0] if layer.results else found
     except _Unknown:
         raise
     except Exception as error:  # such a layer does not take that, or the sizes do not fit
@@ -110,10 +113,17 @@ def _module(layer: Layer, given: Mapping[str, Any]) -> Any:
     if helper is not None:
         exec(helper.source, namespace)
     made = eval(text(layer.made), namespace).double()
-    held = {}
+    rows: dict[str, list[tuple[int, Any]]] = {}
     for name, (attr, order) in layer.arrays.items():
+        whole, at = rows_in(attr)
         value = put_in_order(given[name], order)
-        held[attr] = value.reshape(made.get_parameter(attr).shape)
+        rows.setdefault(whole, []).append((at.start if at else 0, value))
+    held = {
+        attr: torch.cat([value for _, value in sorted(several, key=operator.itemgetter(0))])
+        if len(several) > 1
+        else several[0][1].reshape(made.get_parameter(attr).shape)
+        for attr, several in rows.items()
+    }
     if held.keys() != dict(made.named_parameters()).keys():
         raise _Unknown
     return lambda x: torch.func.functional_call(made, held, (x,))
@@ -138,11 +148,41 @@ class _Run:
         self._sizes = sizes
 
     def run(self, unit: Unit) -> Any:
-        for call in unit.calls():
-            told = {key: value for key, value in call.kwargs.items() if key != "device"}
-            args, kwargs = self._plain(call.args), self._plain(told)
-            self._values[call.name] = _function(call)(*args, **kwargs)
+        self._run([*unit.calls()])
         return self._values[unit.gives[0]]
+
+    def _run(self, calls: list[Call]) -> None:
+        at = 0
+        while at < len(calls):
+            call = calls[at]
+            if call.op == "flow::begin":
+                end = next(i for i, one in enumerate(calls) if i > at and one.op == "flow::end")
+                self._loop(call, calls[at + 1 : end], calls[end])
+                at = end
+            else:
+                told = {key: value for key, value in call.kwargs.items() if key != "device"}
+                args, kwargs = self._plain(call.args), self._plain(told)
+                self._values[call.name] = _function(call)(*args, **kwargs)
+            at += 1
+
+    def _loop(self, begin: Call, steps: list[Call], end: Call) -> None:
+        """Runs the steps of a loop as often as there are rows."""
+        if any(call.op.startswith("flow::") for call in steps) or begin.kwargs["reverse"]:
+            raise _Unknown
+        carry, xs = map(self._plain, begin.args)
+        dims = begin.kwargs.get("dims") or (0,) * len(xs)
+        rows = [x.unbind(dim) for x, dim in zip(xs, dims, strict=True)]
+        made = []
+        for row in zip(*rows, strict=True):
+            self._values[begin.name] = (*carry, *row)
+            self._run(steps)
+            _, carry, ys = map(self._plain, end.args)
+            made.append(ys)
+        dims = end.kwargs.get("dims") or (0,) * len(made[0])
+        stacks = [
+            torch.stack(ys, dim) for ys, dim in zip(zip(*made, strict=True), dims, strict=True)
+        ]
+        self._values[end.name] = (*carry, *stacks)
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, Ref):

@@ -1,0 +1,194 @@
+"""`load_weights` of files for torch, with its tables."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fmapper.translation import Layer, tables_of
+
+Place = tuple[str, tuple[int, ...] | None]
+
+_PUT_IN_ORDER = '''def put_in_order(array, order):
+    """Returns an array with its dimensions in an order; `~i` is its dimension i backwards."""
+    array = array.permute([max(i, ~i) for i in order])
+    return array.flip([at for at, i in enumerate(order) if i < 0])
+
+
+'''
+_LOAD = '''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
+    """Fills the model with the arrays of the source, by name; returns it.
+
+    With `strict=False` parameters that are not in there stay as they are.
+    """
+    state = join_gates(take_apart(state))
+    for path, module in model.named_modules():
+        names = ARRAYS.get(type(module), {})
+        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for key, tensor in held:
+            source, order = names.get(key, (key, None))
+            name = f"{path}.{source}" if path else source
+            for ours, (theirs, other) in RENAMED.items():
+                if f".{path}.{key}".endswith(f".{ours}"):
+                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
+                    break
+            for ours, theirs in LISTS.items():
+                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
+            if name in state or (strict and isinstance(tensor, nn.Parameter)):
+                array = torch.as_tensor(state[name])
+                array = array if order is None else put_in_order(array, order)
+                if array.ndim != tensor.ndim:  # as of heads and their features
+                    array = array.reshape(tensor.shape)
+                with torch.no_grad():
+                    tensor.copy_(array)
+    return model'''
+_TAKE_APART = '''def take_apart(state):
+    """Returns a state in which the rows of stacked arrays are arrays of the layers."""
+    found = dict(state)
+    for path, count in STACKED.items():
+        for name, array in list(found.items()):
+            if f"{name}.".startswith(f"{path}.") and tuple(array.shape[:1]) == (count,):
+                rest = name[len(path) :]
+                found.update((f"{path}.{i}{rest}", row) for i, row in enumerate(array))
+    return found
+
+
+'''
+_JOIN_GATES = '''def join_gates(state):
+    """Returns a state in which the arrays of the gates are one, as torch has them."""
+    found = dict(state)
+    for name, (pattern, gates, order) in GATES.items():
+        parts = [pattern.format(gate) for gate in gates]
+        if all(part in state for part in parts):
+            arrays = [torch.as_tensor(state[part]) for part in parts]
+            found[name] = torch.cat([x if order is None else x.permute(order) for x in arrays])
+    return found
+
+
+'''
+_MERGING = """                if array.ndim != tensor.ndim:  # as of heads and their features
+                    array = array.reshape(tensor.shape)
+"""
+_LISTS = """            for ours, theirs in LISTS.items():
+                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
+"""
+_RENAMING = """            for ours, (theirs, other) in RENAMED.items():
+                if f".{path}.{key}".endswith(f".{ours}"):
+                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
+                    break
+"""
+
+
+_NDIMS = {"nn.Linear": {"weight": 2, "bias": 1}, "nn.LayerNorm": {}}
+
+
+def _is_reshaped(draft: Any, layer: Layer) -> bool:
+    """Returns whether a layer's arrays have fewer dimensions than those of the source."""
+    wanted = _NDIMS.get(layer.kind, {"bias": 1})
+    return any(
+        wanted.get(attr, ndim) != ndim
+        for array, (attr, _) in layer.arrays.items()
+        for ndim in [len(draft.structure.values[array][1])]
+    )
+
+
+def own_name(name: str, lists: Mapping[str, str]) -> str:
+    """Returns what the model calls an array.
+
+    Examples:
+        >>> own_name("encoder.layers.1.norm.weight", {"layers": "layers_"})
+        'encoder.layers_1.norm.weight'
+    """
+    for ours, theirs in lists.items():
+        name = re.sub(rf"\b{ours}\.(\d+)", rf"{theirs}\1", name)
+    return name
+
+
+def _stem(whole: str, rows: Sequence[str]) -> str:
+    """Returns the path of the list that the rows of an array are in.
+
+    Examples:
+        >>> _stem("blocks.mlp.0.w", ["blocks.0.mlp.0.w", "blocks.1.mlp.0.w"])
+        'blocks'
+    """
+    others = rows[1] if len(rows) > 1 else whole
+    steps = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(rows[0].split("."), others.split("."), strict=False)
+    )
+    return ".".join(step for step, _ in steps)
+
+
+def _table(names: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{ours!r}: {_place(theirs)}' for ours, theirs in names.items())}}}"
+
+
+def _place(place: tuple[str, tuple[int, ...] | None]) -> str:
+    """Returns the code for a name and an order of dimensions, `~i` for dimension i backwards."""
+    name, order = place
+    axes = [str(i) if i >= 0 else f"~{~i}" for i in order or ()]
+    return f"({name!r}, {None if order is None else _tuple(axes)})"
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _pattern(ours: str, parts: Sequence[Place], lists: Mapping[str, str]) -> str:
+    """Returns the line of a table: the names of the arrays of gates, and what differs in them."""
+    names = [own_name(name, lists) for name, _ in parts]
+    begin = _alike(names)
+    end = _alike([name[begin:][::-1] for name in names])
+    gates = [name[begin : len(name) - end] for name in names]
+    pattern = f"{names[0][:begin]}{{}}{names[0][len(names[0]) - end :]}"
+    told = "".join(gates) if all(len(gate) == 1 for gate in gates) else tuple(gates)
+    return f"    {ours!r}: ({pattern!r}, {told!r}, {parts[0][1]}),"
+
+
+def _alike(names: Sequence[str]) -> int:
+    """Returns how many letters names begin with alike."""
+    columns = zip(*names, strict=False)
+    return len([*itertools.takewhile(lambda column: len({*column}) == 1, columns)])
+
+
+def print_loading(draft: Any) -> str:
+    """Returns `load_weights` with its tables."""
+    known = tables_of(draft)
+    rows = [f"    {kind}: {_table(names)}," for kind, names in known.by_class.items()]
+    lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
+    loading = _LOAD
+    if known.by_name:
+        renamed = [f"    {ours!r}: {_place(theirs)}," for ours, theirs in known.by_name.items()]
+        lines += ["RENAMED = {", *renamed, "}"]
+    else:
+        loading = loading.replace(_RENAMING, "")
+    units = (form.layer for form in draft.forms.values())
+    inner = (layer for group in draft.bodies.values() for _, body in group
+             for layer in body.layers.values())  # fmt: skip
+    if not any(one is not None and _is_reshaped(draft, one) for one in (*units, *inner)):
+        loading = loading.replace(_MERGING, "")
+    lists = draft.dialect.lists
+    if lists:
+        lines.append(f"LISTS = {lists!r}")
+    else:
+        loading = loading.replace(_LISTS, "")
+    stacks = draft.program.stacks.items()
+    stacked = {own_name(_stem(whole, rows), lists): len(rows) for whole, rows in stacks}
+    state = "state"
+    if stacked:
+        lines.append(f"STACKED = {stacked!r}")
+        loading = _TAKE_APART + loading
+        state = f"take_apart({state})"
+    if known.joined:
+        gates = (_pattern(ours, parts, lists) for ours, parts in known.joined.items())
+        lines += ["GATES = {", *gates, "}"]
+        loading = _JOIN_GATES + loading
+        state = f"join_gates({state})"
+    filled = "" if state == "state" else f"    state = {state}\n"
+    loading = loading.replace("    state = join_gates(take_apart(state))\n", filled)
+    if any(i < 0 for _, order in draft.owners.values() for i in order or ()):
+        loading = _PUT_IN_ORDER + loading
+    else:
+        loading = loading.replace("put_in_order(array, order)", "array.permute(order)")
+    return "\n".join([*lines, "", "", loading])
