@@ -57,12 +57,12 @@ def _cell(structure: Structure, unit: Unit, calls: Sequence[Call], begin: Call) 
     picks = {call.name: call.args[1] for call in calls
              if call.op == "sym::getitem" and call.args[0] == Ref(begin.name)}  # fmt: skip
     states = {name for name, at in picks.items() if at < len(begin.args[0])}
-    inner = _reached(calls, picks)
+    inner = _calls_after(calls, picks)
     site = Site(structure, unit, whole=False)
     gates = [call for call in inner if name_of(call) in _GATES]
     found: dict[str, tuple[str, Any, set[str]]] = {}
     for call in inner:
-        for side, (name, _, order) in _held(site, call, states):
+        for side, (name, _, order) in _arrays_in(site, call, states):
             if name in found:
                 return None
             found[name] = (side, order, _first_gates(calls, call))
@@ -77,7 +77,7 @@ def _cell(structure: Structure, unit: Unit, calls: Sequence[Call], begin: Call) 
     return cell if {"ih", "hh"} <= {*cell.own} <= {"ih", "hh", "bias"} else None
 
 
-def _reached(calls: Sequence[Call], values: Mapping[str, Any]) -> list[Call]:
+def _calls_after(calls: Sequence[Call], values: Mapping[str, Any]) -> list[Call]:
     """Returns the calls that compute with values, and with what those compute, within a loop."""
     known = {*values}
     found = []
@@ -102,7 +102,7 @@ def _first_gates(calls: Sequence[Call], start: Call) -> set[str]:
     return found
 
 
-def _held(site: Site, call: Call, states: set[str]) -> Iterator[tuple[str, Any]]:
+def _arrays_in(site: Site, call: Call, states: set[str]) -> Iterator[tuple[str, Any]]:
     """Yields the arrays that a call computes with.
 
     Yields:
@@ -157,7 +157,7 @@ def _layers(structure: Structure, unit: Unit, cells: Sequence[_Cell], x: str) ->
     for order, directions in itertools.product(orders, (cells, cells[::-1])[: len(cells)]):
         choices = [[*_arrays(site, cell, order)] for cell in directions]
         for chosen in itertools.product(*choices):
-            yield _made(site, kind, [*chosen], x)
+            yield _layer(site, kind, [*chosen], x)
 
 
 def _orders(cell: _Cell, kind: str) -> Iterator[tuple[int, ...]]:
@@ -228,7 +228,7 @@ def _rows(site: Site, own: Sequence[Any], order: tuple[int, ...], name: str) -> 
     return found
 
 
-def _made(site: Site, kind: str, chosen: Sequence[Rows], x: str) -> Layer:
+def _layer(site: Site, kind: str, chosen: Sequence[Rows], x: str) -> Layer:
     """Returns the layer with these arrays, one group for each direction."""
     arrays: Rows = {}
     for rows, end in zip(chosen, ("_l0", "_l0_reverse"), strict=False):
