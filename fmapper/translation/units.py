@@ -187,6 +187,8 @@ def _sizes(program: Program) -> dict[str, str]:
                 continue
             if kind in _OPERATORS and len(known) == 2:
                 found[call.name] = f"({known[0]}){_OPERATORS[kind]}({known[1]})"
+            elif kind == "neg":
+                found[call.name] = f"-({known[0]})"
             elif kind in ("sym_max", "sym_min", "max", "min") and len(known) == 2:
                 found[call.name] = f"{kind[-3:]}({known[0]}, {known[1]})"
     return found

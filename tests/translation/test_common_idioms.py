@@ -373,3 +373,73 @@ def test_transposed_convolutions_have_the_padding_of_torch(
     want = net(x).detach().numpy()
     np.testing.assert_allclose(model(x.numpy()), want, rtol=1e-4, atol=1e-5)
     assert re.search("ConvTranspose|conv_transpose", fmapper.source(net, to, (x,)))
+
+
+class Edges(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, h: torch.Tensor, edges: list[torch.Tensor]) -> torch.Tensor:
+        row, col = edges
+        told = torch.zeros(row.shape[0], 4) + self.dense(h[row] - h[col])
+        return torch.zeros_like(h).index_add(0, row, told * row.shape[0])
+
+
+class Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Edges() for _ in range(2))
+
+    def forward(self, h: torch.Tensor, edges: list[torch.Tensor]) -> torch.Tensor:
+        for layer in self.layers:
+            h = layer(h, edges)
+        return h
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_a_list_is_taken_apart_before_sizes_of_its_items_are_read() -> None:
+    edges = [torch.tensor([0, 1, 2, 0, 3]), torch.tensor([1, 2, 3, 3, 0])]
+    net, h = Graph(), torch.randn(4, 4)
+    model = fmapper.convert(net, "flax", (h, edges), structure=True, dynamic_shapes="auto")
+    other = [torch.tensor([0, 1, 2]), torch.tensor([4, 3, 0])]
+    for nodes, pair in ((h, edges), (torch.randn(5, 4), other)):
+        found = model(nodes.numpy(), [one.numpy() for one in pair])
+        wanted = net(nodes, pair).detach().numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+class Recalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        query, value = self.dense(torch.cat([memory, x], 0)).chunk(2, dim=-1)
+        return query[-x.size(0) :] + value.mean(0)
+
+
+class Memory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Recalls() for _ in range(2))
+
+    def forward(self, x: torch.Tensor, memories: list[torch.Tensor]) -> torch.Tensor:
+        for layer, memory in zip(self.layers, memories, strict=True):
+            x = layer(x, memory)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_a_negative_size_is_computed_in_each_part() -> None:
+    net = Memory()
+    given = [(torch.randn(n, 2, 4), [torch.randn(m, 2, 4)] * 2) for n, m in ((3, 5), (4, 2))]
+    model = fmapper.convert(net, "flax", given[0], structure=True, dynamic_shapes="auto")
+    assert fmapper.source(model).count("class Recalls") == 1
+    for x, memories in given:
+        wanted = net(x, memories).detach().numpy()
+        found = model(x.numpy(), [one.numpy() for one in memories])
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        part = model.layers[0](x.numpy(), memories[0].numpy())
+        wanted = net.layers[0](x, memories[0]).detach().numpy()
+        np.testing.assert_allclose(part, wanted, rtol=1e-4, atol=1e-5)

@@ -556,3 +556,32 @@ def test_a_part_returns_the_view_that_it_wrote_to():
     code = fmapper.source(net, "flax", (ids,), dynamic_shapes="auto")
     assert code.count("class WritesView") == 1
     assert code.partition("class WritesView")[2].partition("class ")[0].count("swapaxes(") == 2
+
+
+class Sampled(nn.Module):
+    """Has its channels last within, and first outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(3, 3)
+
+    def forward(self, points):
+        points = points.permute(0, 2, 1)
+        return torch.relu(self.dense(points) + points).permute(0, 2, 1)
+
+
+class Samples(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Sampled(), Sampled()
+
+    def forward(self, points):
+        return self.second(self.first(points))
+
+
+def test_parts_keep_their_layouts_where_permutations_undo_each_other():
+    points, net = torch.randn(2, 3, 5), Samples()
+    model = fmapper.convert(net, "flax", (points,), structure=True)
+    same(model(points.numpy()), net(points))
+    same(model.first(points.numpy()), net.first(points))
+    same(model.second(points.numpy()), net.second(points))

@@ -13,7 +13,7 @@ import jax.numpy as jnp  # noqa: E402
 from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
-from fmapper.translation.source import translate_proved  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
@@ -115,3 +115,41 @@ class Choosing(nn.Module):
 def test_numbers_that_no_proof_knows_are_refused_by_their_place():
     with pytest.raises(fmapper.ConversionError, match=r"multinomial.* draws random numbers.*py:"):
         fmapper.source(Choosing(), "flax", (X,))
+
+
+class Labels(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 4)
+
+    def forward(self, labels, train):
+        if train:
+            dropped = torch.rand(labels.shape[0]) < 1e-6
+            labels = torch.where(dropped, 10, labels)
+        return self.table(labels)
+
+
+class Guided(nn.Module):
+    """Draws numbers in training alone, which seldom make a difference."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels = Labels()
+
+    def forward(self, labels):
+        return self.labels(labels, self.training)
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
+def test_a_file_draws_in_the_modes_in_which_its_source_does(target):
+    if target == "equinox":
+        pytest.importorskip("equinox")
+    labels = torch.tensor([1, 2, 3])
+    _, _, proof = translate(Guided(), target, (labels,), train=True, proved=True)
+    assert not proof
+    assert proof.holds("train")
+    assert "eval draws other random numbers than its source" in str(proof)
+    source, proof, reason = translate_proved(Guided(), target, (labels,))
+    assert proof, proof
+    assert reason
+    assert "random.uniform" not in source.code.partition("class")[2]

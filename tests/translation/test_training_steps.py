@@ -171,3 +171,50 @@ def test_halves_are_not_proved_and_the_message_says_what_to_do(dtype):
     model = fmapper.convert(net, "flax", (x,), structure=True)
     found = np.asarray(model(fmapper.to_jax(x))).astype(np.float32)
     np.testing.assert_allclose(found, net(x).detach().float(), rtol=0.02, atol=0.02)
+
+
+class Probabilities(nn.Module):
+    """Holds nothing, draws nothing, and differs in its modes."""
+
+    def forward(self, x):
+        return x if self.training else x.softmax(-1)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+class Turned(nn.Module):
+    """Gives a number that is 0 but for roundings, as flows do before they are trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(4, 4))[0])
+
+    def forward(self, x):
+        return x @ self.weight, torch.linalg.slogdet(self.weight)[1]
+
+
+def test_weights_are_moved_before_a_rounding_is_compared():
+    _, proof, _ = translate_proved(Turned(), "flax", (x,))
+    assert proof, proof
+    assert "outputs or gradients" in str(proof)
+
+
+@pytest.mark.parametrize(("last", "differs"), [(Probabilities(), True), (Noise(), False)])
+def test_noise_is_left_out_and_what_draws_nothing_is_not(last, differs):
+    model = nn.Sequential(nn.Linear(4, 3), last)
+    outputs = [
+        training_steps(model, (x,), {}, train=train)(0.1, 0.0)["output.0"]
+        for train in (False, True)
+    ]
+    assert (outputs[0] != outputs[1]).any() == differs
+
+
+def test_a_part_without_arrays_is_proved_in_both_modes():
+    model = nn.Sequential(nn.Linear(4, 3), Probabilities())
+    source, proof, reason = translate_proved(model, "flax", (x,))
+    assert proof, proof
+    assert not reason
+    assert source.modes == ("eval", "train")

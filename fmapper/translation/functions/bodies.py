@@ -335,21 +335,22 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 if one.kind == "unused" or not self._is_taken_apart(structure):
                     self._left[f"parameter {parameter}"] = 10**6
                     continue
-                targets = []
+                targets: list[str] = []
+                bound: dict[str, str] = {}
                 told = self._other_names.get(parameter, ())
                 if not isinstance(told, tuple) or len(told) != len(structure):
                     self._bind_items(structure, parameter)
                     continue
                 for i, inner in enumerate(structure):
-                    if isinstance(inner, Ref) and inner.name in self._wanted:
-                        target = self._new_name(inner.name, told[i])
-                        self._names.holds[target] = inner.name
-                        self._bind(inner.name, name(target))
-                        targets.append(target)
-                    else:
-                        targets.append("_")
+                    is_wanted = isinstance(inner, Ref) and inner.name in self._wanted
+                    targets.append(self._new_name(inner.name, told[i]) if is_wanted else "_")
+                    if is_wanted:
+                        self._names.holds[targets[-1]] = inner.name
+                        bound[inner.name] = targets[-1]
                 node = expr("{0}[0]", name(parameter)) if len(targets) == 1 else name(parameter)
                 self._body.statements.append(Statement(tuple(targets), node))
+                for value, target in bound.items():  # after it, as sizes are read from them
+                    self._bind(value, name(target))
             else:
                 self._wholes += tuples_in(structure, name(parameter))
                 self._bind_items(structure, parameter)

@@ -25,12 +25,13 @@ def make(train):
 
 def run(model, train):
     draws.begin()
-    return leaves(model(*args, **kwargs))
+    found = leaves(model(*args, **kwargs))
+    draws.end()
+    return found
 
 
 def loss(model):
-    draws.begin()
-    found = leaves(model(*args, **kwargs))
+    found = run(model, None)
     floats = [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
     total = sum(jnp.mean(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in floats)
     return total, found

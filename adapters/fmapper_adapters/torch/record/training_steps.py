@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,10 +28,9 @@ def training_steps(
     """
     model = _copy(model)
     model.train(train)
-    for inner in model.modules():
-        if _is_noise(inner):
-            inner.eval()
     args, inputs = to_torch((tuple(args), dict(kwargs)), strict=False)
+    for inner in _find_noise(model, args, inputs) if train else ():
+        inner.eval()
 
     def run(rate: float, off: float) -> dict[str, Any]:
         with _WithoutDropout(), SameDraws() as mode:
@@ -74,10 +74,41 @@ def _copy_closure(function: types.FunctionType, known: dict[int, Any]) -> types.
     return copied
 
 
-def _is_noise(module: torch.nn.Module) -> bool:
-    """Returns whether a module's modes differ only in noise."""
-    held = (module.parameters(), module.buffers(), module.children())
-    return not any(next(iter(one), None) is not None for one in held)
+def _find_noise(model: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.nn.Module]:
+    """Returns the submodules whose modes differ only in noise: they hold nothing, and draw."""
+    found: list[torch.nn.Module] = []
+    watched = []
+    draws = SameDraws()
+    trial = _copy(model)
+    for inner, copied in zip(model.modules(), trial.modules(), strict=True):
+        held = (inner.parameters(), inner.buffers(), inner.children())
+        if any(next(iter(one), None) is not None for one in held):
+            continue
+        if type(inner).__module__.startswith("torch."):
+            found.append(inner)
+        else:
+            _watch(copied, draws.draws, functools.partial(found.append, inner))
+            watched.append(copied)
+    if watched:
+        with torch.no_grad(), _WithoutDropout(), draws:
+            trial(*args, **kwargs)
+    return found
+
+
+def _watch(module: torch.nn.Module, draws: Draws, tell: Callable[[], None]) -> None:
+    """Calls a function when a module has drawn random numbers."""
+    before = 0
+
+    def start(*_: Any) -> None:
+        nonlocal before
+        before = sum(draws.turns.values())
+
+    def stop(*_: Any) -> None:
+        if sum(draws.turns.values()) > before:
+            tell()
+
+    module.register_forward_pre_hook(start)
+    module.register_forward_hook(stop)
 
 
 def _run(
@@ -96,6 +127,7 @@ def _run(
             found = {f"weight.{name}": p.detach().clone().numpy() for name, p in learned.items()}
         for i, output in enumerate(_outputs(_copy(model), args, inputs, draws)):
             found[f"output.{i}"] = output.numpy()
+        found["draws"] = np.array(draws.drawn)
     for step in range(_STEPS if learned else 0):
         loss = _loss(_outputs(model, args, inputs, draws))
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
@@ -162,6 +194,7 @@ _DROPOUT = {
 def _outputs(model: torch.nn.Module, args: Any, kwargs: Any, draws: Draws) -> list[torch.Tensor]:
     draws.begin()
     leaves = fleaves(model(*args, **kwargs))
+    draws.end()
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 

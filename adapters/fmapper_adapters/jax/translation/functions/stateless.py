@@ -55,7 +55,9 @@ def in_order(value):  # dicts in their own order, as the source has them; JAX wo
 
 def run(model, train):
     draws.begin()
-    return leaves(call(model, train))
+    found = leaves(call(model, train))
+    draws.end()
+    return found
 
 
 def loss(model, train):
