@@ -35,7 +35,7 @@ from fmapper.translation.reading.statements import other_names, statements_at
 from fmapper.translation.reading.weights import origin_of_built, rows_in, source_weights
 from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
-from fmapper.translation.units import Structure, Unit, local_array
+from fmapper.translation.units import Structure, Unit, is_of_library, local_array
 from fmapper.translation.writer import write
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "expr",
     "helpers_of",
     "identifier",
+    "is_of_library",
     "literal",
     "local_array",
     "names_in",

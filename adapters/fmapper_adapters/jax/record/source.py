@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -138,7 +139,7 @@ def _name(model: Any) -> str:
         return _name(wrapped)  # as of `jax.vmap(model)`
     if isinstance(first, types.FunctionType | types.MethodType):
         return first.__qualname__.rpartition("<locals>.")[2]
-    inner = closure.unwrap(first) or getattr(first, "func", None)
+    inner = first.func if isinstance(first, functools.partial) else closure.unwrap(first)
     return _name(inner) if inner is not None else type(first).__name__
 
 

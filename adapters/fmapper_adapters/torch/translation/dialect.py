@@ -265,7 +265,8 @@ class TorchDialect(Dialect):
         shape = tuple(int(size) for size in values.shape)
         dtype = self.dtype(values.dtype.name)
         if values.ndim == 0:
-            return expr("torch.tensor({0}, dtype={1})", first.item(), dtype)
+            end = "" if values.dtype == np.float32 else ", dtype={1}"
+            return expr(f"torch.tensor({{0}}{end})", first.item(), dtype)
         kind = {0: "zeros", 1: "ones"}.get(first.item())
         end = "" if values.dtype == np.float32 else ", dtype={1}"
         if kind:

@@ -9,6 +9,7 @@ from typing import Any
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
 from fmapper_adapters.torch.translation.layers import (
     cells,
+    chains,
     convolutions,
     proposals,
     recurrent,
@@ -30,6 +31,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         or training.layer_of_unit(structure, unit)
         or proposals.layer_of_unit(structure, unit)
         or recurrent.layer_of_unit(structure, unit)
+        or chains.layer_of_unit(structure, unit, layer_of_unit, layer_of_call)
     )
 
 
