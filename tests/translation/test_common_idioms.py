@@ -443,3 +443,51 @@ def test_a_negative_size_is_computed_in_each_part() -> None:
         part = model.layers[0](x.numpy(), memories[0].numpy())
         wanted = net.layers[0](x, memories[0]).detach().numpy()
         np.testing.assert_allclose(part, wanted, rtol=1e-4, atol=1e-5)
+
+
+class Nearest(nn.Module):
+    """Copies elements and rows that masks pick."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = self.dense(x), self.dense(y).exp()
+        nearer = y < x
+        x[nearer] = y[nearer]
+        rows = x.sum(-1) > 4
+        x[rows] = y[rows]
+        columns = y[0] > 1
+        x[:, columns] = y[:, columns]
+        kept = y[rows]
+        y.mul_(2)
+        x[rows] = kept  # as they were
+        return x * y
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_copies_by_a_mask_are_choices() -> None:
+    class Copies(Nearest):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x, y = self.dense(x), self.dense(y).exp()
+            nearer = y < x
+            x[nearer] = y[nearer]
+            rows = x.sum(-1) > 4
+            x[rows] = y[rows]
+            columns = y[0] > 1
+            x[:, columns] = y[:, columns]
+            return x * y
+
+    net, x, y = Copies(), 3 * torch.randn(6, 4), 3 * torch.randn(6, 4)
+    model = fmapper.convert(net, "flax", (x, y), structure=True, dynamic_shapes="auto")
+    code = fmapper.source(model)
+    assert code.count("jnp.where(") == 3
+    assert "nonzero" not in code
+    for a, b in ((x, y), (torch.randn(9, 4), torch.randn(9, 4))):
+        wanted = net(a, b).detach().numpy()
+        np.testing.assert_allclose(model(a.numpy(), b.numpy()), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_were_picked_before_a_change_are_copied_as_they_were() -> None:
+    translate(Nearest(), 3 * torch.randn(6, 4), 3 * torch.randn(6, 4))
