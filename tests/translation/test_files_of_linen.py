@@ -136,3 +136,20 @@ def test_a_part_that_ends_with_dropout_is_not_one():
     options = {"rngs": {"dropout": jax.random.key(2)}}
     code = translate(model, "torch", (x,), options, "auto", True)[0].code
     assert "self.Dropout_0 = nn.Dropout(0.2)" in code
+
+
+class Pooled(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for features in (3, 4):
+            x = nn.relu(nn.Conv(features, (3, 3), padding="VALID")(x))
+            x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+        return x.mean(axis=(1, 2))
+
+
+def test_a_mean_over_sizes_that_convolutions_leave_is_a_mean():
+    x = jax.random.normal(jax.random.key(1), (2, 17, 20, 2))
+    other = jax.random.normal(jax.random.key(2), (1, 24, 19, 2))
+    code, _ = agree(Pooled(), x, others=[(other,)])
+    assert "return torch.mean(x, (1, 2))" in code
+    assert "abs(" not in code

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -262,16 +261,55 @@ class Look:
         return self.mean_of(difference.args[1]) == (x, axes)
 
 
+Polynomial = dict[tuple[str, ...], int]  # the factors of terms -> their coefficients
+
+
+def _split(text: str, signs: str) -> list[str]:
+    """Splits an expression at signs outside of parentheses; a sign begins the part after it."""
+    depth, found = 0, [""]
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        found += [""] if not depth and letter in signs else []
+        found[-1] += letter
+    return found
+
+
+def _polynomial(size: str) -> Polynomial:
+    """Returns a size as a sum of products of names, of calls and of what else is in it."""
+    if len(_split(size, "/%")) > 1 or "**" in size:  # those bind as strongly as products
+        return {(size,): 1}
+    found: Polynomial = {}
+    for term in filter(None, _split(size.replace(" ", ""), "+-")):
+        number, factors = -1 if term[0] == "-" else 1, []
+        for part in _split(term.lstrip("+-"), "*"):
+            name, _, power = (parts := part.lstrip("*")).partition("^")
+            if parts.isdigit():
+                number *= int(parts)
+            elif name.isidentifier() and power.isdigit():
+                factors += [name] * int(power)
+            else:
+                factors.append(parts)
+        key = tuple(sorted(factors))
+        found[key] = found.get(key, 0) + number
+    return found
+
+
 def _product(sizes: Sequence[int | str]) -> Any:
-    """Returns a product of sizes: a number; with the factors that vary, if there are any.
+    """Returns a product of sizes: a number; or the terms of a sum, if there are any that vary.
 
     Examples:
-        >>> _product([2, "4*s1", "s0"]), _product([2, 3])
-        ((8, ['s0', 's1']), 6)
+        >>> _product(["2*s1", "s0"]), _product([2, 3])
+        (((('s0', 's1'), 2),), 6)
+        >>> _product(["s0 + 1", "s1 - 1"]) == _product(["s0*s1 - s0 + s1 - 1"])
+        True
+        >>> _product(["max(s0 - 2, 0)", "s1"]) == _product(["s1*max(s0 - 2, 0)"])
+        True
     """
-    factors: list[str] = []
+    found: Polynomial = {(): 1}
     for size in map(str, sizes):
-        factors += size.split("*") if re.fullmatch(r"[\w*]+", size) else [size]
-    number = math.prod(int(one) for one in factors if one.isdigit())
-    varying = sorted(one for one in factors if not one.isdigit())
-    return (number, varying) if varying else number
+        made: Polynomial = {}
+        for (one, m), (other, n) in itertools.product(found.items(), _polynomial(size).items()):
+            key = tuple(sorted((*one, *other)))
+            made[key] = made.get(key, 0) + m * n
+        found = {key: number for key, number in made.items() if number}
+    return tuple(sorted(found.items())) if {*found} - {()} else found.get((), 0)

@@ -106,6 +106,7 @@ class TorchDialect(Dialect):
     }
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nn.Linear": ("in_features", "out_features"),
+        "LoRALinear": ("in_features", "out_features", "rank"),
         "nn.Embedding": ("num_embeddings", "embedding_dim"),
         "nn.LayerNorm": ("normalized_shape",),
         "nn.RMSNorm": ("normalized_shape",),

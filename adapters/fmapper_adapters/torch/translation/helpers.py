@@ -63,6 +63,16 @@ HELPERS = {
 } | {
     f"SingleBias{base}": Helper(_RECURRENT.format(base=base)) for base in ("RNN", "GRU", "LSTM")
 } | {
+    "LoRALinear": Helper('''class LoRALinear(nn.Linear):
+    """An `nn.Linear` to which a product of two matrices of a low rank is added."""
+
+    def __init__(self, in_features, out_features, rank, bias=True):
+        super().__init__(in_features, out_features, bias)
+        self.lora_a = nn.Parameter(torch.randn(rank, in_features) * in_features**-0.5)
+        self.lora_b = nn.Parameter(torch.zeros(out_features, rank))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.lora_a.T @ self.lora_b.T'''),
     "NewBiasGRU": Helper('''class NewBiasGRU(nn.GRU):
     """An `nn.GRU` with one bias for each gate, and `bias_n` for the state in the new one."""
 

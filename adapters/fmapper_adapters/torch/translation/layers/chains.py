@@ -30,10 +30,12 @@ def layer_of_unit(structure: Structure, unit: Unit, of_unit: _Find, of_call: _Fi
     """
     given = [name for name in unit.given if local_array(structure, unit, name) is None]
     is_part = is_of_library(structure, unit) and len(unit.gives) == len(given) == 1
-    if not is_part or not any(isinstance(step, Unit) for step in unit.steps):
+    if not is_part:
         return None
     chain = _Chain(structure, of_unit, of_call, given[0])
     if not chain.run(unit) or chain.value != unit.gives[0] or not chain.arrays:
+        return None
+    if len(chain.made) < 2:
         return None
     made = ast.Call(expr("nn.Sequential"), chain.made, [])
     return Layer(

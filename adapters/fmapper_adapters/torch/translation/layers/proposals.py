@@ -17,22 +17,46 @@ _MOST = 24  # layers that are tried in the place of a submodule
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     """Returns a layer that has the values and derivatives of a submodule."""
-    calls = [step for step in unit.steps if isinstance(step, Call)]
+    calls = [*unit.calls()]
     given = [name for name in unit.given if local_array(structure, unit, name) is None]
     own = [name for name in unit.given if name not in given]
-    is_simple = len(calls) == len(unit.steps) and len(unit.gives) == 1
+    is_simple = len(unit.gives) == 1 and not any(call.op.startswith("flow::") for call in calls)
     if not is_simple or len(given) != 1 or not own or given[0] in structure.sizes:
         return None
     if any(structure.inputs[name].kind != "parameter" for name in own):
         return None
     site = Site(structure, unit, whole=False)
-    found = itertools.chain(
-        _convolutions(site, calls, given[0], own), _norms(site, unit, given[0], own)
-    )
+    found = _low_ranks(site, given[0], own)
+    if all(isinstance(step, Call) for step in unit.steps):
+        convolutions_of = _convolutions(site, calls, given[0], own)
+        found = itertools.chain(found, convolutions_of, _norms(site, unit, given[0], own))
     for layer in itertools.islice(found, _MOST):
         if equality.computes_same(structure, unit, layer):
             return layer
     return None
+
+
+def _low_ranks(site: Site, x: str, own: list[str]) -> Iterator[Layer]:
+    """Yields linear layers to which a product of two thin matrices is added."""
+    shapes = {name: site.shape(name) for name in own}
+    out = site.shape(site.unit.gives[0])[-1:]
+    width = site.shape(x)[-1:]
+    biases = [name for name in own if shapes[name] == out]
+    matrices = [name for name in own if len(shapes[name]) == 2]
+    if len(matrices) != 3 or len(biases) > 1 or len(matrices) + len(biases) != len(own):
+        return
+    for weight, down, up in itertools.permutations(matrices):
+        rank = shapes[down][1]
+        wanted = width + out, (*width, rank), (rank, *out)
+        if (shapes[weight], shapes[down], shapes[up]) != wanted:
+            continue
+        arrays: dict[str, Any] = {
+            weight: ("weight", (1, 0)), down: ("lora_a", (1, 0)), up: ("lora_b", (1, 0)),
+            **dict.fromkeys(biases, ("bias", None)),
+        }  # fmt: skip
+        end = "" if biases else ", bias=False"
+        code = expr(f"LoRALinear({width[0]}, {out[0]}, {rank}{end})")
+        yield Layer(code, (x,), site.unit.gives[0], arrays, "LoRALinear", "linear")
 
 
 def _convolutions(site: Site, calls: list[Call], x: str, own: list[str]) -> Iterator[Layer]:

@@ -1,0 +1,72 @@
+"""Layers with a product of a low rank beside them, in files for torch."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+jnp = jax.numpy
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+def agree(model, x):
+    """Asserts that a file gives what its model does, with other weights than at first."""
+    keys = iter(range(99))
+    params = nnx.state(model, nnx.Param)
+    moved = jax.tree.map(
+        lambda p: p + jax.random.normal(jax.random.key(next(keys)), p.shape), params
+    )
+    nnx.update(model, moved)
+    source, program, _ = translate(model, "torch", (x,), {}, "auto")
+    module = types.ModuleType("written_ranks")
+    sys.modules["written_ranks"] = module
+    exec(compile(source.code, "written_ranks.py", "exec"), module.__dict__)
+    net = getattr(module, source.name)()
+    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    got = net(torch.from_numpy(np.array(x)))
+    np.testing.assert_allclose(got.detach(), model(x), rtol=1e-4, atol=1e-4)
+    assert source.layers[0] == source.layers[1]
+    return source.code, net
+
+
+class Adapted(nnx.Module):
+    def __init__(self, bias):
+        rngs = nnx.Rngs(0)
+        inner = nnx.Linear(6, 6, use_bias=bias, rngs=rngs)
+        self.first = nnx.LoRALinear(4, 6, lora_rank=2, use_bias=bias, rngs=rngs)
+        self.second = nnx.LoRA(6, 3, 6, base_module=inner, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_with_a_low_rank_is_one_layer(bias):
+    code, net = agree(Adapted(bias), jax.random.normal(jax.random.key(0), (3, 4)))
+    end = "" if bias else ", bias=False"
+    assert f"self.first = LoRALinear(4, 6, 2{end})" in code
+    assert f"self.second = LoRALinear(6, 6, 3{end})" in code
+    assert isinstance(net.first, torch.nn.Linear)
+
+
+class Alone(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.base, self.adapter = nnx.Linear(4, 5, rngs=rngs), nnx.LoRA(4, 2, 5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.base(x) + self.adapter(x)
+
+
+def test_a_low_rank_alone_is_two_layers():
+    code, _ = agree(Alone(), jax.random.normal(jax.random.key(0), (3, 4)))
+    assert "nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 5, bias=False))" in code
