@@ -211,3 +211,16 @@ def test_the_row_for_padding_gets_no_gradient():
     (module(ids) ** 2).sum().backward()
     (gradient,) = jax.tree.leaves(found)
     close(gradient, module[0].weight.grad)
+
+
+def test_layers_that_draw_nothing_have_sizes_of_their_own():
+    net = nn.Sequential(
+        nn.InstanceNorm2d(2, affine=True), nn.Conv2d(2, 3, 1), nn.InstanceNorm2d(3, affine=True)
+    )
+    x = torch.randn(2, 2, 4, 4)
+    made = {}
+    exec(fmapper.source(net, "jax", (x,)), made)
+    params = made["init_sequential"](jax.random.key(0))
+    state = {key: value.detach().numpy() for key, value in net.state_dict().items()}
+    found = made["sequential"](made["load_weights"](params, state), x.numpy())
+    np.testing.assert_allclose(found, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
 
+import fmapper  # noqa: E402
 from fmapper.translation.source import translate_proved  # noqa: E402
 
 
@@ -39,3 +40,40 @@ def test_a_table_that_is_moved_to_its_own_device_is_no_change() -> None:
     assert proof
     assert not reason
     assert "[...] = " not in source.code
+
+
+class Normalised(torch.nn.Module):
+    """Keeps the statistics of its input for what comes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Any, mode: str) -> Any:
+        if mode == "norm":
+            self.mean, self.stdev = x.mean(1, keepdim=True), x.std(1, keepdim=True)
+            return (x - self.mean) / self.stdev * self.scale
+        return x / self.scale * self.stdev + self.mean
+
+
+class Forecast(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.revin = Normalised()
+        self.dense = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.revin(self.dense(self.revin(x, "norm")), "denorm")
+
+
+def test_what_a_call_keeps_beside_is_as_it_was_before() -> None:
+    model, x = Forecast(), torch.randn(2, 5, 4)
+    _, proof, reason = translate_proved(model, "flax", (x,))
+    assert proof, proof
+    assert not reason
+    assert not {"mean", "stdev"} & vars(model.revin).keys()
+    wanted = model(x)
+    kept = model.revin.mean
+    fmapper.convert(model, "jax", (x,))
+    assert model.revin.mean is kept
+    torch.testing.assert_close(model(x), wanted)

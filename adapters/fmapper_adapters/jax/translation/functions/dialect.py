@@ -281,7 +281,8 @@ def _print_init(function: Function, functions: Mapping[str, Function], *, splits
         lines = code.replace(_DRAWS, "key").split("\n")
     elif _DRAWS in code:
         lines.insert(0, "    keys = Keys(key)")
-    parameters = ", ".join(["key" if _DRAWS in code else "key=None", *function.making])
+    has_default = _DRAWS not in code and all("=" in one for one in function.making)
+    parameters = ", ".join(["key=None" if has_default else "key", *function.making])
     return "\n".join([f"def init_{function.name}({parameters}):", *lines])
 
 

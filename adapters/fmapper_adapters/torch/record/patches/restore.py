@@ -50,18 +50,29 @@ def keep_attributes(module: torch.nn.Module) -> Iterator[None]:
     """Restores the numbers, flags and names that calls within the block change in modules.
 
     Such a flag may say what was done to weights, which are restored, too. A lazy module that has
-    become another one has its sizes.
+    become another one has its sizes. Tensors that a call keeps, as `self.attention = weights`, may
+    be those of a recording, without values.
     """
-    before = [
-        (inner, type(inner), {k: v for k, v in vars(inner).items() if isinstance(v, _PLAIN)})
-        for inner in module.modules()
-    ]
+    before = [(inner, type(inner), dict(vars(inner))) for inner in module.modules()]
     try:
         yield
     finally:
-        for inner, kind, plain in before:
+        for inner, kind, attributes in before:
             if type(inner) is kind:
+                plain = {k: v for k, v in attributes.items() if isinstance(v, _PLAIN)}
                 vars(inner).update(plain)
+                _restore_tensors(vars(inner), attributes)
+
+
+def _restore_tensors(now: dict[str, Any], before: dict[str, Any]) -> None:
+    """Puts back what stood in place of other tensors, or of none."""
+    for name, value in [*now.items()]:
+        if value is before.get(name) or not any(map(torch.is_tensor, pytree.tree_leaves(value))):
+            continue
+        if name in before:
+            now[name] = before[name]
+        else:
+            del now[name]
 
 
 @contextlib.contextmanager
