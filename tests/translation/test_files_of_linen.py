@@ -153,3 +153,22 @@ def test_a_mean_over_sizes_that_convolutions_leave_is_a_mean():
     code, _ = agree(Pooled(), x, others=[(other,)])
     assert "return torch.mean(x, (1, 2))" in code
     assert "abs(" not in code
+
+
+class Messages(nn.Module):
+    @nn.compact
+    def __call__(self, nodes, senders, receivers):
+        sent = nn.Dense(4)(nodes)[senders]
+        count = nodes.shape[0]
+        degree = jax.ops.segment_sum(jnp.ones_like(receivers, "float32"), receivers, count)
+        return jax.ops.segment_sum(sent, receivers, count) / (1 + degree)[:, None]
+
+
+def test_rows_of_graphs_have_the_meaning_of_jax():
+    nodes = jax.random.normal(jax.random.key(1), (5, 3))
+    senders, receivers = jnp.array([0, -1, 4, 9, 2, -7]), jnp.array([1, 0, -1, 2, 7, 1])
+    other = jax.random.normal(jax.random.key(2), (8, 3)), senders[:4], receivers[:4]
+    code, _ = agree(Messages(), nodes, senders, receivers, others=[other])
+    assert "take_rows(nodes, senders)" in code.replace("self.Dense_0(nodes)", "nodes")
+    assert code.count(" segment_sum(") == 3
+    assert "index_add" not in code.partition("class Messages")[2]

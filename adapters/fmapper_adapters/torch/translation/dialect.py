@@ -35,6 +35,7 @@ from fmapper_adapters.torch.model import threefry
 from fmapper_adapters.torch.translation import layers, printers
 from fmapper_adapters.torch.translation.helpers import HELPERS
 from fmapper_adapters.torch.translation.loading import print_loading
+from fmapper_adapters.torch.translation.rewrites import rows
 
 _IMPORTS = {
     "torch": "import torch",
@@ -76,6 +77,7 @@ _INSTEAD = {  # which NumPy computes here where it is quicker, and to the last b
     threefry.split: threefry.hashed_keys,
     threefry.between: threefry.near,
 }
+_MARKS = (rows.take_rows, rows.segment_sum)  # helpers have their code
 _MOST = 64  # elements of an array that is written out
 _MODULES = {
     "F.relu": "nn.ReLU()", "F.silu": "nn.SiLU()", "torch.tanh": "nn.Tanh()",
@@ -158,7 +160,7 @@ class TorchDialect(Dialect):
         function = self._functions.get(call.op)
         if function is None:
             raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
-        return self._embedded.add(function)
+        return function.__name__ if function in _MARKS else self._embedded.add(function)
 
     def regroup(self, structure: Any) -> None:
         """Makes loops of cells that are recurrent layers of torch parts of their own."""

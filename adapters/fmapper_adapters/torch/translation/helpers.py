@@ -63,6 +63,15 @@ HELPERS = {
 } | {
     f"SingleBias{base}": Helper(_RECURRENT.format(base=base)) for base in ("RNN", "GRU", "LSTM")
 } | {
+    "take_rows": Helper('''def take_rows(x, index, dim=0):
+    """Returns rows at indices, as JAX: from the end where negative, the nearest where outside."""
+    index = torch.where(index < 0, index + x.shape[dim], index)
+    return x.index_select(dim, index.clamp(0, x.shape[dim] - 1).long())'''),
+    "segment_sum": Helper('''def segment_sum(values, segments, like):
+    """Returns an array of zeros to whose rows values are added; not those of rows outside."""
+    inside = (segments >= 0) & (segments < len(like))
+    kept = torch.where(inside.reshape(-1, *[1] * (like.ndim - 1)), values, 0.0)
+    return like.index_add(0, segments.clamp(0, len(like) - 1).long(), kept)'''),
     "LoRALinear": Helper('''class LoRALinear(nn.Linear):
     """An `nn.Linear` to which a product of two matrices of a low rank is added."""
 

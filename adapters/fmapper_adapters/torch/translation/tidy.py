@@ -15,9 +15,9 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
-from fmapper_adapters.torch.translation import shaping
-from fmapper_adapters.torch.translation.gates import split_products
-from fmapper_adapters.torch.translation.loops import write_dimensions, write_fills
+from fmapper_adapters.torch.translation.rewrites import rows, shaping
+from fmapper_adapters.torch.translation.rewrites.gates import split_products
+from fmapper_adapters.torch.translation.rewrites.loops import write_dimensions, write_fills
 
 _BINARY = {
     *(getattr(operator, name) for name in (
@@ -58,6 +58,7 @@ def tidy(graph: Any) -> None:
     _turn_products(graph)
     fx_passes.compose_permutations(graph, across=False)
     write_fills(graph)
+    rows.write_rows(graph)
     _share(graph)
     write_dimensions(graph)
     graph.eliminate_dead_code(fx_passes.is_kept)

@@ -1,0 +1,7 @@
+"""Passes over graphs of torch that write what lowerings emit as a person would write it.
+
+gates    products with joined arrays as a product for each
+loops    the dimensions that loops run over
+rows     rows at indices, and sums of rows by their segments
+shaping  reshapes, choices of rows, pooling
+"""
