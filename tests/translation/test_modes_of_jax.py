@@ -1,5 +1,6 @@
 """Files for torch of models of JAX whose own code does something else in training."""
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,3 +115,56 @@ def test_a_model_of_halves_is_written_for_evaluation_without_a_comparison():
     code = fmapper.source(net, "torch", (jnp.ones((2, 3), jnp.bfloat16),))
     assert "nn.Linear(3, 2, dtype=torch.bfloat16)" in code
     assert "Dropout" not in code
+
+
+def test_one_mask_for_all_steps_is_refused_with_a_way_out():
+    nn = pytest.importorskip("flax.linen")
+
+    class Cell(nn.Module):
+        @nn.compact
+        def __call__(self, h, x):
+            h = nn.tanh(nn.Dense(3)(h) + nn.Dense(3)(x))
+            return h, nn.Dropout(0.3, deterministic=False)(h)
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            split = {"params": False, "dropout": False}
+            scan = nn.scan(
+                Cell, variable_broadcast="params", split_rngs=split, in_axes=1, out_axes=1
+            )
+            return scan()(jnp.zeros((x.shape[0], 3)), x)[1]
+
+    x, keys = jnp.ones((2, 4, 3)), {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    model = Net(), Net().init(keys, x)
+    with pytest.raises(fmapper.ConversionError, match="Draw others in each step"):
+        translate(model, "torch", (x,), {"rngs": {"dropout": jax.random.key(2)}})
+
+
+class Dropped(equinox.Module):
+    linear: equinox.nn.Linear
+    drop: equinox.nn.Dropout
+
+    def __init__(self):
+        self.linear = equinox.nn.Linear(3, 4, key=jax.random.key(0))
+        self.drop = equinox.nn.Dropout(0.2)
+
+    def __call__(self, x, key=None):
+        return self.drop(self.linear(x), key=key)
+
+
+def test_dropout_of_equinox_with_a_key_for_each_example_is_a_layer():
+    given = jnp.ones((2, 3)), jax.random.split(jax.random.key(1), 2)
+    source, proof, reason = translate_proved(jax.vmap(Dropped()), "torch", given)
+    assert proof, proof
+    assert not reason
+    assert "self.drop = nn.Dropout(0.2)" in source.code
+    assert source.modes == ("eval", "train")
+
+
+def test_one_mask_for_all_examples_is_not_that_layer():
+    model = jax.vmap(Dropped(), in_axes=(0, None))
+    source, proof, reason = translate_proved(model, "torch", (jnp.ones((2, 3)), jax.random.key(1)))
+    assert proof, proof
+    assert "draws random numbers" in reason
+    assert "nn.Dropout" not in source.code

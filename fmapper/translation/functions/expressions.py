@@ -113,7 +113,19 @@ class Expressions:
         found = self._array(value)
         if found is not None:
             return found
-        raise ConversionError(f"{self._unit.path or 'the model'}: {value} is not available there")
+        raise self._unavailable(value)
+
+    def _unavailable(self, value: str) -> ConversionError:
+        """Returns the error for a value that the code of a unit needs and is not given."""
+        where = self._unit.path or "the model"
+        given = self._structure.inputs.get(value)
+        if given is None or given.kind != "user":
+            return ConversionError(f"{where}: {value} is not available there")
+        return ConversionError(
+            f"{where}: it needs {value}, which the whole model alone is given, such as a key with "
+            "which all steps of a loop draw the same numbers. Draw others in each step, with a key "
+            "that is split for them, or translate what the model does in evaluation"
+        )
 
     def _array(self, value: str) -> Value | None:
         """Returns an array that the model holds."""

@@ -39,15 +39,33 @@ def _dropout(structure: Structure, made: dict[str, Call], last: Call) -> Layer |
     drawn = made.get(mask.args[0].name) if isinstance(mask.args[0], Ref) else None
     if drawn is None or not drawn.op.endswith("threefry:uniform"):
         return None
-    keep = mask.args[1]
+    if structure.values[drawn.name][1] != structure.values[last.name][1]:
+        return None  # what is dropped is so for several examples at once
+    keep = _number(made, mask.args[1])
     if scaled is None or not isinstance(keep, float) or not isinstance(scaled.args[0], Ref):
         return None
     factor = {"operator.truediv": keep, "operator.mul": 1 / keep}.get(_name(scaled))
-    if factor is None or abs(scaled.args[1] - factor) > 1e-6 * factor:
+    scale = _number(made, scaled.args[1])
+    if factor is None or scale is None or abs(scale - factor) > 1e-6 * factor:
         return None
     rate = round(1 - keep, 6)
     return Layer(expr(f"nn.Dropout({rate!r})"), (scaled.args[0].name,), last.name, {},
                  "nn.Dropout", "dropout")  # fmt: skip
+
+
+def _number(made: dict[str, Call], value: Any) -> float | None:
+    """Returns the number that a value is, such as `1 - rate` of an array that is filled with it."""
+    call = made.get(value.name) if isinstance(value, Ref) else None
+    if call is None:
+        return value if isinstance(value, float) else None
+    if _name(call) == "detach":
+        return _number(made, call.args[0])
+    if _name(call) == "torch.full" and call.args[0] == ():
+        return _number(made, call.args[1])
+    if _name(call) == "operator.sub":
+        one, other = (_number(made, arg) for arg in call.args)
+        return None if one is None or other is None else one - other
+    return None
 
 
 def _batch_norm(
