@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import sys
 import types
 
@@ -18,6 +19,7 @@ linen = pytest.importorskip("flax.linen")
 jnp = jax.numpy
 
 from fmapper.translation.source import translate  # noqa: E402
+from fmapper_adapters.torch.translation import tidy  # noqa: E402
 
 
 class Attention(nnx.Module):
@@ -294,6 +296,49 @@ def test_what_has_no_gradient_in_jax_is_proved_by_its_outputs():
     _, _, proof = translate((function, {"w": jnp.ones(3)}), "torch", (jnp.zeros(3),), proved=True)
     assert proof
     assert [*proof.errors] == ["eval outputs"]
+
+
+def test_a_function_without_slope_is_proved():
+    def function(params, x):
+        return jnp.where(x @ params["w"] > 0, 1.0, 0.0)
+
+    given = (function, {"w": jnp.arange(6.0).reshape(2, 3) - 2}), "torch", (jnp.ones((4, 2)),)
+    _, _, proof = translate(*given, proved=True)
+    assert proof, str(proof)
+    assert "eval gradients" in proof.errors
+
+
+def test_a_squeeze_of_several_dimensions_behind_an_index_stays():
+    graph, x = torch.fx.Graph(), torch.randn(2, 3, 4)
+    given = graph.placeholder("x")
+    part = graph.call_function(operator.getitem, (given, (slice(0, 1), slice(None), slice(0, 1))))
+    squeezed = graph.call_method("squeeze", (part, (0, 2)))
+    graph.output(squeezed)
+    for node, value in ((given, x), (part, x[:1, :, :1]), (squeezed, x[0, :, 0])):
+        node.meta["val"] = value
+    tidy.tidy(graph)
+    found = torch.fx.GraphModule(torch.nn.Module(), graph)(x)
+    torch.testing.assert_close(found, x[0, :, 0])
+
+
+def test_a_state_of_equinox_is_given_anew_to_each_call():
+    eqx = pytest.importorskip("equinox")
+
+    class Counter(eqx.nn.StatefulLayer):
+        index: eqx.nn.StateIndex
+        linear: eqx.nn.Linear
+
+        def __init__(self, key):
+            self.index = eqx.nn.StateIndex(jnp.zeros(3))
+            self.linear = eqx.nn.Linear(3, 2, key=key)
+
+        def __call__(self, x, state):
+            mean = 0.9 * state.get(self.index) + 0.1 * x
+            return self.linear(x - mean), state.set(self.index, mean)
+
+    model, state = eqx.nn.make_with_state(Counter)(jax.random.key(0))
+    _, _, proof = translate(model, "torch", (jnp.arange(3.0), state), proved=True)
+    assert proof, str(proof)
 
 
 def test_a_module_of_linen():

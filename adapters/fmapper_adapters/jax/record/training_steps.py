@@ -63,7 +63,8 @@ def _prepare(
     fixed = {name: array for name, array in held.items() if name not in learned}
 
     def call(parameters: Any, buffers: Any) -> tuple[list[Any], Any]:
-        output, changed = source.call({**fixed, **parameters}, buffers, *args, **kwargs)
+        given, options = jax.tree.map(lambda x: x, (args, kwargs))  # a call may use up a state
+        output, changed = source.call({**fixed, **parameters}, buffers, *given, **options)
         leaves = [x for x in jax.tree.leaves(output) if hasattr(x, "dtype")]
         return leaves, {name: changed.get(name, array) for name, array in buffers.items()}
 

@@ -32,7 +32,9 @@ def learn(model, train):
     found = leaves(model(*args, **kwargs))
     floats = [x for x in found if x.is_floating_point()]
     waves = [torch.cos(torch.arange(x.numel(), dtype=torch.float32)) for x in floats]
-    sum((x * w.reshape(x.shape)).mean() for x, w in zip(floats, waves)).backward()
+    total = sum((x * w.reshape(x.shape)).mean() for x, w in zip(floats, waves))
+    if total.requires_grad:  # or they depend on no parameter, for which JAX has zeros
+        total.backward()
     slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return [x.detach().numpy() for x in found], slopes
 

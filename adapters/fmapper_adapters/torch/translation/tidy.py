@@ -346,7 +346,7 @@ def _drop_round_trips(graph: Any) -> None:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             continue
-        if _is_of_other(source, node):
+        if _is_of_other(source, node) or not all(isinstance(one, int) for one in node.args[1:]):
             continue
         if (
             node.target == "squeeze"
