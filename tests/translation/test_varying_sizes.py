@@ -13,7 +13,7 @@ nnx = pytest.importorskip("flax.nnx")
 from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
-from fmapper.translation.source import translate  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
 
 
 class Attention(nn.Module):
@@ -148,3 +148,34 @@ def test_conditions_that_torch_cannot_solve_fix_all_but_the_first_size():
         model = fmapper.convert(net, "flax", (x,), dynamic_shapes="auto")
     y = torch.randn(5, 3, 8, 8)
     np.testing.assert_allclose(model(y.numpy()), net(y).detach(), rtol=1e-5, atol=1e-6)
+
+
+class WholePools(nn.Module):
+    """Pools with windows as large as what it pools."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        x = self.conv(x)
+        mean = nn.functional.avg_pool2d(x, x.size()[2:])
+        rows = x.flatten(2)
+        return (
+            mean.flatten(1),
+            nn.functional.max_pool1d(rows, rows.size(2)).squeeze(2),
+            (nn.functional.max_pool2d(x, kernel_size=x.size()[2:])),
+        )
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_pools_of_all_there_is_fix_no_size():
+    net = WholePools()
+    given = torch.randn(2, 3, 8, 10), torch.randn(3, 3, 7, 5)
+    model = fmapper.convert(net, "flax", (given[0],), structure=True, dynamic_shapes="auto")
+    for x in given:
+        for found, wanted in zip(model(x.numpy()), net(x), strict=True):
+            np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+    source, proof, _ = translate_proved(net, "flax", (given[0],))
+    assert proof, proof
+    assert "batch 3 height width" in source.code

@@ -98,6 +98,33 @@ def _one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (input.unsqueeze(-1) == classes).to(torch.int64)
 
 
+_NO_CHANGE = {"padding": 0, "dilation": 1, "return_indices": False}  # of a pool
+
+
+def _pool(pool: Callable[..., Any], dims: int, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a pool that reduces whole dimensions, as of `x.size()[2:]`, whatever their sizes."""
+
+    def call(x: Any, kernel_size: Any, *args: Any, **options: Any) -> Any:
+        is_one = isinstance(kernel_size, int | torch.SymInt)
+        window = [kernel_size] * dims if is_one else [*kernel_size]
+        is_whole = [*map(str, window)] == [*map(str, x.shape[-dims:])]
+        is_plain = not args and all(options.get(k, v) == v for k, v in _NO_CHANGE.items())
+        varies = any(isinstance(size, torch.SymInt) for size in window)
+        if not (varies and is_whole and is_plain and not options.get("divisor_override")):
+            return pool(x, kernel_size, *args, **options)
+        return reduce(x, dims)
+
+    return call
+
+
+def _mean(x: Any, dims: int) -> Any:
+    return x.mean(tuple(range(-dims, 0)), keepdim=True)
+
+
+def _largest(x: Any, dims: int) -> Any:
+    return x.flatten(-dims).max(-1, keepdim=True).values.unflatten(-1, (1,) * dims)
+
+
 def _tensor(data: Any, **options: Any) -> Any:
     """Computes `torch.tensor` of a list with tensors without reading their values."""
     leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
@@ -271,6 +298,10 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     _DATA.__get__: _data,
     _DATA.__set__: _set_data,
 }
+for _dims in (1, 2, 3):
+    for _name, _reduce in (("avg", _mean), ("max", _largest)):
+        _original = getattr(torch.nn.functional, f"{_name}_pool{_dims}d")
+        _STAND_INS[_original] = _pool(_original, _dims, _reduce)
 if torch.__version__ < "2.13":
     _STAND_INS |= {
         torch.quantile: quantiles.quantile,
