@@ -16,6 +16,7 @@ from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
 from fmapper.translation.merging.numbers import mask_numbers, numbers_in
 from fmapper.translation.merging.variants import unify, without_flags
+from fmapper.translation.naming import singular
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
@@ -390,7 +391,7 @@ def _loop(
     used = set(re.findall(r"\w+", " ".join(group)))
     variables = []
     for owner in owners:
-        variable = identifier(_singular(owner.rpartition(".")[2], titles.get(owner, [""])[0]), used)
+        variable = identifier(singular(owner.rpartition(".")[2], titles.get(owner, [""])[0]), used)
         used.add(variable)
         variables.append(variable)
     sources = [
@@ -407,20 +408,3 @@ def _loop(
             line = line.replace(f"{owner}[{first}]", variable)
         lines.append(f"    {line}")
     return ["\n".join(lines)]
-
-
-def _singular(plural: str, title: str) -> str:
-    """Returns the name for an item of a list, after the list or else after its class.
-
-    Examples:
-        >>> _singular("layers", "GPTBlock"), _singular("h", "GPTBlock"), _singular("stack", "")
-        ('layer', 'block', 'one_stack')
-    """
-    if plural.endswith("ies"):
-        return f"{plural[:-3]}y"
-    if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 2:
-        return plural[:-1]
-    words: list[str] = re.findall(r"[A-Z][a-z]+", title)
-    if words:
-        return words[-1].lower()
-    return f"one_{plural}" if plural else "one"

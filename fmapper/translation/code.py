@@ -15,6 +15,7 @@ from typing import Any
 
 from fmapper.programs.treespec import DType, Scalar
 
+_TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 _FIELD = re.compile(r"\{(\w+)\}")
 _LONGEST = 88
 _VAGUE = re.compile(r"\w+_\d+|size|value")  # names of arguments that say nothing
@@ -136,6 +137,17 @@ def _not_finite(value: float) -> str:
 def text(node: ast.AST) -> str:
     """Returns the text of code."""
     return ast.unparse(ast.fix_missing_locations(node))
+
+
+def statement_text(statement: ast.AST) -> str:
+    """Returns the code of a statement, without parentheses around a tuple that it returns."""
+    whole = text(statement)
+    bare = _TUPLE.sub(r"\1\2", whole)
+    try:
+        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(whole))
+    except SyntaxError:  # they were not around all of it
+        return whole
+    return bare if is_same else whole
 
 
 def is_short(node: ast.AST) -> bool:

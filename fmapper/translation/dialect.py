@@ -109,6 +109,7 @@ class Dialect(ABC):
         holds_constants: Whether objects hold the arrays that code has, so that they move with them.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
         has_sequences: Whether parts that are called in order can be one object.
+        counts_parts: Whether parts of lists can be called in loops that count, or take numbers.
         takes_rows: Layers whose first number is the size of the last dimension that they take, and
             which refuse others.
     """
@@ -126,6 +127,7 @@ class Dialect(ABC):
     holds_constants: ClassVar[bool] = False
     has_variants: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
+    counts_parts: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset()
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}

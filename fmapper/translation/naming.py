@@ -100,3 +100,20 @@ class Names:
         """
         held = {variable for variable in self.holds if variable not in free}
         return identifier(wanted, held | self._taken)
+
+
+def singular(plural: str, title: str) -> str:
+    """Returns the name for an item of a list, after the list or else after its class.
+
+    Examples:
+        >>> singular("layers", "GPTBlock"), singular("h", "GPTBlock"), singular("stack", "")
+        ('layer', 'block', 'one_stack')
+    """
+    if plural.endswith("ies"):
+        return f"{plural[:-3]}y"
+    if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 2:
+        return plural[:-1]
+    words: list[str] = re.findall(r"[A-Z][a-z]+", title)
+    if words:
+        return words[-1].lower()
+    return f"one_{plural}" if plural else "one"

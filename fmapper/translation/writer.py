@@ -33,6 +33,8 @@ from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.merging.inlining import inline_functions
 from fmapper.translation.merging.modes import combine
+from fmapper.translation.merging.repeats import with_repeats
+from fmapper.translation.merging.whole_lists import with_whole_lists
 from fmapper.translation.places import (
     Node,
     at_place,
@@ -367,7 +369,8 @@ class _Writer:
         sketch.made += attributes_for(self.bodies.get(node.path, []))
         written = self.scans.rewrite(node, made)
         for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
-            own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)
+            looped = self._shorten(node, body, code)
+            own, lines = with_masks(self.program.ones_like, body.parameters, looped, self.dialect)
             keys = ("key=None",) if "*" in own else ("*", "key=None")
             given = (*own, *(keys if body.randoms else ()))
             made_of = (given, lines, [*body.shapes], body.comments, body.terms)
@@ -382,6 +385,13 @@ class _Writer:
     def with_loops(self, node: Node, lines: list[str]) -> list[str]:
         """Returns the statements of a method with those on the parts of a list in loops."""
         return with_loops(collect(lines), *self._lists(node))
+
+    def _shorten(self, node: Node, body: Body, lines: list[str]) -> list[str]:
+        """Returns statements with those that come again in loops, if blocks are no scans."""
+        lines = with_whole_lists(lines)
+        if self.scans.are_wanted or not self.dialect.counts_parts:
+            return lines
+        return with_repeats(lines, *self._lists(node), body.by_line(), body.comments)
 
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:

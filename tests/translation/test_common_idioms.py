@@ -92,7 +92,7 @@ def test_blocks_that_are_given_items_of_a_tuple_are_one_class() -> None:
     past = [(torch.randn(2, 3, 8), torch.randn(2, 3, 8)) for _ in range(3)]
     _, code = translate(Decoder(), torch.randn(2, 4, 8), past=past)
     assert re.findall(r"class (\w+)\(nnx.Module\)", code) == ["Attention", "Block", "Decoder"]
-    assert "self.h[0](x, past[0])" in code
+    assert "for i, block in enumerate(self.h):\n            x, present = block(x, past[i])" in code
     assert "jnp.concatenate([layer_past[0], k], axis=1)" in code
 
 

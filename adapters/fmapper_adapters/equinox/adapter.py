@@ -10,11 +10,8 @@ from fmapper.programs import Lowering, Program
 from fmapper_adapters.jax.libraries import (
     JaxModels,
     draws,
-    drop_needless_gradients,
+    prepare_program,
     refuse_changes,
-    with_bounded_rows,
-    with_linears,
-    with_slices,
 )
 
 if TYPE_CHECKING:
@@ -57,16 +54,12 @@ class EquinoxAdapter(JaxModels):
         from fmapper.translation import write
         from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 
-        def prepare(program: Program) -> tuple[Program, Any]:
-            parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-            return with_linears(parted), slices
-
         refuse_changes(program, "Equinox")
         evaluation = program.evaluation
         keys = program.train or draws(program)
-        program, slices = prepare(program)
+        program, slices = prepare_program(program)
         if evaluation is not None:
-            evaluation, others = prepare(evaluation)
+            evaluation, others = prepare_program(evaluation)
             if slices != others:
                 raise ConversionError(
                     f"{program.name}: its arrays are divided otherwise in evaluation than in "

@@ -149,18 +149,11 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
-        from fmapper_adapters.jax.libraries import (
-            drop_needless_gradients,
-            with_bounded_rows,
-            with_linears,
-            with_shared_statistics,
-            with_slices,
-        )
+        from fmapper_adapters.jax.libraries import prepare_program, with_shared_statistics
 
         def prepare(program: Program) -> tuple[Program, Any, frozenset[str]]:
             program, shared = with_shared_statistics(program)
-            parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
-            return with_linears(parted), slices, shared
+            return *prepare_program(program), shared
 
         evaluation = program.evaluation
         program, *parts = prepare(program)

@@ -26,17 +26,14 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
     from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
+    from fmapper_adapters.jax.translation.layers import prepare_program
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
-    from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
-    from fmapper_adapters.jax.translation.layers.products import with_linears
-    from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
     from fmapper_adapters.jax.translation.layers.slices import (
         BLOCKS_OF,
         NAMES_OF,
         TAKE_APART,
         Slices,
         slices_by_suffix,
-        with_slices,
     )
     from fmapper_adapters.jax.translation.layers.statistics import with_shared_statistics
     from fmapper_adapters.jax.translation.print_numbers import draws
@@ -58,20 +55,17 @@ __all__ = [
     "Source",
     "classes_at",
     "draws",
-    "drop_needless_gradients",
     "from_program",
     "objects_at",
     "parts",
+    "prepare_program",
     "refuse_changes",
     "registered_type",
     "slices_by_suffix",
     "train_flags",
     "tree_source",
-    "with_bounded_rows",
     "with_key",
-    "with_linears",
     "with_shared_statistics",
-    "with_slices",
 ]
 
 _MODULES = {
@@ -89,20 +83,17 @@ _MODULES = {
     "Source": "record.trace",
     "classes_at": "record.closure",
     "draws": "translation.print_numbers",
-    "drop_needless_gradients": "translation.layers.gradients",
     "from_program": "model.jax_model",
     "refuse_changes": "translation.dialect",
     "registered_type": "tree",
     "objects_at": "record.closure",
     "parts": "record",
+    "prepare_program": "translation.layers",
     "slices_by_suffix": "translation.layers.slices",
     "train_flags": "record",
     "tree_source": "record",
-    "with_bounded_rows": "translation.layers.rows",
     "with_key": "translation.dialect",
-    "with_linears": "translation.layers.products",
     "with_shared_statistics": "translation.layers.statistics",
-    "with_slices": "translation.layers.slices",
 }
 
 Args = tuple[Any, ...]

@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from fmapper.translation.code import identifier, text
+from fmapper.translation.code import identifier, statement_text, text
 
 _CALL = re.compile(r"self(?:\.\w+|\[\d+\])*\.\w+\[(\d+)\]")
 
@@ -97,7 +97,7 @@ def _rewrite(
     taken = {*_names(lines)}
     collector = _Collector(renames, taken)
     after = [collector.visit(tree) for tree in after]
-    rest = [text(tree) for tree in after]
+    rest = [statement_text(tree) for tree in after]
     if not collector.lists or fresh & {*_names(rest)}:
         return None
     found = [*before, *(f"{name} = []" for name in collector.lists)]

@@ -6,7 +6,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import refs_in
@@ -31,12 +31,14 @@ class Statement:
         node: The expression.
         blocks: Of a loop or branch: each beginning, as `for x in xs`, and the statements below.
         origin: The line of the model's code that it comes from; empty if it reads for itself.
+        shapes: The shapes of its variables, where they are arrays.
     """
 
     targets: tuple[str, ...] | None
     node: ast.expr
     blocks: tuple[tuple[str, list[Statement]], ...] = ()
     origin: str = ""
+    shapes: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.blocks:
@@ -118,6 +120,14 @@ class Body:
     def lines(self) -> list[str]:
         """Returns the statements as text."""
         return [str(statement) for statement in self.statements]
+
+    def by_line(self) -> dict[str, Statement]:
+        """Maps the text of statements to those, with shapes only where they are always the same."""
+        found: dict[str, Statement] = {}
+        for one in self.statements:
+            if found.setdefault(str(one), one).shapes != one.shapes:
+                found[str(one)] = replace(one, shapes={})
+        return found
 
 
 @dataclass(slots=True)

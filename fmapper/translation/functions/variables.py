@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import keyword
 import re
 from collections import Counter
@@ -104,6 +105,9 @@ class Variables:
         dtype, shape = self._structure.values.get(value, ("", ()))
         self._env[value] = Value(node, dtype, shape)
         if isinstance(node, ast.Name):
+            last = self._body.statements[-1] if self._body.statements else None
+            if last is not None and node.id in (last.targets or ()):
+                last.shapes[node.id] = shape
             self._name_sizes(node, shape)
         self._sizes.learn(self._env[value])
 
@@ -130,6 +134,9 @@ class Variables:
             code = expr("{0}.shape", node)
         elif places == list(range(len(places))):
             code = expr(f"{{0}}.shape[:{len(places)}]", node)
+        elif 2 * len(places) >= len(shape):
+            code = expr("{0}.shape", node)
+            targets = [targets[places.index(i)] if i in places else "_" for i in range(len(shape))]
         else:
             for target, i in zip(targets, places, strict=True):
                 one = expr("{0}.shape[{1}]", node, i)
@@ -280,11 +287,19 @@ class Variables:
             left += new
         return False
 
+    def _is_of_a_round(self, line: str, users: list[Any]) -> bool:
+        """Returns whether a line of a loop makes what a line that comes less often uses."""
+        times = Counter(one for one, _ in itertools.groupby(map(self._line_of, self._unit.steps)))
+        often = max((times[self._line_of(user)] for user in users), default=0)
+        return times[line] > max(often, 1)
+
     def _is_inline(self, value: str, node: ast.expr, source: str) -> bool:
         users = self._users.get(value, [])
         line = self._line(source)
         other = self._line_of(users[0]) if users else ""
         length = len(text(node))
+        if line and line != other and self._is_of_a_round(line, users):
+            return False
         if users and users[0] is None:  # it is returned
             return length <= _LONGEST and (naming.is_plain(line) or not line)
         if line and line == other:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from fmapper.errors import ConversionError
-from fmapper.translation.code import expr, text
+from fmapper.translation.code import expr, statement_text, text
 from fmapper.translation.functions.keys import with_several_keys, without_key
 from fmapper.translation.merging.same_sizes import with_sizes
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from fmapper.translation.classes import Sketch
     from fmapper.translation.dialect import Dialect
 
-_TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 # Statements that differ in more places and of which fewer are alike are below one `if`.
 _MOST_CHANGES, _LEAST_ALIKE = 3, 0.5
 
@@ -106,18 +104,9 @@ def combine_statements(
         return x
     """
     ours, theirs = with_sizes(*(ast.parse("\n".join(lines)).body for lines in (train, evaluation)))
-    return [_print(one) for one in _Modes(in_evaluation, only_in_training).combine(ours, theirs)]
-
-
-def _print(statement: ast.stmt) -> str:
-    """Returns the code of a statement, without parentheses around a tuple that it returns."""
-    whole = text(statement)
-    bare = _TUPLE.sub(r"\1\2", whole)
-    try:
-        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(whole))
-    except SyntaxError:  # they were not around all of it
-        return whole
-    return bare if is_same else whole
+    return [
+        statement_text(one) for one in _Modes(in_evaluation, only_in_training).combine(ours, theirs)
+    ]
 
 
 class _Modes:

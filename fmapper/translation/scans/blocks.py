@@ -28,13 +28,14 @@ class Scans:
         wanted: Whether there are any.
 
     Attributes:
+        are_wanted: Whether there are any.
         counts: The lists that are scanned -> how many blocks they have.
         refused: The other lists of several blocks -> the reason.
     """
 
     def __init__(self, draft: Any, *, wanted: bool) -> None:
         self._draft = draft
-        self._wanted = wanted
+        self.are_wanted = wanted
         self.counts: dict[str, int] = {}
         self.refused: dict[str, str] = {}
         self._lines: dict[str, list[tuple[tuple[str, ...], list[str]]]] = {}
@@ -65,7 +66,7 @@ class Scans:
         Raises:
             ConversionError: There is none; says why.
         """
-        if not self._wanted or self.counts:
+        if not self.are_wanted or self.counts:
             return
         told = "; ".join(f"{path}: {reason}" for path, reason in self.reasons().items())
         raise ConversionError(
@@ -84,7 +85,7 @@ class Scans:
             return True
         arrays = any(child.array for child in node.children.values())
         is_list = len(node.children) > 1 and not arrays
-        if not self._wanted or node.path in self.refused or not is_list:
+        if not self.are_wanted or node.path in self.refused or not is_list:
             return False
         self.counts[node.path] = len(node.children)  # lists in one loop ask each other
         try:
@@ -104,7 +105,7 @@ class Scans:
             found = []
             for _, body in self._draft.bodies.get(node.path, []):
                 lines = body.lines()
-                if self._wanted:
+                if self.are_wanted:
                     lines = collect_states(begin_apart(part_nested(lines)))
                 found.append((body.parameters, self._draft.with_loops(node, lines)))
             self._lines[node.path] = found
@@ -125,7 +126,7 @@ class Scans:
     def _rewrite(
         self, node: Node, parameters: Sequence[str], lines: list[str], made: Mapping[str, ast.expr]
     ) -> list[str]:
-        lists = dict(self._lists_in(node)) if self._wanted else {}
+        lists = dict(self._lists_in(node)) if self.are_wanted else {}
         found = list(lines)
         at = 0
         while at < len(found):
@@ -152,7 +153,7 @@ class Scans:
         types = self._draft.program.types
         paths = {step.path for unit in units for step in unit.steps if isinstance(step, Unit)}
         return (
-            self._wanted
+            self.are_wanted
             and len(paths) > 1
             and len({types.get(path) for path in paths}) == 1
             and all(one.parent is not None and one.parent.path not in sequences for one in units)

@@ -38,6 +38,7 @@ class FunctionsDialect(JaxDialect):
 
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
     has_sequences: ClassVar[bool] = False
+    counts_parts: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "init_linear": ("key", "in_features", "out_features"),
         "init_embedding": ("key", "num_embeddings", "features"),

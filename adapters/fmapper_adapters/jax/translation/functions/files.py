@@ -21,16 +21,13 @@ class WritesFunctions:
         from fmapper.translation import write
         from fmapper_adapters.jax.translation.dialect import refuse_changes
         from fmapper_adapters.jax.translation.functions.dialect import FunctionsDialect
-        from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
-        from fmapper_adapters.jax.translation.layers.products import with_linears
-        from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
-        from fmapper_adapters.jax.translation.layers.slices import with_slices
+        from fmapper_adapters.jax.translation.layers import prepare_program
         from fmapper_adapters.jax.translation.print_numbers import draws
 
         refuse_changes(program, "JAX")
-        parted, slices = with_slices(drop_needless_gradients(with_bounded_rows(program)))
+        program, slices = prepare_program(program)
         dialect = FunctionsDialect(slices, keys=program.train or draws(program))
-        return write(with_linears(parted), dialect, scan=scan)
+        return write(program, dialect, scan=scan)
 
     def proof(self) -> str:
         """Returns the script for functions."""

@@ -5,15 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from fmapper import ConversionError
+from fmapper.programs import Program
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
 from fmapper_adapters.jax.translation.layers import recurrent
 from fmapper_adapters.jax.translation.layers.attention import multihead_attention
 from fmapper_adapters.jax.translation.layers.bags import bag
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
+from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
-from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product
+from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product, with_linears
+from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
 from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
+from fmapper_adapters.jax.translation.layers.slices import Slices, with_slices
+from fmapper_adapters.jax.translation.layers.stacks import with_stacks
 from fmapper_adapters.jax.translation.layers.weight_norms import layer_under_norm
+
+
+def prepare_program(program: Program) -> tuple[Program, Slices]:
+    """Returns a program as a file has it, and its arrays that are divided.
+
+    Raises:
+        ConversionError: It cannot be written; says what and where.
+    """
+    simple = drop_needless_gradients(with_bounded_rows(with_stacks(program)))
+    parted, slices = with_slices(simple)
+    return with_linears(parted), slices
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:

@@ -1,0 +1,212 @@
+"""Loops in the place of statements that come again with other numbers and variables."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fmapper.translation.code import expr, identifier, text
+from fmapper.translation.merging.rounds import Mismatch, Rounds
+from fmapper.translation.merging.statements import Leaf, Line, read_lines
+from fmapper.translation.naming import singular
+
+if TYPE_CHECKING:
+    from fmapper.translation.functions.forms import Statement
+
+_LONGEST = 40  # statements of a round
+_MOST_SOURCES = 3  # that a loop goes through together
+_LEAST = {2: 5}  # rounds -> the statements that each has at least; 2 for more rounds
+
+
+def with_repeats(
+    lines: Sequence[str],
+    lengths: Mapping[str, int],
+    titles: Mapping[str, Sequence[str]],
+    known: Mapping[str, Statement],
+    comments: dict[str, str],
+) -> list[str]:
+    """Writes statements that come again as a loop, where they differ in numbers and variables.
+
+    Args:
+        lines: The statements of a function.
+        lengths: Lists of parts, as `self.heads` -> how many parts they have.
+        titles: The same -> what the classes of their parts are called.
+        known: What is known of statements.
+        comments: The comments on statements; those that change are added.
+
+    Examples:
+        >>> one = ["y = self.m[{0}](x[{0}])", "y = y.reshape(-1, 2)", "y = g(y * {1})"]
+        >>> lines = [line.format(i, 8 * i + 8) for i in range(3) for line in one]
+        >>> print(*with_repeats([*lines, "return y"], {"self.m": 3}, {}, {}, {}), sep="; ")
+        for i, (one_m, n) in enumerate(zip(self.m, (8, 16, 24), strict=True)):
+            y = one_m(x[i])
+            y = y.reshape(-1, 2)
+            y = g(y * n); return y
+    """
+    found = [*lines]
+    while (rolled := _roll(found, lengths, titles, known, comments)) is not None:
+        found = rolled
+    return found
+
+
+def _roll(
+    lines: list[str],
+    lengths: Mapping[str, int],
+    titles: Mapping[str, Sequence[str]],
+    known: Mapping[str, Statement],
+    comments: dict[str, str],
+) -> list[str] | None:
+    """Rolls the first statements that come again; returns None where there are none."""
+    try:
+        keys = [line.key for line in read_lines(lines, known)]
+    except SyntaxError:
+        return None
+    for at in range(len(keys)):
+        if keys[at] not in keys[at + 1 :]:
+            continue
+        for period in range(1, min(_LONGEST, (len(keys) - at) // 2) + 1):
+            count = _count(keys, at, period)
+            if count < 2 or period < _LEAST.get(count, 2):
+                continue
+            try:
+                rounds = Rounds(read_lines(lines, known), at, period, count)
+                rolled = _Loop(rounds, lengths, titles).write(comments)
+            except Mismatch:
+                continue
+            if len("\n".join(rolled).splitlines()) < len("\n".join(lines).splitlines()):
+                return rolled
+    return None
+
+
+def _count(keys: Sequence[str], at: int, period: int) -> int:
+    """Returns how often statements come, one time after the other."""
+    group, count = keys[at : at + period], 1
+    while keys[at + count * period : at + (count + 1) * period] == group:
+        count += 1
+    return count
+
+
+@dataclass
+class _Loop:
+    """The loop for rounds of statements.
+
+    Attributes:
+        rounds: Those.
+        lengths: Lists of parts -> how many parts they have.
+        titles: The same -> what the classes of their parts are called.
+        sources: What it goes through -> the variable.
+        has_index: Whether it counts.
+    """
+
+    rounds: Rounds
+    lengths: Mapping[str, int]
+    titles: Mapping[str, Sequence[str]]
+    sources: dict[str, str] = field(default_factory=dict)
+    has_index: bool = False
+    _taken: set[str] = field(default_factory=set)
+
+    def write(self, comments: dict[str, str]) -> list[str]:
+        """Returns the statements of the function with the loop.
+
+        Raises:
+            Mismatch: It would do something else, or not be easy to read.
+        """
+        rounds = self.rounds
+        self._taken = rounds.names()
+        self._index = identifier("i", self._taken)
+        self._taken.add(self._index)
+        begun = rounds.check_variables()
+        kept = rounds.gather(self._list_name)
+        swaps: dict[int, ast.expr] = {}
+        for leaf, values in rounds.numbers():
+            swaps.update(self._number(leaf, values))
+        for leaf, names in rounds.other_names():
+            source = f"({', '.join(names)})"
+            variable = self._variable(source, re.sub(r"_?\d+$", "", names[0]) or names[0])
+            swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
+        for leaf, variable in rounds.carried():
+            swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
+        if len(self.sources) > _MOST_SOURCES:
+            raise Mismatch
+        body, items = [], dict(kept)
+        for line in rounds.body():
+            tree = _Swap(swaps).visit(copy.copy(line.tree))
+            name = next((n for n, item in kept.items() if rounds.is_only(item, line)), "")
+            if name:
+                del items[name]
+                tree = expr(f"{name}.append({{0}})", tree.value)
+            new = text(tree)
+            if line.code in comments:
+                comments.setdefault(new.partition("\n")[0], comments[line.code])
+            body.append(new)
+        body += [f"{name}.append({item})" for name, item in items.items()]
+        inner = "\n".join(body).replace("\n", "\n    ")
+        before = [f"{name} = {given}" for name, given in begun.items()]
+        before += [f"{name} = []" for name in kept]
+        return [*rounds.before(), *before, f"{self._head()}\n    {inner}", *rounds.after()]
+
+    def _head(self) -> str:
+        sources, names = [*self.sources], [*self.sources.values()]
+        if not sources:
+            return f"for {self._index} in range({self.rounds.count}):"
+        over = sources[0] if len(sources) == 1 else f"zip({', '.join(sources)}, strict=True)"
+        target = ", ".join(names)
+        if not self.has_index:
+            return f"for {target} in {over}:"
+        target = target if len(names) == 1 else f"({target})"
+        return f"for {self._index}, {target} in enumerate({over}):"
+
+    def _number(self, leaf: Leaf, values: tuple[Any, ...]) -> Iterator[tuple[int, ast.expr]]:
+        """Yields the code for a number, or for the item of a list whose index it is."""
+        first, step = values[0], values[1] - values[0]
+        is_even = all(type(v) is int for v in values) and values == tuple(
+            range(first, first + step * len(values), step) if step else ()
+        )
+        owner = leaf.owner
+        if is_even and owner is not None and step == 1 and text(owner.value) in self.lengths:
+            base = text(owner.value)
+            is_all = (first, len(values)) == (0, self.lengths[base])
+            source = base if is_all else f"{base}[{first or ''}:{first + len(values)}]"
+            yield id(owner), ast.Name(self._variable(source, self._item_of(base)), ast.Load())
+            return
+        if is_even and (owner is not None or leaf.is_bound) and step > 0:
+            self.has_index = True
+            code = self._index if step == 1 else f"{step} * {self._index}"
+            code += f" + {first}" if first else ""
+            yield id(leaf.node), ast.parse(code, mode="eval").body
+            return
+        variable = self._variable(repr(values), leaf.keyword or "n")
+        yield id(leaf.node), ast.Name(variable, ast.Load())
+
+    def _item_of(self, base: str) -> str:
+        return singular(base.rpartition(".")[2], self.titles.get(base, ("",))[0])
+
+    def _variable(self, source: str, wanted: str) -> str:
+        if source not in self.sources:
+            self.sources[source] = identifier(wanted, self._taken)
+            self._taken.add(self.sources[source])
+        return self.sources[source]
+
+    def _list_name(self, line: Line | None, item: str) -> str:
+        origin = re.match(r"(\w+)\.append\(", line.origin) if line else None
+        stem = re.sub(r"_\d+$", "", item)
+        found = (
+            identifier(origin[1], self._taken)
+            if origin
+            else identifier(f"{stem}s" if not stem.endswith("s") else f"all_{stem}", self._taken)
+        )
+        self._taken.add(found)
+        return found
+
+
+class _Swap(ast.NodeTransformer):
+    def __init__(self, nodes: Mapping[int, ast.expr]) -> None:
+        self._nodes = nodes
+
+    def visit(self, node: ast.AST) -> Any:
+        found = self._nodes.get(id(node))
+        return found if found is not None else self.generic_visit(node)

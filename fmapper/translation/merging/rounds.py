@@ -1,0 +1,379 @@
+"""Statements that come again, compared by what they read and assign."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fmapper.translation.code import statement_text, text
+from fmapper.translation.merging.statements import Leaf, Line, key_of, leaves_of
+
+
+class Mismatch(Exception):
+    """Statements are not rounds of one loop."""
+
+
+class Rounds:
+    """Statements that come several times, one time after the other.
+
+    Args:
+        lines: The statements of a function.
+        at: Where they begin.
+        period: How many each time has.
+        count: How often they come.
+
+    Raises:
+        Mismatch: A later time reads or gives something that a loop would not.
+    """
+
+    def __init__(self, lines: Sequence[Line], at: int, period: int, count: int) -> None:
+        self._lines = lines
+        self._end = at + period * count
+        self._at = at
+        self.count = count
+        self._rounds = [lines[at + k * period : at + (k + 1) * period] for k in range(count)]
+        self._first = self._rounds[0]
+        self._same: list[dict[int, int]] = []  # assignments of the first -> those of each
+        self._common: set[int] = set()  # sizes that only the first reads, and all have
+        self._own = [
+            {leaf.version for line in one for leaf in line.stores()}
+            | {version for line in one for version in line.versions.values()}
+            for one in self._rounds
+        ]
+        self._align()
+        self._names_after: dict[int, str] = {}
+        self._rewritten: dict[int, ast.stmt] = {}
+
+    def _align(self) -> None:
+        for line, *others in zip(*self._rounds, strict=True):
+            self._align_sizes(line, others)
+        for one in self._rounds:
+            same: dict[int, int] = {version: version for version in self._common}
+            for line, other in zip(self._first, one, strict=True):
+                for a, b in zip(line.leaves, other.leaves, strict=True):
+                    if a.is_store != b.is_store:
+                        raise Mismatch
+                    if a.is_store:
+                        same[a.version] = b.version
+                    elif a.version in self._own[0] and same.get(a.version) != b.version:
+                        raise Mismatch
+                places = {place: name for name, place in other.sizes.items()}
+                for name, place in line.sizes.items():
+                    if place in places:
+                        same[line.versions[name]] = other.versions[places[place]]
+            self._same.append(same)
+
+    def _align_sizes(self, line: Line, others: Sequence[Line]) -> None:
+        """Checks that later times read the sizes of the first, or have the same ones."""
+        for name, (place, dim) in line.sizes.items():
+            have = [(place, dim) in other.sizes.values() for other in others]
+            if all(have):
+                continue
+            shapes = [
+                one.shapes.get(one.stores()[place].name, ())[dim : dim + 1]
+                for one in (line, *others)
+            ]
+            if any(have) or len({*shapes}) != 1 or not shapes[0]:
+                raise Mismatch
+            self._common.add(line.versions[name])
+        for other in others:
+            if not {*other.sizes.values()} <= {*line.sizes.values()}:
+                raise Mismatch
+
+    # --- what differs --------------------------------------------------------------------------
+
+    def _columns(self) -> Iterator[tuple[Leaf, ...]]:
+        for lines in zip(*self._rounds, strict=True):
+            yield from zip(*(line.leaves for line in lines), strict=True)
+
+    def numbers(self) -> Iterator[tuple[Leaf, tuple[Any, ...]]]:
+        """Yields the numbers that differ, with those of each time."""
+        for leaves in self._columns():
+            if isinstance(leaves[0].node, ast.Constant):
+                values = tuple(leaf.node.value for leaf in leaves)  # type: ignore[union-attr]
+                if len({*map(repr, values)}) > 1:
+                    yield leaves[0], values
+
+    def _outer(self) -> Iterator[tuple[Leaf, ...]]:
+        """Yields what is read from outside of the first time, with what is read by the others."""
+        for leaves in self._columns():
+            first = leaves[0]
+            if first.name and not first.is_store and first.version not in self._own[0]:
+                yield leaves
+
+    def _is_carried(self, leaves: Sequence[Leaf]) -> int | None:
+        """Returns the assignment of the first time whose value the next one reads."""
+        given = {
+            next((mine for mine, theirs in same.items() if theirs == leaf.version), None)
+            for same, leaf in zip(self._same, leaves[1:], strict=False)
+        }
+        return given.pop() if len(given) == 1 else None
+
+    def _stored(self) -> dict[str, int]:
+        """Maps the variables of the first time to the last assignments to them."""
+        found: dict[str, int] = {}
+        for line in self._first:
+            found |= {leaf.name: leaf.version for leaf in line.stores()} | line.versions
+        return found
+
+    def check_variables(self) -> dict[str, str]:
+        """Checks what later times read; returns what a loop has to begin with, if by another name.
+
+        Raises:
+            Mismatch: They read something that a loop would not have.
+        """
+        begun: dict[str, str] = {}
+        last = self._stored()
+        names = {version: name for name, version in last.items()}
+        inside = set[int]().union(*self._own)
+        for leaves in self._outer():
+            name, versions = leaves[0].name, {leaf.version for leaf in leaves}
+            if len({(leaf.version, leaf.name) for leaf in leaves}) == 1:
+                continue
+            if not versions & inside:
+                if self._assigns_around(leaves[0], name):
+                    raise Mismatch
+                continue  # another variable each time
+            carried = self._is_carried(leaves)
+            if carried is None or carried not in names:
+                raise Mismatch
+            target = names[carried]
+            if self._is_read_late(leaves[0], target) or begun.setdefault(target, name) != name:
+                raise Mismatch
+            if target != name and self._assigns_around(leaves[0], name):
+                raise Mismatch
+        outer = {leaf.name for leaf, *_ in self._outer()}
+        for target, name in begun.items():
+            if target != name and target in outer:
+                raise Mismatch
+        return {target: name for target, name in begun.items() if target != name}
+
+    def _is_read_late(self, leaf: Leaf, target: str) -> bool:
+        """Returns whether a variable is assigned to before it is read."""
+        for line in self._first:
+            for one in line.leaves:
+                if one is leaf:
+                    return False
+                if one.is_store and one.name == target:
+                    return True
+            if target in line.versions:
+                return True
+        return True
+
+    def _assigns_around(self, leaf: Leaf, name: str) -> bool:
+        """Returns whether an inner loop that reads a variable assigns to it, too."""
+        return any(
+            isinstance(line.tree, ast.For)
+            and any(one is leaf for one in line.leaves)
+            and any(one.name == name for one in line.stores())
+            for line in self._first
+        )
+
+    def other_names(self) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
+        """Yields what is another variable from outside each time."""
+        inside = set[int]().union(*self._own)
+        for leaves in self._outer():
+            if not {leaf.version for leaf in leaves} & inside:
+                names = tuple(leaf.name for leaf in leaves)
+                if len({*names}) > 1:
+                    yield leaves[0], names
+
+    def carried(self) -> Iterator[tuple[Leaf, str]]:
+        """Yields what the time before has given, with the variable that has it."""
+        names = {version: name for name, version in self._stored().items()}
+        inside = set[int]().union(*self._own)
+        for leaves in self._outer():
+            if {leaf.version for leaf in leaves} & inside:
+                yield leaves[0], names[self._is_carried(leaves) or 0]
+
+    # --- what is read afterwards ---------------------------------------------------------------
+
+    def gather(self, name_of: Callable[[Line | None, str], str]) -> dict[str, str]:
+        """Finds what the statements afterwards read of each time.
+
+        Args:
+            name_of: Names a list, after what makes an item, and the first variable in it.
+
+        Returns:
+            Lists -> the item that each time adds.
+
+        Raises:
+            Mismatch: They read something else, of one time.
+        """
+        kept: dict[str, str] = {}
+        stored = self._stored()
+        for line in self._lines[self._end :]:
+            versions = {id(leaf.node): leaf for leaf in line.leaves}
+            gatherer = _Gatherer(self, versions, kept, name_of)
+            tree = gatherer.visit(line.tree)
+            for leaf in leaves_of(tree):
+                known = versions.get(id(leaf.node))
+                if known is None or known.is_store or not known.name:
+                    continue
+                if known.version in self._own[-1] - self._common:
+                    self._rename(known, stored)
+                elif any(known.version in own - self._common for own in self._own):
+                    raise Mismatch
+            self._rewritten[id(line)] = tree
+        return kept
+
+    def _rename(self, leaf: Leaf, stored: Mapping[str, int]) -> None:
+        """Renames what is read of the last time to what the first one calls it."""
+        mine = next(a for a, b in self._same[-1].items() if b == leaf.version)
+        name = next((name for name, version in stored.items() if version == mine), None)
+        if name is None:
+            raise Mismatch
+        if name != leaf.name:
+            later = [line.leaves for line in self._lines[self._end :]]
+            until = max(
+                at for at, leaves in enumerate(later)
+                if any(one.version == leaf.version and not one.is_store for one in leaves)
+            )  # fmt: skip
+            if any(one.is_store and one.name == name for leaves in later[:until] for one in leaves):
+                raise Mismatch
+            assert isinstance(leaf.node, ast.Name)
+            self._names_after[id(leaf.node)] = name
+
+    def item(self, nodes: Sequence[ast.expr], versions: Mapping[int, Leaf]) -> str | None:
+        """Returns the code of an item where expressions are that of each time."""
+        if len({key_of(ast.Expr(node)) for node in nodes}) > 1:
+            return None
+        last = {*self._stored().values()}
+        columns = zip(*([*leaves_of(node)] for node in nodes), strict=True)
+        is_own = False
+        for leaves in columns:
+            first, *others = leaves
+            if not first.name:
+                if any(repr(o.node.value) != repr(first.node.value) for o in others):
+                    return None
+                continue
+            known = [versions.get(id(leaf.node)) for leaf in leaves]
+            if any(one is None for one in known):
+                return None
+            read = [one.version for one in known if one is not None]
+            if read[0] not in self._own[0] or read[0] in self._common:
+                if len({(one.version, one.name) for one in known if one is not None}) > 1:
+                    return None
+                continue
+            if any(same.get(read[0]) != one for same, one in zip(self._same, read, strict=True)):
+                return None
+            if read[0] not in last:
+                return None
+            is_own = True
+        calls_parts = any(
+            isinstance(node, ast.Call) and text(node.func).startswith("self.")
+            for node in ast.walk(nodes[0])
+        )
+        if not is_own or calls_parts:
+            return None
+        return text(nodes[0])
+
+    def maker(self, item: str) -> Line | None:
+        """Returns the statement of the first time that gives a variable its last value."""
+        version = self._stored().get(item)
+        made = (line for line in self._first for one in line.stores() if one.version == version)
+        return next(made, None)
+
+    def is_only(self, item: str, line: Line) -> bool:
+        """Returns whether a statement assigns an item that no other reads."""
+        if self.maker(item) is not line or not isinstance(line.tree, ast.Assign):
+            return False
+        (target, *_) = line.tree.targets
+        version = self._stored()[item]
+        read = [one for other in self._first for one in other.leaves if not one.is_store]
+        is_read = any(one.version == version for one in read) or line.sizes
+        carried = any(name == item for _, name in self.carried())
+        return (
+            isinstance(target, ast.Name) and not is_read and not carried and not self._is_read(item)
+        )
+
+    def _is_read(self, item: str) -> bool:
+        """Returns whether the statements afterwards read an item of the last time, too."""
+        leaves = (leaf for line in self._rewritten.values() for leaf in leaves_of(line))
+        names = (
+            self._names_after.get(id(leaf.node), leaf.name) for leaf in leaves if not leaf.is_store
+        )
+        return item in names
+
+    # --- the parts of the function -------------------------------------------------------------
+
+    def names(self) -> set[str]:
+        """Returns all names of the function."""
+        return {
+            word for line in self._lines for code in (line.code, *line.after)
+            for word in re.findall(r"(?<![.\w])[A-Za-z_]\w*", code)
+        }  # fmt: skip
+
+    def body(self) -> Iterator[Line]:
+        """Yields the statements of the first time."""
+        for line in self._first:
+            yield line
+            for code in line.read_sizes():
+                (tree,) = ast.parse(code).body
+                yield Line(code, tree, "", [])
+
+    def before(self) -> list[str]:
+        """Returns the statements before."""
+        return [code for line in self._lines[: self._at] for code in (line.code, *line.after)]
+
+    def after(self) -> list[str]:
+        """Returns the statements afterwards, as `gather` has rewritten them."""
+        found = []
+        for line in self._lines[self._end :]:
+            tree = _Rename(self._names_after).visit(self._rewritten[id(line)])
+            code, plain = statement_text(tree), statement_text(ast.parse(line.code).body[0])
+            found.append(line.code if code == plain else code)
+            found += line.after
+        return found
+
+
+class _Gatherer(ast.NodeTransformer):
+    """Replaces tuples and lists of what each time has given by a list."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        versions: Mapping[int, Leaf],
+        kept: dict[str, str],
+        name_of: Callable[[Line | None, str], str],
+    ) -> None:
+        self._rounds = rounds
+        self._versions = versions
+        self._kept = kept
+        self._name_of = name_of
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        return self._visit(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        return self._visit(node)
+
+    def _visit(self, node: ast.List | ast.Tuple) -> ast.AST:
+        count = self._rounds.count
+        for at in range(len(node.elts) - count + 1):
+            if not isinstance(node.ctx, ast.Load):
+                break
+            item = self._rounds.item(node.elts[at : at + count], self._versions)
+            if item is None:
+                continue
+            name = next((name for name, one in self._kept.items() if one == item), "")
+            if not name:
+                words = re.findall(r"(?<![.\w])[A-Za-z_]\w*", item)
+                name = self._name_of(self._rounds.maker(item), words[0])
+                self._kept[name] = item
+            if len(node.elts) == count:
+                code = name if isinstance(node, ast.List) else f"tuple({name})"
+                return ast.parse(code, mode="eval").body
+            node.elts[at : at + count] = [ast.Starred(ast.Name(name, ast.Load()), ast.Load())]
+            break
+        return self.generic_visit(node)
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._names.get(id(node), node.id), node.ctx)

@@ -1,0 +1,74 @@
+"""Lists that a statement takes apart and the next one puts together again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from fmapper.translation.code import statement_text, text
+from fmapper.translation.merging.statements import Leaf, Line, read_lines
+
+_TAKE_LISTS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
+
+
+def with_whole_lists(lines: Sequence[str]) -> list[str]:
+    """Gives a function that takes a list the one that was taken apart, where that is all.
+
+    Args:
+        lines: The statements of a function.
+
+    Examples:
+        >>> with_whole_lists(["a, b = jnp.split(x, 2)", "x = jnp.stack([a, b])", "a = f(x)"])
+        ['x = jnp.stack(jnp.split(x, 2))', 'a = f(x)']
+    """
+    read = read_lines(lines, {})
+    leaves = [leaf for line in read for leaf in line.leaves]
+    found: list[str] = []
+    for line, after in zip(read, [*read[1:], None], strict=True):
+        whole = _whole(line, after, leaves)
+        if whole is None or after is None:
+            found += [line.code, *line.after]
+        else:
+            after.tree = _Swap(*whole).visit(after.tree)
+            after.code = statement_text(after.tree)
+    return found
+
+
+def _whole(
+    line: Line, after: Line | None, leaves: Sequence[Leaf]
+) -> tuple[ast.List, ast.expr] | None:
+    """Returns the list in the next statement that has all that a statement assigns."""
+    tree = line.tree
+    if after is None or not isinstance(tree, ast.Assign) or line.sizes:
+        return None
+    (target, *more), stores = tree.targets, line.stores()
+    if more or not isinstance(target, ast.Tuple) or len(stores) != len(target.elts):
+        return None
+    versions = [store.version for store in stores]
+    readers = [leaf for leaf in leaves if leaf.version in versions and not leaf.is_store]
+    if [leaf.version for leaf in readers] != versions:
+        return None
+    known: Mapping[int, Leaf] = {id(leaf.node): leaf for leaf in readers}
+    for call in ast.walk(after.tree):
+        if not isinstance(call, ast.Call) or not call.args or isinstance(after.tree, ast.For):
+            continue
+        first = call.args[0]
+        name = text(call.func).rpartition(".")[2]
+        if name in _TAKE_LISTS and isinstance(first, ast.List):
+            items = [known.get(id(item)) for item in first.elts]
+            if [item.version for item in items if item] == versions and all(items):
+                return first, tree.value
+    return None
+
+
+class _Swap(ast.NodeTransformer):
+    def __init__(self, old: ast.List, new: ast.expr) -> None:
+        self._old = old
+        self._new = new
+
+    def visit_List(self, node: ast.List) -> ast.expr:
+        return self._new if node is self._old else self._visit(node)
+
+    def _visit(self, node: ast.List) -> ast.expr:
+        self.generic_visit(node)
+        return node

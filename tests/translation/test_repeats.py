@@ -1,0 +1,149 @@
+"""Statements that come again are loops that compute the same."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fmapper.translation.merging.repeats import with_repeats
+from fmapper.translation.source import translate_proved
+
+VARIABLES = ["x", "y", "y_2", "z", "p"]
+
+
+@st.composite
+def functions(draw):
+    """Draws rounds of equal statements, with variables and numbers that may be any."""
+    period, count = draw(st.sampled_from([(5, 2), (3, 3), (2, 4)]))
+    variable, number = st.sampled_from(VARIABLES), st.integers(0, 3)
+    forms = draw(st.lists(st.sampled_from([*"abcd"]), min_size=period, max_size=period))
+    varies = draw(st.lists(st.booleans(), min_size=4 * period, max_size=4 * period))
+    fixed = [draw(variable) for _ in range(3 * period)]
+    lines = []
+    for at in range(count):
+        for i, form in enumerate(forms):
+            a, b, c = (
+                draw(variable) if varies[4 * i + j] and draw(st.booleans()) else fixed[3 * i + j]
+                for j in range(3)
+            )
+            n = draw(number) if varies[4 * i + 3] else at
+            lines.append(
+                {
+                    "a": f"{a} = f({b}, {c}, {n})",
+                    "b": f"{a} = self.m[{at}]({b}) + {c}",
+                    "c": f"{a}, {b} = (f({c}, {a}, {n}), {b})",
+                    "d": f"{a} = {b} * {n}",
+                }[form]
+            )
+    lines += [f"z = f({draw(variable)}, z, 1)"] * draw(st.integers(0, 1))
+    items = ", ".join(draw(st.lists(variable, min_size=1, max_size=count + 1)))
+    return [*lines, draw(st.sampled_from([f"return [{items}]", f"return f(({items},), p, 0)"]))]
+
+
+def run(lines, arguments):
+    code = "\n".join(lines).replace("\n", "\n    ")
+    space = {"f": lambda *args: hash(args)}
+    exec(f"def run(self, {', '.join(VARIABLES)}):\n    {code}", space)
+    parts = [lambda x, i=i: hash((i, x)) for i in range(5)]
+    return space["run"](SimpleNamespace(m=parts), *arguments)
+
+
+@settings(max_examples=600, deadline=None)
+@given(functions())
+def test_a_loop_computes_what_the_statements_do(lines):
+    found = with_repeats(lines, {"self.m": 5}, {}, {}, {})
+    arguments = [hash(("argument", i)) for i in range(len(VARIABLES))]
+    assert run(found, arguments) == run(lines, arguments)
+
+
+def rolled(lines):
+    return "\n".join(with_repeats(lines, {"self.m": 3}, {}, {}, {}))
+
+
+def test_results_of_rounds_are_a_list():
+    lines = [
+        line.format(at, f"_{at + 1}" if at else "")
+        for at in range(3)
+        for line in ("x = self.m[{0}](p[{0}])", "y{1} = x.mean()")
+    ]
+    assert rolled([*lines, "return stack([p, y, y_2, y_3], 1)"]) == (
+        "ys = []\n"
+        "for i, one_m in enumerate(self.m):\n"
+        "    x = one_m(p[i])\n"
+        "    ys.append(x.mean())\n"
+        "return stack([p, *ys], 1)"
+    )
+
+
+def test_what_a_round_gives_to_the_next_keeps_its_name():
+    lines = ["y = f(x, 2)", "y = g(y)", "y_2 = f(y, 4)", "y_2 = g(y_2)", "y_3 = f(y_2, 8)",
+             "y_3 = g(y_3)", "return y_3"]  # fmt: skip
+    assert rolled(lines) == ("y = x\nfor n in (2, 4, 8):\n    y = f(y, n)\n    y = g(y)\nreturn y")
+
+
+@pytest.mark.parametrize("shape", [("b", "h"), ("c", "h")])
+def test_sizes_that_only_the_first_round_reads_are_those_of_all(shape):
+    lines = []
+    for at in range(3):
+        lines += [f"x = self.m[{at}](p[{at}])", "b = x.shape[0]"][: 1 if at else 2]
+        lines += ["x = g(x, b)", f"x = h(x, {at})", "q.append(x)"]
+    known = {line: SimpleNamespace(shapes={"x": ("b", "h")}, origin="") for line in lines}
+    known["x = self.m[2](p[2])"] = SimpleNamespace(shapes={"x": shape}, origin="")
+    found = with_repeats([*lines, "return q"], {"self.m": 3}, {}, known, {})
+    assert (len(found) == 2) is (shape == ("b", "h"))
+
+
+class Levels(nn.Module):
+    """Predicts boxes on several levels, as detectors do."""
+
+    def __init__(self, widths=(8, 12, 16), strides=(8, 16, 32)):
+        super().__init__()
+        self.strides = strides
+        self.heads = nn.ModuleList(nn.Conv2d(width, 10, 1) for width in widths)
+        self.scales = nn.ParameterList(nn.Parameter(torch.tensor(1.0 + i)) for i in range(3))
+
+    def forward(self, levels):
+        boxes, scores = [], []
+        for i, head in enumerate(self.heads):
+            y = head(levels[i])
+            batch, _, height, width = y.shape
+            y = y.view(batch, 2, 5, height, width).permute(0, 1, 3, 4, 2)
+            sides = (y[..., :4] * self.scales[i]).exp() * self.strides[i]
+            boxes.append(sides.reshape(batch, -1, 4))
+            scores.append(y[..., 4].sigmoid().reshape(batch, -1))
+        return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
+def test_a_detector_predicts_in_a_loop(target):
+    pytest.importorskip(target)
+    torch.manual_seed(0)
+    levels = [torch.randn(2, w, s, s) for w, s in ((8, 8), (12, 4), (16, 2))]
+    source, proof, reason = translate_proved(Levels(), target, (levels,))
+    assert proof, reason
+    if target != "jax":
+        assert "zip(self.heads, " in source.code
+        assert source.code.count(".transpose(0, 1, 3, 4, 2)") == 1
+        assert "boxes.append(sides.reshape(batch, -1, 4))" in source.code
+
+
+def test_a_variable_that_a_round_assigns_before_it_reads_the_last_one_stays():
+    lines = ["y = f(p, 1)", "z = g(x, y)", "y = h(z, 1)"]
+    for at in (2, 3):
+        lines += [f"y_2 = f(p, {at})", "z = g(y, y_2)", f"y = h(z, {at})"]
+    assert with_repeats([*lines, "return y"], {}, {}, {}, {}) == [*lines, "return y"]
+
+
+def test_an_item_that_is_read_beside_the_list_has_a_variable():
+    names = ["y", "y_2", "y_3"]
+    lines = [
+        line.format(at, name)
+        for at, name in enumerate(names)
+        for line in ("x = self.m[{0}](p[{0}])", "{1} = g(x)")
+    ]
+    assert rolled([*lines, "return [y, y_2, y_3], y_3"]).endswith(
+        "    y = g(x)\n    ys.append(y)\nreturn ys, y"
+    )
