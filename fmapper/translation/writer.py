@@ -387,7 +387,7 @@ class _Writer:
         return with_loops(collect(lines), *self._lists(node))
 
     def _shorten(self, node: Node, body: Body, lines: list[str]) -> list[str]:
-        """Returns statements with those that come again in loops, if blocks are no scans."""
+        """Returns statements with those that come again in loops, unless blocks are scanned."""
         lines = with_whole_lists(lines)
         if self.scans.are_wanted or not self.dialect.counts_parts:
             return lines

@@ -128,7 +128,7 @@ class _Loop:
             source = f"({', '.join(names)})"
             variable = self._variable(source, re.sub(r"_?\d+$", "", names[0]) or names[0])
             swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
-        for leaf, variable in rounds.carried():
+        for leaf, variable in rounds.reads_of_the_time_before():
             swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
         if len(self.sources) > _MOST_SOURCES:
             raise Mismatch

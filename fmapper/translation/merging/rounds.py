@@ -111,7 +111,7 @@ class Rounds:
         }
         return given.pop() if len(given) == 1 else None
 
-    def _stored(self) -> dict[str, int]:
+    def _last_versions(self) -> dict[str, int]:
         """Maps the variables of the first time to the last assignments to them."""
         found: dict[str, int] = {}
         for line in self._first:
@@ -125,7 +125,7 @@ class Rounds:
             Mismatch: They read something that a loop would not have.
         """
         begun: dict[str, str] = {}
-        last = self._stored()
+        last = self._last_versions()
         names = {version: name for name, version in last.items()}
         inside = set[int]().union(*self._own)
         for leaves in self._outer():
@@ -180,9 +180,9 @@ class Rounds:
                 if len({*names}) > 1:
                     yield leaves[0], names
 
-    def carried(self) -> Iterator[tuple[Leaf, str]]:
+    def reads_of_the_time_before(self) -> Iterator[tuple[Leaf, str]]:
         """Yields what the time before has given, with the variable that has it."""
-        names = {version: name for name, version in self._stored().items()}
+        names = {version: name for name, version in self._last_versions().items()}
         inside = set[int]().union(*self._own)
         for leaves in self._outer():
             if {leaf.version for leaf in leaves} & inside:
@@ -203,7 +203,7 @@ class Rounds:
             Mismatch: They read something else, of one time.
         """
         kept: dict[str, str] = {}
-        stored = self._stored()
+        stored = self._last_versions()
         for line in self._lines[self._end :]:
             versions = {id(leaf.node): leaf for leaf in line.leaves}
             gatherer = _Gatherer(self, versions, kept, name_of)
@@ -240,7 +240,7 @@ class Rounds:
         """Returns the code of an item where expressions are that of each time."""
         if len({key_of(ast.Expr(node)) for node in nodes}) > 1:
             return None
-        last = {*self._stored().values()}
+        last = {*self._last_versions().values()}
         columns = zip(*([*leaves_of(node)] for node in nodes), strict=True)
         is_own = False
         for leaves in columns:
@@ -272,7 +272,7 @@ class Rounds:
 
     def maker(self, item: str) -> Line | None:
         """Returns the statement of the first time that gives a variable its last value."""
-        version = self._stored().get(item)
+        version = self._last_versions().get(item)
         made = (line for line in self._first for one in line.stores() if one.version == version)
         return next(made, None)
 
@@ -281,10 +281,10 @@ class Rounds:
         if self.maker(item) is not line or not isinstance(line.tree, ast.Assign):
             return False
         (target, *_) = line.tree.targets
-        version = self._stored()[item]
+        version = self._last_versions()[item]
         read = [one for other in self._first for one in other.leaves if not one.is_store]
         is_read = any(one.version == version for one in read) or line.sizes
-        carried = any(name == item for _, name in self.carried())
+        carried = any(name == item for _, name in self.reads_of_the_time_before())
         return (
             isinstance(target, ast.Name) and not is_read and not carried and not self._is_read(item)
         )
