@@ -388,7 +388,7 @@ class _Writer:
 
     def _shorten(self, node: Node, body: Body, lines: list[str]) -> list[str]:
         """Returns statements with those that come again in loops, unless blocks are scanned."""
-        lines = with_whole_lists(lines)
+        lines = with_whole_lists(lines, body.tuples)
         if self.scans.are_wanted or not self.dialect.counts_parts:
             return lines
         return with_repeats(lines, *self._lists(node), body.by_line(), body.comments)

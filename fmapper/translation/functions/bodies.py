@@ -332,6 +332,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 self._names.holds[parameter] = structure.name
             elif is_flat(structure):
                 self._wholes.append((structure, name(parameter)))
+                self._body.tuples[parameter] = len(structure)
                 if one.kind == "unused" or not self._is_taken_apart(structure):
                     self._left[f"parameter {parameter}"] = 10**6
                     continue

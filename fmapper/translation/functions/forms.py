@@ -94,6 +94,7 @@ class Body:
         shapes: Those of each call.
         comments: The model's own lines for statements that do not read for themselves.
         terms: What it asks of its arguments.
+        tuples: Parameters that are tuples of arrays -> how many those are.
     """
 
     parameters: tuple[str, ...]
@@ -108,6 +109,7 @@ class Body:
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
+    tuples: dict[str, int] = field(default_factory=dict)
 
     def walk(self) -> Iterator[Statement]:
         """Yields the statements, those in loops and branches, too."""

@@ -11,17 +11,22 @@ from fmapper.translation.merging.statements import Leaf, Line, read_lines
 _TAKE_LISTS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 
 
-def with_whole_lists(lines: Sequence[str]) -> list[str]:
+def with_whole_lists(lines: Sequence[str], tuples: Mapping[str, int]) -> list[str]:
     """Gives a function that takes a list the one that was taken apart, where that is all.
 
     Args:
         lines: The statements of a function.
+        tuples: The parameters that are tuples -> how many items they have.
 
     Examples:
-        >>> with_whole_lists(["a, b = jnp.split(x, 2)", "x = jnp.stack([a, b])", "a = f(x)"])
+        >>> with_whole_lists(["a, b = jnp.split(x, 2)", "x = jnp.stack([a, b])", "a = f(x)"], {})
         ['x = jnp.stack(jnp.split(x, 2))', 'a = f(x)']
+        >>> with_whole_lists(["return jnp.stack([given[0], given[1]])"], {"given": 2})
+        ['return jnp.stack(given)']
     """
-    read = read_lines(lines, {})
+    assigned = {leaf.name for line in read_lines(lines, {}) for leaf in line.stores()}
+    tuples = {name: count for name, count in tuples.items() if name not in assigned}
+    read = read_lines([_with_tuples(line, tuples) for line in lines], {})
     leaves = [leaf for line in read for leaf in line.leaves]
     found: list[str] = []
     for line, after in zip(read, [*read[1:], None], strict=True):
@@ -32,6 +37,40 @@ def with_whole_lists(lines: Sequence[str]) -> list[str]:
             after.tree = _Swap(*whole).visit(after.tree)
             after.code = statement_text(after.tree)
     return found
+
+
+def _with_tuples(line: str, tuples: Mapping[str, int]) -> str:
+    if "[0]]" not in line and not any(f"[{name}[" in line for name in tuples):
+        return line
+    (tree,) = ast.parse(line).body
+    items = _Items(tuples)
+    tree = items.visit(tree)
+    return statement_text(tree) if items.changes else line
+
+
+class _Items(ast.NodeTransformer):
+    """Replaces a list of all items of a tuple by that, and the concatenation of one array by it."""
+
+    def __init__(self, tuples: Mapping[str, int]) -> None:
+        self._tuples = tuples
+        self.changes = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        first = node.args[0] if node.args else None
+        name = text(node.func).rpartition(".")[2]
+        if name not in _TAKE_LISTS or not isinstance(first, ast.List) or not first.elts:
+            return node
+        owner = text(first.elts[0]).partition("[")[0]
+        count = len(first.elts)
+        is_whole = [*map(text, first.elts)] == [f"{owner}[{i}]" for i in range(count)]
+        if is_whole and self._tuples.get(owner) == count:
+            self.changes += 1
+            node.args[0] = ast.Name(owner, ast.Load())
+        elif count == 1 and name == "concatenate" and not isinstance(first.elts[0], ast.Starred):
+            self.changes += 1
+            return first.elts[0]
+        return node
 
 
 def _whole(

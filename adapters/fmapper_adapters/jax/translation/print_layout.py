@@ -160,8 +160,8 @@ def cat(p: Printing, arrays: Sequence[Value], dim: int = 0) -> Any:
     kept = promote([a for a in arrays if a.shape != (0,)] or arrays[:1])
     if kept is None:
         return None
-    if len(kept) == 1:
-        return kept[0]
+    if len(kept) == 1 and not (len(arrays) == 1 and isinstance(arrays[0].node, ast.Subscript)):
+        return kept[0]  # else it may be all of a tuple, which the writer sees
     if in_dims(dim, len(p.shape)) == 0:
         return expr("jnp.concatenate({0})", kept)
     return expr("jnp.concatenate({0}, axis={1})", kept, dim)
