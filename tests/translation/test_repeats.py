@@ -22,6 +22,7 @@ def functions(draw):
     forms = draw(st.lists(st.sampled_from([*"abcd"]), min_size=period, max_size=period))
     varies = draw(st.lists(st.booleans(), min_size=4 * period, max_size=4 * period))
     fixed = [draw(variable) for _ in range(3 * period)]
+    kept, names = draw(st.integers(0, 2 * period)), draw(st.permutations(VARIABLES))
     lines = []
     for at in range(count):
         for i, form in enumerate(forms):
@@ -29,6 +30,7 @@ def functions(draw):
                 draw(variable) if varies[4 * i + j] and draw(st.booleans()) else fixed[3 * i + j]
                 for j in range(3)
             )
+            a = names[at] if i == kept else a
             n = draw(number) if varies[4 * i + 3] else at
             lines.append(
                 {
@@ -39,8 +41,17 @@ def functions(draw):
                 }[form]
             )
     lines += [f"z = f({draw(variable)}, z, 1)"] * draw(st.integers(0, 1))
-    items = ", ".join(draw(st.lists(variable, min_size=1, max_size=count + 1)))
-    return [*lines, draw(st.sampled_from([f"return [{items}]", f"return f(({items},), p, 0)"]))]
+    given = draw(st.lists(variable, min_size=1, max_size=count + 1))
+    if draw(st.booleans()):  # what each round has assigned
+        at = kept % period
+        given = [line.partition(" = ")[0].partition(",")[0] for line in lines[at::period][:count]]
+        given = given[:: draw(st.sampled_from([1, -1]))]
+    items = ", ".join(given)
+    found = f"f(({items},), p, 0)"
+    if draw(st.booleans()):
+        each = ", ".join(f"f({item}, z, 1)" for item in items.split(", "))
+        found = f"[{each}]"
+    return [*lines, draw(st.sampled_from([f"return [{items}]", f"return {found}"]))]
 
 
 def run(lines, arguments):

@@ -132,18 +132,20 @@ class _Loop:
             swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
         if len(self.sources) > _MOST_SOURCES:
             raise Mismatch
-        body, items = [], dict(kept)
+        for leaf, variable in rounds.renames():
+            swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
+        body = []
         for line in rounds.body():
             tree = _Swap(swaps).visit(copy.copy(line.tree))
-            name = next((n for n, item in kept.items() if rounds.is_only(item, line)), "")
-            if name:
-                del items[name]
-                tree = expr(f"{name}.append({{0}})", tree.value)
+            added = [name for name, (_, at) in kept.items() if at >= 0 and rounds.maker(at) is line]
+            if added and rounds.is_only(kept[added[0]], line):
+                tree = expr(f"{added[0]}.append({{0}})", tree.value)
+                added = []
             new = text(tree)
             if line.code in comments:
                 comments.setdefault(new.partition("\n")[0], comments[line.code])
-            body.append(new)
-        body += [f"{name}.append({item})" for name, item in items.items()]
+            body += [new, *(f"{name}.append({kept[name][0]})" for name in added)]
+        body += [f"{name}.append({item})" for name, (item, at) in kept.items() if at < 0]
         inner = "\n".join(body).replace("\n", "\n    ")
         before = [f"{name} = {given}" for name, given in begun.items()]
         before += [f"{name} = []" for name in kept]

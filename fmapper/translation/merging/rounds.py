@@ -43,6 +43,10 @@ class Rounds:
             for one in self._rounds
         ]
         self._align()
+        earlier = [one for line in lines[:at] for one in (*line.leaves,) if one.is_store]
+        self._known = {-1, *(one.version for one in earlier)}
+        self._known |= {version for line in lines[:at] for version in line.versions.values()}
+        self._renamed: dict[int, str] = {}  # assignments -> the variables that they get
         self._names_after: dict[int, str] = {}
         self._rewritten: dict[int, ast.stmt] = {}
 
@@ -116,6 +120,8 @@ class Rounds:
         found: dict[str, int] = {}
         for line in self._first:
             found |= {leaf.name: leaf.version for leaf in line.stores()} | line.versions
+        for version, name in self._renamed.items():
+            found = {one: at for one, at in found.items() if at != version} | {name: version}
         return found
 
     def check_variables(self) -> dict[str, str]:
@@ -145,10 +151,44 @@ class Rounds:
             if target != name and self._assigns_around(leaves[0], name):
                 raise Mismatch
         outer = {leaf.name for leaf, *_ in self._outer()}
-        for target, name in begun.items():
+        for target, name in [*begun.items()]:
             if target != name and target in outer:
-                raise Mismatch
+                self._keep_name(last[target], name)
+                del begun[target]
         return {target: name for target, name in begun.items() if target != name}
+
+    def _keep_name(self, version: int, name: str) -> None:
+        """Lets what a time gives to the next have the name of what the first time is given.
+
+        Raises:
+            Mismatch: That variable is something else, too.
+        """
+        outer = [leaves for leaves in self._outer() if leaves[0].name == name]
+        known = outer[0][0].version
+        read_after = (leaf for line in self._lines[self._end :] for leaf in line.leaves)
+        if any(self._is_carried(one) != version for one in outer) or any(
+            not leaf.is_store and leaf.name == name and leaf.version == known for leaf in read_after
+        ):
+            raise Mismatch
+        is_made = False
+        for line in self._first:
+            for leaf in line.leaves:
+                is_other = leaf.name == name and leaf.version != version
+                if is_made and is_other:
+                    raise Mismatch
+                is_made |= leaf.is_store and leaf.version == version
+            if name in line.versions or (is_made and isinstance(line.tree, ast.For)):
+                raise Mismatch
+        if any(self._is_read_late(leaves[0], name) for leaves in outer):
+            raise Mismatch
+        self._renamed[version] = name
+
+    def renames(self) -> Iterator[tuple[Leaf, str]]:
+        """Yields the variables of the first time that get other names."""
+        for line in self._first:
+            for leaf in line.leaves:
+                if leaf.version in self._renamed:
+                    yield leaf, self._renamed[leaf.version]
 
     def _is_read_late(self, leaf: Leaf, target: str) -> bool:
         """Returns whether a variable is assigned to before it is read."""
@@ -190,19 +230,19 @@ class Rounds:
 
     # --- what is read afterwards ---------------------------------------------------------------
 
-    def gather(self, name_of: Callable[[Line | None, str], str]) -> dict[str, str]:
+    def gather(self, name_of: Callable[[Line | None, str], str]) -> dict[str, tuple[str, int]]:
         """Finds what the statements afterwards read of each time.
 
         Args:
             name_of: Names a list, after what makes an item, and the first variable in it.
 
         Returns:
-            Lists -> the item that each time adds.
+            Lists -> the item that each time adds, and the assignment that it is.
 
         Raises:
             Mismatch: They read something else, of one time.
         """
-        kept: dict[str, str] = {}
+        kept: dict[str, tuple[str, int]] = {}
         stored = self._last_versions()
         for line in self._lines[self._end :]:
             versions = {id(leaf.node): leaf for leaf in line.leaves}
@@ -236,13 +276,19 @@ class Rounds:
             assert isinstance(leaf.node, ast.Name)
             self._names_after[id(leaf.node)] = name
 
-    def item(self, nodes: Sequence[ast.expr], versions: Mapping[int, Leaf]) -> str | None:
-        """Returns the code of an item where expressions are that of each time."""
+    def item(
+        self, nodes: Sequence[ast.expr], versions: Mapping[int, Leaf]
+    ) -> tuple[str, int] | None:
+        """Returns the code of an item where expressions are that of each time.
+
+        Returns:
+            The code, and of a variable the assignment; -1 for another expression.
+        """
         if len({key_of(ast.Expr(node)) for node in nodes}) > 1:
             return None
         last = {*self._last_versions().values()}
         columns = zip(*([*leaves_of(node)] for node in nodes), strict=True)
-        is_own = False
+        is_own, version = False, -1
         for leaves in columns:
             first, *others = leaves
             if not first.name:
@@ -254,39 +300,47 @@ class Rounds:
                 return None
             read = [one.version for one in known if one is not None]
             if read[0] not in self._own[0] or read[0] in self._common:
-                if len({(one.version, one.name) for one in known if one is not None}) > 1:
+                same = {(one.version, one.name) for one in known if one is not None}
+                if len(same) > 1 or read[0] not in self._known | self._common:
                     return None
                 continue
             if any(same.get(read[0]) != one for same, one in zip(self._same, read, strict=True)):
                 return None
-            if read[0] not in last:
+            if read[0] not in last and not self._is_plain(nodes[0], read[0]):
                 return None
             is_own = True
+            version = read[0]
         calls_parts = any(
             isinstance(node, ast.Call) and text(node.func).startswith("self.")
             for node in ast.walk(nodes[0])
         )
         if not is_own or calls_parts:
             return None
-        return text(nodes[0])
+        if not isinstance(nodes[0], ast.Name):
+            return None if self._renamed else (text(nodes[0]), -1)
+        return self._renamed.get(version, nodes[0].id), version
 
-    def maker(self, item: str) -> Line | None:
-        """Returns the statement of the first time that gives a variable its last value."""
-        version = self._last_versions().get(item)
+    def _is_plain(self, node: ast.expr, version: int) -> bool:
+        """Returns whether an item is a variable, which can be kept as soon as it is assigned."""
+        made = self.maker(version)
+        return isinstance(node, ast.Name) and made is not None and isinstance(made.tree, ast.Assign)
+
+    def maker(self, version: int) -> Line | None:
+        """Returns the statement of the first time that makes an assignment."""
         made = (line for line in self._first for one in line.stores() if one.version == version)
         return next(made, None)
 
-    def is_only(self, item: str, line: Line) -> bool:
+    def is_only(self, item: tuple[str, int], line: Line) -> bool:
         """Returns whether a statement assigns an item that no other reads."""
-        if self.maker(item) is not line or not isinstance(line.tree, ast.Assign):
+        name, version = item
+        if version < 0 or self.maker(version) is not line or not isinstance(line.tree, ast.Assign):
             return False
         (target, *_) = line.tree.targets
-        version = self._last_versions()[item]
         read = [one for other in self._first for one in other.leaves if not one.is_store]
         is_read = any(one.version == version for one in read) or line.sizes
-        carried = any(name == item for _, name in self.reads_of_the_time_before())
+        carried = any(one == name for _, one in self.reads_of_the_time_before())
         return (
-            isinstance(target, ast.Name) and not is_read and not carried and not self._is_read(item)
+            isinstance(target, ast.Name) and not is_read and not carried and not self._is_read(name)
         )
 
     def _is_read(self, item: str) -> bool:
@@ -336,13 +390,14 @@ class _Gatherer(ast.NodeTransformer):
         self,
         rounds: Rounds,
         versions: Mapping[int, Leaf],
-        kept: dict[str, str],
+        kept: dict[str, tuple[str, int]],
         name_of: Callable[[Line | None, str], str],
     ) -> None:
         self._rounds = rounds
         self._versions = versions
         self._kept = kept
         self._name_of = name_of
+        self._to_iterate: set[int] = set()
 
     def visit_List(self, node: ast.List) -> ast.AST:
         return self._visit(node)
@@ -350,23 +405,38 @@ class _Gatherer(ast.NodeTransformer):
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
         return self._visit(node)
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if text(node.func) in ("zip", "enumerate"):
+            self._to_iterate |= {id(one) for one in node.args}
+        return self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self._to_iterate.add(id(node.iter))
+        return self.generic_visit(node)
+
     def _visit(self, node: ast.List | ast.Tuple) -> ast.AST:
         count = self._rounds.count
         for at in range(len(node.elts) - count + 1):
             if not isinstance(node.ctx, ast.Load):
                 break
-            item = self._rounds.item(node.elts[at : at + count], self._versions)
+            nodes = node.elts[at : at + count]
+            item, end = self._rounds.item(nodes, self._versions), ""
+            if item is None:
+                item, end = self._rounds.item(nodes[::-1], self._versions), "[::-1]"
             if item is None:
                 continue
             name = next((name for name, one in self._kept.items() if one == item), "")
             if not name:
-                words = re.findall(r"(?<![.\w])[A-Za-z_]\w*", item)
-                name = self._name_of(self._rounds.maker(item), words[0])
+                words = re.findall(r"(?<![.\w])[A-Za-z_]\w*", item[0])
+                name = self._name_of(self._rounds.maker(item[1]), words[0])
                 self._kept[name] = item
+            code = f"{name}{end}"
             if len(node.elts) == count:
-                code = name if isinstance(node, ast.List) else f"tuple({name})"
-                return ast.parse(code, mode="eval").body
-            node.elts[at : at + count] = [ast.Starred(ast.Name(name, ast.Load()), ast.Load())]
+                is_tuple = isinstance(node, ast.Tuple) and id(node) not in self._to_iterate
+                return ast.parse(f"tuple({code})" if is_tuple else code, mode="eval").body
+            node.elts[at : at + count] = [
+                ast.Starred(ast.parse(code, mode="eval").body, ast.Load())
+            ]
             break
         return self.generic_visit(node)
 
