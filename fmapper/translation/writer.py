@@ -34,7 +34,7 @@ from fmapper.translation.loading import weights_of
 from fmapper.translation.merging.inlining import inline_functions
 from fmapper.translation.merging.modes import combine
 from fmapper.translation.merging.repeats import with_repeats
-from fmapper.translation.merging.whole_lists import with_whole_lists
+from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_whole_lists
 from fmapper.translation.places import (
     Node,
     at_place,
@@ -391,7 +391,9 @@ class _Writer:
         lines = with_whole_lists(lines, body.tuples)
         if self.scans.are_wanted or not self.dialect.counts_parts:
             return lines
-        return with_repeats(lines, *self._lists(node), body.by_line(), body.comments)
+        lists = self._lists(node)
+        lines = with_lists_of_parts(lines, *lists)
+        return with_repeats(lines, *lists, body.by_line(), body.comments)
 
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:

@@ -17,7 +17,7 @@ VARIABLES = ["x", "y", "y_2", "z", "p"]
 @st.composite
 def functions(draw):
     """Draws rounds of equal statements, with variables and numbers that may be any."""
-    period, count = draw(st.sampled_from([(5, 2), (3, 3), (2, 4)]))
+    period, count = draw(st.sampled_from([(5, 2), (3, 3), (2, 4), (1, 4)]))
     variable, number = st.sampled_from(VARIABLES), st.integers(0, 3)
     forms = draw(st.lists(st.sampled_from([*"abcd"]), min_size=period, max_size=period))
     varies = draw(st.lists(st.booleans(), min_size=4 * period, max_size=4 * period))
@@ -86,6 +86,14 @@ def test_results_of_rounds_are_a_list():
         "    x = one_m(p[i])\n"
         "    ys.append(x.mean())\n"
         "return stack([p, *ys], 1)"
+    )
+
+
+def test_rounds_of_one_statement_are_a_comprehension():
+    lines = [f"y_{at} = f(self.m[{at}](p), {8 * at})" for at in range(3)]
+    assert rolled([*lines, "return stack([p, y_0, y_1, y_2])"]) == (
+        "ys = [f(one_m(p), n) for one_m, n in zip(self.m, (0, 8, 16), strict=True)]\n"
+        "return stack([p, *ys])"
     )
 
 

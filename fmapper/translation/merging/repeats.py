@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 40  # statements of a round
 _MOST_SOURCES = 3  # that a loop goes through together
-_LEAST = {2: 5}  # rounds -> the statements that each has at least; 2 for more rounds
+_LEAST = {2: 5}  # rounds -> the statements that each has at least; 1 for more rounds
 
 
 def with_repeats(
@@ -70,14 +70,15 @@ def _roll(
             continue
         for period in range(1, min(_LONGEST, (len(keys) - at) // 2) + 1):
             count = _count(keys, at, period)
-            if count < 2 or period < _LEAST.get(count, 2):
+            if count < 2 or period < _LEAST.get(count, 1):
                 continue
             try:
                 rounds = Rounds(read_lines(lines, known), at, period, count)
                 rolled = _Loop(rounds, lengths, titles).write(comments)
             except Mismatch:
                 continue
-            if len("\n".join(rolled).splitlines()) < len("\n".join(lines).splitlines()):
+            saved = len("\n".join(lines).splitlines()) - len("\n".join(rolled).splitlines())
+            if saved > (period == 1):
                 return rolled
     return None
 
@@ -146,6 +147,12 @@ class _Loop:
                 comments.setdefault(new.partition("\n")[0], comments[line.code])
             body += [new, *(f"{name}.append({kept[name][0]})" for name in added)]
         body += [f"{name}.append({item})" for name, (item, at) in kept.items() if at < 0]
+        if len(body) == len(kept) == 1 and not begun:
+            (name,) = kept
+            item = body[0].removeprefix(f"{name}.append(")[:-1]
+            if f"{name}.append({item})" == body[0] and "\n" not in item:
+                head = self._head().removesuffix(":")
+                return [*rounds.before(), f"{name} = [{item} {head}]", *rounds.after()]
         inner = "\n".join(body).replace("\n", "\n    ")
         before = [f"{name} = {given}" for name, given in begun.items()]
         before += [f"{name} = []" for name in kept]

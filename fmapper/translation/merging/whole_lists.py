@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 
-from fmapper.translation.code import statement_text, text
+from fmapper.translation.code import identifier, statement_text, text
 from fmapper.translation.merging.statements import Leaf, Line, read_lines
+from fmapper.translation.naming import singular
 
 _TAKE_LISTS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 
@@ -70,6 +72,57 @@ class _Items(ast.NodeTransformer):
         elif count == 1 and name == "concatenate" and not isinstance(first.elts[0], ast.Starred):
             self.changes += 1
             return first.elts[0]
+        return node
+
+
+def with_lists_of_parts(
+    lines: Sequence[str], lengths: Mapping[str, int], titles: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Writes lists of what each part of a list gives as comprehensions.
+
+    Args:
+        lines: The statements of a function.
+        lengths: Lists of parts, as `self.heads` -> how many parts they have.
+        titles: The same -> what the classes of their parts are called.
+
+    Examples:
+        >>> line = "return stack([self.heads[0](x), self.heads[1](x)])"
+        >>> with_lists_of_parts([line], {"self.heads": 2}, {})
+        ['return stack([head(x) for head in self.heads])']
+    """
+    found = []
+    for line in lines:
+        parts, code = _Parts(line, lengths, titles), line
+        if any(f"{name}[1]" in line for name in lengths):
+            (tree,) = ast.parse(line).body
+            code = statement_text(parts.visit(tree))
+        found.append(code if parts.changes else line)
+    return found
+
+
+class _Parts(ast.NodeTransformer):
+    def __init__(
+        self, line: str, lengths: Mapping[str, int], titles: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._words = {*re.findall(r"[A-Za-z_]\w*", line)}
+        self._lengths = lengths
+        self._titles = titles
+        self.changes = 0
+
+    def visit_List(self, node: ast.List) -> ast.expr:
+        self.generic_visit(node)
+        items = [*map(text, node.elts)]
+        for owner, count in self._lengths.items():
+            item = items[0] if items else ""
+            if f"{owner}[0]" not in item or len(items) != count or count < 2:
+                continue
+            if items != [item.replace(f"{owner}[0]", f"{owner}[{i}]") for i in range(count)]:
+                continue
+            wanted = singular(owner.rpartition(".")[2], self._titles.get(owner, ("",))[0])
+            variable = identifier(wanted, self._words)
+            code = item.replace(f"{owner}[0]", variable)
+            self.changes += 1
+            return ast.parse(f"[{code} for {variable} in {owner}]", mode="eval").body
         return node
 
 
