@@ -252,6 +252,7 @@ class _Writer:
         for method, other in known:
             if (other.parameters, other.lines()) == (body.parameters, body.lines()):
                 other.shapes += body.shapes
+                other.tuples = dict(other.tuples.items() & body.tuples.items())
                 return method
         wanted = unit.part.method if unit.part.method not in self.dialect.own_methods() else ""
         method = identifier(wanted) if wanted else ""

@@ -39,11 +39,7 @@ from fmapper.translation.functions.forms import (
 from fmapper.translation.functions.keys import ordered_draws, take_keys
 from fmapper.translation.functions.masks import Masks
 from fmapper.translation.functions.origins import comments_on
-from fmapper.translation.functions.parameters import (
-    Parameters,
-    print_signature,
-    sign,
-)
+from fmapper.translation.functions.parameters import Parameters, print_signature, sign
 from fmapper.translation.functions.shapes import add_to_words, name_sizes, shapes_of
 from fmapper.translation.functions.variables import DIMENSIONS, Variables
 from fmapper.translation.guards.checked import not_checked
@@ -197,7 +193,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._writer = writer
         self.owners = writer._owners
         self._dialect = writer._dialect
-        self._body.parameters = print_signature(arguments)
+        self._body.take(print_signature(arguments), arguments)
         self._arguments = arguments
         self._size_parameters = sizes
         self._wanted = wanted
@@ -332,7 +328,6 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
                 self._names.holds[parameter] = structure.name
             elif is_flat(structure):
                 self._wholes.append((structure, name(parameter)))
-                self._body.tuples[parameter] = len(structure)
                 if one.kind == "unused" or not self._is_taken_apart(structure):
                     self._left[f"parameter {parameter}"] = 10**6
                     continue

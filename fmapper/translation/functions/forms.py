@@ -111,6 +111,12 @@ class Body:
     terms: Terms = field(default_factory=Terms)
     tuples: dict[str, int] = field(default_factory=dict)
 
+    def take(self, parameters: tuple[str, ...], arguments: Sequence[Argument]) -> None:
+        """Takes its parameters."""
+        self.parameters = parameters
+        told = {one.name: one.structure for one in arguments}
+        self.tuples = {name: len(one) for name, one in told.items() if is_flat(one)}
+
     def walk(self) -> Iterator[Statement]:
         """Yields the statements, those in loops and branches, too."""
         todo = list(reversed(self.statements))
