@@ -48,11 +48,12 @@ def test_layers_that_concatenate_all_before_are_one_class(target):
 @pytest.mark.parametrize(
     "lines",
     [
-        ["a, b = f(x)", "y = jnp.stack([b, a])"],
-        ["a, b = f(x)", "y = jnp.stack([a, b, a])"],
-        ["a, b = f(x)", "y = jnp.stack([a, b])", "return y, a"],
-        ["a, b = f(x)", "x = g(x)", "y = jnp.stack([a, b])"],
-        ["a, b = f(x)", "return [a, b]"],
+        ["a, b = x.split(2)", "y = jnp.stack([b, a])"],
+        ["a, b = x.split(2)", "y = jnp.stack([a, b, a])"],
+        ["a, b = x.split(2)", "y = jnp.stack([a, b])", "return y, a"],
+        ["a, b = x.split(2)", "x = g(x)", "y = jnp.stack([a, b])"],
+        ["a, b = x.split(2)", "return [a, b]"],
+        ["a, b = x.reshape(2, 3)", "y = jnp.stack([a, b])"],
         ["t = f(x)", "return jnp.stack([t[0], t[1]])"],
         ["return jnp.stack([t[0], t[2]])"],
         ["return jnp.stack([t[0]])"],

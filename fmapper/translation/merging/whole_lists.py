@@ -10,6 +10,7 @@ from fmapper.translation.code import identifier, statement_text, text
 from fmapper.translation.merging.statements import Leaf, Line, read_lines
 from fmapper.translation.naming import singular
 
+_GIVE_LISTS = ("array_split", "chunk", "split", "tensor_split", "unbind", "unstack")
 _TAKE_LISTS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 
 
@@ -132,6 +133,9 @@ def _whole(
     """Returns the list in the next statement that has all that a statement assigns."""
     tree = line.tree
     if after is None or not isinstance(tree, ast.Assign) or line.sizes:
+        return None
+    gives = text(tree.value.func).rpartition(".")[2] if isinstance(tree.value, ast.Call) else ""
+    if gives not in _GIVE_LISTS:  # another may give an array, whose rows those are
         return None
     (target, *more), stores = tree.targets, line.stores()
     if more or not isinstance(target, ast.Tuple) or len(stores) != len(target.elts):
