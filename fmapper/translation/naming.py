@@ -111,7 +111,7 @@ def singular(plural: str, title: str) -> str:
     """
     if plural.endswith("ies"):
         return f"{plural[:-3]}y"
-    if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 2:
+    if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 1:
         return plural[:-1]
     words: list[str] = re.findall(r"[A-Z][a-z]+", title)
     if words:

@@ -68,10 +68,20 @@ def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Contai
     held = {str(structure.inputs[array].target) for array in layer.arrays}
     if there <= held:
         return path
+    if len(held) == 1 and _is_item_of_equal(program, *held):
+        return local
     last = identifier(layer.name if layer.name != path.rpartition(".")[2] else "layer")
     while f"{path}.{last}" in taken or f"{full}.{last}" in there - held:
         last += "_"
     return f"{path}.{last}"
+
+
+def _is_item_of_equal(program: Program, name: str) -> bool:
+    """Returns whether an array is an item of a list of arrays of one shape."""
+    owner, _, last = name.rpartition(".")
+    arrays = {**program.parameters, **program.buffers}
+    items = [array for one, array in arrays.items() if one.rpartition(".")[0] == owner]
+    return last.isdigit() and len({tuple(one.shape) for one in items}) == 1
 
 
 def title_of(kind: str, path: str) -> str:

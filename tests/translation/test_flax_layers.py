@@ -439,3 +439,33 @@ def test_bags_of_rows_are_layers():
     assert "check(" not in code.partition("class Bags")[2]
     for found, wanted in zip(model(x.numpy()), net(x), strict=True):
         np.testing.assert_allclose(found, wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+class CrossNet(nn.Module):
+    """The cross network of recommenders, whose matrices are a list."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.ws = nn.ParameterList([nn.Parameter(torch.randn(width, 1)) for _ in range(3)])
+        self.bs = nn.ParameterList([nn.Parameter(torch.randn(width)) for _ in range(3)])
+
+    def forward(self, x0):
+        x = x0
+        for w, b in zip(self.ws, self.bs, strict=True):
+            x = x0 * (x @ w) + b + x
+        return x
+
+
+def test_matrices_of_a_list_are_a_list_of_layers():
+    torch.manual_seed(0)
+    net = CrossNet()
+    source = translated(net, torch.randn(3, 6))
+    assert "self.ws = nnx.List([nnx.Linear(6, 1, use_bias=False, rngs=rngs)" in source.code
+    assert "class ParameterList" not in source.code
+    model = fmapper.convert(net, "flax", (torch.randn(3, 6),), structure=True)
+    x = torch.randn(3, 6)
+    np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-5)
+    back = fmapper.state(model, source=True)
+    assert {name: one.shape for name, one in back.items()} == {
+        name: one.shape for name, one in net.state_dict().items()
+    }
