@@ -229,3 +229,23 @@ def test_a_way_back_has_the_arrays_of_the_source():
         back = fmapper.state(model, source=True)
         for name, array in net.state_dict().items():
             np.testing.assert_array_equal(back[name], array)
+
+
+class Encoded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDE, 2, 24, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+
+    def forward(self, x):
+        hidden = self.encoder(x * 2)
+        return hidden + 1
+
+
+def test_encoders_of_torch_read_as_their_own_code():
+    torch.manual_seed(0)
+    source, proof, reason = translate_proved(Encoded(), "flax", (x(),))
+    assert proof, reason
+    layer = source.code.partition("class TransformerEncoderLayer(")[2].partition("\n\n\n")[0]
+    assert "self.norm2(x + self.dropout2(self.linear2(self.dropout(jax.nn.relu(" in layer
+    assert "encoder" not in layer  # the caller's line

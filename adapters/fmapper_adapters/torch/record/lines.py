@@ -15,6 +15,9 @@ _SKIPPED = tuple(
     os.path.dirname(os.path.abspath(one)) + os.sep for one in (torch.__file__, __file__)
 )
 
+# Its classes are written to files, and read better by their own lines than by their caller's.
+_WRITTEN = "/torch/nn/modules/transformer.py"
+
 
 def line_of_method(frame: FrameType | None) -> str:
     """Returns the line of the innermost method of a module that runs, as `file:line`.
@@ -44,6 +47,6 @@ def line_of_method(frame: FrameType | None) -> str:
 def line_of_stack(stack: str | None) -> str:
     """Returns the innermost line of a stack trace outside of torch, as `file:line`; or empty."""
     lines = [line for line in (stack or "").splitlines() if line.startswith('  File "')]
-    own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
+    own = [line for line in lines if "/torch/nn/" not in line or _WRITTEN in line] or lines or [""]
     found = re.match(r'  File "(.*)", line (\d+)', own[-1])
     return f"{found[1]}:{found[2]}" if found else ""
