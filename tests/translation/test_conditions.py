@@ -85,3 +85,23 @@ def test_rests_of_halvings_are_one_condition() -> None:
     assert [(one.expression, one.value) for one in found] == [("mod((-1 + a) // 2, 4)", 3)]
     for a in range(200):
         assert all(one.holds({"a": a}) for one in guards) == found[0].holds({"a": a})
+
+
+def test_a_flattened_image_of_several_places_is_one_condition() -> None:
+    """Torch asks whether the places of an image are one, and multiplies everything out."""
+    rows, columns = "((-1 + a)//16)", "((-1 + b)//16)"
+    guards = [
+        Guard(f"{rows}*{columns} + {rows} + {columns}", ">=", 1),
+        Guard(
+            f"{rows}**2 + {columns}**2 + {rows}**2*{columns}**2 + 2*{rows}**2*{columns}"
+            f" + 2*{columns}**2*{rows} + 3*{rows}*{columns} + {rows} + {columns}",
+            ">=",
+            1,
+        ),
+    ]
+    for told in (guards, guards[:1], guards[1:]):
+        found = strictest(told, "ab")
+        product = "((-1 + a) // 16 + 1) * ((-1 + b) // 16 + 1)"
+        assert [(one.expression, one.value) for one in found] == [(product, 2)]
+        for sizes in ({"a": a, "b": b} for a in range(40) for b in range(40)):
+            assert all(one.holds(sizes) for one in told) == found[0].holds(sizes)

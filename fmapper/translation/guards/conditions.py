@@ -72,7 +72,7 @@ def _simplify(guard: Guard, facts: Facts) -> Guard:
         if factor is not None and text(factor) != text(simpler):
             return _reduce(Guard(text(factor), ">=", 1))
     if (guard.relation, guard.value) == (">=", 1):
-        rest = facts.without_positive(simpler)
+        rest = facts.without_positive(simpler) or facts.with_fewer_terms(simpler)
         if rest is not None:
             return _simplify(_reduce(Guard(text(facts.simplify(rest)), ">=", 1)), facts)
     if text(simpler) == text(node) or number(simpler) is not None:

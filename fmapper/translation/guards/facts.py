@@ -266,6 +266,51 @@ class Facts:
             found = expr("{0} + {1}", found, functools.reduce(_product_of, product))
         return found
 
+    def with_fewer_terms(self, node: ast.expr) -> ast.expr | None:
+        """Returns a sum that is at least 1 where another one is, and shorter; None if none is.
+
+        That is one of what its parts are more than the least that they can be, `x * y - 1` for
+        `a * b + a + b` with `x = a + 1`; and without a factor that such a sum is never above.
+        """
+        terms = self._terms(node)
+        if terms is None:
+            return None
+        shifted: _Sum = Counter()
+        for names, factor in terms.items():
+            product: _Sum = Counter({(): factor})
+            for one in names:
+                least, _ = self.bounds(self._nodes[one])
+                product = _multiply(product, self._above(one, least or 0))
+            _add(shifted, product)
+        if len(shifted) >= len(terms):
+            shifted = terms
+        names, rest = _take_out(shifted)
+        surplus: _Sum = Counter({names: 1})
+        _add(surplus, rest, -1)
+        whole = all(self._is_whole(one) for one in names)
+        if names and len(rest) > 1 and whole and self._is_positive(surplus):
+            shifted = rest
+        found = self._code_of(shifted)
+        return found if len(text(found)) < len(text(node)) else None
+
+    def _above(self, name: str, least: int) -> _Sum:
+        """Returns a name as what it is above a number, and that."""
+        if not least:
+            return Counter({(name,): 1})
+        node = _with_one_number(ast.BinOp(self._nodes[name], ast.Sub(), literal(least)))
+        node = node if least > 0 else expr("{0} + {1}", self._nodes[name], -least)
+        self._nodes[key_of(node)] = node
+        return Counter({(key_of(node),): 1, (): least})
+
+    def _code_of(self, terms: _Sum) -> ast.expr:
+        found: list[ast.expr] = []
+        for names, factor in sorted(terms.items(), key=lambda term: -len(term[0])):
+            product = [self._nodes[one] for one in names]
+            if factor != 1 or not product:
+                product.insert(0, literal(factor))
+            found.append(functools.reduce(_product_of, product))
+        return functools.reduce(lambda a, b: expr("{0} + {1}", a, b), found)
+
     def _is_whole(self, name: str, least: int = 0) -> bool:
         """Returns whether a name in products is of what is at least a number, 0 or more."""
         known, _ = self.bounds(self._nodes[name])
@@ -285,14 +330,7 @@ class Facts:
 
     def _take_out(self, node: ast.expr) -> tuple[tuple[str, ...], _Sum]:
         """Returns the names that every term of a sum has, and the sum without them."""
-        terms = self._terms(node) or Counter()
-        common = functools.reduce(
-            operator.and_, map(Counter, terms), Counter(next(iter(terms), ()))
-        )
-        rest: _Sum = Counter()
-        for names, factor in terms.items():
-            rest[(*(Counter(names) - common).elements(),)] += factor
-        return (*common.elements(),), rest
+        return _take_out(self._terms(node) or Counter())
 
     def _difference(self, node: ast.expr, value: int) -> _Sum | None:
         """Returns what an expression is more than a number, as a sum; None if that is too long."""
@@ -320,6 +358,15 @@ class Facts:
         key = key_of(node)
         self._nodes[key] = node
         return Counter({(key,): 1})
+
+
+def _take_out(terms: _Sum) -> tuple[tuple[str, ...], _Sum]:
+    """Returns the names that every term of a sum has, and the sum without them."""
+    common = functools.reduce(operator.and_, map(Counter, terms), Counter(next(iter(terms), ())))
+    rest: _Sum = Counter()
+    for names, factor in terms.items():
+        rest[(*(Counter(names) - common).elements(),)] += factor
+    return (*common.elements(),), rest
 
 
 def _product_of(left: ast.expr, right: ast.expr) -> ast.expr:

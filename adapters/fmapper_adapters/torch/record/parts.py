@@ -150,7 +150,9 @@ def _caller() -> str:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         is_own = name == "torch.nn.modules.transformer"  # as `line_of_stack` has it
-        if (is_own and frame.f_code.co_name == "forward") or not name.startswith(("torch.", "fmapper_adapters.", "contextlib")):
+        if (is_own and frame.f_code.co_name == "forward") or not name.startswith(
+            ("torch.", "fmapper_adapters.", "contextlib")
+        ):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
