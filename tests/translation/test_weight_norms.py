@@ -58,6 +58,34 @@ def test_a_structured_model_has_the_layers_and_their_arrays():
         np.testing.assert_allclose(part(y.numpy()), theirs, rtol=1e-5, atol=1e-6)
 
 
+class Projection(nn.Module):
+    """The head of a projection discriminator, whose table is normalised, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = parametrizations.spectral_norm(nn.Embedding(5, 4))
+        self.other = parametrizations.weight_norm(nn.Embedding(5, 4))
+        self.old = nn.utils.spectral_norm(nn.Embedding(5, 4))
+
+    def forward(self, x, y):
+        return (x * (self.table(y) + self.other(y) * self.old(y))).sum(1)
+
+
+@OLD
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_embeddings_are_layers_in_ones_that_normalise(target):
+    pytest.importorskip(target)
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 4), torch.tensor([0, 3, 4])
+    source, proof, reason = translate_proved(Projection(), target, inputs)
+    assert proof, reason
+    if target == "flax":
+        assert source.modes == ("eval", "train")
+        assert source.layers[0] == source.layers[1]
+        assert source.code.count(" = SpectralNorm(nnx.Embed(") == 2
+        assert "WeightNorm(nnx.Embed(5, 4, rngs=rngs), axis=-2)" in source.code
+
+
 class Critic(nn.Module):
     def __init__(self):
         super().__init__()

@@ -78,6 +78,8 @@ def _weight_norm(layer: Layer) -> Layer | None:
         if attr != "scale"
     }
     made, inner = layer.made.args[0], layer.inner["layer"]
+    if inner == "nnx.Embed":
+        return None
     found = restate(replace(layer, made=made, kind=inner, arrays=held, inner={}))
     scale, order = next((v, o) for v, (attr, o) in layer.arrays.items() if attr == "scale")
     given = [ast.literal_eval(one.value) for one in layer.made.keywords]

@@ -219,7 +219,8 @@ HELPERS = {
             scale = scale * self.scale[...]
         y = (x - mean) * scale
         return jnp.moveaxis(y if self.bias is None else y + self.bias[...], -1, 1)'''),
-    "WeightNorm": Helper('''class WeightNorm(nnx.Module):
+    "WeightNorm": Helper(
+        '''class WeightNorm(nnx.Module):
     """A layer whose kernel has lengths of its own along an axis, as PyTorch's weight_norm."""
 
     def __init__(self, layer, axis=-1):
@@ -228,14 +229,16 @@ HELPERS = {
         self.scale = nnx.Param(self.lengths())
 
     def lengths(self):
-        kernel = jnp.moveaxis(self.layer.kernel[...], self.axis, -1)
+        kernel = jnp.moveaxis(kernel_of(self.layer)[...], self.axis, -1)
         lengths = jnp.sqrt(jnp.square(kernel).sum(tuple(range(kernel.ndim - 1)), keepdims=True))
         return jnp.moveaxis(lengths, -1, self.axis)
 
     def __call__(self, x):
         layer = nnx.clone(self.layer)
-        layer.kernel[...] = self.layer.kernel[...] * (self.scale[...] / self.lengths())
-        return layer(x)'''),
+        kernel_of(layer)[...] *= self.scale[...] / self.lengths()
+        return layer(x)''',
+        frozenset({"kernel_of"}),
+    ),
     "SpectralNorm": Helper(
         '''class SpectralNorm(nnx.Module):
     """A layer whose kernel is divided by its largest singular value, as PyTorch's spectral_norm.
@@ -255,7 +258,7 @@ HELPERS = {
 
     def matrix(self):
         """Returns the kernel with its outputs as rows, and dimensions in PyTorch's order."""
-        kernel = jnp.moveaxis(self.layer.kernel[...], (self.axis, -3 - self.axis), (0, 1))
+        kernel = jnp.moveaxis(kernel_of(self.layer)[...], (self.axis, -3 - self.axis), (0, 1))
         return kernel.reshape(kernel.shape[0], -1)
 
     def __call__(self, x):
@@ -267,10 +270,13 @@ HELPERS = {
                 u, v = (unit_vector(fixed @ v), v) if name == "u" else (u, unit_vector(u @ fixed))
             self.u[...], self.v[...] = u, v
         layer = nnx.clone(self.layer)
-        layer.kernel[...] = self.layer.kernel[...] / (u @ matrix @ v)
+        kernel_of(layer)[...] /= u @ matrix @ v
         return layer(x)''',
-        frozenset({"unit_vector"}),
+        frozenset({"kernel_of", "unit_vector"}),
     ),
+    "kernel_of": Helper('''def kernel_of(layer):
+    """Returns the kernel of a layer; of an embedding its table."""
+    return layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel'''),
     "unit_vector": Helper('''def unit_vector(x):
     """Returns the direction of a vector."""
     return x / jnp.maximum(jnp.sqrt(jnp.square(x).sum()), 1e-12)'''),

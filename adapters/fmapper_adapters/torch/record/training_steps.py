@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper import fleaves, to_torch
 from fmapper.translation import Draws
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.same_draws import SameDraws
 
 _STEPS = 5
@@ -43,9 +44,15 @@ def _copy(model: torch.nn.Module) -> torch.nn.Module:
     """Returns a deep copy of a module, with the functions among its attributes.
 
     `copy.deepcopy` leaves functions as they are, so that one which a module keeps, as
-    `self.mlp_of = lambda x: mlp(x)`, would go on calling the submodules of the original.
+    `self.mlp_of = lambda x: mlp(x)`, would go on calling the submodules of the original. It copies
+    no tensor that has a history, as the weight that `weight_norm` computes; its next call replaces
+    it.
     """
     known: dict[int, Any] = {}
+    for inner in model.modules():
+        for value in pytree.tree_leaves(dict(vars(inner))):
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                known[id(value)] = value.detach().clone()
     copied: torch.nn.Module = copy.deepcopy(model, known)
     for old, new in zip(model.modules(), copied.modules(), strict=True):
         for name, value in vars(old).items():

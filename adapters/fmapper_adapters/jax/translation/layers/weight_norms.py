@@ -52,24 +52,24 @@ def layer_under_norm(
     unit: Unit,
     layer_of_call: Callable[[Structure, Unit, Call], Layer | None],
 ) -> Layer | None:
-    """Returns a linear layer or a convolution, in one that normalises its kernel."""
+    """Returns a linear layer, a convolution or an embedding, in one that normalises its weight."""
     calls = [*unit.calls()]
     last = next((call for call in calls if [call.name] == unit.gives), None)
-    if last is None or len(last.args) < 2 or not isinstance(last.args[1], Ref):
+    at = int(last is not None and _name_of(last) != "embedding")
+    if last is None or len(last.args) < 2 or not isinstance(last.args[at], Ref):
         return None
     search = _Search(structure, unit, {call.name: call for call in calls})
-    weight = search.weight(last.args[1])
+    weight = search.weight(last.args[at])
     if weight is None or search.used | {last.name} != {call.name for call in calls}:
         return None
     arrays = (weight.source, *weight.arrays)
     if any(local_array(structure, unit, name) is None for name in arrays):
         return None
-    args = (last.args[0], Ref(weight.source), *last.args[2:])
+    args = (*last.args[:at], Ref(weight.source), *last.args[at + 1 :])
     layer = layer_of_call(structure, unit, replace(last, args=args))
-    if layer is None or layer.arrays.get(weight.source, ("",))[0] != "kernel":
+    if layer is None or layer.arrays.get(weight.source, ("",))[0] not in ("kernel", "embedding"):
         return None
-    order = layer.arrays[weight.source][1]
-    assert order is not None
+    order = layer.arrays[weight.source][1] or (0, 1)
     held: dict[str, tuple[str, Order | None]] = {
         name: (f"layer.{attr}", turned) for name, (attr, turned) in layer.arrays.items()
     }
