@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
     from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
+    from fmapper_adapters.jax.translation.helpers import MULTIHEAD_CALL
     from fmapper_adapters.jax.translation.layers import prepare_program
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.slices import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCKS_OF",
     "DRAWS",
+    "MULTIHEAD_CALL",
     "NAMES_OF",
     "SETTINGS",
     "STATELESS",
@@ -71,6 +73,7 @@ __all__ = [
 _MODULES = {
     "BLOCKS_OF": "translation.layers.slices",
     "DRAWS": "translation.functions.stateless",
+    "MULTIHEAD_CALL": "translation.helpers",
     "NAMES_OF": "translation.layers.slices",
     "SETTINGS": "translation.functions.stateless",
     "STATELESS": "translation.functions.stateless",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fmapper.translation import Helper
+from fmapper_adapters.jax.libraries import MULTIHEAD_CALL
 
 _CONV = '''class {name}(eqx.nn.{name}):
     """{what} of batches."""
@@ -181,32 +182,10 @@ HELPERS = {
         self.out_proj = Linear(features, features, **options, key=keys())
         self.dropout = Dropout(dropout)
 
-    def __call__(
-        self, query, key_=None, value=None, key_padding_mask=None, need_weights=True,
-        attn_mask=None, average_attn_weights=True, is_causal=False, *, key=None
-    ):
-        key_ = query if key_ is None else key_
-        projected = self.project(q=query, k=key_, v=key_ if value is None else value)
-        has_batch_second = query.ndim == 3 and not self.batch_first
-        attended, weights = attend_with_heads(
-            *(x.swapaxes(0, 1) if has_batch_second else x for x in projected),
-            num_heads=self.num_heads, dropout=partial(self.dropout, key=key), attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=need_weights,
-        )
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(axis=-3)
-        return self.out_proj(attended.swapaxes(0, 1) if has_batch_second else attended), weights
-
-    def project(self, **given):
-        """Yields queries, keys and values; what is one array is projected once."""
-        for name in self.packed.split():
-            letters, made = name.replace("in", "qkv"), {}
-            for i, letter in enumerate(letters):
-                x = given[letter]
-                if id(x) not in made:
-                    projected = getattr(self, f"{name}_proj")(x)
-                    made[id(x)] = jnp.split(projected, len(letters), axis=-1)
-                yield made[id(x)][i]''',
+'''
+        + MULTIHEAD_CALL.format(
+            key="key_", more=", *, key=None", dropout="partial(self.dropout, key=key)"
+        ),
         frozenset({"attend_with_heads", "Dropout", "Keys", "Linear"}),
     ),
     "LSTMCell": Helper(

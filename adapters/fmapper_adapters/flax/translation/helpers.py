@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fmapper.translation import Helper
+from fmapper_adapters.jax.libraries import MULTIHEAD_CALL
 
 _CHANNELS = '''class {name}(nnx.{name}):
     """{what}, with the channels first, as in PyTorch."""
@@ -320,32 +321,8 @@ HELPERS = {
         self.out_proj = nnx.Linear(features, features, **options)
         self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout else None)
 
-    def __call__(
-        self, query, key=None, value=None, key_padding_mask=None, need_weights=True,
-        attn_mask=None, average_attn_weights=True, is_causal=False
-    ):
-        key = query if key is None else key
-        projected = self.project(q=query, k=key, v=key if value is None else value)
-        has_batch_second = query.ndim == 3 and not self.batch_first
-        attended, weights = attend_with_heads(
-            *(x.swapaxes(0, 1) if has_batch_second else x for x in projected),
-            num_heads=self.num_heads, dropout=self.dropout, attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=need_weights,
-        )
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(axis=-3)
-        return self.out_proj(attended.swapaxes(0, 1) if has_batch_second else attended), weights
-
-    def project(self, **given):
-        """Yields queries, keys and values; what is one array is projected once."""
-        for name in self.packed.split():
-            letters, made = name.replace("in", "qkv"), {}
-            for i, letter in enumerate(letters):
-                x = given[letter]
-                if id(x) not in made:
-                    projected = getattr(self, f"{name}_proj")(x)
-                    made[id(x)] = jnp.split(projected, len(letters), axis=-1)
-                yield made[id(x)][i]''',
+'''
+        + MULTIHEAD_CALL.format(key="key", more="", dropout="self.dropout"),
         frozenset({"attend_with_heads"}),
     ),
     **RECURRENT,

@@ -260,3 +260,32 @@ def places_of(mask):
     """Returns the indices of elements that hold, one row for each, and then rows beyond the end."""
     return jnp.argwhere(mask, size=mask.size, fill_value=mask.size)
 ''')
+
+
+# The call of a class for `nn.MultiheadAttention`, whose projections are layers of the target.
+MULTIHEAD_CALL = '''    def __call__(
+        self, query, {key}=None, value=None, key_padding_mask=None, need_weights=True,
+        attn_mask=None, average_attn_weights=True, is_causal=False{more}
+    ):
+        {key} = query if {key} is None else {key}
+        projected = self.project(q=query, k={key}, v={key} if value is None else value)
+        has_batch_second = query.ndim == 3 and not self.batch_first
+        attended, weights = attend_with_heads(
+            *(x.swapaxes(0, 1) if has_batch_second else x for x in projected),
+            num_heads=self.num_heads, dropout={dropout}, attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=need_weights,
+        )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(axis=-3)
+        return self.out_proj(attended.swapaxes(0, 1) if has_batch_second else attended), weights
+
+    def project(self, **given):
+        """Yields queries, keys and values; what is one array is projected once."""
+        for name in self.packed.split():
+            letters, made = name.replace("in", "qkv"), {{}}
+            for i, letter in enumerate(letters):
+                x = given[letter]
+                if id(x) not in made:
+                    projected = getattr(self, f"{{name}}_proj")(x)
+                    made[id(x)] = jnp.split(projected, len(letters), axis=-1)
+                yield made[id(x)][i]'''
