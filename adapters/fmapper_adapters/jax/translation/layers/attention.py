@@ -35,11 +35,11 @@ def multihead_attention(structure: Structure, unit: Unit, calls: Sequence[Call])
         return None
     if {*inputs} != {*unit.given} - held.keys() or not _computes_nothing_else(calls, size):
         return None
-    output, weights = unit.part.result
+    result = unit.part.result if isinstance(unit.part.result, tuple) else ()
     given = {*unit.gives}
-    results = [one.name if isinstance(one, Ref) else "" for one in (output, weights)]
+    results = [one.name if isinstance(one, Ref) else "" for one in result]
     dtypes = {structure.values[name][0] for name in (*held, inputs[0])}
-    if not given <= {*results} or len(dtypes) != 1:
+    if len(results) != 2 or not results[0] or not given <= {*results} or len(dtypes) != 1:
         return None
     layers = {where.rpartition(".")[0]: "nnx.Linear" for where, _ in places.values()}
     widths = {
@@ -57,7 +57,7 @@ def multihead_attention(structure: Structure, unit: Unit, calls: Sequence[Call])
     options += "" if "in" in widths else f"packed={' '.join(sorted(widths, key='qkv'.find))!r}, "
     code = f"MultiheadAttention({features}, {int(features) // size}, {options}"
     return Layer(
-        expr(f"{code}{keywords(*dtypes)}rngs=rngs)"), inputs, output.name, places,
+        expr(f"{code}{keywords(*dtypes)}rngs=rngs)"), inputs, results[0], places,
         "MultiheadAttention", "attention", draws=bool(rate), inner=layers, names=names,
         options=told, results=tuple(name if name in given else "" for name in results),
     )  # fmt: skip
