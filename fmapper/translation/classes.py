@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,6 +236,7 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
 
 _OF_SIZES = frozenset({"arange", "broadcast_to", "full", "ones", "reshape", "view", "zeros"})
 _INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
+_INNER = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+\[\d+\])\[(\d+)\]")  # of lists in lists
 
 
 def with_masks(
@@ -334,19 +336,19 @@ def _run_at(
     lines: list[str], at: int, titles: Mapping[str, Sequence[str]]
 ) -> tuple[int, int, int, list[str]] | None:
     """Finds repeated statements: length, count, first index, and lists."""
-    for period in range(1, 25):
+    for period, index in itertools.product(range(1, 25), (_INDEX, _INNER)):
         group = lines[at : at + period]
         if len(group) < period:
             return None
-        found = [m for line in group for m in _INDEX.finditer(line)]
-        if not found or (not _INDEX.search(group[0]) and period == 1):
+        found = [m for line in group for m in index.finditer(line)]
+        if not found or (not index.search(group[0]) and period == 1):
             continue
         indices = {int(m[2]) for m in found}
         if len(indices) != 1:
             continue
         first = indices.pop()
         count = 1
-        while _shift(group, count) == lines[at + count * period : at + (count + 1) * period]:
+        while _shift(group, count, index) == lines[at + count * period : at + (count + 1) * period]:
             count += 1
         owners = list(dict.fromkeys(f"self{m[1]}" for m in found))
         if count > 1 and all(_is_one_kind(titles.get(one, ()), first, count) for one in owners):
@@ -376,8 +378,8 @@ def _as_begun(lines: list[str], at: int) -> list[str]:
     return []
 
 
-def _shift(group: list[str], by: int) -> list[str]:
-    return [_INDEX.sub(lambda m: f"self{m[1]}[{int(m[2]) + by}]", line) for line in group]
+def _shift(group: list[str], by: int, index: re.Pattern[str] = _INDEX) -> list[str]:
+    return [index.sub(lambda m: f"self{m[1]}[{int(m[2]) + by}]", line) for line in group]
 
 
 def _loop(
@@ -391,7 +393,8 @@ def _loop(
     used = set(re.findall(r"\w+", " ".join(group)))
     variables = []
     for owner in owners:
-        variable = identifier(singular(owner.rpartition(".")[2], titles.get(owner, [""])[0]), used)
+        plural = re.sub(r"\[\d+\]$", "", owner.rpartition(".")[2])
+        variable = identifier(singular(plural, titles.get(owner, [""])[0]), used)
         used.add(variable)
         variables.append(variable)
     sources = [

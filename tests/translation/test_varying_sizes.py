@@ -87,7 +87,8 @@ def test_sizes_that_parts_pass_on_have_their_names():
     net, x = Stages(), torch.randn(2, 3, 64, 96)
     code = fmapper.source(net, "flax", (x,))
     assert code.count("def __call__(self, hidden_states, height, width):") == 2
-    assert "for embed, layer in zip(self.embed, self.layers, strict=True):" in code
+    assert "for embed, layers in zip(self.embed, self.layers, strict=True):" in code
+    assert "for layer in layers:\n                x = layer(x, height, width)" in code
     assert "x, height, width = embed(x)" in code
     assert "reshape(batch, self.in_features, height, width)" in code
     assert not re.search(r"\bs\d+\b", code)

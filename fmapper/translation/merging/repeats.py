@@ -192,7 +192,10 @@ class _Loop:
         yield id(leaf.node), ast.Name(variable, ast.Load())
 
     def _item_of(self, base: str) -> str:
-        return singular(base.rpartition(".")[2], self.titles.get(base, ("",))[0])
+        last = base.rpartition(".")[2]
+        if f"{base}[0]" in self.lengths:  # a list of lists
+            return last
+        return singular(last, self.titles.get(base, ("",))[0])
 
     def _variable(self, source: str, wanted: str) -> str:
         if source not in self.sources:
