@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from fmapper.translation.functions.forms import Statement
 
 _LONGEST = 40  # statements of a round
+_MOST_TRIES = 100  # for a loop; unrolled code has hundreds of statements that are alike
+_MOST_LINES = 600  # of a function that is searched
+_MOST_LOOPS = 20
 _MOST_SOURCES = 3  # that a loop goes through together
 _LEAST = {2: 5}  # rounds -> the statements that each has at least; 1 for more rounds
 
@@ -48,7 +52,10 @@ def with_repeats(
             y = g(y * n); return y
     """
     found = [*lines]
-    while (rolled := _roll(found, lengths, titles, known, comments)) is not None:
+    for _ in range(_MOST_LOOPS if len(lines) <= _MOST_LINES else 0):
+        rolled = _roll(found, lengths, titles, known, comments)
+        if rolled is None:
+            break
         found = rolled
     return found
 
@@ -62,25 +69,33 @@ def _roll(
 ) -> list[str] | None:
     """Rolls the first statements that come again; returns None where there are none."""
     try:
-        keys = [line.key for line in read_lines(lines, known)]
+        read = read_lines(lines, known)
     except SyntaxError:
         return None
-    for at in range(len(keys)):
-        if keys[at] not in keys[at + 1 :]:
+    for place in itertools.islice(_places([line.key for line in read]), _MOST_TRIES):
+        try:
+            Rounds(read, *place).check_variables()  # before all is read anew, to be changed
+            rounds = Rounds(read_lines(lines, known), *place)
+            rolled = _Loop(rounds, lengths, titles).write(comments)
+        except Mismatch:
+            continue
+        saved = len("\n".join(lines).splitlines()) - len("\n".join(rolled).splitlines())
+        if saved > (rounds.period == 1):
+            return rolled
+    return None
+
+
+def _places(keys: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Yields where statements come again: the first, how many, and how often."""
+    last = {key: at for at, key in enumerate(keys)}
+    for at, key in enumerate(keys):
+        if last[key] == at:
             continue
         for period in range(1, min(_LONGEST, (len(keys) - at) // 2) + 1):
-            count = _count(keys, at, period)
-            if count < 2 or period < _LEAST.get(count, 1):
-                continue
-            try:
-                rounds = Rounds(read_lines(lines, known), at, period, count)
-                rolled = _Loop(rounds, lengths, titles).write(comments)
-            except Mismatch:
-                continue
-            saved = len("\n".join(lines).splitlines()) - len("\n".join(rolled).splitlines())
-            if saved > (period == 1):
-                return rolled
-    return None
+            if keys[at + period] == key:
+                count = _count(keys, at, period)
+                if count > 1 and period >= _LEAST.get(count, 1):
+                    yield at, period, count
 
 
 def _count(keys: Sequence[str], at: int, period: int) -> int:

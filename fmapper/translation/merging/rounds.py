@@ -32,6 +32,7 @@ class Rounds:
         self._lines = lines
         self._end = at + period * count
         self._at = at
+        self.period = period
         self.count = count
         self._rounds = [lines[at + k * period : at + (k + 1) * period] for k in range(count)]
         self._first = self._rounds[0]
