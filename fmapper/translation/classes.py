@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fmapper.translation.code import identifier, text
+from fmapper.translation.code import expr, identifier, replace_nodes, text
 from fmapper.translation.functions.forms import Terms
 from fmapper.translation.functions.origins import with_comments
 from fmapper.translation.functions.shapes import Shapes, combine, comment
@@ -186,17 +186,6 @@ def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
     return "size" if function.rpartition(".")[2] in _OF_SIZES else "value"
 
 
-class _Replace(ast.NodeTransformer):
-    """Replaces numbers by parameters."""
-
-    def __init__(self, nodes: dict[int, str]) -> None:
-        self._nodes = nodes
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        found = self._nodes.get(id(node))
-        return ast.parse(found, mode="eval").body if found else node
-
-
 def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
     """Turns numbers that differ into parameters of a class."""
     at = 0
@@ -206,9 +195,9 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
         replaced = {}
         for constant, _ in numbers_in(node):
             if at in chosen:
-                replaced[id(constant)] = chosen[at]
+                replaced[id(constant)] = expr(chosen[at])
             at += 1
-        fields.append((attr, _Replace(replaced).visit(node)))
+        fields.append((attr, replace_nodes(node, replaced)))
     stored: dict[str, None] = {}
     methods = []
     for method in sketch.methods:
@@ -219,10 +208,10 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
             replaced = {}
             for constant, _ in numbers_in(tree):
                 if at in chosen:
-                    replaced[id(constant)] = f"self.{chosen[at]}"
+                    replaced[id(constant)] = expr(f"self.{chosen[at]}")
                     stored[chosen[at]] = None
                 at += 1
-            lines.append(text(_Replace(replaced).visit(tree)) if replaced else line)
+            lines.append(text(replace_nodes(tree, replaced)) if replaced else line)
             for old, new in zip(line.splitlines(), lines[-1].splitlines(), strict=False):
                 if old.strip() in comments:
                     comments[new.strip()] = comments[old.strip()]

@@ -150,6 +150,25 @@ def statement_text(statement: ast.AST) -> str:
     return bare if is_same else whole
 
 
+def replace_nodes(tree: Any, nodes: Mapping[int, ast.expr]) -> Any:
+    """Puts code in the place of nodes of a tree, which changes it, and returns the tree.
+
+    Args:
+        tree: The tree.
+        nodes: The `id` of each node -> the code.
+    """
+    return _ReplaceNodes(nodes).visit(tree)
+
+
+class _ReplaceNodes(ast.NodeTransformer):
+    def __init__(self, nodes: Mapping[int, ast.expr]) -> None:
+        self._nodes = nodes
+
+    def visit(self, node: ast.AST) -> Any:
+        found = self._nodes.get(id(node))
+        return found if found is not None else self.generic_visit(node)
+
+
 def is_short(node: ast.AST) -> bool:
     """Returns whether code fits into one line."""
     return len(text(node)) <= _LONGEST

@@ -1,5 +1,6 @@
 """Statements that come again are loops that compute the same."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ def functions(draw):
     """Draws rounds of equal statements, with variables and numbers that may be any."""
     period, count = draw(st.sampled_from([(5, 2), (3, 3), (2, 4), (1, 4)]))
     variable, number = st.sampled_from(VARIABLES), st.integers(0, 3)
-    forms = draw(st.lists(st.sampled_from([*"abcd"]), min_size=period, max_size=period))
+    forms = draw(st.lists(st.sampled_from([*"abcdef"]), min_size=period, max_size=period))
     varies = draw(st.lists(st.booleans(), min_size=4 * period, max_size=4 * period))
     fixed = [draw(variable) for _ in range(3 * period)]
     kept, names = draw(st.integers(0, 2 * period)), draw(st.permutations(VARIABLES))
@@ -38,13 +39,19 @@ def functions(draw):
                     "b": f"{a} = self.m[{at}]({b}) + {c}",
                     "c": f"{a}, {b} = (f({c}, {a}, {n}), {b})",
                     "d": f"{a} = {b} * {n}",
+                    "e": f"for q in (1, 2):\n    {a} = f({b}, q, {n})",
+                    "f": f"for q in (1, 2):\n    {a} = f({b}, q, {n})\n    {c} = f({a}, {c}, 1)",
                 }[form]
             )
-    lines += [f"z = f({draw(variable)}, z, 1)"] * draw(st.integers(0, 1))
+    after = [
+        f"z = f({draw(variable)}, z, 1)",
+        f"for q in (1, 2):\n    z = f({draw(variable)}, z, q)",
+    ]
+    lines += draw(st.sampled_from([[], [after[0]], [after[1]], after]))
     given = draw(st.lists(variable, min_size=1, max_size=count + 1))
     if draw(st.booleans()):  # what each round has assigned
         at = kept % period
-        given = [line.partition(" = ")[0].partition(",")[0] for line in lines[at::period][:count]]
+        given = [re.search(r"(\w+)(, \w+)? = ", line)[1] for line in lines[at::period][:count]]
         given = given[:: draw(st.sampled_from([1, -1]))]
     items = ", ".join(given)
     found = f"f(({items},), p, 0)"

@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Mapping, Sequence
 
-from fmapper.translation.code import identifier, text
+from fmapper.translation.code import identifier, replace_nodes, text
 from fmapper.translation.merging.numbers import mask_numbers, numbers_in
 
 _LEAST = 3  # items that are one expression
@@ -44,7 +44,7 @@ class _Comprehensions(ast.NodeTransformer):
             return node
         numbers = [[*numbers_in(one)] for one in items]
         names: dict[tuple[object, ...], str] = {}  # what an item has in a place -> the variable
-        replaced: dict[int, str] = {}
+        replaced: dict[int, ast.expr] = {}
         taken = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
         for places in zip(*numbers, strict=True):
             constant, key = places[0]
@@ -53,10 +53,10 @@ class _Comprehensions(ast.NodeTransformer):
                 if values not in names:
                     names[values] = identifier(self._name(key), taken)
                     taken.add(names[values])
-                replaced[id(constant)] = names[values]
+                replaced[id(constant)] = ast.Name(names[values], ast.Load())
         if not names or len(names) > _MOST:
             return node
-        item = text(_Replace(replaced).visit(items[0]))
+        item = text(replace_nodes(items[0], replaced))
         (first, *others) = names
         rows = first if not others else tuple(zip(*names, strict=True))
         code = f"[{item} for {', '.join(names.values())} in {rows!r}]"
@@ -69,12 +69,3 @@ class _Comprehensions(ast.NodeTransformer):
             return key or "n"
         known = self._parameters.get(function, ())
         return known[int(at)] if int(at) < len(known) else "n"
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        name = self._names.get(id(node))
-        return ast.Name(name, ast.Load()) if name else node

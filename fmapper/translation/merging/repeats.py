@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fmapper.translation.code import expr, identifier, text
+from fmapper.translation.code import expr, identifier, replace_nodes, text
 from fmapper.translation.merging.rounds import Mismatch, Rounds
 from fmapper.translation.merging.statements import Leaf, Line, read_lines
 from fmapper.translation.naming import singular
@@ -152,7 +152,7 @@ class _Loop:
             swaps[id(leaf.node)] = ast.Name(variable, ast.Load())
         body = []
         for line in rounds.body():
-            tree = _Swap(swaps).visit(copy.copy(line.tree))
+            tree = replace_nodes(copy.copy(line.tree), swaps)
             added = [name for name, (_, at) in kept.items() if at >= 0 and rounds.maker(at) is line]
             if added and rounds.is_only(kept[added[0]], line):
                 tree = expr(f"{added[0]}.append({{0}})", tree.value)
@@ -228,12 +228,3 @@ class _Loop:
         )
         self._taken.add(found)
         return found
-
-
-class _Swap(ast.NodeTransformer):
-    def __init__(self, nodes: Mapping[int, ast.expr]) -> None:
-        self._nodes = nodes
-
-    def visit(self, node: ast.AST) -> Any:
-        found = self._nodes.get(id(node))
-        return found if found is not None else self.generic_visit(node)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fmapper.translation.code import statement_text, text
+from fmapper.translation.code import replace_nodes, statement_text, text
 from fmapper.translation.merging.statements import Leaf, Line, key_of, leaves_of
 
 
@@ -48,7 +48,7 @@ class Rounds:
         self._known = {-1, *(one.version for one in earlier)}
         self._known |= {version for line in lines[:at] for version in line.versions.values()}
         self._renamed: dict[int, str] = {}  # assignments -> the variables that they get
-        self._names_after: dict[int, str] = {}
+        self._names_after: dict[int, ast.Name] = {}
         self._rewritten: dict[int, ast.stmt] = {}
 
     def _align(self) -> None:
@@ -57,6 +57,8 @@ class Rounds:
         for one in self._rounds:
             same: dict[int, int] = {version: version for version in self._common}
             for line, other in zip(self._first, one, strict=True):
+                if isinstance(line.tree, ast.For) and line.pattern() != other.pattern():
+                    raise Mismatch  # what one step of an inner loop gives to the next is another
                 for a, b in zip(line.leaves, other.leaves, strict=True):
                     if a.is_store != b.is_store:
                         raise Mismatch
@@ -108,7 +110,7 @@ class Rounds:
             if first.name and not first.is_store and first.version not in self._own[0]:
                 yield leaves
 
-    def _is_carried(self, leaves: Sequence[Leaf]) -> int | None:
+    def _version_before(self, leaves: Sequence[Leaf]) -> int | None:
         """Returns the assignment of the first time whose value the next one reads."""
         given = {
             next((mine for mine, theirs in same.items() if theirs == leaf.version), None)
@@ -143,13 +145,13 @@ class Rounds:
                 if self._assigns_around(leaves[0], name):
                     raise Mismatch
                 continue  # another variable each time
-            carried = self._is_carried(leaves)
+            carried = self._version_before(leaves)
             if carried is None or carried not in names:
                 raise Mismatch
             target = names[carried]
             if self._is_read_late(leaves[0], target) or begun.setdefault(target, name) != name:
                 raise Mismatch
-            if target != name and self._assigns_around(leaves[0], name):
+            if target != name and self._assigns_around(leaves[0], name, target):
                 raise Mismatch
         outer = {leaf.name for leaf, *_ in self._outer()}
         for target, name in [*begun.items()]:
@@ -167,7 +169,7 @@ class Rounds:
         outer = [leaves for leaves in self._outer() if leaves[0].name == name]
         known = outer[0][0].version
         read_after = (leaf for line in self._lines[self._end :] for leaf in line.leaves)
-        if any(self._is_carried(one) != version for one in outer) or any(
+        if any(self._version_before(one) != version for one in outer) or any(
             not leaf.is_store and leaf.name == name and leaf.version == known for leaf in read_after
         ):
             raise Mismatch
@@ -203,12 +205,12 @@ class Rounds:
                 return True
         return True
 
-    def _assigns_around(self, leaf: Leaf, name: str) -> bool:
-        """Returns whether an inner loop that reads a variable assigns to it, too."""
+    def _assigns_around(self, leaf: Leaf, *names: str) -> bool:
+        """Returns whether an inner loop that reads a variable assigns to one of some names."""
         return any(
             isinstance(line.tree, ast.For)
             and any(one is leaf for one in line.leaves)
-            and any(one.name == name for one in line.stores())
+            and any(one.name in names for one in line.stores())
             for line in self._first
         )
 
@@ -227,7 +229,7 @@ class Rounds:
         inside = set[int]().union(*self._own)
         for leaves in self._outer():
             if {leaf.version for leaf in leaves} & inside:
-                yield leaves[0], names[self._is_carried(leaves) or 0]
+                yield leaves[0], names[self._version_before(leaves) or 0]
 
     # --- what is read afterwards ---------------------------------------------------------------
 
@@ -247,6 +249,7 @@ class Rounds:
         stored = self._last_versions()
         for line in self._lines[self._end :]:
             versions = {id(leaf.node): leaf for leaf in line.leaves}
+            self._refuse_inner(line)
             gatherer = _Gatherer(self, versions, kept, name_of)
             tree = gatherer.visit(line.tree)
             for leaf in leaves_of(tree):
@@ -260,6 +263,13 @@ class Rounds:
             self._rewritten[id(line)] = tree
         return kept
 
+    def _refuse_inner(self, line: Line) -> None:
+        """Raises where a loop afterwards reads a value and assigns to its variable, too."""
+        names = {leaf.name for leaf in line.stores()} if isinstance(line.tree, ast.For) else set()
+        inside = set[int]().union(*self._own)
+        if any(leaf.name in names and leaf.version in inside for leaf in line.leaves):
+            raise Mismatch
+
     def _rename(self, leaf: Leaf, stored: Mapping[str, int]) -> None:
         """Renames what is read of the last time to what the first one calls it."""
         mine = next(a for a, b in self._same[-1].items() if b == leaf.version)
@@ -267,15 +277,17 @@ class Rounds:
         if name is None:
             raise Mismatch
         if name != leaf.name:
-            later = [line.leaves for line in self._lines[self._end :]]
+            later = self._lines[self._end :]
             until = max(
-                at for at, leaves in enumerate(later)
-                if any(one.version == leaf.version and not one.is_store for one in leaves)
+                at for at, line in enumerate(later)
+                if any(one.version == leaf.version and not one.is_store for one in line.leaves)
             )  # fmt: skip
-            if any(one.is_store and one.name == name for leaves in later[:until] for one in leaves):
+            until += isinstance(later[until].tree, ast.For)  # whose next step reads it, too
+            taken = {one.name for line in later[:until] for one in line.stores()}
+            if name in taken.union(*(line.sizes for line in later[:until])):
                 raise Mismatch
             assert isinstance(leaf.node, ast.Name)
-            self._names_after[id(leaf.node)] = name
+            self._names_after[id(leaf.node)] = ast.Name(name, ast.Load())
 
     def item(
         self, nodes: Sequence[ast.expr], versions: Mapping[int, Leaf]
@@ -347,10 +359,8 @@ class Rounds:
     def _is_read(self, item: str) -> bool:
         """Returns whether the statements afterwards read an item of the last time, too."""
         leaves = (leaf for line in self._rewritten.values() for leaf in leaves_of(line))
-        names = (
-            self._names_after.get(id(leaf.node), leaf.name) for leaf in leaves if not leaf.is_store
-        )
-        return item in names
+        read = (self._names_after.get(id(leaf.node), leaf.node) for leaf in leaves if leaf.name)
+        return any(isinstance(node, ast.Name) and node.id == item for node in read)
 
     # --- the parts of the function -------------------------------------------------------------
 
@@ -377,7 +387,7 @@ class Rounds:
         """Returns the statements afterwards, as `gather` has rewritten them."""
         found = []
         for line in self._lines[self._end :]:
-            tree = _Rename(self._names_after).visit(self._rewritten[id(line)])
+            tree = replace_nodes(self._rewritten[id(line)], self._names_after)
             code, plain = statement_text(tree), statement_text(ast.parse(line.code).body[0])
             found.append(line.code if code == plain else code)
             found += line.after
@@ -440,11 +450,3 @@ class _Gatherer(ast.NodeTransformer):
             ]
             break
         return self.generic_visit(node)
-
-
-class _Rename(ast.NodeTransformer):
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._names.get(id(node), node.id), node.ctx)

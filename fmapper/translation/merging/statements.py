@@ -75,6 +75,11 @@ class Line:
         """Returns what it assigns to."""
         return [leaf for leaf in self.leaves if leaf.is_store]
 
+    def pattern(self) -> list[int]:
+        """Returns for each variable in it where that is first: which of them are the same."""
+        names = [leaf.name for leaf in self.leaves if leaf.name]
+        return [names.index(name) for name in names]
+
     def read_sizes(self) -> list[str]:
         """Returns statements that read its sizes."""
         found = []

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 
-from fmapper.translation.code import identifier, statement_text, text
+from fmapper.translation.code import identifier, replace_nodes, statement_text, text
 from fmapper.translation.merging.statements import Leaf, Line, read_lines
 from fmapper.translation.naming import singular
 
@@ -37,7 +37,8 @@ def with_whole_lists(lines: Sequence[str], tuples: Mapping[str, int]) -> list[st
         if whole is None or after is None:
             found += [line.code, *line.after]
         else:
-            after.tree = _Swap(*whole).visit(after.tree)
+            old, new = whole
+            after.tree = replace_nodes(after.tree, {id(old): new})
             after.code = statement_text(after.tree)
     return found
 
@@ -155,16 +156,3 @@ def _whole(
             if [item.version for item in items if item] == versions and all(items):
                 return first, tree.value
     return None
-
-
-class _Swap(ast.NodeTransformer):
-    def __init__(self, old: ast.List, new: ast.expr) -> None:
-        self._old = old
-        self._new = new
-
-    def visit_List(self, node: ast.List) -> ast.expr:
-        return self._new if node is self._old else self._visit(node)
-
-    def _visit(self, node: ast.List) -> ast.expr:
-        self.generic_visit(node)
-        return node
