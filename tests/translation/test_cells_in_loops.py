@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
 
 import numpy as np
 import pytest
-
-import fmapper
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
@@ -17,31 +13,12 @@ nnx = pytest.importorskip("flax.nnx")
 nn = pytest.importorskip("flax.linen")
 jnp = jax.numpy
 
-from fmapper.translation.source import translate  # noqa: E402
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
-
-
-def initialised(module, *args, **kwargs):
-    variables = module.init(jax.random.key(0), *args, **kwargs)
-    noise = jax.random.key(5)
-    return module, jax.tree.map(lambda x: x + jax.random.normal(noise, x.shape) * 0.2, variables)
-
-
-def run(model, *args):
-    return model[0].apply(model[1], *args) if isinstance(model, tuple) else model(*args)
+from support.written import initialised, normal, run, written  # noqa: E402
 
 
 def agree(model, *args, others=()):
     """Asserts that a file gives what its model does, on other sizes, too; returns the file."""
-    source, program, _ = translate(model, "torch", args, {}, "auto")
-    module = types.ModuleType("written_cells")
-    sys.modules["written_cells"] = module
-    exec(compile(source.code, "written_cells.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    source, net, _ = written(model, *args)
     for given in (args, *others):
         tensors = [torch.from_numpy(np.array(x)) for x in given]
         got, want = jax.tree.leaves(net(*tensors)), jax.tree.leaves(run(model, *given))

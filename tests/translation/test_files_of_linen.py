@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
 
 import numpy as np
 import pytest
-
-import fmapper
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
@@ -17,6 +13,7 @@ nn = pytest.importorskip("flax.linen")
 jnp = jax.numpy
 
 from fmapper.translation.source import translate  # noqa: E402
+from support.written import written  # noqa: E402
 
 
 def agree(module, *args, others=()):
@@ -24,12 +21,7 @@ def agree(module, *args, others=()):
     variables = module.init(jax.random.key(0), *args)
     noise = jax.random.key(5)
     variables = jax.tree.map(lambda x: x + jax.random.uniform(noise, x.shape) * 0.1, variables)
-    source, program, _ = translate((module, variables), "torch", args, {}, "auto")
-    written = types.ModuleType("written_linen")
-    sys.modules["written_linen"] = written
-    exec(compile(source.code, "written_linen.py", "exec"), written.__dict__)
-    net = getattr(written, source.name)()
-    written.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    source, net, _ = written((module, variables), *args)
     net.eval()
     for given in (args, *others):
         tensors = [torch.from_numpy(np.array(x)) for x in given]

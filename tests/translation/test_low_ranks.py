@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import numpy as np
 import pytest
-
-import fmapper
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 nnx = pytest.importorskip("flax.nnx")
 jnp = jax.numpy
 
-from fmapper.translation.source import translate  # noqa: E402
+from support.written import written  # noqa: E402
 
 
 def agree(model, x):
@@ -26,12 +21,7 @@ def agree(model, x):
         lambda p: p + jax.random.normal(jax.random.key(next(keys)), p.shape), params
     )
     nnx.update(model, moved)
-    source, program, _ = translate(model, "torch", (x,), {}, "auto")
-    module = types.ModuleType("written_ranks")
-    sys.modules["written_ranks"] = module
-    exec(compile(source.code, "written_ranks.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    source, net, _ = written(model, x)
     got = net(torch.from_numpy(np.array(x)))
     np.testing.assert_allclose(got.detach(), model(x), rtol=1e-4, atol=1e-4)
     assert source.layers[0] == source.layers[1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -18,31 +16,13 @@ nn = pytest.importorskip("flax.linen")
 eqx = pytest.importorskip("equinox")
 jnp = jax.numpy
 
-from fmapper.translation.source import translate, translate_proved  # noqa: E402
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
-
-
-def initialised(module, *args):
-    variables = module.init(jax.random.key(0), *args)
-    noise = jax.random.key(5)
-    return module, jax.tree.map(lambda x: x + jax.random.normal(noise, x.shape) * 0.2, variables)
-
-
-def run(model, *args):
-    return model[0].apply(model[1], *args) if isinstance(model, tuple) else model(*args)
+from fmapper.translation.source import translate_proved  # noqa: E402
+from support.written import initialised, normal, run, written  # noqa: E402
 
 
 def agree(model, *args, others=()):
     """Asserts that a file gives what its model does, on other sizes, too."""
-    source, program, _ = translate(model, "torch", args, {}, "auto")
-    module = types.ModuleType("written_layers")
-    sys.modules["written_layers"] = module
-    exec(compile(source.code, "written_layers.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    source, net, program = written(model, *args)
     for given in (args, *others):
         for one in (net, copy.deepcopy(net)):
             got = one(*[torch.from_numpy(np.array(x)) for x in given])

@@ -173,3 +173,11 @@ def test_an_item_that_is_read_beside_the_list_has_a_variable():
     assert rolled([*lines, "return [y, y_2, y_3], y_3"]).endswith(
         "    y = g(x)\n    ys.append(y)\nreturn ys, y"
     )
+
+
+def test_inner_loops_that_give_something_else_to_their_next_step_stay():
+    step = "for q in (1, 2):\n    {0} = f({1}, q, {2})"
+    lines = [step.format("y", "y", 0), step.format("y", "x", 1), step.format("y", "y", 2)]
+    assert with_repeats([*lines, "return y"], {}, {}, {}, {}) == [*lines, "return y"]
+    lines = [step.format(a, b, n) for a, b, n in (("y", "x", 0), ("z", "y", 1), ("p", "z", 2))]
+    assert with_repeats([*lines, "return p"], {}, {}, {}, {}) == [*lines, "return p"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import numpy as np
 import pytest
 
@@ -16,21 +13,13 @@ eqx = pytest.importorskip("equinox")
 nnx = pytest.importorskip("flax.nnx")
 jnp = jax.numpy
 
-from fmapper.translation.source import translate, translate_proved  # noqa: E402
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
+from fmapper.translation.source import translate_proved  # noqa: E402
+from support.written import normal, written  # noqa: E402
 
 
 def agree(model, *args):
     """Asserts that a file gives what its model does; returns the file and its module."""
-    source, program, _ = translate(model, "torch", args, {}, "auto")
-    module = types.ModuleType("written_sequences")
-    sys.modules["written_sequences"] = module
-    exec(compile(source.code, "written_sequences.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    source, net, _ = written(model, *args)
     got = net(*[torch.from_numpy(np.array(x)) for x in args])
     np.testing.assert_allclose(got.detach(), model(*args), rtol=1e-5, atol=1e-5)
     return source.code, net

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
 
 import numpy as np
 import pytest
-
-import fmapper
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
@@ -18,27 +14,12 @@ linen = pytest.importorskip("flax.linen")
 eqx = pytest.importorskip("equinox")
 jnp, lax = jax.numpy, jax.lax
 
-from fmapper.translation import whole_arrays  # noqa: E402
 from fmapper.translation.source import translate, translate_proved  # noqa: E402
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
-
-
-def written(model, *args, shapes=None):
-    """Translates a model, fills the file from the model's own arrays, and compares gradients."""
-    source, program, _ = translate(model, "torch", args, {}, shapes)
-    module = types.ModuleType("written")
-    sys.modules["written"] = module
-    exec(compile(source.code, "written.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, whole_arrays(program, fmapper.to_torch, torch.stack))
-    return source, net
+from support.written import normal, written  # noqa: E402
 
 
 def agree(model, *args, shapes=None):
-    source, net = written(model, *args, shapes=shapes)
+    source, net, _ = written(model, *args, shapes=shapes)
     given = [torch.from_numpy(np.array(x)).requires_grad_() for x in args]
     want, got = jax.tree.leaves(model(*args)), jax.tree.leaves(net(*given))
     assert len(want) == len(got) > 0
@@ -351,7 +332,7 @@ def test_stacked_arrays_of_functions(function):
     if function is nested:
         blocks = jax.tree.map(lambda a: a.reshape(2, 2, *a.shape[1:]), blocks)
     model = functools.partial(function, {"blocks": blocks})
-    source, net = written((function, {"blocks": blocks}), x := normal(3, 8))
+    source, net, _ = written((function, {"blocks": blocks}), x := normal(3, 8), shapes=None)
     np.testing.assert_allclose(
         net(torch.tensor(np.array(x))).detach(), model(x), rtol=1e-4, atol=1e-5
     )
@@ -368,7 +349,7 @@ def test_rows_that_belong_to_steps_of_time_stay_a_loop():
         return lax.scan(step, jnp.zeros(8), (xs, params["places"]))[1]
 
     params = {"w": normal(8, 8), "places": normal(5, 8)}
-    source, net = written((run, params), x := normal(5, 8))
+    source, net, _ = written((run, params), x := normal(5, 8), shapes=None)
     np.testing.assert_allclose(
         net(torch.tensor(np.array(x))).detach(), run(params, x), rtol=1e-4, atol=1e-5
     )
