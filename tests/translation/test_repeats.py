@@ -175,9 +175,9 @@ def test_an_item_that_is_read_beside_the_list_has_a_variable():
     )
 
 
-def test_inner_loops_that_give_something_else_to_their_next_step_stay():
+@pytest.mark.parametrize("first", ["y", "x"])
+def test_inner_loops_that_give_something_else_to_their_next_step_stay(first):
     step = "for q in (1, 2):\n    {0} = f({1}, q, {2})"
-    lines = [step.format("y", "y", 0), step.format("y", "x", 1), step.format("y", "y", 2)]
-    assert with_repeats([*lines, "return y"], {}, {}, {}, {}) == [*lines, "return y"]
-    lines = [step.format(a, b, n) for a, b, n in (("y", "x", 0), ("z", "y", 1), ("p", "z", 2))]
+    rounds = ("y", first, 0), ("z", "y", 1), ("p", "z", 2)
+    lines = [step.format(*one) for one in rounds]
     assert with_repeats([*lines, "return p"], {}, {}, {}, {}) == [*lines, "return p"]
