@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fmapper.translation.classes import Class
     from fmapper.translation.functions.forms import Statement
     from fmapper.translation.printing import Printer
+    from fmapper.translation.scans.derivatives import Derived
     from fmapper.translation.scans.loop import Loop
     from fmapper.translation.units import Structure, Unit
 
@@ -192,6 +193,18 @@ class Dialect(ABC):
         Raises:
             ConversionError: It cannot be written.
         """
+
+    def call_derived(
+        self, function: Derived, given: Sequence[ast.expr], titles: Collection[str]
+    ) -> ast.expr:
+        """Returns the call of a function with a derivative of its own; the file then has that.
+
+        Args:
+            function: The function.
+            given: What it is given.
+            titles: The names of the model's own classes.
+        """
+        raise NotImplementedError
 
     def draws(self, op: str) -> bool:
         """Returns whether an operation draws random numbers: its helper takes a key."""

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "random_gamma_grad": "JAX 0.5",
     "linear_solve": "lineax",
     "error_if": "fmapper writes it for the checks of equinox",
+    "linalg_solve": "fmapper writes it for systems that are solved by LU factors",
     "loop_begin": "fmapper writes it for loops whose steps call submodules",
     "loop_end": "fmapper writes it for loops whose steps call submodules",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -46,14 +46,9 @@ from fmapper.translation.guards.checked import not_checked
 from fmapper.translation.guards.conditions import condition_of, conditions_of
 from fmapper.translation.guards.expressions import is_code
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
+from fmapper.translation.scans.derivatives import Enclosing, call_derived
 from fmapper.translation.scans.steps import units_in, with_loops
-from fmapper.translation.units import (
-    Structure,
-    Unit,
-    is_of_library,
-    refs_of,
-    with_inner,
-)
+from fmapper.translation.units import Structure, Unit, is_of_library, refs_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -86,8 +81,7 @@ class BodyWriter(Parameters):
     ) -> None:
         self.places = places
         self.varying, self._drawing = varying, drawing
-        self._structure = structure
-        self._dialect = dialect
+        self._structure, self._dialect = structure, dialect
         self._forms = forms
         self.hints = hints
         self._owners = owners
@@ -130,6 +124,16 @@ class BodyWriter(Parameters):
             shapes = shapes_of(self._structure.values, given, returns)
             body.shapes.append(name_sizes(shapes, self.size_name))
             return Form(None, body, "", given, returns, signature)
+
+    def call_derived(self, call: Call, given: Sequence[ast.expr]) -> ast.expr:
+        """Returns the call of a function with a derivative of its own, which is written."""
+        return call_derived(call, given, self, self._dialect)
+
+    def write_inner(self, structure: Structure, returns: Any, enclosing: Enclosing | None) -> Form:
+        """Returns the form of a function that the file has beside the model."""
+        writer = BodyWriter(structure, self._dialect, {}, {}, {}, {})
+        writer.enclosing = enclosing
+        return writer.write(structure.root, returns)
 
     def simplify_size(self, node: ast.expr) -> ast.expr:
         """Returns an expression of sizes with what the conditions say about it."""

@@ -18,6 +18,7 @@ from fmapper.translation.units import Structure, Unit, local_array
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
+    from fmapper.translation.functions.bodies import BodyWriter
 
 
 class Expressions:
@@ -31,6 +32,7 @@ class Expressions:
     _structure: Structure
     _unit: Unit
     _dialect: Dialect
+    _writer: BodyWriter
     _body: Body
     _env: dict[str, Value]
     _left: Counter[str]
@@ -45,6 +47,9 @@ class Expressions:
     _picks: Callable[[Call], list[Call]]
 
     def _print(self, call: Call) -> ast.expr:
+        if call.op == "call::derivative":
+            given = [literal(self._argument(one)) for one in call.args[2]]
+            return self._writer.call_derived(call, given)
         args = [self._argument(one) for one in call.args]
         kwargs = {key: self._argument(one) for key, one in call.kwargs.items()}
         if call.graphs():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fmapper.programs.program import Call, refs_in
+from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation.code import identifier, literal, text
 from fmapper.translation.functions.forms import Argument, Form
@@ -21,6 +21,7 @@ from fmapper.translation.units import (
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
+    from fmapper.translation.scans.derivatives import Enclosing
 
 _FIXED = bool | int | float | str | None
 
@@ -31,13 +32,24 @@ class Parameters:
     Attributes:
         hints: The names that values got elsewhere.
         varying: Classes of submodules, with arguments that are other numbers in each of them.
+        enclosing: The function whose derivative is written.
     """
 
+    enclosing: Enclosing | None = None
     _structure: Structure
     _dialect: Dialect
     _forms: Mapping[int, Form]
     hints: dict[str, str]
     varying: Collection[tuple[str, str]]
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self._structure.program
+
+    def reserved_names(self) -> frozenset[str]:
+        """Returns the names that mean something else in the file."""
+        return self._dialect.reserved_names()
 
     def _parameters(self, unit: Unit) -> tuple[tuple[Argument, ...], set[str]]:
         """Returns the parameters of a unit in the order of the source's, and the values it needs.

@@ -23,6 +23,7 @@ from fmapper_adapters.jax.record.equations import (
     checks,
     collectives,
     custom_derivatives,
+    linear_solves,
     loops,
     plain,
     primitives,
@@ -97,7 +98,8 @@ class Reader:
 
         Where there is no derivative, the reason stands for it: who never asks for it needs none.
         """
-        at = (function.name, order, str(function.body)) if function.is_own else None
+        key = (function.name, order, function.taken, str(function.body))
+        at = key if function.is_own else None
         if at in self._own:
             return (*self._own[at], [], [])
         body, held = self.inner(function.body, None)
@@ -261,6 +263,9 @@ class _Body:
             return self._read_check(check, eqn, args, path, source)
         if checks.holds_one(eqn):  # its derivative is that of what it gives
             return self._read_closed(eqn.params["call_jaxpr"], args, path, source)
+        system = linear_solves.system_of(eqn, args, self._calls)
+        if system is not None:
+            return self._emit("linalg_solve", eqn, *system, path, source, False)
         function = custom_derivatives.function_of(eqn)
         if function is not None:
             if self._order is None:
@@ -305,13 +310,11 @@ class _Body:
         path: str,
         source: str,
     ) -> Sequence[Any]:
-        body, backward, held, more = self._reader.function(function, self._order or 0)
         varying = tuple(i for i in function.taken if self._varies(args[i]))
-        if isinstance(backward, str) and self._order and varying != function.taken:
-            if not varying:  # nobody can ask for its derivative
-                return self._read_closed(function.body, args, path, source)
-            function = dataclasses.replace(function, taken=varying)
-            body, backward, held, more = self._reader.function(function, self._order)
+        if self._order and not varying:  # nobody can ask for its derivative
+            return self._read_closed(function.body, args, path, source)
+        function = dataclasses.replace(function, taken=varying)
+        body, backward, held, more = self._reader.function(function, self._order or 0)
         kwargs: dict[str, Any] = {
             "call_jaxpr": body,
             "function": function.name,

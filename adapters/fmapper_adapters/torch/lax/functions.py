@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from fmapper.programs import Graph, Ref, Scalar
+from fmapper.programs import Graph, Ref, Scalar, substitute
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import derivatives
 from fmapper_adapters.torch.model.emit import current
+
+_NUMBERS = bool | int | float | complex
 
 
 @lax(
@@ -40,27 +43,62 @@ def custom_call(
         found = known[1](*operands)
         if found is not None:
             return (found,)
+    if function == "jax::_slogdet_lu" and len(operands) == 1:  # torch has it whole
+        found = torch.linalg.slogdet(operands[0])
+        return found[0], found[1]
     tensors = tuple(
         emitter.make(torch.full, (), x, dtype=emitter.dtype(dtype))
-        if isinstance(x, bool | int | float | complex)
+        if isinstance(x, _NUMBERS)
         else x
         for x, (dtype, _) in zip(operands, avals.operands, strict=True)
     )
     if not differentiable or not cotangents:
         return emitter.inline(call_jaxpr, (*tensors[:own], *tensors[own + more :]))
-    options = {"constants": constants} if own or more else {}
+    numbers = {
+        i: Scalar(x, dtype)
+        for i, (x, (dtype, _)) in enumerate(zip(operands, avals.operands, strict=True))
+        if isinstance(x, _NUMBERS) and i - own - more not in differentiable
+    }
+    places = [i - own - more for i in range(own + more, len(operands)) if i not in numbers]
+    left = (
+        sum(i not in numbers for i in range(own)),
+        sum(i not in numbers for i in range(own, own + more)),
+    )
+    body = _with_numbers(
+        call_jaxpr,
+        {i - more * (i >= own): x for i, x in numbers.items() if not own <= i < own + more},
+    )
+    if not isinstance(backward, str):
+        backward = _with_numbers(backward, {i - own: x for i, x in numbers.items() if i >= own})
     results = emitter.call(
         derivatives.call_with_derivative,
-        emitter.submodule(call_jaxpr, "function"),
+        emitter.submodule(body, "function"),
         f"{function}: {backward}"
         if isinstance(backward, str)
         else emitter.submodule(backward, "backward"),
-        tensors,
-        differentiable=differentiable,
+        tuple(x for i, x in enumerate(tensors) if i not in numbers),
+        differentiable=tuple(map(places.index, differentiable)),
         cotangents=cotangents,
-        **options,
+        **({"constants": left} if any(left) else {}),
     )
+    results.node.meta["function"] = function
     return tuple(results[i] for i in range(len(avals.results)))
+
+
+def _with_numbers(graph: Graph, numbers: Mapping[int, Scalar]) -> Graph:
+    """Returns a graph with numbers in the places of some inputs, by their positions."""
+    if not numbers:
+        return graph
+    known = {graph.inputs[i]: number for i, number in numbers.items()}
+    calls = [
+        dataclasses.replace(
+            call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known)
+        )
+        for call in graph.calls
+    ]
+    kept = [i for i in range(len(graph.inputs)) if i not in numbers]
+    inputs, kinds = tuple(graph.inputs[i] for i in kept), tuple(graph.kinds[i] for i in kept)
+    return Graph(inputs, calls, substitute(graph.outputs, known), kinds)
 
 
 def _graph_text(graph: Graph) -> str:

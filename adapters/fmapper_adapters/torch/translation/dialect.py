@@ -9,7 +9,7 @@ import operator
 import re
 import textwrap
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from fmapper import ConversionError, to_numpy
 from fmapper.translation import (
     Class,
+    Derived,
     Dialect,
     Embedded,
     Helper,
@@ -32,7 +33,7 @@ from fmapper.translation import (
     text,
 )
 from fmapper_adapters.torch.model import threefry
-from fmapper_adapters.torch.translation import layers, printers
+from fmapper_adapters.torch.translation import derived, layers, printers
 from fmapper_adapters.torch.translation.helpers import HELPERS
 from fmapper_adapters.torch.translation.loading import print_loading
 from fmapper_adapters.torch.translation.rewrites import rows
@@ -61,6 +62,7 @@ _PLACES = {
 _RESERVED = frozenset(
     {
         *_IMPORTS,
+        "ctx",
         "load_weights",
         "take_apart",
         "put_in_order",
@@ -138,10 +140,11 @@ class TorchDialect(Dialect):
         self._functions = functions
         self.lists = dict(lists or {})
         self._embedded = Embedded(_PLACES, instead=_INSTEAD)
+        self._derived = derived.Functions()
 
     def reserved_names(self) -> frozenset[str]:
         """Returns the names of imports and helpers."""
-        return _RESERVED | HELPERS.keys()
+        return _RESERVED | HELPERS.keys() | self._derived.helpers.keys()
 
     def own_methods(self) -> frozenset[str]:
         """Returns the methods of `nn.Module`."""
@@ -153,7 +156,8 @@ class TorchDialect(Dialect):
 
     def helper(self, name: str) -> Helper | None:
         """Returns a class that code may call by its name."""
-        return self._embedded.helpers.get(name) or HELPERS.get(name)
+        known = self._embedded.helpers.get(name) or self._derived.helpers.get(name)
+        return known or HELPERS.get(name)
 
     def fallback(self, call: Any) -> str:
         """Returns a function of fmapper as a helper."""
@@ -161,6 +165,13 @@ class TorchDialect(Dialect):
         if function is None:
             raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
         return function.__name__ if function in _MARKS else self._embedded.add(function)
+
+    def call_derived(
+        self, function: Derived, given: Sequence[ast.expr], titles: Collection[str]
+    ) -> ast.expr:
+        """Returns `StraightThrough.apply(x)`."""
+        name = self._derived.add(function, {*titles, *self.reserved_names()})
+        return ast.Call(expr(f"{name}.apply"), [*given], [])
 
     def regroup(self, structure: Any) -> None:
         """Makes loops of cells that are recurrent layers of torch parts of their own."""

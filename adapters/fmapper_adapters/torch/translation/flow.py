@@ -8,15 +8,21 @@ from typing import Any
 
 from fmapper import ConversionError
 from fmapper.programs import Call, Graph, Ref, map_arguments
-from fmapper_adapters.torch.model import control_flow
+from fmapper_adapters.torch.model import control_flow, derivatives
 
 _ENDS = {control_flow.loop_begin: "flow::begin", control_flow.loop_end: "flow::end"}
 _SCANS = (control_flow.scan, control_flow.lstm, control_flow.gru)
 
 
 def is_flow(target: Any) -> bool:
-    """Returns whether a function runs a loop or branches that can be written."""
-    return target in (*_SCANS, *_ENDS, control_flow.while_loop, control_flow.switch)
+    """Returns whether a function runs a loop, branches, or another function that can be written."""
+    known = (control_flow.while_loop, control_flow.switch, derivatives.call_with_derivative)
+    return target in (*_SCANS, *_ENDS, *known)
+
+
+def is_forward(node: Any, function: Any) -> bool:
+    """Returns whether a node calls a function with another one as its derivative."""
+    return node.target is derivatives.call_with_derivative and node.args[0] is function
 
 
 def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call:
@@ -32,6 +38,8 @@ def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph])
     """
     if node.target in _ENDS:
         return Call("", _ENDS[node.target], plain(tuple(node.args)), plain(dict(node.kwargs)))
+    if node.target is derivatives.call_with_derivative:
+        return _call_with_derivative(node, plain(tuple(node.args[2])), inner)
     if node.target in _SCANS:
         constants, carry, xs = plain(tuple(node.args[1:]))
         kwargs = {"length": plain(node.kwargs["length"]), "reverse": node.kwargs["reverse"]}
@@ -49,6 +57,99 @@ def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph])
     return Call("", "flow::branch", (plain(index), tuple(inner), plain(tuple(operands))))
 
 
+def _call_with_derivative(node: Any, operands: Any, inner: Sequence[Graph]) -> Call:
+    """Returns the call of a function with a derivative of its own.
+
+    Its graphs are those of the function and of the derivative, or why there is none; with the
+    operands that each takes, by position.
+    """
+    own, more = node.kwargs.get("constants", (0, 0))
+    count = len(operands) - own - more
+    operands = (*operands[own + more :], *operands[: own + more])
+    takes = (*range(count, count + own), *range(count))
+    needs = (*range(count + own, count + own + more), *range(count))
+    once = [operands.index(one) for one in operands]
+    body, takes = _with_inputs_once(inner[0], [once[i] for i in takes])
+    backward: Graph | str = str(node.args[1])
+    differentiable = [once[i] for i in node.kwargs["differentiable"]]
+    if len(inner) > 1:
+        backward, needs = _with_inputs_once(inner[1], [once[i] for i in needs])
+        backward, differentiable = _with_sums(backward, differentiable)
+    kwargs = {
+        "takes": takes,
+        "needs": needs,
+        "differentiable": tuple(dict.fromkeys(differentiable)),
+        "cotangents": tuple(node.kwargs["cotangents"]),
+        "name": str(node.meta.get("function", "")),
+    }
+    return Call("", "call::derivative", (_with_views(body), backward, operands), kwargs)
+
+
+def _with_inputs_once(graph: Graph, places: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
+    """Returns a graph that takes each operand once, and the operands that it takes.
+
+    Args:
+        graph: The graph; it may have further inputs.
+        places: The operand of each input.
+    """
+    first: dict[int, str] = {}
+    known = {}
+    for name, at in zip(graph.inputs, places, strict=False):
+        if first.setdefault(at, name) != name:
+            known[name] = Ref(first[at])
+    kept = [i for i, name in enumerate(graph.inputs) if name not in known]
+    found = _with(graph, known)
+    inputs, kinds = tuple(graph.inputs[i] for i in kept), tuple(graph.kinds[i] for i in kept)
+    return Graph(inputs, found.calls, found.outputs, kinds), tuple(first)
+
+
+def _with_sums(graph: Graph, places: Sequence[int]) -> tuple[Graph, list[int]]:
+    """Returns a graph that gives one gradient for each operand, and the operands.
+
+    Args:
+        graph: The graph.
+        places: The operand of each gradient that it gives.
+    """
+    calls = list(graph.calls)
+    made = {call.name: call for call in calls}
+    found: dict[int, Any] = {}
+    for at, value in zip(places, graph.outputs, strict=True):
+        before = found.get(at)
+        if before is None or _is_zero(before, made):
+            found[at] = value
+        elif not _is_zero(value, made):
+            name = f"{value.name}_total"
+            result = made[value.name].result if value.name in made else ()
+            made[name] = Call(name, "torch::operator.add", (before, value), {}, result=result)
+            calls.append(made[name])
+            found[at] = Ref(name)
+    return Graph(graph.inputs, calls, tuple(found.values()), graph.kinds), list(found)
+
+
+def _is_zero(value: Any, made: Mapping[str, Call]) -> bool:
+    call = made.get(value.name) if isinstance(value, Ref) else None
+    return call is not None and call.op == "torch::torch.full" and call.args[1] == 0
+
+
+def _with_views(graph: Graph) -> Graph:
+    """Returns a graph of whose results none is an input, or there twice, but a view of it."""
+    calls, outputs = list(graph.calls), []
+    kinds = dict(zip(graph.inputs, graph.kinds, strict=True))
+    kinds |= {call.name: call.result[0] for call in calls if len(call.result) == 1}
+    taken = {*graph.inputs}
+    for value in graph.outputs:
+        if isinstance(value, Ref) and value.name in taken:
+            name = f"{value.name}_seen_{len(calls)}"
+            kind = (kinds[value.name],) if value.name in kinds else ()
+            calls.append(Call(name, "tensor::view_as", (value, value), {}, result=kind))
+            outputs.append(Ref(name))
+            continue
+        if isinstance(value, Ref):
+            taken.add(value.name)
+        outputs.append(value)
+    return Graph(graph.inputs, calls, tuple(outputs), graph.kinds)
+
+
 def open_call(found: Call) -> Call:
     """Returns a call with what its loop or branch does not change as the values around it."""
     if found.op == "flow::scan":
@@ -60,6 +161,8 @@ def open_call(found: Call) -> Call:
     elif found.op == "flow::branch":
         index, branches, operands = found.args
         args = (index, tuple(_open(branch, operands) for branch in branches))
+    elif found.op == "call::derivative":
+        args = tuple(_open(one, ()) if isinstance(one, Graph) else one for one in found.args)
     else:
         return found
     return dataclasses.replace(found, args=args)

@@ -21,6 +21,7 @@ from fmapper_adapters.torch.lax import table
 from fmapper_adapters.torch.model import emit
 from fmapper_adapters.torch.model.compiled import without_logs
 from fmapper_adapters.torch.translation import flow, names, tidy
+from fmapper_adapters.torch.translation.rewrites import values
 
 _FEW = 3  # calls of a part without arrays, which becomes its caller's
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
@@ -82,6 +83,13 @@ def _with_turned_results(program: Program) -> Program:
         parts=tuple(parts),
         graph=Graph(graph.inputs, calls, graph.outputs, graph.kinds),
     )
+
+
+def _made_beside(call: Call, like: str) -> Call:
+    """Has a call within a function that makes a tensor put it where an argument of that is."""
+    if not like or "device" not in call.kwargs:
+        return call
+    return dataclasses.replace(call, kwargs={**call.kwargs, "device": Ref(like)})
 
 
 class _Restated:
@@ -223,10 +231,11 @@ class _Restated:
             if node.op not in ("call_function", "call_method"):
                 raise ConversionError(f"{self.program.name}: {node.target} has no source yet")
             name = self._name(node)
+            given = [one for one in node.all_input_nodes if one.op == "get_attr"]
             inner = [
-                self._inner(modules[one.target])
-                for one in node.all_input_nodes
-                if one.op == "get_attr" and one.target in modules
+                self._inner(modules[one.target], is_plain=flow.is_forward(node, one))
+                for one in given
+                if one.target in modules
             ]
             found.append(self._call(node, name, inner))
         return found
@@ -239,12 +248,23 @@ class _Restated:
         self.names[node] = name
         return name
 
-    def _inner(self, module: Any) -> Graph:
-        """Returns a function within the program as a graph."""
+    def _inner(self, module: Any, *, is_plain: bool) -> Graph:
+        """Returns a function within the program as a graph.
+
+        Args:
+            module: The function.
+            is_plain: Nothing in it has a derivative.
+        """
+        if is_plain:
+            values.drop_detachments(module.graph)
+            values.write_magnitudes(module.graph, everywhere=True)
         tidy.tidy(module.graph)
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         names = tuple(map(self._name, inputs))
         calls = self._calls(module.graph, dict(module.named_children()))
+        used = [n for call in calls for n in refs_in((call.args, call.kwargs)) if n in names]
+        like = next(iter(used), names[0] if names else "")
+        calls = [_made_beside(call, like) for call in calls]
         (last,) = (node for node in module.graph.nodes if node.op == "output")
         kinds = tuple(self._kind(node.meta["val"]) for node in inputs)
         return Graph(names, calls, self._plain(tuple(last.args[0])), kinds)
@@ -252,9 +272,10 @@ class _Restated:
     def _call(self, node: Any, name: str, inner: list[Graph]) -> Call:
         value = node.meta.get("val")
         module, source = node.meta.get("place", ("", ""))
-        result = tuple(
-            self._kind(one) for one in (value if isinstance(value, tuple | list) else [value])
-        )
+        is_several = isinstance(value, tuple | list)
+        result = tuple(self._kind(one) for one in (value if is_several else [value]))
+        if is_several and len(result) == 1:
+            result = (("", ()),)  # of a tuple of one, which is not an array
         if flow.is_flow(node.target):
             found = flow.call_of_flow(node, self._plain, inner)
             return dataclasses.replace(

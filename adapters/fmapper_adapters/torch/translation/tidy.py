@@ -15,7 +15,7 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
-from fmapper_adapters.torch.translation.rewrites import rows, shaping
+from fmapper_adapters.torch.translation.rewrites import rows, shaping, values
 from fmapper_adapters.torch.translation.rewrites.gates import split_products
 from fmapper_adapters.torch.translation.rewrites.loops import write_dimensions, write_fills
 
@@ -50,6 +50,7 @@ def tidy(graph: Any) -> None:
     _use_numbers(graph)
     _drop_choices(graph)
     _write_means(graph)
+    values.write_magnitudes(graph)
     _write_slices(graph)
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
@@ -60,6 +61,7 @@ def tidy(graph: Any) -> None:
     write_fills(graph)
     rows.write_rows(graph)
     _share(graph)
+    values.write_unit_matrices(graph)
     write_dimensions(graph)
     graph.eliminate_dead_code(fx_passes.is_kept)
 
@@ -229,8 +231,11 @@ def _as_number(node: Any, at: int, filled: Mapping[Any, Any]) -> Any:
         same = [one for one in others if one is not node.args[0]]
         known = [filled[one].dtype for one in same if one in filled]
         is_mask = result.dtype is torch.bool and known == [torch.bool]
-        if not is_mask and not any(
-            one.meta["val"].dtype is result.dtype for one in same if one not in filled
+        both = {number.dtype, result.dtype, torch.get_default_dtype(), *known} == {torch.float32}
+        if (
+            not is_mask
+            and not both
+            and not any(one.meta["val"].dtype is result.dtype for one in same if one not in filled)
         ):
             return arg
     elif not any(one.meta["val"].dtype is number.dtype and one not in filled for one in others):

@@ -63,6 +63,20 @@ def _permutation(pivots: Any, rows: Any, columns: Any) -> Any:
     return torch.argmax(matrix, -2).to(torch.int32)
 
 
+@lax("linalg_solve")
+def linalg_solve(a: Any, b: Any, *, transposed: bool) -> Any:
+    """Solves systems whose unknowns are along the last dimension, by LU factors."""
+    if transposed:
+        a = a.permute(_swap(a))
+    if b.ndim < a.ndim:
+        return torch.linalg.solve_ex(a, b.unsqueeze(-1))[0].squeeze(-1)
+    return torch.linalg.solve_ex(a, b.permute(_swap(b)))[0].permute(_swap(b))
+
+
+def _swap(x: Any) -> tuple[int, ...]:
+    return (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+
+
 @lax("triangular_solve")
 def triangular_solve(
     a: Any,

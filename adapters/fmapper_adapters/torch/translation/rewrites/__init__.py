@@ -4,4 +4,5 @@ gates    products with joined arrays as a product for each
 loops    the dimensions that loops run over
 rows     rows at indices, and sums of rows by their segments
 shaping  reshapes, choices of rows, pooling
+values   magnitudes and copies where nothing has a derivative, unit matrices
 """

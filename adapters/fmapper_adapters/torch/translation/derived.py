@@ -1,0 +1,62 @@
+"""Functions with a derivative of their own as classes of `torch.autograd.Function`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterator
+
+from fmapper.translation import ITSELF, Derived, Helper, identifier, literal, text
+
+
+class Functions:
+    """The functions of one file.
+
+    Attributes:
+        helpers: Their classes, by name.
+    """
+
+    def __init__(self) -> None:
+        self.helpers: dict[str, Helper] = {}
+        self._known: dict[Derived, str] = {}
+
+    def add(self, function: Derived, taken: Collection[str]) -> str:
+        """Adds a function, equal ones once; returns the name of its class."""
+        if function not in self._known:
+            name = self._known[function] = identifier(function.title, taken)
+            self.helpers[name] = Helper("\n".join(_lines(name, function)).replace(ITSELF, name))
+        return self._known[function]
+
+
+def _lines(name: str, function: Derived) -> Iterator[str]:
+    yield f"class {name}(torch.autograd.Function):"
+    yield f'    """`{function.label}`, with the gradient that the model gives it."""'
+    yield ""
+    yield from _method("forward", function.parameters, [*_save(function), *function.lines])
+    yield ""
+    if isinstance(function.backward, str):
+        error = text(literal(f"it has no gradient: {function.backward}"))
+        lines = [f"raise NotImplementedError({error})"]
+    else:
+        lines = [*_read(function), *function.backward]
+    yield from _method("backward", function.gradients, lines)
+
+
+def _save(function: Derived) -> Iterator[str]:
+    if function.saved:
+        yield f"ctx.save_for_backward({', '.join(function.saved)})"
+
+
+def _read(function: Derived) -> Iterator[str]:
+    if function.saved:
+        names = ", ".join(function.saved)
+        yield (
+            f"{names} = ctx.saved_tensors"
+            if len(function.saved) > 1
+            else (f"({names},) = ctx.saved_tensors")
+        )
+
+
+def _method(name: str, parameters: Collection[str], lines: Collection[str]) -> Iterator[str]:
+    yield "    @staticmethod"
+    yield f"    def {name}({', '.join(['ctx', *parameters])}):"
+    yield from (textwrap.indent(line, "        ") for line in lines)
