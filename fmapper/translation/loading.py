@@ -143,7 +143,7 @@ def by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> 
                 end, place = _exception(name, everything)
                 rules[end] = place
         if not wrong:
-            return dict(sorted(rules.items(), key=lambda rule: -rule[0].count(".")))
+            return dict(sorted(rules.items(), key=lambda rule: (-rule[0].count("."), rule[0])))
 
 
 def _is_right(

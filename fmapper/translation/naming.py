@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import re
+from typing import Any
 
 from fmapper.translation.code import identifier
 
@@ -22,21 +23,43 @@ def targets(statement: str) -> tuple[str, ...]:
         >>> targets("q, k = f(x)"), targets("x += 1"), targets("return x")
         (('q', 'k'), ('x',), ())
     """
+    return tuple(map(_name, _parts(_target(statement))))
+
+
+@functools.lru_cache(maxsize=4096)
+def targets_of(statement: str, count: int) -> tuple[str, ...]:
+    """Returns the variables that a statement assigns a number of values to.
+
+    A variable that holds several of them names each, as do tuples in the tuple of the targets.
+
+    Examples:
+        >>> targets_of("y, (h, c) = rnn(x)", 3), targets_of("y, state = rnn(x)", 3)
+        (('y', 'h', 'c'), ('y', 'state', 'state'))
+    """
+    found = targets(statement)
+    if len(found) == count or len(found) < 2:
+        return found
+    flat = [_name(leaf) for part in _parts(_target(statement)) for leaf in _parts(part)]
+    if len(flat) < count:
+        flat += [flat[-1]] * (count - len(flat))
+    return tuple(flat) if len(flat) == count else found
+
+
+def _target(statement: str) -> ast.AST | None:
     try:
         tree = ast.parse(statement).body
     except SyntaxError:
-        return ()
-    if len(tree) != 1:
-        return ()
-    node = tree[0]
+        return None
+    node = tree[0] if len(tree) == 1 else None
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        found = node.targets[0]
-    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-        found = node.target
-    else:
-        return ()
-    parts = found.elts if isinstance(found, ast.Tuple | ast.List) else [found]
-    return tuple(_name(part) for part in parts)
+        return node.targets[0]
+    return node.target if isinstance(node, ast.AugAssign | ast.AnnAssign) else None
+
+
+def _parts(target: ast.AST | None) -> list[Any]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return [*target.elts]
+    return [] if target is None else [target]
 
 
 def _name(node: ast.AST) -> str:

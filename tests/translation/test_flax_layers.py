@@ -58,6 +58,43 @@ def test_recurrent_layers_are_cells_of_linear_layers(layers, made):
     assert source.layers[0] == source.layers[1]
 
 
+class Spoken(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.rnn = kind(4, 4, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(8, 9)
+
+    def forward(self, tokens):
+        out, state = self.rnn(self.embed(tokens))
+        return self.head(out), state
+
+
+@pytest.mark.parametrize(("kind", "states"), [(nn.LSTM, "state, state_2"), (nn.GRU, "state")])
+def test_recurrent_layers_take_sequences_of_every_length(kind, states):
+    module = Spoken(kind).eval()
+    source, *_ = translate(module, "flax", (torch.ones(2, 5, dtype=torch.int64),))
+    assert not source.fixed
+    assert f"out, {states} = self.rnn(self.embed(tokens))" in source.code
+    space = {"__name__": "translated"}
+    exec(compile(source.code, "translated.py", "exec"), space)
+    model = space["Spoken"](rngs=nnx.Rngs(0))
+    space["load_weights"](model, {name: x.numpy() for name, x in module.state_dict().items()})
+    for size in ((2, 5), (3, 8), (1, 1)):
+        tokens = torch.randint(0, 9, size)
+        found = jax.tree.leaves(model(tokens.numpy()))
+        out, state = module(tokens)
+        for got, wanted in zip(found, [out, *(state if kind is nn.LSTM else [state])], strict=True):
+            np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
+
+
+def test_names_of_weights_come_in_order():
+    code = translated(Last(nn.LSTM(3, 4, 2, bidirectional=True)), torch.randn(2, 5, 3)).code
+    table = code.partition("RENAMED = {\n")[2].partition("}")[0].splitlines()
+    assert len(table) == 16
+    assert table == sorted(table)
+
+
 class Steps(nn.Module):
     def __init__(self, cell):
         super().__init__()

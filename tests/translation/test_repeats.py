@@ -104,6 +104,13 @@ def test_rounds_of_one_statement_are_a_comprehension():
     )
 
 
+def test_numbers_that_count_the_rounds_are_their_index():
+    lines = [f"ys_{at} = f(x[:, {at}], y)" for at in range(3)]
+    assert rolled([*lines, "return stack([ys_0, ys_1, ys_2])"]) == (
+        "all_ys = [f(x[:, i], y) for i in range(3)]\nreturn stack(all_ys)"
+    )
+
+
 def test_what_a_round_gives_to_the_next_keeps_its_name():
     lines = ["y = f(x, 2)", "y = g(y)", "y_2 = f(y, 4)", "y_2 = g(y_2)", "y_3 = f(y_2, 8)",
              "y_3 = g(y_3)", "return y_3"]  # fmt: skip

@@ -170,6 +170,8 @@ class Calls:
                 if isinstance(one, Ref) and one.name in new:
                     self._bind(one.name, expr("{0}[{1}]", name(variable), i))
             return
+        if is_flat(returns):
+            hinted = naming.targets_of(self._line(source), len(returns))
         is_carried = isinstance(returns, tuple) and any(map(self._variable_of, returns))
         is_hinted = isinstance(returns, tuple) and len(hinted) == len(returns) > 1
         if is_flat(returns) or is_hinted or is_carried:

@@ -197,7 +197,8 @@ class _Loop:
             source = base if is_all else f"{base}[{first or ''}:{first + len(values)}]"
             yield id(owner), ast.Name(self._variable(source, self._item_of(base)), ast.Load())
             return
-        if is_even and (owner is not None or leaf.is_bound) and step > 0:
+        is_count = (first, step) == (0, 1)
+        if is_even and (owner is not None or leaf.is_bound or is_count) and step > 0:
             self.has_index = True
             code = self._index if step == 1 else f"{step} * {self._index}"
             code += f" + {first}" if first else ""

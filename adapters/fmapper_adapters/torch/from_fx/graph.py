@@ -36,6 +36,7 @@ from fmapper_adapters.torch.passes.one_form import IN_PLACE
 from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.record.lines import line_of_stack
 from fmapper_adapters.torch.record.parts import PartCalls
+from fmapper_adapters.torch.record.patches import recurrent
 
 # Without results, of the device or the recording alone.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
@@ -416,7 +417,7 @@ def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
     Operations with dropout inside draw random numbers only if it is switched on. Then they have
     another name, if the target lowers that.
     """
-    target = node.target
+    target = recurrent.SAME.get(node.target, node.target)
     if isinstance(target, _OVERLOAD):
         _, name, overload = str(target).split(".")
         drawing = f"fmapper::{name}_with_dropout"

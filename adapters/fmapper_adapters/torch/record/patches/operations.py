@@ -15,7 +15,13 @@ from torch.overrides import TorchFunctionMode
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record import sizes
-from fmapper_adapters.torch.record.patches import autograd, encoders, packed, quantiles
+from fmapper_adapters.torch.record.patches import (
+    autograd,
+    encoders,
+    packed,
+    quantiles,
+    recurrent,
+)
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
@@ -327,7 +333,8 @@ class _StandIns(TorchFunctionMode):
             return packed.pack(*args)
         if (lengths := packed.lengths_in(args, kwargs or {})) is not None:
             return packed.call_packed(func, args, kwargs or {}, lengths)
-        result = _STAND_INS.get(func, func)(*args, **(kwargs or {}))
+        call = _STAND_INS.get(func) or recurrent.stand_in(func, args)
+        result = call(*args, **(kwargs or {}))
         sizes.check(result)
         return result
 

@@ -1,0 +1,61 @@
+"""Recurrent networks over sequences whose length varies.
+
+torch traces them step by step to find the shapes of their results, which fixes the length. Shapes
+of custom operations are said, so that a recording holds for every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch import _private
+
+_OPTIONS = (
+    "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
+    "bool bidirectional, bool batch_first"
+)
+
+
+def _define(name: str, states: str, results: str) -> Any:
+    def run(x: Any, hx: Any, *options: Any) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = tuple(_private.get_recurrent(name)(x, hx, *options))
+        return found
+
+    def shapes(x: Any, hx: Any, *options: Any) -> tuple[Any, ...]:
+        starts = hx if isinstance(hx, list | tuple) else [hx]
+        bidirectional = options[5]
+        features = starts[0].shape[-1] * (2 if bidirectional else 1)
+        return x.new_empty(*x.shape[:-1], features), *map(torch.empty_like, starts)
+
+    schema = f"(Tensor input, {states} hx, {_OPTIONS}) -> ({results})"
+    operation = torch.library.custom_op(f"fmapper::{name}", run, mutates_args=(), schema=schema)
+    operation.register_fake(shapes)
+    return operation
+
+
+_OPERATIONS = {
+    "lstm": _define("lstm", "Tensor[]", "Tensor, Tensor, Tensor"),
+    "gru": _define("gru", "Tensor", "Tensor, Tensor"),
+    "rnn_tanh": _define("rnn_tanh", "Tensor", "Tensor, Tensor"),
+    "rnn_relu": _define("rnn_relu", "Tensor", "Tensor, Tensor"),
+}
+# What is recorded as another operation, and is the same for those who read a recording.
+SAME: dict[Any, Any] = {
+    getattr(torch.ops.fmapper, name).default: getattr(torch.ops.aten, name).input
+    for name in _OPERATIONS
+}
+
+
+def stand_in(func: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    """Returns what to call instead of a recurrent network over a length that varies."""
+    operation = _OPERATIONS.get(getattr(func, "__name__", ""))
+    if operation is None or len(args) != _INPUTS or args[0].ndim != 3:
+        return func
+    batch_first = args[-1]
+    return operation if isinstance(args[0].shape[int(batch_first)], torch.SymInt) else func
+
+
+_INPUTS = 9  # of the form that takes padded sequences, and what follows them
