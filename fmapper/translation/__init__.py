@@ -31,7 +31,7 @@ from fmapper.translation.reading.arguments import Arguments, arguments_of
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in, print_imports
-from fmapper.translation.reading.statements import other_names, statements_at
+from fmapper.translation.reading.statements import other_names, parameters_at, statements_at
 from fmapper.translation.reading.weights import origin_of_built, rows_in, source_weights
 from fmapper.translation.scans.derivatives import ITSELF, Derived
 from fmapper.translation.scans.loop import Loop
@@ -76,6 +76,7 @@ __all__ = [
     "names_in",
     "origin_of_built",
     "other_names",
+    "parameters_at",
     "print_imports",
     "proof_script",
     "rows_in",

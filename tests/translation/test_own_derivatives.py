@@ -207,6 +207,57 @@ def test_a_size_that_varies_is_that_of_an_argument():
     close(ours.grad, jax.grad(lambda x: function(x).sum())(longer))
 
 
+def test_parameters_are_called_as_in_the_models_code():
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def quantise(levels, signal, step):
+        return jnp.round(jnp.clip(signal / step, -levels, levels)) * step
+
+    def backward(levels, held, g):
+        signal, step = held
+        inside = jnp.abs(signal / step) <= levels
+        return jnp.where(inside, g, 0.0), jnp.sum(jnp.where(inside, 0.0, g))
+
+    quantise.defvjp(lambda n, x, step: (quantise(n, x, step), (x, step)), backward)
+    code = agrees(lambda x, s: quantise(4, x * 3.0, jnp.exp(s)), normal(5, 3), normal())
+    assert "def forward(ctx, signal, step):" in code
+    assert "torch.clamp(signal / step, -4.0, 4.0)" in code
+
+
+def test_a_derivative_that_names_values_otherwise_calls_the_function_itself():
+    @jax.custom_vjp
+    def nearest(x, codebook):
+        distance = jnp.sum((x[:, None] - codebook[None]) ** 2, -1)
+        index = jnp.argmin(distance, -1)
+        return codebook[index], index
+
+    def forward(x, codebook):
+        found, index = nearest(x, codebook)
+        return (found, index), index
+
+    def backward(index, gradients):
+        return gradients[0], jnp.zeros((8, 4)).at[index].add(gradients[0])
+
+    nearest.defvjp(forward, backward)
+    code = agrees(lambda x, book: nearest(x, book)[0] * x, normal(5, 4), normal(8, 4, seed=1))
+    assert code.count("(torch.autograd.Function)") == 1
+    assert "def forward(ctx, x, codebook):" in code
+
+
+def test_rows_of_a_table_are_an_embedding():
+    eqx = pytest.importorskip("equinox")
+    table = eqx.nn.Embedding(11, 4, key=jax.random.key(0))
+
+    class Net(eqx.Module):
+        table: eqx.nn.Embedding
+
+        def __call__(self, ids):
+            return jnp.sum(jax.vmap(self.table)(ids), 0)
+
+    code, net = written(Net(table), jnp.arange(5))
+    assert "self.table = nn.Embedding(11, 4)" in code
+    close(net(torch.tensor([3, 1, 1, 0, 10])), Net(table)(jnp.array([3, 1, 1, 0, 10])))
+
+
 def test_a_system_of_equations_is_solved_by_torch():
     def function(x, y):
         return jnp.linalg.solve(x @ x.T + jnp.eye(4), y)

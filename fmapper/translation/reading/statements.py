@@ -22,6 +22,38 @@ def statements_at(sources: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def parameters_at(file: str, line: int, name: str) -> tuple[str, ...]:
+    """Returns the parameters of the function that begins at a line, with its decorators.
+
+    Without those that a decorator lists as `nondiff_argnums`; none if it cannot be read.
+    """
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or node.name != name.rpartition(".")[2]:
+            continue
+        begin = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        if not begin <= line <= node.body[0].lineno or node.args.vararg or node.args.kwonlyargs:
+            continue
+        left = {at for one in node.decorator_list for at in _left_out(one)}
+        named = [*node.args.posonlyargs, *node.args.args]
+        return tuple(one.arg for at, one in enumerate(named) if at not in left)
+    return ()
+
+
+def _left_out(decorator: ast.expr) -> tuple[int, ...]:
+    """Returns the numbers that a decorator gives as `nondiff_argnums`."""
+    for one in decorator.keywords if isinstance(decorator, ast.Call) else ():
+        if one.arg == "nondiff_argnums":
+            items = one.value.elts if isinstance(one.value, ast.Tuple | ast.List) else [one.value]
+            values = [item.value for item in items if isinstance(item, ast.Constant)]
+            return tuple(value for value in values if isinstance(value, int))
+    return ()
+
+
 @functools.lru_cache(maxsize=256)
 def _by_line(file: str) -> dict[int, str]:
     """Returns the innermost statement at each line of a file, in one line."""

@@ -70,10 +70,10 @@ class Enclosing:
         Its derivative has to be the same, too, if it was recorded: they are up to some order only.
         """
         mine = self.function
-        return (other.label, other.parameters, other.lines) == (
+        return (other.label, other.parameters, _without_names(other.lines)) == (
             mine.label,
             mine.parameters,
-            mine.lines,
+            _without_names(mine.lines),
         )
 
 
@@ -153,7 +153,7 @@ class _Draft:
         again: list[Derived] = []
         found = replace(made, backward=self._derivative(Enclosing(made, again)))
         known = [one for one in again if one.is_differentiable()]
-        if all(one.backward == found.backward for one in known):
+        if all(_has_same_derivative(one, found) for one in known):
             return found
         if all(_gives_more(one, found) and one == known[0] for one in known):
             return known[0]
@@ -204,6 +204,31 @@ class _Draft:
                 "size that its arguments do not have: it cannot be written as a function"
             )
         return tuple(form.body.lines() if form.body is not None else ())
+
+
+def _without_names(lines: Sequence[str]) -> str:
+    """Returns code with numbers in the place of its variables, which depend on the call.
+
+    Examples:
+        >>> _without_names(["total = x + 1", "return total"]) == _without_names(
+        ...     ["y = x + 1", "return y"]
+        ... )
+        True
+    """
+    tree = ast.parse("\n".join(lines))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store))
+    numbers = {variable: f"_{at}" for at, variable in enumerate(made)}
+    for node in names:
+        node.id = numbers.get(node.id, node.id)
+    return ast.unparse(tree)
+
+
+def _has_same_derivative(one: Derived, other: Derived) -> bool:
+    is_called_alike = (one.saved, one.gradients) == (other.saved, other.gradients)
+    return is_called_alike and _without_names(tuple(one.backward)) == _without_names(
+        tuple(other.backward)
+    )
 
 
 def _gives_more(one: Derived, other: Derived) -> bool:

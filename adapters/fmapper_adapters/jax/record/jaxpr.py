@@ -69,13 +69,15 @@ class Reader:
         found = body.graph(closed.jaxpr, names, closed.consts)
         return Graph((*names, *self.constants), found.calls, found.outputs)
 
-    def inner(self, closed: Any, order: int | None) -> tuple[Graph, list[Any]]:
+    def inner(
+        self, closed: Any, order: int | None, names: Sequence[str] = ()
+    ) -> tuple[Graph, list[Any]]:
         """Returns the graph of a jaxpr within another one, and the arrays that it holds.
 
         Those arrays are its first inputs.
         """
         jaxpr = getattr(closed, "jaxpr", closed)
-        names = [f"in_{i}" for i in range(len(jaxpr.invars))]
+        names = names or [f"in_{i}" for i in range(len(jaxpr.invars))]
         held: list[Any] = []
 
         def constant(array: Any) -> str:
@@ -102,7 +104,7 @@ class Reader:
         at = key if function.is_own else None
         if at in self._own:
             return (*self._own[at], [], [])
-        body, held = self.inner(function.body, None)
+        body, held = self.inner(function.body, None, function.names)
         backward: Graph | str = "it was recorded up to the second derivative"
         more: list[Any] = []
         if order and function.taken and function.given:

@@ -258,6 +258,7 @@ class _Restated:
         if is_plain:
             values.drop_detachments(module.graph)
             values.write_magnitudes(module.graph, everywhere=True)
+            values.write_clamps(module.graph)
         tidy.tidy(module.graph)
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         names = tuple(map(self._name, inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from fmapper.translation import parameters_at
 from fmapper_adapters.jax.arrays import prng_keys
 from fmapper_adapters.jax.record import frames
 
@@ -30,6 +32,7 @@ class Function:
         body: What it computes, of all operands, as a closed jaxpr.
         differentiate: Makes the program from the operands and the cotangents of those results to
             the cotangents of some of those operands, as a closed jaxpr.
+        names: What its code calls the operands, where that is known.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Function:
     given: tuple[int, ...]
     body: Any
     differentiate: Callable[[tuple[int, ...]], Any]
+    names: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -65,7 +69,9 @@ def function_of(eqn: Any) -> Function | None:
     found = eqn.params.get("num_consts", 0)  # in the surroundings of the function
     taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
-    return Function(label, taken, given, body, lambda some: _backward(eqn, some, given))
+    names = () if label.startswith("jax::") else _names(body, len(eqn.invars) - found)
+    names = tuple(f"held_{i}" for i in range(found)) + names if names else ()
+    return Function(label, taken, given, body, lambda some: _backward(eqn, some, given), names)
 
 
 def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
@@ -165,6 +171,20 @@ def _label(body: Any) -> str:
     info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     return f"jax::{name}" if frames.is_of(place, ("jax",)) else name
+
+
+def _names(body: Any, count: int) -> tuple[str, ...]:
+    """Returns the parameters of a function that has as many; none where they are unknown."""
+    info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
+    name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
+    file, _, line = place.rpartition(":")
+    found = getattr(info, "arg_names", None) or parameters_at(file, int(line or 0), name)
+    is_usable = len(found) == count == len({*found}) and all(map(_is_name, found))
+    return tuple(found) if is_usable else ()
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
 
 
 def _shape(aval: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
@@ -17,6 +18,7 @@ from fmapper_adapters.torch.translation.layers import (
 )
 from fmapper_adapters.torch.translation.layers.site import Site, dtype_option, name_of, stem_of
 from fmapper_adapters.torch.translation.printers import shortest
+from fmapper_adapters.torch.translation.rewrites import rows
 
 
 def regroup(structure: Structure) -> None:
@@ -139,6 +141,13 @@ def _embedding(site: Site, call: Call) -> Layer | None:
     code = f"nn.Embedding({count}, {features}{dtype_option(site, held[0])})"
     return Layer(expr(code), (ids.name,), call.name, {held[0]: ("weight", None)}, "nn.Embedding",
                  stem_of(held[1], "embed"))  # fmt: skip
+
+
+def _rows(site: Site, call: Call) -> Layer | None:
+    """Finds rows of an array at indices; where one is outside torch raises."""
+    weight, ids = call.args[:2]
+    is_first = len(call.args) == 2 and isinstance(weight, Ref) and isinstance(ids, Ref)
+    return _embedding(site, replace(call, args=(ids, weight))) if is_first else None
 
 
 def _lookup(site: Site, call: Call) -> Layer | None:
@@ -272,4 +281,5 @@ _CALLS: dict[str, Callable[[Site, Call], Layer | None]] = {
     "F.batch_norm": _batch_norm,
     **dict.fromkeys((*convolutions.PLAIN, *convolutions.TRANSPOSED), convolutions.convolution),
 }
-_WHOLE = {**_CALLS, "F.embedding": _lookup}
+_TAKE_ROWS = f"{rows.take_rows.__module__}:take_rows"
+_WHOLE = {**_CALLS, "F.embedding": _lookup, _TAKE_ROWS: _rows}

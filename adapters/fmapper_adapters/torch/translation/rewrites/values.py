@@ -59,6 +59,45 @@ def drop_detachments(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def write_clamps(graph: fx.Graph) -> None:
+    """Writes the larger and the smaller of an array and a number as `torch.clamp`, in place.
+
+    That has other derivatives where both are equal, and another sign of zero.
+    """
+    for node in list(graph.nodes):
+        end = {torch.maximum: "min", torch.minimum: "max"}.get(node.target)
+        pairs = [node.args, node.args[::-1]] if end is not None else []
+        for x, other in pairs:
+            number = _number_of(other, x)
+            if number:
+                node.target, node.args, node.kwargs = torch.clamp, (x,), {end: number}
+                break
+    graph.eliminate_dead_code(fx_passes.is_kept)
+    for node in list(graph.nodes):
+        if node.target is torch.clamp and len(node.args) == 1:
+            _join_clamps(node)
+    graph.eliminate_dead_code(fx_passes.is_kept)
+
+
+def _number_of(node: Any, like: Any) -> Any:
+    """Returns the number of which a tensor consists, if it has the dtype of another; or None."""
+    at = {torch.full: 1, "new_full": 2}.get(getattr(node, "target", None))
+    if at is None or isinstance(node.args[at], fx.Node):
+        return None
+    one, other = node.meta["val"], like.meta["val"]
+    return node.args[at] if one.shape == () and one.dtype is other.dtype else None
+
+
+def _join_clamps(node: Any) -> None:
+    """Writes the clamp of a clamp as one, from the smaller number to the larger."""
+    (source,) = node.args
+    if source.target is not torch.clamp or len(source.args) != 1 or len(source.users) != 1:
+        return
+    low, high = source.kwargs.get("min"), node.kwargs.get("max")
+    if low is not None and high is not None and low <= high:
+        node.args, node.kwargs = (source.args[0], low, high), {}
+
+
 def write_unit_matrices(graph: fx.Graph) -> None:
     """Writes `(i.reshape(-1, 1) == i.reshape(1, -1)).to(dtype)`, i a range, as `torch.eye`."""
     for node in list(graph.nodes):
