@@ -179,6 +179,7 @@ class Part:
         masks: Arguments that it may be given None for -> the mask that this means: `ones`, or
             `causal`.
         flags: The attributes of the submodule that are True or False, as `is_decoder`.
+        numbers: Those that are numbers, as `num_heads`.
     """
 
     name: str
@@ -193,6 +194,7 @@ class Part:
     other_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     masks: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, bool] = field(default_factory=dict)
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

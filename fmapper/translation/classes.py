@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +14,17 @@ from fmapper.translation.functions.forms import Terms
 from fmapper.translation.functions.origins import with_comments
 from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
-from fmapper.translation.merging.numbers import mask_numbers, numbers_in
+from fmapper.translation.merging.numbers import SHORTER, mask_numbers, numbers_in
 from fmapper.translation.merging.variants import unify, without_flags
-from fmapper.translation.naming import singular
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
 
 
 Values = tuple[object, ...]
+_MOST_GIVEN = 2  # parts that a constructor is given
+_VAGUE = frozenset({"n", "size", "value"})
+_HEAD = 100  # characters of a class apart from its statements
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class Sketch:
         methods: The functions: name, parameters, and statements as text.
         ties: Statements of the constructor that make parts the same.
         flags: The flags of the source's submodule, as `is_decoder`.
+        numbers: The numbers that it has there, as `num_heads`.
+        given: What the constructor is given -> the code for it.
     """
 
     path: str
@@ -45,6 +48,8 @@ class Sketch:
     methods: list[Method] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)
     flags: Mapping[str, bool] = field(default_factory=dict)
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
+    given: dict[str, ast.expr] = field(default_factory=dict)
 
     def nodes(self) -> list[ast.AST]:
         """Returns all syntax trees of the class."""
@@ -105,6 +110,12 @@ class Class:
     stored: tuple[str, ...] = ()
     arguments: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a part with methods alone, which needs no constructor."""
+        has_parts = self.sketch.made or self.sketch.ties or self.parameters
+        return not has_parts and "" not in self.arguments
+
 
 def merge(
     sketches: Sequence[Sketch],
@@ -120,13 +131,61 @@ def merge(
         names: Classes of the target -> the names of the parameters of their constructors.
         dialect: The target.
     """
-    align(sketches, dialect.defaults)
-    if dialect.has_variants:
-        unify(sketches, dialect.check, dialect.lacking, dialect.defaults)
+    _unify(sketches, dialect)
+    for group in _by_title(sketches) if dialect.takes_parts else ():
+        _give_parts(group, dialect)
     groups: dict[str, list[Sketch]] = {}
     for sketch in sketches:
         groups.setdefault(sketch.shape(), []).append(sketch)
     return [_class(group, taken, names) for group in groups.values()]
+
+
+def _unify(sketches: Sequence[Sketch], dialect: Dialect) -> None:
+    align(sketches, dialect.defaults)
+    if dialect.has_variants:
+        unify(sketches, dialect.check, dialect.lacking, dialect.defaults)
+
+
+def _by_title(sketches: Sequence[Sketch]) -> list[list[Sketch]]:
+    found: dict[str, list[Sketch]] = {}
+    for sketch in sketches:
+        found.setdefault(sketch.title, []).append(sketch)
+    return [*found.values()]
+
+
+def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
+    """Gives constructors the parts that are others for each submodule: `PreNorm(Attention(...))`.
+
+    Args:
+        sketches: Those of one class of the source; they change where they become fewer classes.
+        dialect: The target.
+    """
+    shapes = {sketch.shape(): sketch for sketch in sketches}
+    names = {tuple(attr for attr, _ in sketch.made) for sketch in sketches}
+    if len(shapes) < 2 or len(names) > 1:
+        return
+    rows = zip(*(sketch.made for sketch in sketches), strict=True)
+    differing = {row[0][0] for row in rows if len({mask_numbers(node) for _, node in row}) > 1}
+    nodes = [node for one in sketches for attr, node in one.made if attr in differing]
+    if not 1 <= len(differing) <= _MOST_GIVEN or not all(isinstance(x, ast.Call) for x in nodes):
+        return
+    changed = copy.deepcopy(sketches)
+    for sketch in changed:
+        sketch.given = {attr: node for attr, node in sketch.made if attr in differing}
+        sketch.made = [
+            (attr, expr(attr) if attr in differing else node) for attr, node in sketch.made
+        ]
+    _unify(changed, dialect)
+    left = {sketch.shape(): sketch for sketch in changed}
+    saved = sum(map(_size, shapes.values())) - sum(map(_size, left.values()))
+    if sum(len(text(node)) for node in nodes) < saved:
+        for sketch, other in zip(sketches, changed, strict=True):
+            sketch.made, sketch.methods, sketch.given = other.made, other.methods, other.given
+
+
+def _size(sketch: Sketch) -> int:
+    """Returns about how many characters a class has."""
+    return _HEAD + sum(len(text(node)) for node in sketch.nodes())
 
 
 def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[str]]) -> Class:
@@ -136,13 +195,15 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
             method.shapes += like.shapes
     made = Class(identifier(first.title, taken), first)
     taken.add(made.name)
+    parts = {sketch.path: (*sketch.given.values(),) for sketch in group}
+    made.parameters = (*first.given,)
     rows = [[(c.value, key) for node in s.nodes() for c, key in numbers_in(node)] for s in group]
     columns = list(zip(*rows, strict=True))
     differing = [
         i for i, column in enumerate(columns) if len({(type(v), v) for v, _ in column}) > 1
     ]
     if not differing:
-        made.arguments = {sketch.path: () for sketch in group}
+        made.arguments = {**parts}
         return made
     by_values: dict[tuple[object, ...], str] = {}
     chosen: dict[int, str] = {}
@@ -151,17 +212,29 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
         values = tuple(value for value, _ in columns[i])
         if values not in by_values:
             wanted = _parameter_name(columns[i][0][1], names)
+            if wanted in _VAGUE:
+                wanted = _attribute_with(values, group) or wanted
             by_values[values] = identifier(wanted, own)
             own.add(by_values[values])
         chosen[i] = by_values[values]
     columns_of = {name: values for values, name in _in_order(by_values)}
-    made.parameters = tuple(columns_of)
+    made.parameters = (*first.given, *columns_of)
     made.arguments = {
-        sketch.path: tuple(values[at] for values in columns_of.values())
+        sketch.path: (*parts[sketch.path], *(values[at] for values in columns_of.values()))
         for at, sketch in enumerate(group)
     }
     made.sketch = without_flags(_generalise(first, chosen, made))
     return made
+
+
+def _attribute_with(values: Values, group: Sequence[Sketch]) -> str:
+    """Returns what the source calls a number of each submodule; empty where that is not clear."""
+    found = [
+        name
+        for name in group[0].numbers
+        if all(repr(s.numbers.get(name)) == repr(v) for s, v in zip(group, values, strict=True))
+    ]
+    return found[0] if len(found) == 1 else ""
 
 
 def _in_order(by_values: Mapping[Values, str]) -> list[tuple[Values, str]]:
@@ -179,7 +252,7 @@ def _in_order(by_values: Mapping[Values, str]) -> list[tuple[Values, str]]:
 def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
     function, _, at = key.rpartition(":")
     if not function:
-        return at or "value"
+        return SHORTER.get(at, at) or "value"
     known = names.get(function, ())
     if int(at) < len(known):
         return known[int(at)]
@@ -224,8 +297,6 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
 
 
 _OF_SIZES = frozenset({"arange", "broadcast_to", "full", "ones", "reshape", "view", "zeros"})
-_INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
-_INNER = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+\[\d+\])\[(\d+)\]")  # of lists in lists
 
 
 def with_masks(
@@ -252,151 +323,3 @@ def with_masks(
             lines = [f"if {name} is None:\n    {name} = {dialect.ones_like.format(like)}", *lines]
         is_last = is_last and (by_keyword or name == "*" or "=" in found[at])
     return tuple(found), lines
-
-
-def with_loops(
-    lines: list[str], lengths: dict[str, int], titles: Mapping[str, Sequence[str]] | None = None
-) -> list[str]:
-    """Writes repeated statements on the parts of a list as a loop.
-
-    Args:
-        lines: The statements of a function.
-        lengths: The lists, as `self.layers` -> how many parts they have.
-        titles: What the class of each of their parts is called.
-    """
-    titles = titles or {}
-    *_, before, last = "", "", *lines
-    target, code = before.partition(" = ")[0], last.removeprefix("return ")
-    if code != last and target.isidentifier() and _INDEX.search(code) and _INDEX.search(before):
-        whole = _loops([*lines[:-1], f"{target} = {code}", f"return {target}"], lengths, titles)
-        if len(whole) < len(lines):
-            return whole
-    return _loops(lines, lengths, titles)
-
-
-def _loops(
-    lines: list[str], lengths: dict[str, int], titles: Mapping[str, Sequence[str]]
-) -> list[str]:
-    found: list[str] = []
-    lines = list(lines)
-    at = 0
-    while at < len(lines):
-        run = _run_at(lines, at, titles)
-        if run is None and (begun := _as_begun(lines, at)):
-            rewritten = [*lines[:at], *begun, *lines[at + 1 :]]
-            run = _run_at(rewritten, at + 1, titles)
-            if run is not None:
-                lines = rewritten
-                found.append(lines[at])
-                at += 1
-        if run is None:
-            found.append(lines[at])
-            at += 1
-            continue
-        period, count, first, owners = run
-        last = at + period * count
-        if period == 1 and all(first + count == lengths.get(one, 0) - 1 for one in owners):
-            parted = _last_apart(lines[last - 1], lines[last : last + 1])
-            lines[last : last + 1] = parted
-            count += len(parted) > 1
-        found += _loop(lines[at : at + period], owners, first, count, lengths, titles)
-        at += period * count
-    return found
-
-
-def _last_apart(before: str, after: list[str]) -> list[str]:
-    """Extracts the last step of a loop from the statement that uses its result.
-
-    Examples:
-        >>> _last_apart("x = self.layers[1](x)", ["return self.head(self.layers[2](x))"])
-        ['x = self.layers[2](x)', 'return self.head(x)']
-    """
-    step = _shift([before], 1)[0]
-    target, _, code = step.partition(" = ")
-    if not after or not target.isidentifier() or after[0].count(code) != 1 or after[0] == step:
-        return after
-    rest = after[0].replace(code, "\0")
-    if re.search(rf"(?<![.\w]){target}\b", rest.partition(" = ")[2] or rest):
-        return after
-    return [step, rest.replace("\0", target)]
-
-
-def _run_at(
-    lines: list[str], at: int, titles: Mapping[str, Sequence[str]]
-) -> tuple[int, int, int, list[str]] | None:
-    """Finds repeated statements: length, count, first index, and lists."""
-    for period, index in itertools.product(range(1, 25), (_INDEX, _INNER)):
-        group = lines[at : at + period]
-        if len(group) < period:
-            return None
-        found = [m for line in group for m in index.finditer(line)]
-        if not found or (not index.search(group[0]) and period == 1):
-            continue
-        indices = {int(m[2]) for m in found}
-        if len(indices) != 1:
-            continue
-        first = indices.pop()
-        count = 1
-        while _shift(group, count, index) == lines[at + count * period : at + (count + 1) * period]:
-            count += 1
-        owners = list(dict.fromkeys(f"self{m[1]}" for m in found))
-        if count > 1 and all(_is_one_kind(titles.get(one, ()), first, count) for one in owners):
-            return period, count, first, owners
-    return None
-
-
-def _is_one_kind(titles: Sequence[str], first: int, count: int) -> bool:
-    """Returns whether parts are all that a list has, or of one class."""
-    return count >= len(titles) - 1 or len({*titles[first : first + count]}) < 2
-
-
-def _as_begun(lines: list[str], at: int) -> list[str]:
-    """Rewrites the first iteration of a loop like the later ones."""
-    first = lines[at]
-    later = lines[at + 1] if at + 1 < len(lines) else ""
-    target, equals, code = first.partition(" = ")
-    if not equals or not target.isidentifier() or not _INDEX.search(first):
-        return []
-    wanted = _shift([later], -1)[0].partition(" = ")[2]
-    if not later.startswith(f"{target} = ") or code == wanted:
-        return []
-    words = set(re.findall(r"(?<![.\w])[a-z_]\w*\b(?!\s*=)", code))
-    for other in sorted(words - {"self"}) if target not in words else ():
-        if re.sub(rf"(?<![.\w]){other}\b(?!\s*=)", target, code) == wanted:
-            return [f"{target} = {other}", f"{target} = {wanted}"]
-    return []
-
-
-def _shift(group: list[str], by: int, index: re.Pattern[str] = _INDEX) -> list[str]:
-    return [index.sub(lambda m: f"self{m[1]}[{int(m[2]) + by}]", line) for line in group]
-
-
-def _loop(
-    group: list[str],
-    owners: list[str],
-    first: int,
-    count: int,
-    lengths: dict[str, int],
-    titles: Mapping[str, Sequence[str]],
-) -> list[str]:
-    used = set(re.findall(r"\w+", " ".join(group)))
-    variables = []
-    for owner in owners:
-        plural = re.sub(r"\[\d+\]$", "", owner.rpartition(".")[2])
-        variable = identifier(singular(plural, titles.get(owner, [""])[0]), used)
-        used.add(variable)
-        variables.append(variable)
-    sources = [
-        owner
-        if (first, count) == (0, lengths.get(owner))
-        else f"{owner}[{first or ''}:{first + count}]"
-        for owner in owners
-    ]
-    over = sources[0] if len(sources) == 1 else f"zip({', '.join(sources)}, strict=True)"
-    lines = [f"for {', '.join(variables)} in {over}:"]
-    for statement in group:
-        line = statement
-        for owner, variable in zip(owners, variables, strict=True):
-            line = line.replace(f"{owner}[{first}]", variable)
-        lines.append(f"    {line}")
-    return ["\n".join(lines)]

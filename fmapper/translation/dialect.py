@@ -109,6 +109,7 @@ class Dialect(ABC):
         lacking: Functions of files that may be called without `mask=mask` where that is None.
         holds_constants: Whether objects hold the arrays that code has, so that they move with them.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
+        takes_parts: Whether a constructor may be given parts that others have made.
         has_sequences: Whether parts that are called in order can be one object.
         counts_parts: Whether parts of lists can be called in loops that count, or take numbers.
         takes_rows: Layers whose first number is the size of the last dimension that they take, and
@@ -127,6 +128,7 @@ class Dialect(ABC):
     lacking: ClassVar[frozenset[str]] = frozenset()
     holds_constants: ClassVar[bool] = False
     has_variants: ClassVar[bool] = False
+    takes_parts: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
     counts_parts: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset()
@@ -146,7 +148,7 @@ class Dialect(ABC):
         return ".".join(draft.place(path))
 
     @abstractmethod
-    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
+    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns the code that creates an instance of a class of the file."""
 
     @abstractmethod
@@ -156,6 +158,10 @@ class Dialect(ABC):
     def arrays(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns the code for a list of arrays."""
         return self.parts(made)
+
+    def mapping(self, made: Mapping[str, ast.expr]) -> ast.expr | None:
+        """Returns the code for submodules by name, as attributes; None where that needs a class."""
+        return None
 
     def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
         """Returns the code for equal blocks as one, whose arrays are stacked.

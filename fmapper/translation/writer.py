@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Program, refs_in
 from fmapper.programs.treespec import Ref
-from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops, with_masks
+from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
@@ -35,6 +35,7 @@ from fmapper.translation.merging.inlining import inline_functions
 from fmapper.translation.merging.modes import combine
 from fmapper.translation.merging.repeats import with_repeats
 from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_whole_lists
+from fmapper.translation.naming import renumber
 from fmapper.translation.places import (
     Node,
     at_place,
@@ -44,11 +45,13 @@ from fmapper.translation.places import (
     is_chain,
     is_item,
     levels_of,
+    lists_below,
     place_of_layer,
     size_of_array,
     title_of,
 )
 from fmapper.translation.scans.blocks import Scans
+from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
 from fmapper.translation.units import (
     Unit,
@@ -105,7 +108,7 @@ class _Writer:
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
-        self.flags = {one.path: one.part.flags for one in self.structure.root.units()}
+        self.attributes = {one.path: one.part for one in self.structure.root.units()}
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
         self.scans = Scans(self, wanted=scan)
         self.evaluation: _Writer | None = None  # of another program for evaluation
@@ -300,7 +303,7 @@ class _Writer:
                 known[cls.name] = cls.parameters
                 for path, values in cls.arguments.items():
                     arguments = dict(zip(cls.parameters, values, strict=True))
-                    made[path] = self.dialect.make(cls.name, arguments)
+                    made[path] = self.dialect.make(cls, arguments)
         root = next(cls for cls in classes if "" in cls.arguments)
         self.scans.refuse_none()
         restate(classes, self.dialect.limit)
@@ -342,7 +345,14 @@ class _Writer:
             or node.path in self.sequences
             or node.path in self.functions
             or self._is_list(node)
+            or self._as_mapping(node, dict.fromkeys(node.children, expr("None"))) is not None
         )
+
+    def _as_mapping(self, node: Node, parts: Mapping[str, ast.expr]) -> ast.expr | None:
+        """Returns parts by name that nobody calls as one, if the target has an object for them."""
+        is_plain = class_at(self.program, node.path) == "ModuleDict" and bool(parts)
+        named = {attribute_name(key): part for key, part in parts.items()}
+        return self.dialect.mapping(named) if is_plain and node.path not in self.bodies else None
 
     def _is_list(self, node: Node) -> bool:
         return (
@@ -380,7 +390,8 @@ class _Writer:
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))
         sketch.ties = self._ties(node)
-        sketch.flags = self.flags.get(node.path, {})
+        if part := self.attributes.get(node.path):
+            sketch.flags, sketch.numbers = part.flags, part.numbers
         return sketch
 
     def with_loops(self, node: Node, lines: list[str]) -> list[str]:
@@ -394,7 +405,8 @@ class _Writer:
             return lines
         lists = self._lists(node)
         lines = with_lists_of_parts(lines, *lists)
-        return with_repeats(lines, *lists, body.by_line(), body.comments)
+        found = with_repeats(lines, *lists, body.by_line(), body.comments)
+        return renumber(found, body.parameters) if found != body.lines() else found
 
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:
@@ -413,7 +425,11 @@ class _Writer:
             parts = [literal(None) if item is None else item for item in items]
             are_arrays = all(child.array for child in node.children.values())
             return self.dialect.arrays(parts) if are_arrays else self.dialect.parts(parts)
-        return made[node.path]
+        if node.path in made:
+            return made[node.path]
+        found = self._as_mapping(node, {k: self._make(o, made) for k, o in node.children.items()})
+        assert found is not None
+        return found
 
     def _items(self, node: Node, count: int, made: Mapping[str, ast.expr]) -> list[ast.expr | None]:
         found = (node.children.get(str(i)) for i in range(count))
@@ -438,20 +454,7 @@ class _Writer:
 
     def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, list[str]]]:
         """Maps the lists in a submodule to the number and the classes of their items."""
-        lengths: dict[str, int] = {}
-        titles: dict[str, list[str]] = {}
-
-        def visit(one: Node, code: str) -> None:
-            for key, child in one.children.items():
-                inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{attribute_name(key)}"
-                if self._is_list(child):
-                    lengths[inner] = 1 + max(map(int, child.children))
-                    paths = [f"{child.path}.{i}" for i in range(lengths[inner])]
-                    titles[inner] = [class_at(self.program, one) for one in paths]
-                visit(child, inner)
-
-        visit(node, "self")
-        return lengths, titles
+        return lists_below(node, self._is_list, self.program)
 
     def _ties(self, node: Node) -> list[str]:
         """Returns the statements that tie a submodule to its other paths."""

@@ -68,10 +68,12 @@ def test_images_of_other_sizes():
         lambda x: F.interpolate(x, scale_factor=2),
         lambda x: F.interpolate(x, size=(8, 18), mode="nearest-exact"),
         lambda x: F.interpolate(x, size=(7, 11), mode="bilinear"),
+        lambda x: F.interpolate(x, size=(7, 11)) + F.interpolate(x, size=(3, 19))[:, :, :1, :11],
         lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
         lambda x: F.interpolate(x[0], scale_factor=3, mode="linear"),
     )
     assert "x.repeat(2, axis=2).repeat(2, axis=3)" in code
+    assert "resize_nearest(x, (7, 11))" in code
     assert '"linear", antialias=False)' in code.replace("'", '"')
 
 

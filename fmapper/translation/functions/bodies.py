@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,15 @@ from fmapper.translation.functions.keys import ordered_draws, take_keys
 from fmapper.translation.functions.masks import Masks
 from fmapper.translation.functions.origins import comments_on
 from fmapper.translation.functions.parameters import Parameters, print_signature, sign
-from fmapper.translation.functions.shapes import add_to_words, name_sizes, shapes_of
-from fmapper.translation.functions.variables import DIMENSIONS, Variables
+from fmapper.translation.functions.shapes import (
+    add_to_words,
+    name_inputs,
+    name_locally,
+    name_place,
+    name_sizes,
+    shapes_of,
+)
+from fmapper.translation.functions.variables import Variables
 from fmapper.translation.guards.checked import not_checked
 from fmapper.translation.guards.conditions import condition_of, conditions_of
 from fmapper.translation.guards.expressions import is_code
@@ -87,7 +93,7 @@ class BodyWriter(Parameters):
         self._owners = owners
         conditions, self._facts = conditions_of(structure.program)
         self.conditions = not_checked(conditions, forms.values(), dialect, structure.values)
-        self._size_names: dict[str, str] = {}  # of all functions
+        self._size_names = name_inputs(structure)  # of all functions
         self._local_names: dict[str, str] = {}  # of the one that is written
 
     def write(self, unit: Unit, returns: Any) -> Form:
@@ -108,8 +114,9 @@ class BodyWriter(Parameters):
             try:
                 body = run.write(returns)
             except UnknownSize as error:
-                if error.symbol not in named and error.symbol in run.told_at_first:
-                    named |= {error.symbol}  # what told it is gone: a variable of its own keeps it
+                kept = {one for one in run.told_at_first if error.is_of(one)} - named
+                if kept:
+                    named |= kept  # what told it is gone: a variable of its own keeps it
                     continue
                 if error.symbol in sizes:
                     raise ConversionError(f"{unit.path}: the size {error.symbol}") from None
@@ -154,21 +161,15 @@ class BodyWriter(Parameters):
         values = [*refs_in(tuple(structure for _, structure in given)), *unit.given]
         for step in unit.steps:
             values += [step.name] if isinstance(step, Call) else step.gives
-        for value in values:
-            _, shape = self._structure.values.get(value, ("", ()))
-            for i, size in enumerate(shape):
-                if isinstance(size, str) and size.isidentifier() and size not in self._local_names:
-                    base = re.sub(r"_\d+$", "", self._global_name(size, i, len(shape)))
-                    taken = {*self._local_names.values()}
-                    self._local_names[size] = identifier(base, taken)
+        known = [self._structure.values.get(value, ("", ()))[1] for value in values]
+        self._local_names = name_locally(known, self._global_name)
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
         """Names a size after the dimension where it first occurs, a symbol apart from others."""
         return self._local_names.get(symbol) or self._global_name(symbol, at, ndim)
 
     def _global_name(self, symbol: str, at: int, ndim: int) -> str:
-        usual = DIMENSIONS.get(ndim, ())
-        wanted = usual[at] if at < len(usual) else "size"
+        wanted = name_place(at, ndim)
         if not symbol.isidentifier():
             return wanted
         if symbol not in self._size_names:
@@ -248,7 +249,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             self._body.statements.pop()
             result = last.node
         made = next((s for s in steps if isinstance(s, Call) and Ref(s.name) == returns), None)
-        origin = self._line(made.source) if made is not None else ""
+        origin = self._line(made.source) if made and not isinstance(result, ast.Name) else ""
         self._body.statements.append(Statement(None, result, origin=origin))
         self._check_arguments()
         self._drop_unused_sizes()

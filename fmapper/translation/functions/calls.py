@@ -215,7 +215,7 @@ class Calls:
             for one, target in held:
                 self._hold(one, target, f"{unit.name} {target}", new)
             return
-        variable = self._new_name(unit.name, "outputs")
+        variable = self._new_name(unit.name, hinted[0] if len(hinted) == 1 else "outputs")
         self._emit((variable,), node)
         self._hold(returns, variable, unit.name, new)
 

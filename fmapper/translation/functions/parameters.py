@@ -67,7 +67,9 @@ class Parameters:
         reserved = self._dialect.reserved_names()
         reserved |= {"key"} if self._dialect.passes_keys else set()
         arguments = unit.part.arguments
-        if [*arguments] == ["input"]:  # as `nn.Sequential` calls it
+        kind = self._structure.program.types.get(unit.path, "").rpartition(".")[2]
+        has_no_names = kind == "Sequential" or is_of_library(self._structure, unit)
+        if [*arguments] == ["input"] and has_no_names:
             arguments = {"x": arguments["input"]}
         for at, (key, structure) in enumerate(arguments.items()):
             argument = Argument(identifier(key, names | reserved), structure, at)

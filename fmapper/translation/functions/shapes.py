@@ -6,9 +6,23 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from fmapper.programs.program import refs_in
+from fmapper.translation.code import identifier
+
+if TYPE_CHECKING:
+    from fmapper.translation.units import Structure
 
 Shape = tuple[int | str, ...]
+# What sizes are called, by the number of dimensions.
+DIMENSIONS = {
+    1: ("length",),
+    2: ("batch", "length"),
+    3: ("batch", "length", "features"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
 _WIDEST = 84  # characters of a comment
 _WIDEST_SIZE = 24  # of a size in it
 
@@ -100,6 +114,60 @@ def _without_brackets(size: str) -> str:
         return ast.unparse(ast.parse(size, mode="eval"))
     except SyntaxError:
         return size
+
+
+def name_inputs(structure: Structure) -> dict[str, str]:
+    """Names the sizes of a model's arguments, those of a further one after that: `tgt_length`."""
+    found: dict[str, str] = {}
+    for argument, given in structure.root.part.arguments.items():
+        for value in refs_in((given,)):
+            _, shape = structure.values.get(value, ("", ()))
+            for at, size in enumerate(shape):
+                if isinstance(size, str) and size.isidentifier() and size not in found:
+                    wanted, taken = name_dimension(shape, at), {*found.values()}
+                    is_taken = wanted in taken and argument.isidentifier()
+                    found[size] = identifier(f"{argument}_{wanted}" if is_taken else wanted, taken)
+    return found
+
+
+def name_dimension(shape: Shape, at: int) -> str:
+    """Names a dimension of an array after its place; channels that are fixed may come first.
+
+    Examples:
+        >>> name_dimension(("n", "t", 8), 1), name_dimension(("n", 8, "t"), 2)
+        ('length', 'length')
+        >>> name_dimension((3, "h", "w"), 1)
+        'height'
+    """
+    usual = DIMENSIONS.get(len(shape), ())
+    if len(shape) == 3 and isinstance(shape[0], int) and not isinstance(shape[1], int):
+        usual = DIMENSIONS[4][1:]
+    elif len(shape) == 3 and isinstance(shape[1], int):
+        usual = ("batch", "channels", "length")
+    return usual[at] if at < len(usual) else "size"
+
+
+def name_place(at: int, ndim: int) -> str:
+    """Names a dimension among as many."""
+    usual = DIMENSIONS.get(ndim, ())
+    return usual[at] if at < len(usual) else "size"
+
+
+def name_locally(shapes: Iterable[Shape], name: Callable[[str, int, int], str]) -> dict[str, str]:
+    """Names the sizes of a function, without numbers and words before where one name is enough.
+
+    Args:
+        shapes: The shapes of its values.
+        name: Names a size that is at a place among as many dimensions, as all functions do.
+    """
+    found: dict[str, str] = {}
+    for shape in shapes:
+        for at, size in enumerate(shape):
+            if isinstance(size, str) and size.isidentifier() and size not in found:
+                known = re.sub(r"_\d+$", "", name(size, at, len(shape)))
+                base, taken = known.rpartition("_")[2], {*found.values()}
+                found[size] = identifier(known if base in taken else base, taken)
+    return found
 
 
 _ON_ONE_SIZE = re.compile(r"(.+)\.shape\[(\d+)\] (?:% (\d+) == 0|>= (\d+))")

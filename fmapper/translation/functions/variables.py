@@ -25,14 +25,6 @@ from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.units import Structure, Unit, refs_of
 
 _LONGEST = 88
-# What sizes are called, by the number of dimensions.
-DIMENSIONS = {
-    1: ("length",),
-    2: ("batch", "length"),
-    3: ("batch", "length", "features"),
-    4: ("batch", "channels", "height", "width"),
-    5: ("batch", "channels", "depth", "height", "width"),
-}
 _ATOMS = (ast.Name, ast.Constant)
 _ITEM = re.compile(r"\.\d+(?=\.|$)")
 _VIEWS = ("unsqueeze", "slice", "select", "view", "transpose")
@@ -193,7 +185,7 @@ class Variables:
     def _size(self, expression: str) -> ast.expr:
         found = self._sizes.code(expression)
         if isinstance(found, str):
-            raise UnknownSize(found)
+            raise UnknownSize(found, expression)
         return found
 
     def _line(self, source: str) -> str:

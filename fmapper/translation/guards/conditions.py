@@ -13,6 +13,7 @@ from fmapper.programs.program import Guard, Program
 from fmapper.translation.code import expr, text
 from fmapper.translation.guards.expressions import factors, parse
 from fmapper.translation.guards.facts import Facts, number
+from fmapper.translation.guards.grids import solve
 
 _MOST = 4096  # sizes that are tried
 
@@ -55,7 +56,7 @@ def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]
             del found[at]
         else:
             found[at] = _simplify(found[at], others)
-    left = [found[at] for at in sorted(found)]
+    left = solve([found[at] for at in sorted(found)])
     return [one for guard in left if (one := _as_equality(guard, left)) is not None]
 
 

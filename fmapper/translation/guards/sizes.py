@@ -15,10 +15,20 @@ from fmapper.translation.guards.expressions import canonical, factors, key_of, p
 
 
 class UnknownSize(Exception):
-    """Raised for a size that cannot be computed from available values."""
+    """Raised for a size that cannot be computed from available values.
 
-    def __init__(self, symbol: str) -> None:
+    Args:
+        symbol: What is unknown in it.
+        expression: The size.
+    """
+
+    def __init__(self, symbol: str, expression: str) -> None:
         self.symbol = symbol
+        self._expression = canonical(expression)
+
+    def is_of(self, size: str) -> bool:
+        """Returns whether a size is what could not be computed, or what is unknown in it."""
+        return self.symbol == size or self._expression == canonical(size)
 
 
 class Sizes:
@@ -113,7 +123,7 @@ class Sizes:
         fill = _Fill({key: self._known[size] for key, size in told.items()} | self._known)
         filled: ast.expr = fill.visit(tree)
         self.asked.update(told[key] for key in fill.used if key in told)
-        return _simple(filled)
+        return _shorter(_simple(filled))
 
     def _solve(self, symbol: str) -> bool:
         """Finds a symbol in a size such as `2*s + 1`."""
@@ -212,6 +222,46 @@ def _simple(node: ast.expr) -> ast.expr:
                 return left
         return ast.BinOp(left, node.op, right)
     return node
+
+
+def _shorter(node: ast.expr) -> ast.expr:
+    """Returns a sum with its like terms joined, where that is shorter.
+
+    Examples:
+        >>> text(_shorter(expr("2 * (x.shape[2] - 1) + 2"))), text(_shorter(expr("a * (b + 1)")))
+        ('2 * x.shape[2]', 'a * (b + 1)')
+    """
+    terms: dict[str, int] = {}
+    number = _add_terms(node, 1, terms)
+    code = ""
+    for term, factor in terms.items():
+        size = term if abs(factor) == 1 else f"{abs(factor)} * {term}"
+        if factor:
+            code += f"{' - ' if factor < 0 else ' + '}{size}"
+    if number or not code:
+        code += f"{' - ' if number < 0 else ' + '}{abs(number)}"
+    is_shorter = code.startswith(" + ") and len(code) - 3 < len(text(node))
+    return expr(code[3:]) if is_shorter else node
+
+
+def _add_terms(node: ast.expr, factor: int, terms: dict[str, int]) -> int:
+    """Adds the terms of a sum, multiplied; returns the number that is added."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return factor * node.value
+    if isinstance(node, ast.BinOp):
+        left, right = node.left, node.right
+        if isinstance(node.op, ast.Add | ast.Sub):
+            sign = -1 if isinstance(node.op, ast.Sub) else 1
+            return _add_terms(left, factor, terms) + _add_terms(right, sign * factor, terms)
+        if isinstance(node.op, ast.Mult) and isinstance(left, ast.Constant):
+            return _add_terms(right, factor * int(left.value), terms)  # type: ignore[arg-type]
+        if isinstance(node.op, ast.FloorDiv | ast.Mod | ast.Mult | ast.Pow):
+            code = f"({text(node)})"
+            terms[code] = terms.get(code, 0) + factor
+            return 0
+    code = text(node)
+    terms[code] = terms.get(code, 0) + factor
+    return 0
 
 
 def _cancel(left: ast.expr, right: ast.expr) -> ast.expr | None:

@@ -142,11 +142,22 @@ def _align(nodes: Sequence[ast.expr], defaults: Defaults) -> None:
         _align(parts, defaults)
     known = defaults.get(text(calls[0].func), {})
     order = dict.fromkeys(key.arg for one in calls for key in one.keywords)
+    tuples = {
+        str(key.arg): len(key.value.elts)
+        for one in calls for key in one.keywords if isinstance(key.value, ast.Tuple)
+    }  # fmt: skip
     for call in calls:
         given = {key.arg: key for key in call.keywords}
         for key in order:
             if key in known and key not in given:
                 given[key] = ast.keyword(key, literal(known[str(key)]))
+            if key in given and (like := tuples.get(str(key))) and _is_number(given[key].value):
+                several = [copy.deepcopy(given[key].value) for _ in range(like)]
+                given[key] = ast.keyword(key, ast.Tuple(several, ast.Load()))
         usual = [key for key in order if key in known]
         others = [key for key in order if key not in known]
         call.keywords = [given[key] for key in (*usual, *others) if key in given]
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)

@@ -6,6 +6,8 @@ import ast
 import copy
 from collections.abc import Iterator
 
+SHORTER = {"kernel_dilation": "dilation", "feature_group_count": "groups"}  # keywords -> variables
+
 
 def numbers_in(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
     """Yields the numbers in code, with the keyword that each is given for."""

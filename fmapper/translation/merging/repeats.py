@@ -209,7 +209,7 @@ class _Loop:
 
     def _item_of(self, base: str) -> str:
         last = base.rpartition(".")[2]
-        if f"{base}[0]" in self.lengths:  # a list of lists
+        if {*self.titles.get(base, ())} == {"ModuleList"}:  # a list of lists
             return last
         return singular(last, self.titles.get(base, ("",))[0])
 

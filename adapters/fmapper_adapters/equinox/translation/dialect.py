@@ -10,7 +10,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Layer, Loop, construct, expr, identifier, text
+from fmapper.translation import (
+    Class,
+    Helper,
+    Layer,
+    Loop,
+    construct,
+    expr,
+    identifier,
+    text,
+    with_comprehensions,
+)
 from fmapper_adapters.equinox.translation.helpers import HELPERS
 from fmapper_adapters.equinox.translation.layers import kind_of, restate
 from fmapper_adapters.equinox.translation.loading import frozen_parts, print_loading
@@ -33,6 +43,7 @@ class EquinoxDialect(JaxDialect):
     mode: ClassVar[str] = MODE
     in_evaluation: ClassVar[str] = f"self.{MODE}"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"Dropout", "DropPath"})
+    takes_parts: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx",
@@ -104,9 +115,9 @@ class EquinoxDialect(JaxDialect):
         """Returns an array that is not trained, with values from `load_weights`."""
         return expr(f"{_FROZEN}({{0}})", self.zeros(array))
 
-    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
-        """Returns `Block(64, key=keys())`."""
-        return construct(cls, arguments, f"key={_DRAWS}")
+    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
+        """Returns `Block(64, key=keys())`, or `GLU()` where no array is drawn."""
+        return construct(cls.name, arguments, *([f"key={_DRAWS}"] if _takes_key(cls) else []))
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns a list."""
@@ -185,12 +196,15 @@ class EquinoxDialect(JaxDialect):
         for method in root.sketch.methods if frozen else ():
             if method.name != "check_inputs":
                 method.lines.insert(0, "self = freeze(self)")
-        blocks = [_class(cls, known, draft) for cls in classes]
+        names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
+        blocks = [_class(cls, known, names, draft) for cls in classes]
         loading = print_loading(draft, "\n".join(blocks), frozen)
         return self.assemble(draft, root.name, [*blocks, loading])
 
 
-def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
+def _class(
+    cls: Class, known: Mapping[str, str], names: Mapping[str, Sequence[str]], draft: Any
+) -> str:
     sketch = cls.sketch
     if sketch.ties:
         one, other = sketch.ties[0].replace("self.", "").split(" = ")
@@ -201,8 +215,14 @@ def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
         )
     lines = [f"class {cls.name}(eqx.Module):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
-    made = [(attr, _without_mark(node)) for attr, node in sketch.made]
-    lines += [f"    {attr}: {kind_of(node, known)}" for attr, node in made if attr != MODE]
+    made = [
+        (attr, with_comprehensions(_without_mark(node), names, draft.dialect.general))
+        for attr, node in sketch.made
+    ]
+    lines += [
+        f"    {attr}: {'eqx.Module' if text(node) == attr else kind_of(node, known)}"
+        for attr, node in made if attr != MODE
+    ]  # fmt: skip
     if any(attr == MODE for attr, _ in made):
         lines.append(f"    {MODE}: bool  # set by eqx.nn.inference_mode")
     values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
@@ -211,10 +231,8 @@ def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
     ]
     if len(lines) > 1:
         lines.append("")
-    if made or cls.parameters:
+    if not cls.is_bare:
         lines += _constructor(cls, made)
-    else:
-        lines += ["    def __init__(self, *, key=None):", "        pass", ""]
     if any(attr.removeprefix("item_").isdigit() for attr, _ in made):
         lines += ["    def __getitem__(self, index):",
                   '        return getattr(self, f"item_{index}")', ""]  # fmt: skip
@@ -235,12 +253,18 @@ def _constructor(cls: Class, made: Sequence[tuple[str, ast.expr]]) -> list[str]:
     lines = [f"        self.{name} = {name}" for name in cls.stored]
     lines += [f"        self.{attr} = {text(node)}" for attr, node in made]
     code = "\n".join(lines)
-    if code.count(_DRAWS) == 1 and " for _ in range" not in code:
+    if code.count(_DRAWS) == 1 and " for " not in code:
         lines = code.replace(_DRAWS, "key").split("\n")
     elif _DRAWS in code:
         lines.insert(0, "        keys = Keys(key)")
-    key = "key" if _DRAWS in code else "key=None"
-    return [f"    def __init__(self{parameters}, *, {key}):", *lines, ""]
+    key = ", *, key" if _takes_key(cls) else ""
+    key += "" if _DRAWS in code or not key else "=None"
+    return [f"    def __init__(self{parameters}{key}):", *(lines or ["        pass"]), ""]
+
+
+def _takes_key(cls: Class) -> bool:
+    """Returns whether a constructor draws arrays, or is that of the model."""
+    return "" in cls.arguments or any(_DRAWS in text(node) for _, node in cls.sketch.made)
 
 
 def _is_frozen(node: ast.expr) -> bool:

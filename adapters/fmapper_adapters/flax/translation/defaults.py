@@ -17,8 +17,8 @@ _OF_LAYERS: dict[str, dict[str, object]] = {
 _OF_CLASSES: dict[str, object] = {
     "strides": 1,
     "padding": 0,
-    "kernel_dilation": 1,
-    "feature_group_count": 1,
+    "dilation": 1,
+    "groups": 1,
     "use_bias": True,
 }
 

@@ -69,17 +69,25 @@ class FlaxDialect(JaxDialect):
         "WeightNorm": ("layer",),
         "SpectralNorm": ("layer",),
         "stack_blocks": ("count",),
+        "adaptive_avg_pool": ("x", "size"),
     }
 
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "nnx.Linear": {"use_bias": True},
         "nnx.LayerNorm": {"use_scale": True, "use_bias": True},
         "BatchNorm": {"momentum": 0.99, "epsilon": 1e-05, "use_scale": True, "use_bias": True},
-        "Conv": {"use_bias": True, "strides": 1, "kernel_dilation": 1, "feature_group_count": 1},
+        "Conv": {
+            "use_bias": True,
+            "strides": 1,
+            "padding": 0,
+            "kernel_dilation": 1,
+            "feature_group_count": 1,
+        },
         "ConvTranspose": {"use_bias": True, "strides": 1, "kernel_dilation": 1},
     }
 
     has_variants: ClassVar[bool] = True
+    takes_parts: ClassVar[bool] = True
     own_key: ClassVar[str] = "self.rngs.noise()"
     random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
     takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
@@ -123,9 +131,9 @@ class FlaxDialect(JaxDialect):
         """Returns a variable that `load_weights` must find in the state dict."""
         return expr("LoadedBuffer({0})", self.zeros(array))
 
-    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
-        """Returns `Block(64, rngs=rngs)`."""
-        return construct(cls, arguments, "rngs=rngs")
+    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
+        """Returns `Block(64, rngs=rngs)`, or `GLU()` for a class without parts."""
+        return construct(cls.name, arguments, *([] if cls.is_bare else ["rngs=rngs"]))
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nnx.List`."""
@@ -133,6 +141,12 @@ class FlaxDialect(JaxDialect):
         if len(codes) > 1 and len(set(codes)) == 1:
             return expr("nnx.List([{0} for _ in range({1})])", made[0], len(made))
         return expr("nnx.List({0})", list(made))
+
+    def mapping(self, made: Mapping[str, ast.expr]) -> ast.expr | None:
+        """Returns an `nnx.Dict`."""
+        if any(hasattr(nnx.Dict, key) for key in made):
+            return None
+        return expr("nnx.Dict({0})", made)
 
     def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
         """Returns a module whose variables are those of all blocks, stacked."""
@@ -175,7 +189,8 @@ class FlaxDialect(JaxDialect):
         known = omit_defaults(classes)
         for cls in classes:
             cls.sketch.made = [
-                (attr, with_comprehensions(node, names)) for attr, node in cls.sketch.made
+                (attr, with_comprehensions(node, names, self.general))
+                for attr, node in cls.sketch.made
             ]
         printed = [_class(cls, known.get(cls.name, {})) for cls in classes]
         blocks = [*printed, *tables, _print_loading(draft, root)]
@@ -202,14 +217,13 @@ def _class(cls: Class, defaults: Mapping[str, object]) -> str:
     own = [name for name in cls.parameters if name not in defaults]
     own += [f"{name}={value!r}" for name, value in defaults.items()]
     parameters = "".join(f", {one}" for one in own)
-    if sketch.made or cls.stored or sketch.ties or cls.parameters:
+    if not cls.is_bare:
         lines.append(f"    def __init__(self{parameters}, *, rngs: nnx.Rngs):")
         lines += [f"        self.{name} = {name}" for name in cls.stored]
         lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
         lines += [f"        {tie}" for tie in sketch.ties]
+        lines += [] if sketch.made or cls.stored or sketch.ties else ["        pass"]
         lines.append("")
-    else:
-        lines += ["    def __init__(self, *, rngs: nnx.Rngs):", "        pass", ""]
     if any(attr.removeprefix("item_").isdigit() for attr, _ in sketch.made):
         lines += [
             "    def __getitem__(self, index):",

@@ -101,6 +101,11 @@ class JaxDialect(Dialect):
     }
     lacking: ClassVar[frozenset[str]] = frozenset({"attention"})
     ones_like: ClassVar[str] = "jnp.ones_like({0})"
+    # Special cases -> their code as it is for other numbers.
+    general: ClassVar[Mapping[str, str]] = {
+        f"lambda x: x.mean(axis={axes}, keepdims=True)": f"lambda x: adaptive_avg_pool(x, {sizes})"
+        for axes, sizes in (("-1", "(1,)"), ("(-2, -1)", "(1, 1)"), ("(-3, -2, -1)", "(1, 1, 1)"))
+    }
     own_imports: ClassVar[Mapping[str, str]] = {}
     own_helpers: ClassVar[Mapping[str, Helper]] = {}
 
@@ -280,12 +285,20 @@ def _fill(values: Any, dtype: ast.expr) -> ast.expr | None:
         return None
     shape = tuple(int(size) for size in values.shape)
     if values.ndim == 0:
-        return expr("jnp.array({0}, dtype={1})", first.item(), dtype)
+        return expr("jnp.array({0}, dtype={1})", _shortest(first), dtype)
     if first == 0 and not np.signbit(np.asarray(values, np.float64)).any():
         return expr("jnp.zeros({0}, {1})", shape, dtype)
     if first == 1:
         return expr("jnp.ones({0}, {1})", shape, dtype)
-    return expr("jnp.full({0}, {1}, {2})", shape, first.item(), dtype)
+    return expr("jnp.full({0}, {1}, {2})", shape, _shortest(first), dtype)
+
+
+def _shortest(value: Any) -> Any:
+    """Returns a number of NumPy with the fewest digits that give it: `1e-06` of a float32."""
+    if value.dtype.name not in ("float16", "float32"):
+        return value.item()
+    short = float(str(value))
+    return short if value.dtype.type(short) == value else value.item()
 
 
 def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:

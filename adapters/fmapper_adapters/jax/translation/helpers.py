@@ -216,6 +216,15 @@ def adaptive_avg_pool(x, sizes):
     return x
 ''')
 _enter('''
+def resize_nearest(x, sizes):
+    """Resizes the last axes to others, with the pixel at or before each place, as PyTorch does."""
+    for axis, size in enumerate(sizes, x.ndim - len(sizes)):
+        step = np.float32(x.shape[axis]) / np.float32(size)
+        at = np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int32)
+        x = jnp.take(x, np.minimum(at, x.shape[axis] - 1), axis=axis)
+    return x
+''')
+_enter('''
 def check(condition, message):
     """Raises where a condition does not hold; under jit once it is known."""
     if isinstance(condition, jax.core.Tracer):

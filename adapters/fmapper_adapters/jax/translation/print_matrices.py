@@ -60,7 +60,8 @@ def outer(p: Printing, x: Value, y: Value) -> Any:
 @prints("aten::einsum")
 def einsum(p: Printing, equation: str, operands: Sequence[Value], *, path: Any = None) -> Any:
     """Prints `jnp.einsum(equation, ...)`."""
-    if len({x.dtype for x in operands}) > 1 or not is_float(p.dtype):
+    is_known = is_float(p.dtype) or p.dtype.startswith("complex")
+    if len({x.dtype for x in operands}) > 1 or not is_known:
         return None
     return call_of("jnp.einsum", equation, *operands)
 

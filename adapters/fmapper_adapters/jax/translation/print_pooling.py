@@ -126,6 +126,10 @@ def _enter_nearest(name: str) -> None:
     @prints(f"aten::{name}")
     def nearest(p: Printing, x: Value, output_size: Any = None, *scales: Any) -> Any:
         factors = _factors(x, p, scales)
+        if factors is None and "exact" not in name and not _are_scaled(scales):
+            is_known = x.dtype == "float32" and output_size is not None
+            sizes = tuple(p.size(size) for size in p.shape[2:])
+            return call_of("resize_nearest", x, sizes) if is_known else None
         if factors is None:
             return None
         node: Any = x

@@ -83,6 +83,7 @@ class PartCalls:
             "source": _caller(),
             "other_names": other_names(type(module).forward),
             "flags": _flags(module),
+            "numbers": _numbers(module),
         }
         self._open.append(noted)
         self._noted.append(noted)
@@ -128,6 +129,7 @@ class PartCalls:
                 noted["positional"],
                 other_names=noted["other_names"],
                 flags=noted["flags"],
+                numbers=noted["numbers"],
                 masks=self.masks.get(noted["path"], {}),
             )
             for noted in self._noted
@@ -141,6 +143,15 @@ def _flags(module: torch.nn.Module) -> dict[str, bool]:
         key: value
         for key, value in vars(module).items()
         if type(value) is bool and key.isidentifier() and key[0] != "_" and key != "training"
+    }
+
+
+def _numbers(module: torch.nn.Module) -> dict[str, int | float]:
+    """Returns the attributes of a module that are numbers."""
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if type(value) in (int, float) and key.isidentifier() and key[0] != "_"
     }
 
 

@@ -287,9 +287,9 @@ class TorchDialect(Dialect):
             return expr(f"torch.{kind}({{0}}{end})", shape, dtype)
         return expr("torch.full({0}, {2}, dtype={1})", shape, dtype, first.item())
 
-    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
+    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64)`."""
-        return construct(cls, arguments)
+        return construct(cls.name, arguments)
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nn.ModuleList`."""

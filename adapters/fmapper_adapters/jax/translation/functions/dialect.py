@@ -89,9 +89,9 @@ class FunctionsDialect(JaxDialect):
         """Returns an array that is not trained, with values from `load_weights`."""
         return expr(f"{FROZEN}({{0}})", self.zeros(array))
 
-    def make(self, cls: str, arguments: Mapping[str, Any]) -> ast.expr:
+    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64)`, which becomes a call of the function that makes its arrays."""
-        return ast.Call(expr(cls), [literal(value) for value in arguments.values()], [])
+        return ast.Call(expr(cls.name), [literal(value) for value in arguments.values()], [])
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns a list."""

@@ -1,0 +1,274 @@
+"""Parts that constructors are given, sums in loops, and sizes that parts read themselves."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+from torch import nn
+
+from fmapper.translation.merging.comprehensions import with_comprehensions
+from fmapper.translation.scans.loops import with_loops
+from fmapper.translation.source import translate, translate_proved
+
+
+class PreNorm(nn.Module):
+    def __init__(self, width: int, fn: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.fn = nn.LayerNorm(width), fn
+
+    def forward(self, x: Any, **options: Any) -> Any:
+        return self.fn(self.norm(x), **options)
+
+
+class Gate(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Any) -> Any:
+        x, gate = self.linear(x).chunk(2, -1)
+        return x * torch.sigmoid(gate)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.gate, self.mlp = PreNorm(8, Gate(8)), PreNorm(8, mlp)
+
+    def forward(self, x: Any) -> Any:
+        x = self.gate(x) + x
+        return self.mlp(x) + x
+
+
+def test_a_part_that_is_another_class_each_time_is_an_argument() -> None:
+    for target in ("flax", "equinox"):
+        source, proof, _ = translate_proved(Net().eval(), target, (torch.randn(2, 5, 8),))
+        assert proof
+        assert "class PreNorm_2(" not in source.code
+        assert "self.fn = fn" in source.code
+    assert "fn: eqx.Module" in source.code
+
+
+class Skips(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Split() for _ in range(4)])
+
+    def forward(self, x: Any) -> Any:
+        total = 0
+        for block in self.blocks:
+            x, skip = block(x)
+            total = total + skip
+        return total
+
+
+class Split(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.skip = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.linear(x))
+        return x, self.skip(x)
+
+
+def test_a_sum_over_parts_is_one_loop() -> None:
+    source, proof, _ = translate_proved(Skips().eval(), "flax", (torch.randn(2, 8),))
+    assert proof
+    code = source.code.partition("class Skips")[2]
+    assert "total = 0\n        for block in self.blocks:\n" in code
+    assert "self.blocks[" not in code
+
+
+def test_a_sum_that_is_read_meanwhile_is_not_begun_anew() -> None:
+    lines = ["x, y = self.h[0](x)", "x, y_2 = self.h[1](x)", "s = y + y_2", "x, z = self.h[2](x)"]
+    for last in ("return s + y", "return s + y_2"):
+        kept = [*lines, "s = s + z", last]
+        assert with_loops(kept, {"self.h": 3}) == kept
+
+
+def test_the_first_step_of_a_loop_may_read_another_variable() -> None:
+    lines = ["h = self.m[0](p)", "h = relu(h)", "h = self.m[1](h)", "h = relu(h)"]
+    lines += ["h = self.m[2](h)", "h = relu(h)", "h = f(p, h)", "h = self.m[3](h)"]
+    lines += ["h = relu(h)", "h = self.m[4](h)", "h = relu(h)", "return h"]
+    assert "; ".join(with_loops(lines, {"self.m": 5})).replace("\n    ", " ") == (
+        "h = p; for one_m in self.m[:3]: h = one_m(h) h = relu(h); h = f(p, h); "
+        "for one_m in self.m[3:]: h = one_m(h) h = relu(h); return h"
+    )
+
+
+class Pool(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            [
+                nn.Sequential(nn.AdaptiveAvgPool2d(size), nn.Conv2d(8, 8, 1, bias=False))
+                for size in (1, 2, 3)
+            ]
+        )
+
+    def forward(self, x: Any) -> Any:
+        height, width = x.shape[2:]
+        found = [x]
+        for stage in self.stages:
+            y = stage(x)
+            found.append(nn.functional.interpolate(y, (height, width), mode="bilinear"))
+        return torch.cat(found, 1)
+
+
+class Pyramid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 8, 3, 2, 1), Pool()
+
+    def forward(self, x: Any) -> Any:
+        return self.pool(self.stem(x))
+
+
+def test_parts_whose_functions_differ_in_numbers_are_a_comprehension() -> None:
+    source, proof, _ = translate_proved(Pyramid().eval(), "flax", (torch.randn(2, 3, 12, 12),))
+    assert proof
+    assert "lambda x, size=size: adaptive_avg_pool(x, (size, size))" in source.code
+    assert "for size in (1, 2, 3)" in source.code
+    assert "for stage in self.stages" in source.code
+
+
+def test_a_part_reads_sizes_from_what_it_is_given() -> None:
+    source = translate(Pyramid().eval(), "flax", (torch.randn(2, 3, 12, 12),))[0]
+    assert "def __call__(self, x):" in source.code.partition("class Pool")[2]
+    assert "height, width = x.shape" in source.code.partition("class Pool")[2]
+    assert "self.pool(self.stem(x))" in source.code
+
+
+class Double(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, 1, 1)
+
+    def forward(self, x: Any) -> Any:
+        size = (2 * x.shape[2], 2 * x.shape[3])
+        return self.conv(nn.functional.interpolate(x, size, mode="bilinear"))
+
+
+def test_sizes_are_short_and_channels_come_before_the_length() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), Double())
+    source = translate(net.eval(), "flax", (torch.randn(2, 3, 12, 12),))[0]
+    assert "2 * x.shape[2], 2 * x.shape[3]" in source.code
+    source = translate(nn.Conv1d(3, 4, 3).eval(), "flax", (torch.randn(2, 3, 12),))[0]
+    assert "batch 3 length" in source.code
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict(
+            {
+                name: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, size))
+                for name, size in (("depth", 1), ("normal", 3), ("edge", 2))
+            }
+        )
+
+    def forward(self, input: Any) -> Any:
+        given = torch.relu(input)
+        return {name: head(given) + input.mean() for name, head in self.heads.items()}
+
+
+def test_parts_by_name_are_a_dictionary() -> None:
+    source, proof, _ = translate_proved(Heads().eval(), "flax", (torch.randn(2, 8),))
+    assert proof
+    assert "nnx.Dict(" in source.code
+    assert "for name, out_features in (('depth', 1), ('normal', 3), ('edge', 2))" in source.code
+    assert "def __call__(self, input):" in source.code
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, width: int, stride: int, depth: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv3d(width, width, (depth, 1, 1), padding=(depth // 2, 0, 0))
+        self.conv2 = nn.Conv3d(width, 8, (1, 3, 3), (1, stride, stride), (0, 1, 1))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        x = self.relu(self.conv1(x))
+        x = self.conv2(x)
+        x = self.relu(x)
+        return x
+
+
+def test_blocks_with_strides_along_some_dimensions_are_one_class() -> None:
+    net = nn.Sequential(Bottleneck(4, 1, 3), Bottleneck(8, 2, 1))
+    source, proof, _ = translate_proved(net.eval(), "flax", (torch.randn(2, 4, 4, 8, 8),))
+    assert proof
+    assert "class Bottleneck_2(" not in source.code
+    assert "strides=(1, strides, strides)" in source.code
+    assert "# x = self.relu(x)" not in source.code  # which says what its statement says
+
+
+def test_items_that_are_alike_among_others_are_a_comprehension() -> None:
+    blocks = ", ".join(f"Block({n}, a_long_option=8, rngs=rngs)" for n in (2, 4, 6))
+    made = ast.parse(f"nnx.List([Stem(), {blocks}, Head()])", mode="eval").body
+    assert ast.unparse(with_comprehensions(made, {"Block": ("width",)})) == (
+        "nnx.List([Stem(), *[Block(width, a_long_option=8, rngs=rngs) for width in (2, 4, 6)], "
+        "Head()])"
+    )
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, 3, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.full((4, 1), 1e-6))
+
+    def forward(self, x: Any) -> Any:
+        modes = torch.fft.rfft(x)[..., :3]
+        return self.scale * torch.einsum("bim,iom->bom", modes, self.weight).abs()
+
+
+def test_constants_and_complex_products_are_short() -> None:
+    source, proof, _ = translate_proved(Spectral().eval(), "flax", (torch.randn(2, 4, 8),))
+    assert proof
+    assert "jnp.einsum('bim,iom->bom', " in source.code
+    assert "jnp.full((4, 1), 1e-06, jnp.float32)" in source.code
+
+
+class Periods(nn.Module):
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+        self.convs = nn.ModuleList([nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)])
+        self.last = nn.Conv2d(4, 1, 1)
+
+    def forward(self, x: Any) -> Any:
+        found = []
+        if x.shape[2] % self.period:
+            x = nn.functional.pad(x, (0, self.period - x.shape[2] % self.period), "reflect")
+        x = x.view(x.shape[0], 1, x.shape[2] // self.period, self.period)
+        for conv in self.convs:
+            x = conv(x)
+            x = torch.relu(x)
+            found.append(x)
+        x = self.last(x)
+        found.append(x)
+        return x.flatten(1), found
+
+
+def test_numbers_are_called_as_in_the_source_and_conditions_are_few() -> None:
+    net = nn.ModuleList([Periods(3), Periods(5)])
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = net
+
+        def forward(self, x: Any) -> Any:
+            return [one(x) for one in self.all]
+
+    code = translate(Both().eval(), "flax", (torch.randn(2, 1, 61),))[0].code
+    assert "def __init__(self, period, *, rngs" in code
+    assert "class Periods_2" not in code
+    assert code.count("        check(") == 2, code
+    assert "x.shape[2] % 3 != 0" in code
+    assert "_4 = " not in code  # of the variables that a loop has taken
