@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Values = tuple[object, ...]
 _MOST_GIVEN = 2  # parts that a constructor is given
+_FUNCTION = "activation"  # what a sequence is given
 _VAGUE = frozenset({"n", "size", "value"})
 _HEAD = 100  # characters of a class apart from its statements
 
@@ -40,6 +41,7 @@ class Sketch:
         flags: The flags of the source's submodule, as `is_decoder`.
         numbers: The numbers that it has there, as `num_heads`.
         given: What the constructor is given -> the code for it.
+        is_sequence: Whether it calls its parts in order, which are the only thing that it sets.
     """
 
     path: str
@@ -50,6 +52,7 @@ class Sketch:
     flags: Mapping[str, bool] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     given: dict[str, ast.expr] = field(default_factory=dict)
+    is_sequence: bool = False
 
     def nodes(self) -> list[ast.AST]:
         """Returns all syntax trees of the class."""
@@ -133,7 +136,10 @@ def merge(
     """
     _unify(sketches, dialect)
     for group in _by_title(sketches) if dialect.takes_parts else ():
-        _give_parts(group, dialect)
+        if group[0].is_sequence:
+            _give_functions(group, dialect)
+        else:
+            _give_parts(group, dialect)
     groups: dict[str, list[Sketch]] = {}
     for sketch in sketches:
         groups.setdefault(sketch.shape(), []).append(sketch)
@@ -147,9 +153,9 @@ def _unify(sketches: Sequence[Sketch], dialect: Dialect) -> None:
 
 
 def _by_title(sketches: Sequence[Sketch]) -> list[list[Sketch]]:
-    found: dict[str, list[Sketch]] = {}
+    found: dict[tuple[str, bool], list[Sketch]] = {}
     for sketch in sketches:
-        found.setdefault(sketch.title, []).append(sketch)
+        found.setdefault((sketch.title, sketch.is_sequence), []).append(sketch)
     return [*found.values()]
 
 
@@ -183,6 +189,29 @@ def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
             sketch.made, sketch.methods, sketch.given = other.made, other.methods, other.given
 
 
+def _give_functions(sketches: list[Sketch], dialect: Dialect) -> None:
+    """Gives constructors of sequences the function that is another one for each: `act=relu`."""
+    by_count: dict[int, list[Sketch]] = {}
+    for sketch in sketches:
+        ((_, node),) = sketch.made
+        assert isinstance(node, ast.Call)
+        by_count.setdefault(len(node.args), []).append(sketch)
+    for group in by_count.values():
+        calls = [one.made[0][1] for one in group]
+        rows = [*zip(*(one.args for one in calls if isinstance(one, ast.Call)), strict=True)]
+        places = [
+            at for at, row in enumerate(rows)
+            if not any(isinstance(one, ast.Call) for one in row) and len({*map(text, row)}) > 1
+        ]  # fmt: skip
+        for sketch, call in zip(group, calls, strict=True) if len(places) == 1 else ():
+            changed = copy.deepcopy(call)
+            assert isinstance(changed, ast.Call)
+            sketch.given = {_FUNCTION: changed.args[places[0]]}
+            changed.args[places[0]] = expr(_FUNCTION)
+            sketch.made = [(sketch.made[0][0], changed)]
+        align(group, dialect.defaults)
+
+
 def _size(sketch: Sketch) -> int:
     """Returns about how many characters a class has."""
     return _HEAD + sum(len(text(node)) for node in sketch.nodes())
@@ -207,7 +236,7 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
         return made
     by_values: dict[tuple[object, ...], str] = {}
     chosen: dict[int, str] = {}
-    own: set[str] = {"rngs", "self", *(name for name, _ in first.made)}
+    own: set[str] = {"rngs", "self", *first.given, *(name for name, _ in first.made)}
     for i in differing:
         values = tuple(value for value, _ in columns[i])
         if values not in by_values:
@@ -218,11 +247,16 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
             own.add(by_values[values])
         chosen[i] = by_values[values]
     columns_of = {name: values for values, name in _in_order(by_values)}
-    made.parameters = (*first.given, *columns_of)
-    made.arguments = {
-        sketch.path: (*parts[sketch.path], *(values[at] for values in columns_of.values()))
+    numbers = {
+        sketch.path: tuple(values[at] for values in columns_of.values())
         for at, sketch in enumerate(group)
     }
+    if _FUNCTION in first.given:  # which is the last argument
+        made.parameters = (*columns_of, *first.given)
+        made.arguments = {path: (*numbers[path], *parts[path]) for path in parts}
+    else:
+        made.parameters = (*first.given, *columns_of)
+        made.arguments = {path: (*parts[path], *numbers[path]) for path in parts}
     made.sketch = without_flags(_generalise(first, chosen, made))
     return made
 
@@ -293,7 +327,9 @@ def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
             Method(method.name, method.parameters, lines, method.shapes, comments, terms)
         )
     made.stored = tuple(stored)
-    return Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
+    found = Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
+    found.is_sequence = sketch.is_sequence
+    return found
 
 
 _OF_SIZES = frozenset({"arange", "broadcast_to", "full", "ones", "reshape", "view", "zeros"})

@@ -111,6 +111,7 @@ class Dialect(ABC):
         has_variants: Whether what only some submodules of a class have can be below an `if`.
         takes_parts: Whether a constructor may be given parts that others have made.
         has_sequences: Whether parts that are called in order can be one object.
+        names_sequences: Whether classes of the source for parts in order are classes of the file.
         counts_parts: Whether parts of lists can be called in loops that count, or take numbers.
         takes_rows: Layers whose first number is the size of the last dimension that they take, and
             which refuse others.
@@ -130,6 +131,7 @@ class Dialect(ABC):
     has_variants: ClassVar[bool] = False
     takes_parts: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
+    names_sequences: ClassVar[bool] = False
     counts_parts: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset()
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from fmapper.translation.units import Structure, Unit, is_own, local_array
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.translation.dialect import Layer
+
+_LEAST_NAMED = 3  # sequences of one class, which then is one of the file
 
 
 @dataclass(slots=True)
@@ -132,6 +135,14 @@ def is_chain(structure: Structure, unit: Unit) -> bool:
 def class_at(program: Program, path: str) -> str:
     """Returns the name of the source's class of a submodule."""
     return program.types.get(path, "").rpartition(".")[2]
+
+
+def named_sequences(program: Program, sequences: Iterable[str]) -> frozenset[str]:
+    """Returns the sequences that are of classes of the source, of which there are several."""
+    kinds = {path: class_at(program, path) for path in sequences if path}
+    counts = Counter(kinds.values())
+    named = {kind for kind, count in counts.items() if count >= _LEAST_NAMED} - {"Sequential"}
+    return frozenset(path for path, kind in kinds.items() if kind in named)
 
 
 def lists_below(

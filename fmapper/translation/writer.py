@@ -31,7 +31,7 @@ from fmapper.translation.functions.parameters import (
 from fmapper.translation.functions.results import results_of
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
-from fmapper.translation.merging.inlining import inline_functions
+from fmapper.translation.merging.inlining import find_functions, inline_functions
 from fmapper.translation.merging.modes import combine
 from fmapper.translation.merging.repeats import with_repeats
 from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_whole_lists
@@ -46,6 +46,7 @@ from fmapper.translation.places import (
     is_item,
     levels_of,
     lists_below,
+    named_sequences,
     place_of_layer,
     size_of_array,
     title_of,
@@ -111,6 +112,7 @@ class _Writer:
         self.attributes = {one.path: one.part for one in self.structure.root.units()}
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
         self.scans = Scans(self, wanted=scan)
+        self.named: frozenset[str] = frozenset()  # sequences that are classes of the file
         self.evaluation: _Writer | None = None  # of another program for evaluation
         self.drawing: frozenset[tuple[str, str]] = frozenset()  # what takes keys in training
 
@@ -133,7 +135,7 @@ class _Writer:
         self._write_units(root)
         changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
         self._build_tree()
-        self._find_functions()
+        self.functions = find_functions(self.bodies, self.sequences)
 
     def _find_layers(self, root: Unit) -> None:
         """Finds the units that are layers of the target."""
@@ -292,6 +294,10 @@ class _Writer:
 
     def file(self) -> Source:
         """Returns the file, after `write_bodies`."""
+        if self.dialect.names_sequences and not self.scans.are_wanted:
+            self.named = named_sequences(self.program, self.sequences)
+        if self.evaluation is not None:
+            self.evaluation.named = self.named
         taken = {*self.records, *self.dialect.reserved_names()}
         classes: list[Class] = []
         made: dict[str, ast.expr] = {}
@@ -317,29 +323,8 @@ class _Writer:
         found.leaves = leaves_in_objects(self.structure, own)
         return found
 
-    def _find_functions(self) -> None:
-        """Finds parts of sequences that are a single expression without arrays."""
-        for path, bodies in self.bodies.items():
-            parent = path.rpartition(".")[0]
-            if parent not in self.sequences or not path or len(bodies) != 1:
-                continue
-            body = bodies[0][1]
-            if len(body.statements) == 1 and not body.layers and not body.arrays:
-                code = body.statements[0].node
-                parameter = body.parameters[0]
-                if any(isinstance(one, ast.Name) and one.id == "self" for one in ast.walk(code)):
-                    continue
-                if (
-                    isinstance(code, ast.Call)
-                    and not code.keywords
-                    and [text(one) for one in code.args] == [parameter]
-                ):
-                    self.functions[path] = code.func
-                else:
-                    self.functions[path] = expr(f"lambda {parameter}: {{0}}", code)
-
     def _is_class(self, node: Node) -> bool:
-        return not (
+        return node.path in self.named or not (
             node.array
             or node.layer is not None
             or node.path in self.sequences
@@ -375,6 +360,10 @@ class _Writer:
         if not node.path:
             title = identifier(self.program.name or title)
         sketch = Sketch(node.path, title)
+        if node.path in self.named:
+            parts = self._items(node, self.sequences[node.path], made)
+            sketch.made, sketch.is_sequence = [("parts", self.dialect.sequence(parts))], True
+            return sketch
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))
         sketch.made += attributes_for(self.bodies.get(node.path, []))
@@ -415,6 +404,8 @@ class _Writer:
             return self._array(node.array)
         if node.path in self.functions:
             return self.functions[node.path]
+        if node.path in made:
+            return made[node.path]
         if node.path in self.sequences:
             return self.dialect.sequence(self._items(node, self.sequences[node.path], made))
         if self._is_list(node):
@@ -425,8 +416,6 @@ class _Writer:
             parts = [literal(None) if item is None else item for item in items]
             are_arrays = all(child.array for child in node.children.values())
             return self.dialect.arrays(parts) if are_arrays else self.dialect.parts(parts)
-        if node.path in made:
-            return made[node.path]
         found = self._as_mapping(node, {k: self._make(o, made) for k, o in node.children.items()})
         assert found is not None
         return found

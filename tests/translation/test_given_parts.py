@@ -272,3 +272,32 @@ def test_numbers_are_called_as_in_the_source_and_conditions_are_few() -> None:
     assert code.count("        check(") == 2, code
     assert "x.shape[2] % 3 != 0" in code
     assert "_4 = " not in code  # of the variables that a loop has taken
+
+
+class ConvNorm(nn.Sequential):
+    def __init__(
+        self, given: int, width: int, kernel: int = 3, stride: int = 1, act: Any = nn.ReLU
+    ) -> None:
+        conv = nn.Conv2d(given, width, kernel, stride, kernel // 2, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(width), *([act()] if act else []))
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = ConvNorm(3, 8, 3, 2)
+        self.body = nn.Sequential(ConvNorm(8, 16, act=nn.Hardswish), ConvNorm(16, 16, 1))
+        self.tail = nn.Sequential(ConvNorm(16, 8, 5, 2, None), ConvNorm(8, 8, 1, 1, None))
+
+    def forward(self, x: Any) -> Any:
+        return self.tail(self.body(self.stem(x)))
+
+
+def test_sequences_that_are_classes_of_the_source_are_classes_of_the_file() -> None:
+    source, proof, _ = translate_proved(Tower(), "flax", (torch.randn(2, 3, 16, 16),))
+    assert proof
+    assert source.modes == ("eval", "train")
+    assert "class ConvNorm(Sequential):" in source.code
+    assert "class ConvNorm_2(Sequential):" in source.code  # without a function
+    assert "class ConvNorm_3(" not in source.code
+    assert "activation=jax.nn.hard_swish" in source.code

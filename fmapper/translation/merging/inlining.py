@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fmapper.programs.program import Call
+from fmapper.translation.code import expr, text
 from fmapper.translation.functions.parameters import varies
 from fmapper.translation.units import (
     Structure,
@@ -20,6 +22,7 @@ from fmapper.translation.units import (
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
+    from fmapper.translation.functions.forms import Body
 
 _SHAPING = {"flatten", "unflatten", "reshape", "view", "permute", "t"}
 
@@ -48,6 +51,31 @@ def inline_functions(
         if is_layer or _is_expression(structure, unit, calls):
             unit.steps = [_move(call, unit) for call in calls]
             dissolve(unit)
+
+
+def find_functions(
+    bodies: Mapping[str, Sequence[tuple[str, Body]]], sequences: Container[str]
+) -> dict[str, ast.expr]:
+    """Returns the parts of sequences that are a single expression without arrays, as functions.
+
+    Args:
+        bodies: The paths of submodules -> the methods that they have.
+        sequences: The paths of those that call their parts in order.
+    """
+    found: dict[str, ast.expr] = {}
+    for path, methods in bodies.items():
+        if path.rpartition(".")[0] not in sequences or not path or len(methods) != 1:
+            continue
+        body = methods[0][1]
+        if len(body.statements) > 1 or body.layers or body.arrays:
+            continue
+        code, parameter = body.statements[0].node, body.parameters[0]
+        if any(isinstance(one, ast.Name) and one.id == "self" for one in ast.walk(code)):
+            continue
+        found[path] = expr(f"lambda {parameter}: {{0}}", code)
+        if isinstance(code, ast.Call) and [*map(text, [*code.args, *code.keywords])] == [parameter]:
+            found[path] = code.func
+    return found
 
 
 def _is_expression(structure: Structure, unit: Unit, calls: list[Call]) -> bool:

@@ -88,6 +88,7 @@ class FlaxDialect(JaxDialect):
 
     has_variants: ClassVar[bool] = True
     takes_parts: ClassVar[bool] = True
+    names_sequences: ClassVar[bool] = True
     own_key: ClassVar[str] = "self.rngs.noise()"
     random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
     takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
@@ -213,14 +214,18 @@ def _frozen_parts(draft: Any) -> list[str]:
 
 def _class(cls: Class, defaults: Mapping[str, object]) -> str:
     sketch = cls.sketch
-    lines = [f"class {cls.name}(nnx.Module):"]
+    lines = [f"class {cls.name}({'Sequential' if sketch.is_sequence else 'nnx.Module'}):"]
     own = [name for name in cls.parameters if name not in defaults]
     own += [f"{name}={value!r}" for name, value in defaults.items()]
     parameters = "".join(f", {one}" for one in own)
     if not cls.is_bare:
         lines.append(f"    def __init__(self{parameters}, *, rngs: nnx.Rngs):")
         lines += [f"        self.{name} = {name}" for name in cls.stored]
-        lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
+        if sketch.is_sequence:
+            made = [text(node).removeprefix("Sequential") for _, node in sketch.made]
+            lines += [f"        super().__init__{parts}" for parts in made]
+        else:
+            lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
         lines += [f"        {tie}" for tie in sketch.ties]
         lines += [] if sketch.made or cls.stored or sketch.ties else ["        pass"]
         lines.append("")
