@@ -154,7 +154,7 @@ def _align(nodes: Sequence[ast.expr], defaults: Defaults) -> None:
             if key in given and (like := tuples.get(str(key))) and _is_number(given[key].value):
                 several = [copy.deepcopy(given[key].value) for _ in range(like)]
                 given[key] = ast.keyword(key, ast.Tuple(several, ast.Load()))
-        usual = [key for key in order if key in known]
+        usual = [key for key in known if key in order]
         others = [key for key in order if key not in known]
         call.keywords = [given[key] for key in (*usual, *others) if key in given]
 
