@@ -301,3 +301,18 @@ def test_sequences_that_are_classes_of_the_source_are_classes_of_the_file() -> N
     assert "class ConvNorm_2(Sequential):" in source.code  # without a function
     assert "class ConvNorm_3(" not in source.code
     assert "activation=jax.nn.hard_swish" in source.code
+
+
+class Cross(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (self.q(x), *self.kv(x).chunk(2, -1))
+        return torch.softmax(q @ k.mT, -1) @ v
+
+
+def test_what_one_line_assigns_has_its_names() -> None:
+    source = translate(Cross().eval(), "flax", (torch.randn(2, 5, 8),))[0]
+    assert "k, v = jnp.split(self.kv(x), 2, axis=-1)" in source.code

@@ -396,7 +396,9 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             hinted = naming.targets(self._line(call.source))
             for pick in picks:
                 index = int(pick.args[1])
-                target = self._new_name(pick.name, hinted[index] if len(hinted) == count else "")
+                whole = len(hinted) == count
+                wanted = hinted[index] if whole else self._among(pick.name, hinted, call.source)
+                target = self._new_name(pick.name, wanted)
                 self._names.holds[target] = pick.name
                 targets[index] = target
             self._emit(tuple(targets), node, self._line(call.source))
