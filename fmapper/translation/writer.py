@@ -22,6 +22,7 @@ from fmapper.translation.functions.forms import (
     with_objects,
 )
 from fmapper.translation.functions.keys import attributes_for
+from fmapper.translation.functions.origins import comments_of
 from fmapper.translation.functions.parameters import (
     by_position,
     find_varying,
@@ -385,7 +386,7 @@ class _Writer:
 
     def with_loops(self, node: Node, lines: list[str]) -> list[str]:
         """Returns the statements of a method with those on the parts of a list in loops."""
-        return with_loops(collect(lines), *self._lists(node))
+        return with_loops(collect(lines), *self._lists(node), has_sums=not self.scans.are_wanted)
 
     def _shorten(self, node: Node, body: Body, lines: list[str]) -> list[str]:
         """Returns statements with those that come again in loops, unless blocks are scanned."""
@@ -395,7 +396,11 @@ class _Writer:
         lists = self._lists(node)
         lines = with_lists_of_parts(lines, *lists)
         found = with_repeats(lines, *lists, body.by_line(), body.comments)
-        return renumber(found, body.parameters) if found != body.lines() else found
+        if found == body.lines():
+            return found
+        renumbered = renumber(found, body.parameters)
+        body.comments |= comments_of(found, renumbered, body.comments)
+        return renumbered
 
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:

@@ -79,6 +79,14 @@ def quote(line: str) -> str:
     return f"# {plain}"
 
 
+def comments_of(
+    lines: Sequence[str], renamed: Sequence[str], comments: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the comments on statements whose variables have other names."""
+    pairs = zip("\n".join(lines).splitlines(), "\n".join(renamed).splitlines(), strict=True)
+    return {new.strip(): comments[old.strip()] for old, new in pairs if old.strip() in comments}
+
+
 def with_comments(line: str, comments: Mapping[str, str]) -> list[str]:
     """Returns a statement, of several lines if it is a loop, below the comments on its lines."""
     first, *inner = line.splitlines()

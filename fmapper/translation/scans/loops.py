@@ -16,7 +16,11 @@ _INNER = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+\[\d+\])\[(\d+)\]")  # of list
 
 
 def with_loops(
-    lines: list[str], lengths: dict[str, int], titles: Mapping[str, Sequence[str]] | None = None
+    lines: list[str],
+    lengths: dict[str, int],
+    titles: Mapping[str, Sequence[str]] | None = None,
+    *,
+    has_sums: bool = True,
 ) -> list[str]:
     """Writes repeated statements on the parts of a list as a loop.
 
@@ -24,10 +28,11 @@ def with_loops(
         lines: The statements of a function.
         lengths: The lists, as `self.layers` -> how many parts they have.
         titles: What the class of each of their parts is called.
+        has_sums: Whether a sum that the iterations add to may begin with a number.
     """
     titles = titles or {}
     found = _with_end(lines, lengths, titles)
-    for begun in begin_sums(lines):
+    for begun in begin_sums(lines) if has_sums else ():
         other = _with_end(begun, lengths, titles)
         if _count_lines(other) < _count_lines(found):
             found = other
