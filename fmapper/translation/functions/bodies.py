@@ -157,7 +157,6 @@ class BodyWriter(Parameters):
 
     def _name_locally(self, unit: Unit, given: Any) -> None:
         """Names the sizes of a function, without numbers where one has a name alone there."""
-        self._local_names = {}
         values = [*refs_in(tuple(structure for _, structure in given)), *unit.given]
         for step in unit.steps:
             values += [step.name] if isinstance(step, Call) else step.gives
@@ -396,9 +395,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             hinted = naming.targets(self._line(call.source))
             for pick in picks:
                 index = int(pick.args[1])
-                whole = len(hinted) == count
-                wanted = hinted[index] if whole else self._among(pick.name, hinted, call.source)
-                target = self._new_name(pick.name, wanted)
+                target = self._new_name(pick.name, self._name_of_pick(pick, call, hinted))
                 self._names.holds[target] = pick.name
                 targets[index] = target
             self._emit(tuple(targets), node, self._line(call.source))

@@ -227,6 +227,12 @@ class Variables:
         self._names.holds[target] = value
         self._bind(value, name(target))
 
+    def _name_of_pick(self, pick: Call, call: Call, hinted: tuple[str, ...]) -> str:
+        """Returns the name of one of the results of a call, in the line that it comes from."""
+        if len(hinted) == len(call.result):
+            return hinted[int(pick.args[1])]
+        return self._among(pick.name, hinted, call.source)
+
     def _among(self, value: str, hinted: tuple[str, ...], source: str) -> str:
         """Returns the name of a value among those that one statement assigns to."""
         line = self._line(source)
