@@ -40,6 +40,7 @@ class Sketch:
         ties: Statements of the constructor that make parts the same.
         flags: The flags of the source's submodule, as `is_decoder`.
         numbers: The numbers that it has there, as `num_heads`.
+        arrays: What it sets that is an array.
         given: What the constructor is given -> the code for it.
         is_sequence: Whether it calls its parts in order, which are the only thing that it sets.
     """
@@ -51,6 +52,7 @@ class Sketch:
     ties: list[str] = field(default_factory=list)
     flags: Mapping[str, bool] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
+    arrays: frozenset[str] = frozenset()
     given: dict[str, ast.expr] = field(default_factory=dict)
     is_sequence: bool = False
 
@@ -173,7 +175,9 @@ def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
     rows = zip(*(sketch.made for sketch in sketches), strict=True)
     differing = {row[0][0] for row in rows if len({mask_numbers(node) for _, node in row}) > 1}
     nodes = [node for one in sketches for attr, node in one.made if attr in differing]
-    if not 1 <= len(differing) <= _MOST_GIVEN or not all(isinstance(x, ast.Call) for x in nodes):
+    are_parts = all(isinstance(one, ast.Call) for one in nodes)
+    are_parts &= not any(sketch.arrays & differing for sketch in sketches)
+    if not are_parts or not 1 <= len(differing) <= _MOST_GIVEN:
         return
     changed = copy.deepcopy(sketches)
     for sketch in changed:

@@ -379,6 +379,8 @@ class _Writer:
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))
+        arrays = [key for key, child in node.children.items() if child.array]
+        sketch.arrays = frozenset(map(attribute_name, arrays))
         sketch.ties = self._ties(node)
         if part := self.attributes.get(node.path):
             sketch.flags, sketch.numbers = part.flags, part.numbers
