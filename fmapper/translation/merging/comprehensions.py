@@ -54,14 +54,14 @@ class _Comprehensions(ast.NodeTransformer):
 
     def visit_List(self, node: ast.List) -> ast.expr:
         self.generic_visit(node)
-        items = self._written(node.elts)
+        items = self._write_runs(node.elts)
         is_whole = len(items) == 1 < len(node.elts)
         return items[0] if is_whole else ast.List(items, ast.Load())
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         if text(node.func) == "Sequential":
-            items = self._written(node.args)
+            items = self._write_runs(node.args)
             is_whole = len(items) == 1 < len(node.args)
             node.args = [ast.Starred(items[0], ast.Load())] if is_whole else items
         return node
@@ -87,7 +87,7 @@ class _Comprehensions(ast.NodeTransformer):
         code = f"{{{name}: {text(found.elt)} for {target} in {tuple(rows)!r}}}"
         return ast.parse(code, mode="eval").body
 
-    def _written(self, items: list[ast.expr]) -> list[ast.expr]:
+    def _write_runs(self, items: list[ast.expr]) -> list[ast.expr]:
         """Returns items with comprehensions for those that are alike, side by side."""
         found: list[ast.expr] = []
         runs = [*_runs(self._generalise(items))]

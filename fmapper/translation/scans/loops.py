@@ -64,7 +64,7 @@ def _loops(
     at = 0
     while at < len(lines):
         run = _run_at(lines, at, titles)
-        for rewritten in _begun(lines, at) if run is None else ():
+        for rewritten in _with_first_alike(lines, at) if run is None else ():
             run = _run_at(rewritten, at + 1, titles)
             if run is not None:
                 lines = rewritten
@@ -132,7 +132,7 @@ def _is_one_kind(titles: Sequence[str], first: int, count: int) -> bool:
     return count >= len(titles) - 1 or len({*titles[first : first + count]}) < 2
 
 
-def _begun(lines: list[str], at: int) -> Iterator[list[str]]:
+def _with_first_alike(lines: list[str], at: int) -> Iterator[list[str]]:
     """Yields statements with the first iteration of a loop written like the later ones."""
     if not _INDEX.search(lines[at]):
         return

@@ -69,10 +69,10 @@ def _begin(lines: list[str], at: int, *, from_zero: bool) -> list[str] | None:
         _is_dead(name, lines[at + 1 :]) for name in (first, second)
     ):
         return None
-    begun = [_renamed(lines[made], first, total)]
+    begun = [_rename(lines[made], first, total)]
     if from_zero:
         begun = [f"{total} = 0", lines[made], f"{total} = {total} + {first}"]
-    between = [*lines[made + 1 : then], _renamed(lines[then], second, first)]
+    between = [*lines[made + 1 : then], _rename(lines[then], second, first)]
     return [
         *lines[:made], *begun, *between, *lines[then + 1 : at],
         f"{total} = {total} + {first}", *lines[at + 1 :],
@@ -97,7 +97,7 @@ def _split(line: str) -> tuple[list[str], str]:
     return (names, code) if is_plain else ([], line)
 
 
-def _renamed(line: str, name: str, other: str) -> str:
+def _rename(line: str, name: str, other: str) -> str:
     targets, code = _split(line)
     return f"{', '.join(other if one == name else one for one in targets)} = {code}"
 
