@@ -316,3 +316,20 @@ class Cross(nn.Module):
 def test_what_one_line_assigns_has_its_names() -> None:
     source = translate(Cross().eval(), "flax", (torch.randn(2, 5, 8),))[0]
     assert "k, v = jnp.split(self.kv(x), 2, axis=-1)" in source.code
+
+
+class Decode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v, self.q = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Any, queries: Any) -> Any:
+        q = self.q(queries.expand(x.shape[0], *queries.shape))
+        attended = torch.softmax(q @ self.k(x).mT, -1) @ self.v(x)
+        return attended.reshape(x.shape[0], queries.shape[0], 2, 4).transpose(1, 2)
+
+
+def test_sizes_of_flat_arguments_are_called_after_their_use() -> None:
+    given = (torch.randn(2, 5, 8), torch.randn(7, 8))
+    code = translate(Decode().eval(), "flax", given)[0].code
+    assert "queries_batch" not in code

@@ -122,6 +122,8 @@ def name_inputs(structure: Structure) -> dict[str, str]:
     for argument, given in structure.root.part.arguments.items():
         for value in refs_in((given,)):
             _, shape = structure.values.get(value, ("", ()))
+            if len(shape) < 2 or (len(shape) == 2 and found and shape[0] not in found):
+                continue  # what such sizes are is seen where they are used
             for at, size in enumerate(shape):
                 if isinstance(size, str) and size.isidentifier() and size not in found:
                     wanted, taken = name_dimension(shape, at), {*found.values()}
