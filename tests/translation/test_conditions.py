@@ -13,6 +13,7 @@ from fmapper.translation.code import text
 from fmapper.translation.guards.conditions import strictest
 from fmapper.translation.guards.expressions import parse
 from fmapper.translation.guards.facts import Facts
+from fmapper.translation.guards.periods import solve
 
 SIZES = [dict(zip("ab", values, strict=True)) for values in itertools.product(range(14), repeat=2)]
 
@@ -59,6 +60,68 @@ def test_fewer_conditions_hold_for_the_same_sizes(seed: int) -> None:
         assert holds == all(one.holds(sizes) for one in found), (guards, found, sizes)
         if holds:
             assert size_of(text(asked), sizes) == size_of(text(simpler), sizes), (guards, sizes)
+
+
+def linear(draw: random.Random, names: str, depth: int) -> str:
+    """Returns a random sum of sizes, with floor divisions and rests."""
+    if depth == 0:
+        return draw.choice([*names, str(draw.randint(0, 9))])
+    left = linear(draw, names, depth - 1)
+    kind = draw.choice(["+", "-", "*", "//", "mod", "max", "steps"])
+    if kind in ("mod", "max"):
+        return f"{kind}({left}, {draw.randint(1, 5)})"
+    if kind == "steps":
+        return f"(({left})*{draw.randint(1, 3)} + {draw.randint(0, 4)}) // ({left} + 1)"
+    if kind in "*//":
+        return (
+            f"({draw.randint(1, 3)}*{left})" if kind == "*" else f"({left} // {draw.choice('234')})"
+        )
+    return f"({left} {kind} {linear(draw, names, depth - 1)})"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_single_sizes_imply_is_left_out_for_all_sizes(seed: int) -> None:
+    draw = random.Random(seed)
+    names = draw.choice(["a", "ab"])
+    plain = [Guard(name, ">=", draw.randint(0, 20)) for name in names if draw.random() < 0.7]
+    for name in names if draw.random() < 0.5 else "":
+        plain.append(Guard(f"mod({name}, 4)", draw.choice(["==", "!="]), draw.randint(0, 3)))
+    relation = draw.choice(["==", "!=", "!=", ">=", "<="])
+    asked = linear(draw, names, 3)
+    if draw.random() < 0.4:
+        asked = f"({linear(draw, 'a', 2)})*({linear(draw, 'b', 2)}) + {asked}"
+        names = "ab"
+    guards = [*plain, Guard(asked, relation, draw.randint(-5, 90))]
+    found = solve(guards)
+    most = 400 if names == "a" else 70
+    for values in itertools.product(range(most), repeat=len(names)):
+        sizes = dict(zip(names, values, strict=True))
+        holds = all(one.holds(sizes) for one in guards)
+        assert holds == all(one.holds(sizes) for one in found), (guards, found, sizes)
+
+
+@pytest.mark.parametrize(
+    "guards",
+    [
+        [Guard("a", ">=", 16), Guard("b", ">=", 16), Guard("a + b", "!=", 40)],
+        [Guard("a", ">=", 16), Guard("b", ">=", 16), Guard("a + b", ">=", 40)],
+        [Guard("mod(a, 32) + mod(b, 32)", "<=", 61)],
+        [Guard("a//16//16//16", "!=", 5)],
+        [Guard("a*a - b", "!=", 143)],
+    ],
+)
+def test_conditions_that_few_sizes_break_stay(guards: list[Guard]) -> None:
+    assert solve(guards) == guards
+
+
+def test_conditions_that_follow_from_single_sizes_go() -> None:
+    least = [Guard("a", ">=", 16), Guard("b", ">=", 16)]
+    for expression, relation, value in (
+        ("a + b", ">=", 32), ("3 - a//2 - b", "<=", -20), ("a + 2*b", "!=", 47),
+        ("a - 4*(a//4)", "<=", 3), ("mod(a, 4) + mod(b, 4)", "!=", 7), ("3*a*(b//2)", ">=", 384),
+        ("a - max(1, a - 7)", "==", 7), ("(3*a + 6*b) // (a + 2*b)", "==", 3),
+    ):  # fmt: skip
+        assert solve([*least, Guard(expression, relation, value)]) == least
 
 
 def test_products_of_sizes_say_what_their_factors_are() -> None:

@@ -13,7 +13,7 @@ from fmapper.programs.program import Guard, Program
 from fmapper.translation.code import expr, text
 from fmapper.translation.guards.expressions import factors, parse
 from fmapper.translation.guards.facts import Facts, number
-from fmapper.translation.guards.grids import solve
+from fmapper.translation.guards.periods import solve
 
 _MOST = 4096  # sizes that are tried
 
