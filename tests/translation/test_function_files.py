@@ -78,7 +78,7 @@ def test_a_file_is_functions(written):
     own = ["init_block", "block", "init_mlp", "mlp", "init_net", "net"]
     assert [name for name in names if name in own] == own
     for line in (
-        "def block(params, x, *, padding, key=None):",
+        "def block(params, x, *, dilation, key=None):",
         "for i in range(3):",
         "x = linear(x, **params[str(i)])",
         "'blocks': [init_block(keys()) for _ in range(3)]",
@@ -96,7 +96,7 @@ def test_it_computes_the_same_for_other_sizes_and_under_jit(net, written):
         ids = torch.randint(0, 7, shape)
         close(jax.jit(space["net"])(params, buffers, ids.numpy()), net(ids))
     x = torch.randn(2, 8, 6)
-    close(space["block"](params["blocks"][1], x.numpy(), padding=2), net.blocks[1](x))
+    close(space["block"](params["blocks"][1], x.numpy(), dilation=2), net.blocks[1](x))
 
 
 def test_parameters_are_what_is_trained(net, written):
