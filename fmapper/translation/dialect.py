@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fmapper.errors import ConversionError
 from fmapper.translation.code import expr, literal
 
 if TYPE_CHECKING:
@@ -211,8 +212,14 @@ class Dialect(ABC):
             function: The function.
             given: What it is given.
             titles: The names of the model's own classes.
+
+        Raises:
+            ConversionError: Files for this target cannot say what its derivative is.
         """
-        raise NotImplementedError
+        raise ConversionError(
+            f"{function.label} has a derivative of its own, which these files cannot say. "
+            "Use convert without structure=True"
+        )
 
     def draws(self, op: str) -> bool:
         """Returns whether an operation draws random numbers: its helper takes a key."""

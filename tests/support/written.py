@@ -46,3 +46,9 @@ def written(model: Any, *args: Any, shapes: Any = "auto") -> tuple[Any, Any, Any
     net = getattr(module, source.name)()
     module.load_weights(net, whole_arrays(program, fmapper.to_torch, torch.stack))
     return source, net, program
+
+
+def written_code(function: Any, *args: Any, shapes: Any = None) -> tuple[str, Any]:
+    """Returns the code of a file for a function, and the module that it makes."""
+    source, net, _ = written(function, *args, shapes=shapes)
+    return source.code, net

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
 
 import numpy as np
 import pytest
-
-import fmapper
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 nnx = pytest.importorskip("flax.nnx")
 jnp = jax.numpy
 
-from fmapper.translation.source import translate  # noqa: E402
-
-
-def written(function, *args, shapes=None):
-    """Returns a file for a function, and its class."""
-    source, program, _ = translate(function, "torch", args, {}, shapes)
-    module = types.ModuleType("written")
-    sys.modules["written"] = module
-    exec(compile(source.code, "written.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
-    return source.code, net
+from support.written import written_code  # noqa: E402
 
 
 def agrees(function, *args, shapes=None, order=1):
     """Asserts that a file gives what a function does, and the derivatives up to an order."""
-    code, net = written(function, *args, shapes=shapes)
+    code, net = written_code(function, *args, shapes=shapes)
     given = [torch.from_numpy(np.array(x)).requires_grad_() for x in args]
     theirs = function
     ours = net(*given)
@@ -198,7 +183,7 @@ def test_a_size_that_varies_is_that_of_an_argument():
     mean.defvjp(lambda x: (mean(x), x), lambda x, g: (jnp.full(x.shape, g / (2 * x.shape[0])),))
     function = lambda x: mean(jnp.sin(x)) * x  # noqa: E731
     x = normal(6)
-    _, net = written(function, x, shapes="auto")
+    _, net = written_code(function, x, shapes="auto")
     longer = normal(9, seed=1)
     ours = torch.from_numpy(np.array(longer)).requires_grad_()
     got = net(ours)
@@ -253,7 +238,7 @@ def test_rows_of_a_table_are_an_embedding():
         def __call__(self, ids):
             return jnp.sum(jax.vmap(self.table)(ids), 0)
 
-    code, net = written(Net(table), jnp.arange(5))
+    code, net = written_code(Net(table), jnp.arange(5))
     assert "self.table = nn.Embedding(11, 4)" in code
     close(net(torch.tensor([3, 1, 1, 0, 10])), Net(table)(jnp.array([3, 1, 1, 0, 10])))
 
@@ -275,7 +260,7 @@ def test_a_system_of_equations_is_solved_by_torch():
 
 
 def test_a_system_that_has_no_solution_is_nan_and_not_an_error():
-    _, net = written(jnp.linalg.solve, jnp.eye(3), jnp.ones(3))
+    _, net = written_code(jnp.linalg.solve, jnp.eye(3), jnp.ones(3))
     got = net(torch.zeros(3, 3), torch.ones(3))
     assert not torch.isfinite(got).any()
 
@@ -327,7 +312,7 @@ def test_what_a_model_of_parts_calls_is_one_function():
         def __call__(self, x):
             return self.second(self.first(x))
 
-    code, net = written(Net(nnx.Rngs(0)), normal(5, 4))
+    code, net = written_code(Net(nnx.Rngs(0)), normal(5, 4))
     assert code.count("(torch.autograd.Function)") == 1
     x = torch.from_numpy(np.array(normal(5, 4))).requires_grad_()
     net(x).sum().backward()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import numpy as np
 import pytest
 
@@ -16,17 +13,7 @@ nnx = pytest.importorskip("flax.nnx")
 jnp, lax = jax.numpy, jax.lax
 
 from fmapper.translation.source import translate  # noqa: E402
-
-
-def written(function, *args, shapes=None):
-    """Returns a file for a function, its class filled with parameters, and what that gives."""
-    source, program, _ = translate(function, "torch", args, {}, shapes)
-    module = types.ModuleType("written")
-    sys.modules["written"] = module
-    exec(compile(source.code, "written.py", "exec"), module.__dict__)
-    net = getattr(module, source.name)()
-    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
-    return source.code, net
+from support.written import written_code  # noqa: E402
 
 
 def agree(function, net, *args):
@@ -111,7 +98,7 @@ def twice(xs, w):
 @pytest.mark.parametrize("function", [swapped, backwards, several, nested, twice])
 def test_loops_over_rows(function):
     args = normal(0, 5, 3), normal(1, 3, 3)
-    code, net = written(function, *args)
+    code, net = written_code(function, *args)
     body = code.split("def forward")[1].split("ARRAYS")[0].replace("scan_output", "")
     lines = [line.strip() for line in body.splitlines()]
     assert any(line.startswith("for ") for line in lines)
@@ -122,7 +109,7 @@ def test_loops_over_rows(function):
 
 def test_a_loop_over_rows_whose_number_varies():
     args = normal(0, 5, 3), normal(1, 3, 3)
-    _, net = written(backwards, *args, shapes="auto")
+    _, net = written_code(backwards, *args, shapes="auto")
     agree(backwards, net, normal(2, 9, 3), args[1])
 
 
@@ -130,7 +117,7 @@ def test_a_loop_that_counts():
     def function(x):
         return lax.fori_loop(2, 6, lambda i, x: jnp.sin(x) * i, x)
 
-    code, net = written(function, normal(0, 4))
+    code, net = written_code(function, normal(0, 4))
     assert "for " in code or "while " in code
     gradients_agree(function, net, normal(1, 4))
 
@@ -154,7 +141,7 @@ def counted(x, y):
 @pytest.mark.parametrize("function", [halved, counted])
 def test_loops_with_a_condition(function):
     args = jnp.abs(normal(0, 4)), jnp.full(4, 3.0)
-    code, net = written(function, *args)
+    code, net = written_code(function, *args)
     assert "while " in code
     agree(function, net, *args)
     agree(function, net, args[0] * 100, args[1])
@@ -166,7 +153,7 @@ def test_branches():
         return x + 1, y
 
     args = jnp.ones(3), normal(0, 3)
-    code, net = written(function, *args)
+    code, net = written_code(function, *args)
     assert "if " in code
     assert "else:" in code
     gradients_agree(function, net, *args)
@@ -179,7 +166,7 @@ def test_several_branches(number):
         branches = [lambda x: x + 1, lambda x: jnp.cos(x) * x, lambda x: x @ x.T, lambda x: -x]
         return lax.switch(i, branches, x)
 
-    code, net = written(function, jnp.int32(1), normal(0, 3, 3))
+    code, net = written_code(function, jnp.int32(1), normal(0, 3, 3))
     assert "elif " in code
     agree(function, net, jnp.int32(number), normal(1, 3, 3))
 
@@ -195,7 +182,7 @@ def test_branches_in_a_loop_share_what_is_around_them():
         return lax.scan(step, w, xs), y
 
     args = normal(0, 6, 3), normal(1, 3)
-    code, net = written(function, *args)
+    code, net = written_code(function, *args)
     assert code.count("torch.tanh") == 1  # it is computed once, not in each round
     gradients_agree(function, net, *args)
 
@@ -205,7 +192,7 @@ def test_a_loop_for_each_element_alone_is_refused_by_name():
         return jax.vmap(lambda x: lax.while_loop(lambda y: y > 1, lambda y: y / 2, x))(x)
 
     with pytest.raises(fmapper.ConversionError, match="separately for each element"):
-        written(function, jnp.arange(4.0))
+        written_code(function, jnp.arange(4.0))
 
 
 class Tagger(nnx.Module):

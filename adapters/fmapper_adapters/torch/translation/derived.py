@@ -49,11 +49,8 @@ def _save(function: Derived) -> Iterator[str]:
 def _read(function: Derived) -> Iterator[str]:
     if function.saved:
         names = ", ".join(function.saved)
-        yield (
-            f"{names} = ctx.saved_tensors"
-            if len(function.saved) > 1
-            else (f"({names},) = ctx.saved_tensors")
-        )
+        names = names if len(function.saved) > 1 else f"({names},)"
+        yield f"{names} = ctx.saved_tensors"
 
 
 def _method(name: str, parameters: Collection[str], lines: Collection[str]) -> Iterator[str]:
