@@ -195,7 +195,7 @@ def test_blocks_that_differ_in_an_option_are_one_class():
     code = translated(Stack(), torch.randn(2, 2, 9)).code
     assert code.count("class Dilated") == 1
     assert "nnx.List([Dilated(1, rngs=rngs), Dilated(2, rngs=rngs), Dilated(4" in code
-    assert "kernel_dilation=kernel_dilation" in code
+    assert "kernel_dilation=dilation" in code
 
 
 def test_a_loop_over_parts_may_end_with_what_is_returned():
