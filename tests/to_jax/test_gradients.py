@@ -160,6 +160,76 @@ def test_gradients_of_gradients_of_their_own() -> None:
     assert float(jax.grad(first)(2.0)) == 4.0
 
 
+class Halved(Autograd):
+    """Keeps nothing, so that its gradient is differentiated through the result alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient / 2
+
+
+class Result(Autograd):
+    """Keeps its result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return gradient * y * 3
+
+
+class Between(Autograd):
+    """Keeps what has no gradient, as it is computed inside, and an argument as an attribute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.x, ctx.sine = x, x.sin()
+        return x * ctx.sine
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * ctx.sine * ctx.x
+
+
+@pytest.mark.parametrize("function", [Halved, Result, Between])
+def test_second_derivatives_go_through_what_is_kept_as_in_torch(function: Any) -> None:
+    x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
+    module = converting.Function(lambda x: (function.apply(x) ** 2).sum())
+    (first,) = torch.autograd.grad(module(x), x, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), x)
+    model = fmapper.convert(module, "jax", (x.detach(),))
+    again = fmapper.convert(model, "torch", (x.detach(),))
+    slope = jax.grad(model)
+    given = x.detach().numpy()
+    np.testing.assert_allclose(slope(given), first.detach(), rtol=1e-6)
+    found = jax.grad(lambda x: (slope(x) ** 2).sum())(given)
+    np.testing.assert_allclose(found, second, rtol=1e-5)
+    (first,) = torch.autograd.grad(again(x), x, create_graph=True)
+    np.testing.assert_allclose(torch.autograd.grad((first**2).sum(), x)[0], second, rtol=1e-5)
+
+
+def test_what_torch_differentiates_once_is_differentiated_once() -> None:
+    x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
+    model = fmapper.convert(converting.Function(Spike.apply), "jax", (x.detach(),))
+    slope = jax.grad(lambda x: model(x).sum())
+    with pytest.raises(NotImplementedError, match=r"Spike .*once_differentiable"):
+        jax.grad(lambda x: slope(x).sum())(x.detach().numpy())
+    (first,) = torch.autograd.grad(
+        fmapper.convert(model, "torch", (x.detach(),))(x).sum(), x, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match=r"Spike .*once_differentiable"):
+        torch.autograd.grad(first.sum(), x)
+
+
 def test_a_backward_that_cannot_be_recorded_is_refused_when_it_is_needed() -> None:
     class Unknown(Autograd):
         @staticmethod

@@ -237,6 +237,46 @@ def test_third_derivatives_are_refused_not_wrong():
         torch.autograd.grad(second.sum(), x)
 
 
+def halved(rule):
+    """Half the gradient, where `rule` computes what the function is in the rule for gradients."""
+
+    @jax.custom_vjp
+    def half(x):
+        return x * 1.0
+
+    half.defvjp(lambda x: (rule(half, x), None), lambda _, gradient: (gradient / 2,))
+    return half
+
+
+RULES = {
+    "calls it": lambda half, x: half(x),
+    "calls it compiled": lambda half, x: jax.jit(half)(x),
+    "with other values": lambda half, x: half(x + 0.0) * 1.0,
+    "computes it": lambda half, x: x * 1.0,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_second_derivatives_are_those_of_the_rule_or_refused(rule):
+    """JAX differentiates what a forward rule computes, and torch the function again."""
+    half = halved(RULES[rule])
+
+    def function(x):
+        return (half(x) ** 2).sum()
+
+    want = jax.grad(lambda x: (jax.grad(function)(x) ** 2).sum())(X)
+    module = fmapper.convert(function, "torch", (X,))
+    x = tensors([X])[0].requires_grad_()
+    (first,) = torch.autograd.grad(module(x), x, create_graph=True)
+    np.testing.assert_allclose(first.detach(), jax.grad(function)(X), rtol=1e-6)
+    if rule.startswith("calls"):
+        (second,) = torch.autograd.grad((first**2).sum(), x)
+        np.testing.assert_allclose(second, want, rtol=1e-5)
+        return
+    with pytest.raises(RuntimeError, match=r"its forward rule, which does not call .*half itself"):
+        torch.autograd.grad((first**2).sum(), x)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own
 def test_forward_mode_is_refused_not_wrong():
     module = fmapper.convert(straight_through, "torch", (X,))

@@ -37,6 +37,7 @@ class Derived:
         backward: The statements of the derivative, which gives a gradient or None for each
             parameter of the function, and which calls the class of the function `ITSELF`; or why
             there is none.
+        once: Whether the derivative has none itself.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Derived:
     saved: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     backward: tuple[str, ...] | str = ()
+    once: bool = False
 
     def is_differentiable(self) -> bool:
         """Returns whether its derivative was recorded."""
@@ -147,6 +149,7 @@ class _Draft:
             self._lines(self._body, inputs, _one_or_all(self._body.outputs), None),
             tuple(self._names[i] for i in self.kept if i in self._needed),
             self._gradients(),
+            once=bool(self._call.kwargs.get("once")),
         )
         if not isinstance(self._backward, Graph):
             return replace(made, backward=str(self._backward))

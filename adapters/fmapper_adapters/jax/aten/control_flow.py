@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,17 +42,22 @@ def with_gradient(
     kept: Sequence[Any],
     places: Sequence[int],
     name: str,
+    once: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Returns the ys, whose gradients with respect to the xs a function computes.
 
     Its arguments are the gradients of the ys, then the saved values. Its results belong to the xs
-    that `places` names; the others have no gradient.
+    that `places` names; the others have no gradient. If the gradients are differentiated, the ys
+    that they need have those gradients, too, as in torch; not if it is differentiable once.
     """
     is_array = [isinstance(one, jax.Array) for one in kept]
     arrays = tuple(one for one, array in zip(kept, is_array, strict=True) if array)
+    own = [next((i for i, y in enumerate(ys) if y is one), None) for one in arrays]
 
     def forward(xs: Any, ys: Any, arrays: Any) -> Any:
-        return ys, arrays
+        found = attached(xs, ys, arrays)
+        kept = zip(arrays, own, strict=True)
+        return found, tuple(one if i is None else found[i] for one, i in kept)
 
     def back(arrays: Any, cotangents: Any) -> Any:
         if -1 in places:
@@ -65,12 +71,27 @@ def with_gradient(
         # In torch, the gradient of a complex number is the conjugate of the gradient in JAX.
         for place, found in zip(places, backward(*map(_conj, cotangents), *given), strict=True):
             gradients[place] = _conj(_gradient_of(xs[place], found))
+        if once:
+            gradients = list(_without_derivative(tuple(gradients), name))
         return tuple(gradients), None, None
 
-    function = jax.custom_vjp(lambda xs, ys, arrays: ys)
-    function.defvjp(forward, back)
-    found: tuple[jax.Array, ...] = function(tuple(xs), jax.lax.stop_gradient(tuple(ys)), arrays)
+    attached: Any = jax.custom_vjp(lambda xs, ys, arrays: ys)
+    attached.defvjp(forward, back)
+    found: tuple[jax.Array, ...] = attached(tuple(xs), jax.lax.stop_gradient(tuple(ys)), arrays)
     return found
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _without_derivative(gradients: Any, name: str) -> Any:
+    return gradients
+
+
+@_without_derivative.defjvp
+def _refuse_derivative(name: str, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        f"{name} is a torch.autograd.Function whose backward is `once_differentiable`, so its "
+        "gradient cannot be differentiated"
+    )
 
 
 def _gradient_of(x: Any, found: Any) -> jax.Array:

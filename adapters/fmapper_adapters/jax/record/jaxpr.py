@@ -326,6 +326,8 @@ class _Body:
         }
         if held or more:
             kwargs["constants"] = len(held), len(more)
+        if isinstance(backward, Graph) and function.opens_rule():
+            kwargs["once"] = True
         operands = (*map(self._array, (*held, *more)), *args)
         before = set(self._differentiable)
         results = self._emit(eqn.primitive.name, eqn, operands, kwargs, path, source, True)

@@ -317,6 +317,12 @@ def cond(
     return tuple(found[i] for i in range(len(avals.results)))
 
 
+_ONCE = (
+    "{} is a torch.autograd.Function whose backward is `once_differentiable`, so its gradient "
+    "cannot be differentiated"
+)
+
+
 @lowering("fmapper::with_gradient")
 def with_gradient(
     ys: Sequence[Any],
@@ -325,6 +331,7 @@ def with_gradient(
     kept: Sequence[Any],
     places: Sequence[int],
     name: str,
+    once: bool = False,
 ) -> Any:
     """Returns the ys, whose gradients with respect to the xs a function computes."""
     if not all(isinstance(x, Value) for x in (*xs, *ys, *kept)):
@@ -335,7 +342,13 @@ def with_gradient(
     if -1 not in places:
         module = _module(backward, (*ys, *kept), "backward")
     found = current().call(
-        derivatives.with_gradient, module, tuple(ys), tuple(xs), tuple(kept), tuple(places)
+        derivatives.with_gradient,
+        module,
+        tuple(ys),
+        tuple(xs),
+        tuple(kept),
+        tuple(places),
+        **({"once": _ONCE.format(name)} if once else {}),
     )
     return tuple(found[i] for i in range(len(ys)))
 

@@ -14,6 +14,10 @@ from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import derivatives
 from fmapper_adapters.torch.model.emit import current
 
+_ONCE = (
+    "the gradient of {0} cannot be differentiated: JAX would differentiate its forward rule, which "
+    "does not call {0} itself. Let it do so, as in `return {0}(x), x`"
+)
 _NUMBERS = bool | int | float | complex
 
 
@@ -34,6 +38,7 @@ def custom_call(
     cotangents: tuple[int, ...],
     backward: Graph | str,
     constants: tuple[int, int] = (0, 0),
+    once: bool = False,
     avals: Avals,
 ) -> Any:
     emitter = current()
@@ -80,6 +85,7 @@ def custom_call(
         differentiable=tuple(map(places.index, differentiable)),
         cotangents=cotangents,
         **({"constants": left} if any(left) else {}),
+        **({"once": _ONCE.format(function)} if once else {}),
     )
     results.node.meta["function"] = function
     return tuple(results[i] for i in range(len(avals.results)))

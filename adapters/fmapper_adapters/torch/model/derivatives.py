@@ -21,6 +21,7 @@ def call_with_derivative(
     differentiable: tuple[int, ...],
     cotangents: tuple[int, ...],
     constants: tuple[int, int] = (0, 0),
+    once: str = "",
 ) -> tuple[Tensor, ...]:
     """Calls a function whose derivative is another function.
 
@@ -32,12 +33,13 @@ def call_with_derivative(
         differentiable: The operands that have derivatives.
         cotangents: The results that have derivatives.
         constants: The number of constants of each function.
+        once: Why the derivative has none itself; empty where it has.
     """
     own, more = constants
     inner = (*operands[:own], *operands[own + more :])
     if not _is_differentiated(inner):
         return tuple(body(*inner))
-    plan = body, backward, own, more, differentiable, cotangents
+    plan = body, backward, own, more, differentiable, cotangents, once
     if torch.compiler.is_compiling():  # which takes no tensor twice
         operands = [
             x.view_as(x) if any(x is y for y in operands[:i]) else x for i, x in enumerate(operands)
@@ -64,7 +66,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: Any, *operands: Tensor) -> Any:
-        body, _, own, more, _, _ = plan
+        body, _, own, more, *_ = plan
         found = body(*operands[:own], *operands[own + more :])
         # autograd saves the operands, so that none of them may be a result
         return tuple(y.view_as(y) if any(y is x for x in operands) else y for y in found)
@@ -79,7 +81,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        _, backward, own, more, differentiable, cotangents = ctx.plan
+        _, backward, own, more, differentiable, cotangents, once = ctx.plan
         if isinstance(backward, str):
             raise RuntimeError(f"a custom derivative cannot be used here: {backward}")
         given = [gradients[i] for i in cotangents]
@@ -95,7 +97,34 @@ class _Function(torch.autograd.Function):
                 "a function with a custom derivative is differentiated with respect to an array "
                 "of an enclosing scope, which JAX does not support: pass the array as an argument"
             )
-        return (None, *full)
+        return (None, *_without_derivatives(full, once))
+
+
+def _without_derivatives(gradients: Sequence[Any], reason: str) -> Sequence[Any]:
+    """Returns gradients that cannot be differentiated, if there is a reason for that."""
+    if not reason or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return gradients
+    tensors = [x for x in gradients if x is not None]
+    found = iter(_Last.apply(reason, *tensors))  # type: ignore[no-untyped-call]
+    return [None if x is None else next(found) for x in gradients]
+
+
+class _Last(torch.autograd.Function):
+    """Gradients that have none themselves."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(reason: str, *gradients: Tensor) -> Any:
+        return tuple(x.view_as(x) for x in gradients)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.reason = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(ctx.reason)
 
 
 def with_gradient(
@@ -104,6 +133,7 @@ def with_gradient(
     xs: Sequence[Tensor],
     kept: Sequence[Tensor],
     places: Sequence[int],
+    once: str = "",
 ) -> tuple[Tensor, ...]:
     """Attaches a derivative function to results.
 
@@ -115,8 +145,10 @@ def with_gradient(
         xs: The arguments.
         kept: The saved values.
         places: The argument that each result of `backward` belongs to.
+        once: Why the derivative has none itself; empty where it has.
     """
-    plan = backward, len(ys), len(xs), tuple(places)
+    own = tuple(next((i for i, y in enumerate(ys) if y is one), None) for one in kept)
+    plan = backward, len(ys), len(xs), tuple(places), own, once
     found: tuple[Tensor, ...] = _WithGradient.apply(  # type: ignore[no-untyped-call]
         plan, *(y.detach() for y in ys), *xs, *kept
     )
@@ -137,18 +169,19 @@ class _WithGradient(torch.autograd.Function):
         plan, *tensors = inputs
         ctx.plan = plan
         ctx.count = len(tensors)
-        ctx.save_for_backward(*tensors[plan[1] + plan[2] :])
+        kept = zip(tensors[plan[1] + plan[2] :], plan[4], strict=True)
+        ctx.save_for_backward(*(one if i is None else output[i] for one, i in kept))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        backward, results, _, places = ctx.plan
+        backward, results, _, places, _, once = ctx.plan
         if isinstance(backward, str):
             raise RuntimeError(backward)
         full: list[Any] = [None] * ctx.count
         found = backward(*gradients, *ctx.saved_tensors)
         for place, gradient in zip(places, found, strict=True):
             full[results + place] = gradient
-        return (None, *full)
+        return (None, *_without_derivatives(full, once))
 
 
 with_gradient.is_control_flow = True  # type: ignore[attr-defined]

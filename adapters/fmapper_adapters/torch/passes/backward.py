@@ -22,21 +22,22 @@ def fold_backward(graph: Graph) -> Graph:
 
 
 def _with_inner_graph(call: Call, before: Sequence[Call]) -> Call:
-    ys, xs, cotangents, gradients, places, name = call.args
+    ys, xs, cotangents, gradients, *more = call.args
     starts = [one.name for one in cotangents]
-    inside = set(starts)
+    results = {one.name for one in ys}  # their gradients are those of the call, where kept
+    inside = {*starts, *results}
     for one in before:
         if not inside.isdisjoint(_refs(one)):
             inside.add(one.name)
     needed = {one.name for one in gradients}
     body: list[Call] = []
     for one in reversed(before):
-        if one.name in needed and one.name in inside and one.op != _COTANGENT:
+        if one.name in needed and one.name in inside - results and one.op != _COTANGENT:
             body.append(one)
             needed |= _refs(one)
-    kept = sorted(needed - inside)
+    kept = sorted(needed - inside | needed & results)
     inner = Graph((*starts, *kept), body[::-1], gradients)
-    args = ys, xs, inner, tuple(Ref(one) for one in kept), places, name
+    args = ys, xs, inner, tuple(Ref(one) for one in kept), *more
     return dataclasses.replace(call, args=args)
 
 

@@ -37,7 +37,7 @@ def _lines(name: str, function: Derived) -> Iterator[str]:
         error = text(literal(f"it has no gradient: {function.backward}"))
         lines = [f"raise NotImplementedError({error})"]
     else:
-        lines = [*_read(function), *function.backward]
+        lines = [*_refuse(function), *_read(function), *function.backward]
     yield from _method("backward", function.gradients, lines)
 
 
@@ -51,6 +51,13 @@ def _read(function: Derived) -> Iterator[str]:
         names = ", ".join(function.saved)
         names = names if len(function.saved) > 1 else f"({names},)"
         yield f"{names} = ctx.saved_tensors"
+
+
+def _refuse(function: Derived) -> Iterator[str]:
+    if function.once:  # `once_differentiable` of torch forgets gradients without an error
+        error = f"{function.label} has no second gradient: JAX's is that of its forward rule"
+        yield "if torch.is_grad_enabled():  # by create_graph=True"
+        yield f"    raise NotImplementedError({text(literal(error))})"
 
 
 def _method(name: str, parameters: Collection[str], lines: Collection[str]) -> Iterator[str]:

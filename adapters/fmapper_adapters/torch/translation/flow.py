@@ -81,6 +81,7 @@ def _call_with_derivative(node: Any, operands: Any, inner: Sequence[Graph]) -> C
         "differentiable": tuple(dict.fromkeys(differentiable)),
         "cotangents": tuple(node.kwargs["cotangents"]),
         "name": str(node.meta.get("function", "")),
+        "once": "once" in node.kwargs,
     }
     return Call("", "call::derivative", (_with_views(body), backward, operands), kwargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from fmapper_adapters.jax.arrays import prng_keys
 from fmapper_adapters.jax.record import frames
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call"}
+_WITHIN = {"jit", "pjit"}
 # Of Lineax: what it computes is in a function among its parameters, and it has its own derivative.
 _OPENED = {"linear_solve"}
 
@@ -33,6 +34,9 @@ class Function:
         differentiate: Makes the program from the operands and the cotangents of those results to
             the cotangents of some of those operands, as a closed jaxpr.
         names: What its code calls the operands, where that is known.
+        opens_rule: Tells whether JAX, where it differentiates twice, differentiates the operations
+            of its rule, which does not call the function: elsewhere its derivative would be used
+            again.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Function:
     body: Any
     differentiate: Callable[[tuple[int, ...]], Any]
     names: tuple[str, ...] = ()
+    opens_rule: Callable[[], bool] = lambda: False
 
     @property
     def is_own(self) -> bool:
@@ -71,7 +76,16 @@ def function_of(eqn: Any) -> Function | None:
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
     names = () if label.startswith("jax::") else _names(body, len(eqn.invars) - found)
     names = tuple(f"held_{i}" for i in range(found)) + names if names else ()
-    return Function(label, taken, given, body, lambda some: _backward(eqn, some, given), names)
+    opens_rule = name in _CALLS and not label.startswith("jax::")  # whose rules are known
+    return Function(
+        label,
+        taken,
+        given,
+        body,
+        lambda some: _backward(eqn, some, given),
+        names,
+        lambda: opens_rule and not _calls_itself(eqn, taken, given),
+    )
 
 
 def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
@@ -107,6 +121,55 @@ def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
     shapes = [_shape(v.aval) for v in eqn.invars]
     outs = [_shape(eqn.outvars[i].aval) for i in given]
     return jax.make_jaxpr(backward)(shapes, outs)
+
+
+def _calls_itself(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> bool:
+    """Returns whether the rule of a function computes its results by the function.
+
+    As in `return f(x), x`. JAX differentiates what the rule computes, if it differentiates twice.
+    """
+    run = results_of(eqn)
+
+    def forward(operands: list[Any]) -> list[Any]:
+        def of(*inner: Any) -> list[Any]:
+            known = dict(zip(taken, inner, strict=True))
+            return run([known.get(i, one) for i, one in enumerate(operands)])
+
+        return list(jax.vjp(of, *[operands[i] for i in taken])[0])
+
+    traced = jax.make_jaxpr(forward)([_shape(v.aval) for v in eqn.invars]).jaxpr
+    last = {v: i for i, v in enumerate(eqn.invars) if not isinstance(v, core.Literal)}
+    variables = [i for i in taken if not isinstance(eqn.invars[i], core.Literal)]
+    wanted = {i: traced.invars[last[eqn.invars[i]]] for i in variables}
+    text = str(eqn.params["call_jaxpr"])
+
+    def is_same(i: int) -> bool:
+        made, operands, at = _maker_of(traced, i, {})
+        return (
+            made is not None
+            and (made.primitive.name, at, len(operands)) == (eqn.primitive.name, i, len(eqn.invars))
+            and all(operands[place] is v for place, v in wanted.items())
+            and str(made.params["call_jaxpr"]) == text
+        )
+
+    return all(map(is_same, given))
+
+
+def _maker_of(jaxpr: Any, at: int, outer: Mapping[Any, Any]) -> tuple[Any, list[Any], int]:
+    """Returns the equation that makes a result, its operands, and which of its results that is.
+
+    It may be within a function that is compiled by itself.
+    """
+    wanted = jaxpr.outvars[at]
+    for eqn in jaxpr.eqns:
+        if any(v is wanted for v in eqn.outvars):
+            operands = [v if isinstance(v, core.Literal) else outer.get(v, v) for v in eqn.invars]
+            place = [v is wanted for v in eqn.outvars].index(True)
+            if eqn.primitive.name not in _WITHIN:
+                return eqn, operands, place
+            inner = eqn.params["jaxpr"].jaxpr
+            return _maker_of(inner, place, dict(zip(inner.invars, operands, strict=True)))
+    return None, [], 0
 
 
 def _solution(eqn: Any) -> Any:

@@ -44,7 +44,7 @@ def drop_needless_gradients(program: Program) -> Program:
         if call.op == _OP:
             if not _is_derivative(call, calls, kinds):
                 raise ConversionError(
-                    f"{call.module or program.name}: the gradient of {call.args[-1]}, a "
+                    f"{call.module or program.name}: the gradient of {call.args[5]}, a "
                     "torch.autograd.Function, is not known to be the derivative of its forward. "
                     "Source code with gradients of its own cannot be written yet: "
                     "fmapper.convert keeps them in a converted model."
@@ -64,7 +64,7 @@ def drop_needless_gradients(program: Program) -> Program:
 
 def _is_derivative(call: Call, before: Sequence[Call], kinds: Kinds) -> bool:
     """Returns whether the gradient of a call is the derivative of what computes its results."""
-    ys, xs, _, kept, places, _ = call.args
+    ys, xs, _, kept, places = call.args[:5]
     starts = [x.name for x in xs]
     needed = {*refs_in((ys, kept))}
     forward: list[Call] = []

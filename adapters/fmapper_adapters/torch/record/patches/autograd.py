@@ -11,12 +11,13 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.node import map_aggregate
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensor, FunctionalTensor
@@ -45,8 +46,12 @@ def with_gradient(
     gradients: list[torch.Tensor],
     places: list[int],
     name: str,
+    once: bool,
 ) -> list[torch.Tensor]:
-    """Returns the ys, with given gradients with respect to the xs; -1 for unknown ones."""
+    """Returns the ys, with given gradients with respect to the xs; -1 for unknown ones.
+
+    Those gradients have gradients in turn, unless they are differentiable once.
+    """
     return [y.clone() for y in ys]
 
 
@@ -58,6 +63,7 @@ def _(
     gradients: list[torch.Tensor],
     places: list[int],
     name: str,
+    once: bool,
 ) -> list[torch.Tensor]:
     return [torch.empty_like(y) for y in ys]
 
@@ -183,8 +189,11 @@ def _forward(
     if ys and xs:
         number = next(_calls)
         stand_ins = [cotangent(y.detach(), number) for y in ys]
+        _hold_fixed(context, (*args, *ys))
         places, gradients = _gradients(cls, context, args, outputs, grows, stand_ins)
-        found = iter(with_gradient(ys, xs, stand_ins, gradients, places, cls.__qualname__))
+        once = _is_once_differentiable(_backward_of(cls))
+        name = cls.__qualname__
+        found = iter(with_gradient(ys, xs, stand_ins, gradients, places, name, once))
         outputs = [
             next(found) if one else y.detach() if isinstance(y, torch.Tensor) else y
             for y, one in zip(outputs, grows, strict=True)
@@ -210,6 +219,30 @@ def _has_gradient(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
+def _hold_fixed(context: Any, known: Iterable[Any]) -> None:
+    """Makes what `forward` computed and kept constants, as nothing within it has a gradient.
+
+    Arguments and results have one, so that the gradients have gradients themselves.
+    """
+    differentiable = {id(x) for x in known}
+
+    def hold(x: Any) -> Any:
+        return x.detach() if _has_gradient(x) and id(x) not in differentiable else x
+
+    for name, value in vars(context).items():
+        setattr(context, name, map_aggregate(value, hold))
+
+
+def _is_once_differentiable(backward: Any) -> bool:
+    """Returns whether its last decorator is that of torch."""
+    name = getattr(backward, "__globals__", {}).get("__name__")
+    return name == torch.autograd.function.__name__ and hasattr(backward, "__wrapped__")
+
+
+def _backward_of(cls: Any) -> Any:
+    return cls.vjp if cls.backward is torch.autograd.Function.backward else cls.backward
+
+
 def _gradients(
     cls: Any, context: Any, args: Any, outputs: Any, grows: Any, stand_ins: Any
 ) -> tuple[list[int], list[torch.Tensor]]:
@@ -219,7 +252,9 @@ def _gradients(
         next(left) if one else torch.zeros_like(y) if isinstance(y, torch.Tensor) else None
         for y, one in zip(outputs, grows, strict=True)
     ]
-    backward = cls.vjp if cls.backward is torch.autograd.Function.backward else cls.backward
+    backward = _backward_of(cls)
+    if _is_once_differentiable(backward):  # it would make constants of what it needs
+        backward = backward.__wrapped__
     try:
         with _without_engine():
             found = backward(context, *given)
