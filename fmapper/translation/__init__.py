@@ -33,7 +33,8 @@ from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import helpers_of, names_in, print_imports
 from fmapper.translation.reading.statements import other_names, parameters_at, statements_at
 from fmapper.translation.reading.weights import origin_of_built, rows_in, source_weights
-from fmapper.translation.scans.derivatives import ITSELF, Derived
+from fmapper.translation.scans.derivatives import Derived
+from fmapper.translation.scans.derived_functions import Functions
 from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
 from fmapper.translation.units import Structure, Unit, is_of_library, local_array
@@ -41,7 +42,6 @@ from fmapper.translation.writer import write
 
 __all__ = [
     "CHECK_SHAPES",
-    "ITSELF",
     "Arguments",
     "Call",
     "Class",
@@ -50,6 +50,7 @@ __all__ = [
     "Dialect",
     "Draws",
     "Embedded",
+    "Functions",
     "Helper",
     "Layer",
     "Loading",

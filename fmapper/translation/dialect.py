@@ -204,14 +204,14 @@ class Dialect(ABC):
         """
 
     def call_derived(
-        self, function: Derived, given: Sequence[ast.expr], titles: Collection[str]
+        self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
     ) -> ast.expr:
         """Returns the call of a function with a derivative of its own; the file then has that.
 
         Args:
             function: The function.
             given: What it is given.
-            titles: The names of the model's own classes.
+            taken: Names that mean something else where it is called.
 
         Raises:
             ConversionError: Files for this target cannot say what its derivative is.

@@ -409,26 +409,6 @@ class Swish(torch.autograd.Function):
         return 2.0 * grad * (y + x * y * (1 - y)) + other * (1 - torch.tanh(x) ** 2), None
 
 
-class Rounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return torch.round(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-class Clipped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad.clamp(-1000, 1000)
-
-
 class WithGradient(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -446,15 +426,6 @@ def test_a_gradient_that_is_that_of_the_forward_is_left_to_jax(to):
     code = fmapper.source(net.eval(), to, (x,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
     assert "custom_vjp" not in code
     assert code.count("tanh") == 1
-
-
-@pytest.mark.parametrize("function", [Rounded, Clipped])
-def test_another_gradient_is_refused(function):
-    net = WithGradient(function.apply).eval()
-    with pytest.raises(
-        fmapper.ConversionError, match=r"gradient of (Rounded|Clipped), .* is not known"
-    ):
-        fmapper.source(net, "flax", (torch.randn(3, 4),))
 
 
 class Bags(nn.Module):

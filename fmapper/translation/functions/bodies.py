@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -123,7 +123,7 @@ class BodyWriter(Parameters):
                 sizes |= self._size_parameter(arguments, error.symbol, {*sizes})
                 continue
             often = run.often_asked()
-            if not often <= named:
+            if not often <= named or run.reserved != self._dialect.reserved_names():
                 named |= often
                 continue
             if run.keys or (unit.path, unit.part.method) in self._drawing:
@@ -132,15 +132,15 @@ class BodyWriter(Parameters):
             body.shapes.append(name_sizes(shapes, self.size_name))
             return Form(None, body, "", given, returns, signature)
 
-    def call_derived(self, call: Call, given: Sequence[ast.expr]) -> ast.expr:
-        """Returns the call of a function with a derivative of its own, which is written."""
-        return call_derived(call, given, self, self._dialect)
-
     def write_inner(self, structure: Structure, returns: Any, enclosing: Enclosing | None) -> Form:
         """Returns the form of a function that the file has beside the model."""
         writer = BodyWriter(structure, self._dialect, {}, {}, {}, {})
         writer.enclosing = enclosing
         return writer.write(structure.root, returns)
+
+    def call_derived(self, call: Call, given: list[ast.expr], names: set[str]) -> ast.expr:
+        """Returns the call of a function that has a derivative of its own."""
+        return call_derived(call, given, self, self._dialect, names)
 
     def simplify_size(self, node: ast.expr) -> ast.expr:
         """Returns an expression of sizes with what the conditions say about it."""
@@ -189,10 +189,9 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         named: frozenset[str],
     ) -> None:
         parameters = tuple(one.name for one in arguments)
-        reserved = writer._dialect.reserved_names()
+        self.reserved = writer._dialect.reserved_names()
         self.keys = 0  # how many are given to what draws
-        if writer._dialect.passes_keys:
-            reserved |= {"key", "keys"}
+        reserved = self.reserved | ({"key", "keys"} if writer._dialect.passes_keys else set())
         super().__init__(writer._structure, unit, writer, parameters, sizes, named, reserved)
         self._writer = writer
         self.owners = writer._owners

@@ -12,7 +12,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Graph, refs_in
 from fmapper.programs.treespec import DType, Ref, Size
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, name, text
-from fmapper.translation.functions.forms import Body, Made
+from fmapper.translation.functions.forms import Argument, Body, Made
 from fmapper.translation.printing import Printing
 from fmapper.translation.units import Structure, Unit, local_array
 
@@ -42,6 +42,7 @@ class Expressions:
     _opaque: set[str]
     owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
     keys: int
+    _arguments: tuple[Argument, ...]
     _size: Callable[[str], ast.expr]
     _size_code: Callable[[int | str], ast.expr]
     _picks: Callable[[Call], list[Call]]
@@ -49,7 +50,8 @@ class Expressions:
     def _print(self, call: Call) -> ast.expr:
         if call.op == "call::derivative":
             given = [literal(self._argument(one)) for one in call.args[2]]
-            return self._writer.call_derived(call, given)
+            names = {one.name for one in self._arguments}
+            return self._writer.call_derived(call, given, names)
         args = [self._argument(one) for one in call.args]
         kwargs = {key: self._argument(one) for key, one in call.kwargs.items()}
         if call.graphs():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
     from fmapper.translation.functions.bodies import BodyWriter
 
-ITSELF = "ThisFunction"  # in the code of a function's derivative: its own class
+ITSELF = "this_function"  # in the code of a function's derivative: what calls it itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,7 @@ class Derived:
         saved: The parameters that its derivative needs.
         gradients: The parameters of the derivative: the gradients of results.
         backward: The statements of the derivative, which gives a gradient or None for each
-            parameter of the function, and which calls the class of the function `ITSELF`; or why
-            there is none.
+            parameter of the function, and which calls the function `ITSELF`; or why there is none.
         once: Whether the derivative has none itself.
     """
 
@@ -80,7 +79,11 @@ class Enclosing:
 
 
 def call_derived(
-    call: Call, given: Sequence[ast.expr], writer: BodyWriter, dialect: Dialect
+    call: Call,
+    given: Sequence[ast.expr],
+    writer: BodyWriter,
+    dialect: Dialect,
+    names: Collection[str],
 ) -> ast.expr:
     """Returns the call of a function with a derivative of its own, and has the file have that.
 
@@ -89,6 +92,7 @@ def call_derived(
         given: The code of its operands.
         writer: That of the function with the call.
         dialect: The target.
+        names: The parameters of the function with the call, which may hide others.
 
     Raises:
         ConversionError: It draws random numbers, or needs sizes that its operands do not tell.
@@ -99,10 +103,10 @@ def call_derived(
     enclosing = writer.enclosing
     if enclosing is not None and enclosing.is_same(found):
         enclosing.again.append(found)
-        node: ast.expr = ast.Call(expr(f"{ITSELF}.apply"), taken, [])
+        node: ast.expr = ast.Call(expr(ITSELF), taken, [])
     else:
         titles = {kind.rpartition(".")[2] for kind in writer.program.types.values()}
-        node = dialect.call_derived(found, taken, titles)
+        node = dialect.call_derived(found, taken, {*titles, *names})
     return ast.Tuple([node], ast.Load()) if len(call.result) == 1 else node
 
 

@@ -43,6 +43,7 @@ def with_gradient(
     places: Sequence[int],
     name: str,
     once: bool = False,
+    parameters: str = "",
 ) -> tuple[jax.Array, ...]:
     """Returns the ys, whose gradients with respect to the xs a function computes.
 

@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -18,8 +18,10 @@ import numpy as np
 from fmapper import ConversionError, to_numpy
 from fmapper.programs import Call, Program, refs_in
 from fmapper.translation import (
+    Derived,
     Dialect,
     Embedded,
+    Functions,
     Helper,
     Layer,
     Statement,
@@ -31,6 +33,7 @@ from fmapper.translation import (
 )
 from fmapper_adapters.jax.aten import table as lowerings
 from fmapper_adapters.jax.translation import layers, table
+from fmapper_adapters.jax.translation.functions import derived
 from fmapper_adapters.jax.translation.layers.slices import Slices
 from fmapper_adapters.jax.translation.print_numbers import DRAWS
 
@@ -113,11 +116,12 @@ class JaxDialect(Dialect):
         self.slices = slices or {}
         self._table = table.load()
         self._embedded = Embedded(_PLACES, _OVERRIDES)
+        self._derived = Functions(derived.function_name, derived.function_with_rules)
 
     def reserved_names(self) -> frozenset[str]:
         """Returns the names of imports and helpers."""
         own = {*self.own_imports, *self.own_helpers, *table.helpers()}
-        return _RESERVED | _IMPORTS.keys() | own
+        return _RESERVED | _IMPORTS.keys() | own | self._derived.helpers.keys()
 
     def printer(self, op: str) -> Any:
         """Returns the printer of an operation."""
@@ -129,6 +133,8 @@ class JaxDialect(Dialect):
             return self.own_helpers[name]
         if name in self._embedded.helpers:
             return self._embedded.helpers[name]
+        if name in self._derived.helpers:
+            return self._derived.helpers[name]
         source = table.helpers().get(name)
         return None if source is None else Helper(source)
 
@@ -156,6 +162,12 @@ class JaxDialect(Dialect):
                 "and give them to the model, or use convert without structure=True"
             )
         return self._embedded.add(lowering.function)
+
+    def call_derived(
+        self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
+    ) -> ast.expr:
+        """Returns `straight_through(x)`."""
+        return self._derived.call(function, given, {*taken, *self.reserved_names()})
 
     def draws(self, op: str) -> bool:
         """Returns whether an operation draws numbers that the proof gives to both sides."""

@@ -332,6 +332,7 @@ def with_gradient(
     places: Sequence[int],
     name: str,
     once: bool = False,
+    parameters: str = "",
 ) -> Any:
     """Returns the ys, whose gradients with respect to the xs a function computes."""
     if not all(isinstance(x, Value) for x in (*xs, *ys, *kept)):

@@ -14,6 +14,7 @@ from fmapper.translation import statements_at
 _SKIPPED = tuple(
     os.path.dirname(os.path.abspath(one)) + os.sep for one in (torch.__file__, __file__)
 )
+_PATCHES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "patches", "")
 
 # Its classes are written to files, and read better by their own lines than by their caller's.
 _WRITTEN = "/torch/nn/modules/transformer.py"
@@ -45,8 +46,12 @@ def line_of_method(frame: FrameType | None) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def line_of_stack(stack: str | None) -> str:
-    """Returns the innermost line of a stack trace outside of torch, as `file:line`; or empty."""
-    lines = [line for line in (stack or "").splitlines() if line.startswith('  File "')]
+    """Returns the innermost line of a stack trace outside of torch, as `file:line`; or empty.
+
+    What patches the recording is not the model's.
+    """
+    lines = [line for line in (stack or "").splitlines() if re.match(r' *File "', line)]
+    lines = [line for line in lines if _PATCHES not in line]
     own = [line for line in lines if "/torch/nn/" not in line or _WRITTEN in line] or lines or [""]
-    found = re.match(r'  File "(.*)", line (\d+)', own[-1])
+    found = re.match(r' *File "(.*)", line (\d+)', own[-1])
     return f"{found[1]}:{found[2]}" if found else ""

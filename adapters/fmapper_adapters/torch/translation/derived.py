@@ -5,29 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterator
 
-from fmapper.translation import ITSELF, Derived, Helper, identifier, literal, text
+from fmapper.translation import Derived, literal, text
 
 
-class Functions:
-    """The functions of one file.
-
-    Attributes:
-        helpers: Their classes, by name.
-    """
-
-    def __init__(self) -> None:
-        self.helpers: dict[str, Helper] = {}
-        self._known: dict[Derived, str] = {}
-
-    def add(self, function: Derived, taken: Collection[str]) -> str:
-        """Adds a function, equal ones once; returns the name of its class."""
-        if function not in self._known:
-            name = self._known[function] = identifier(function.title, taken)
-            self.helpers[name] = Helper("\n".join(_lines(name, function)).replace(ITSELF, name))
-        return self._known[function]
-
-
-def _lines(name: str, function: Derived) -> Iterator[str]:
+def function_class(name: str, function: Derived) -> Iterator[str]:
+    """Yields the lines of the class of a function."""
     yield f"class {name}(torch.autograd.Function):"
     yield f'    """`{function.label}`, with the gradient that the model gives it."""'
     yield ""

@@ -21,6 +21,7 @@ from fmapper.translation import (
     Derived,
     Dialect,
     Embedded,
+    Functions,
     Helper,
     Layer,
     Statement,
@@ -140,7 +141,7 @@ class TorchDialect(Dialect):
         self._functions = functions
         self.lists = dict(lists or {})
         self._embedded = Embedded(_PLACES, instead=_INSTEAD)
-        self._derived = derived.Functions()
+        self._derived = Functions(str, derived.function_class, "{0}.apply")
 
     def reserved_names(self) -> frozenset[str]:
         """Returns the names of imports and helpers."""
@@ -167,11 +168,10 @@ class TorchDialect(Dialect):
         return function.__name__ if function in _MARKS else self._embedded.add(function)
 
     def call_derived(
-        self, function: Derived, given: Sequence[ast.expr], titles: Collection[str]
+        self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
     ) -> ast.expr:
         """Returns `StraightThrough.apply(x)`."""
-        name = self._derived.add(function, {*titles, *self.reserved_names()})
-        return ast.Call(expr(f"{name}.apply"), [*given], [])
+        return self._derived.call(function, given, {*taken, *self.reserved_names()})
 
     def regroup(self, structure: Any) -> None:
         """Makes loops of cells that are recurrent layers of torch parts of their own."""

@@ -11,7 +11,7 @@ from fmapper_adapters.jax.translation.layers import recurrent
 from fmapper_adapters.jax.translation.layers.attention import multihead_attention
 from fmapper_adapters.jax.translation.layers.bags import bag
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
-from fmapper_adapters.jax.translation.layers.gradients import drop_needless_gradients
+from fmapper_adapters.jax.translation.layers.gradients import with_own_gradients
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
 from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product, with_linears
 from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
@@ -27,7 +27,7 @@ def prepare_program(program: Program) -> tuple[Program, Slices]:
     Raises:
         ConversionError: It cannot be written; says what and where.
     """
-    simple = drop_needless_gradients(with_bounded_rows(with_stacks(program)))
+    simple = with_own_gradients(with_bounded_rows(with_stacks(program)))
     parted, slices = with_slices(simple)
     return with_linears(parted), slices
 

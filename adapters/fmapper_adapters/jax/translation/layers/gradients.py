@@ -1,4 +1,4 @@
-"""Custom gradients of torch that are those of their forward, as they often are to save memory."""
+"""Custom gradients of torch: functions with them, or none if they are those of their forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError
-from fmapper.programs import Call, Graph, Program, Ref, refs_in
+from fmapper.programs import Call, Graph, Program, Ref, refs_in, substitute
 from fmapper_adapters.jax.aten import table, types
 from fmapper_adapters.jax.model import interpret
 
@@ -20,14 +20,20 @@ _OP = "fmapper::with_gradient.default"
 _SCALES = ((0.1, 1e-3), (1.0, 1.0), (5.0, 1e6))
 _SIZE = 3  # for sizes that vary
 _TOLERANCE = 1e-4  # of the largest gradient, in float32
+_DERIVATIVE = "call::derivative"
+_SIZE_OF = "aten::sym_size.int"
+_LAST = "its gradient has none"  # within its own gradient, where nobody asks for it
 Kinds = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 
-def drop_needless_gradients(program: Program) -> Program:
-    """Removes custom gradients that JAX's derivatives of the forward equal.
+def with_own_gradients(program: Program) -> Program:
+    """Returns a program that calls functions with a gradient of their own.
+
+    Custom gradients that JAX's derivatives of the forward equal, as they often do to save memory,
+    are left out.
 
     Raises:
-        ConversionError: A gradient differs, so that a file with the forward alone would be wrong.
+        ConversionError: A gradient is complex, or of another shape or dtype than its argument.
     """
     graph = program.graph
     if not any(call.op == _OP for call in graph.calls):
@@ -41,22 +47,17 @@ def drop_needless_gradients(program: Program) -> Program:
     calls: list[Call] = []
     for call in graph.calls:
         picked = call.args[0].name if call.op == "sym::getitem" else None
-        if call.op == _OP:
-            if not _is_derivative(call, calls, kinds):
-                raise ConversionError(
-                    f"{call.module or program.name}: the gradient of {call.args[5]}, a "
-                    "torch.autograd.Function, is not known to be the derivative of its forward. "
-                    "Source code with gradients of its own cannot be written yet: "
-                    "fmapper.convert keeps them in a converted model."
-                )
+        if call.op == _OP and _is_derivative(call, calls, kinds):
             results[call.name] = call.args[0]
+        elif call.op == _OP:
+            calls.append(_own(call, calls, kinds))
         elif picked in results:
             y = results[picked][call.args[1]]
             calls.append(dataclasses.replace(call, op="aten::alias.default", args=(y,)))
         else:
             calls.append(call)
     held = results.keys() & {*refs_in((graph.outputs, [one.args for one in calls]))}
-    if not results or held:  # as a whole
+    if held:  # as a whole
         return program
     new = dataclasses.replace(graph, calls=calls).without_dead_calls(lambda call: not call.result)
     return dataclasses.replace(program, graph=new)
@@ -66,25 +67,184 @@ def _is_derivative(call: Call, before: Sequence[Call], kinds: Kinds) -> bool:
     """Returns whether the gradient of a call is the derivative of what computes its results."""
     ys, xs, _, kept, places = call.args[:5]
     starts = [x.name for x in xs]
-    needed = {*refs_in((ys, kept))}
-    forward: list[Call] = []
-    for one in reversed(before):
-        if one.name in needed and one.name not in starts:
-            if one.op == _OP or one.graphs() or table.find(one.op, {}) is None:
-                return False
-            forward.append(one)
-            needed |= {*refs_in((one.args, one.kwargs))}
-    others = sorted(needed - {one.name for one in forward} - {*starts})
+    forward, others = _between(starts, refs_in((ys, kept)), before)
+    if any(one.graphs() or table.find(one.op, {}) is None for one in forward):
+        return False
     inputs = _arrays_of((*starts, *others), kinds)
     if -1 in places or inputs is None:
         return False
     names = (*starts, *others)
-    plain = Graph(names, forward[::-1], tuple(ys))
-    custom = Graph(names, [*forward[::-1], call], Ref(call.name))
+    plain = Graph(names, forward, tuple(ys))
+    custom = Graph(names, [*forward, call], Ref(call.name))
     try:
         return all(_agree(plain, custom, inputs, len(xs), *scales) for scales in _SCALES)
     except (TypeError, ValueError):  # sizes that vary have to fit each other otherwise
         return False
+
+
+def _between(
+    starts: Sequence[str], ends: Iterable[str], before: Sequence[Call]
+) -> tuple[list[Call], list[str]]:
+    """Returns the calls that compute values from others, and what else they need.
+
+    Args:
+        starts: The values to begin with.
+        ends: The values that they compute.
+        before: The calls of the program up to there.
+    """
+    within = {*starts}
+    for one in before:
+        if within.intersection(refs_in((one.args, one.kwargs))):
+            within.add(one.name)
+    within |= {one.name for one in before if not one.result}  # sizes
+    needed = {*ends}
+    calls: list[Call] = []
+    for one in reversed(before):
+        if one.name in needed & within and one.name not in starts:
+            calls.append(one)
+            needed |= {*refs_in((one.args, one.kwargs))}
+    return calls[::-1], sorted(needed - {one.name for one in calls} - {*starts})
+
+
+def _own(call: Call, before: Sequence[Call], kinds: Kinds) -> Call:
+    """Returns the call of a function with a gradient of its own, of what its `forward` computes."""
+    ys, xs, _, kept, places, name = call.args[:6]
+    starts = list(dict.fromkeys(x.name for x in xs))
+    forward, others = _between(starts, refs_in((ys, kept)), before)
+    forward, names = _with_own_sizes(call, [*starts, *others], forward, kinds)
+    known = _as_parameters(call, names, forward)
+    inputs = tuple(one.name for one in known.values())
+    forward = _with(forward, known)
+    function = Graph(
+        inputs, forward, substitute(tuple(ys), known), tuple(kinds[one] for one in names)
+    ).without_dead_calls(lambda _: False)
+    kwargs = {
+        "takes": (*range(len(names)),),
+        "needs": (*range(len(names)),),
+        "differentiable": (*range(len(starts)),),
+        "cotangents": (*range(len(ys)),),
+        "name": name,
+    }
+    backward: Graph | str = "its backward cannot be recorded"
+    if -1 not in places:
+        wanted = dict.fromkeys(xs[place].name for place in places)
+        kwargs["differentiable"] = tuple(map(names.index, wanted))
+        again = dataclasses.replace(
+            call,
+            name=f"{call.name}_again",
+            op=_DERIVATIVE,
+            args=(function, _LAST, tuple(map(Ref, inputs))),
+            kwargs=kwargs,
+        )
+        backward = _backward(call, known, forward, again, kinds)
+    args = (function, backward, tuple(map(Ref, names)))
+    return dataclasses.replace(call, op=_DERIVATIVE, args=args, kwargs=kwargs)
+
+
+def _with_own_sizes(
+    call: Call, names: Sequence[str], calls: Sequence[Call], kinds: Kinds
+) -> tuple[list[Call], list[str]]:
+    """Returns calls that take sizes of the given arrays, and the names of the arrays alone.
+
+    Raises:
+        ConversionError: None of them has such a size.
+    """
+    sizes: dict[Any, tuple[Ref, int]] = {}
+    for name in names:
+        for at, size in enumerate(kinds[name][1] if name in kinds else ()):
+            sizes.setdefault(size, (Ref(name), at))
+    found = []
+    for one in calls:
+        sized = one.args[0].name if one.op == _SIZE_OF else names[0]
+        if sized in names:
+            found.append(one)
+        else:
+            size = kinds[sized][1][one.args[1]]
+            if size not in sizes:
+                raise ConversionError(
+                    f"{call.module or 'the model'}: {call.args[5]} needs the size {size}, which no "
+                    "array has that it is given. Files cannot have such a function; "
+                    "fmapper.convert without structure=True keeps it"
+                )
+            found.append(dataclasses.replace(one, args=sizes[size]))
+    used = {*refs_in(tuple((one.args, one.kwargs) for one in found))}
+    used |= {*refs_in(call.args)}
+    return found, [name for name in names if name in kinds and name in used]
+
+
+def _as_parameters(call: Call, names: Sequence[str], calls: Sequence[Call]) -> dict[str, Ref]:
+    """Returns values -> the parameters that they are, called as in `forward` where known."""
+    own = str(call.args[7]).split(",") if len(call.args) > 7 else []
+    titles = {x.name: title for x, title in zip(call.args[1], own, strict=False) if title}
+    taken = {one.name for one in calls} | {*call.args[2].inputs}
+    taken |= {one.name for one in call.args[2].calls}
+    found: dict[str, Ref] = {}
+    for i, name in enumerate(names):
+        title = titles.get(name, f"in_{i}")
+        while title in taken:
+            title += "_"
+        taken.add(title)
+        found[name] = Ref(title)
+    return found
+
+
+def _with(calls: Iterable[Call], known: Mapping[str, Ref]) -> list[Call]:
+    return [
+        dataclasses.replace(
+            one, args=substitute(one.args, known), kwargs=substitute(one.kwargs, known)
+        )
+        for one in calls
+    ]
+
+
+def _backward(
+    call: Call, known: Mapping[str, Ref], forward: Sequence[Call], again: Call, kinds: Kinds
+) -> Graph:
+    """Returns the gradients of a function, of its operands and of the gradients of its results.
+
+    What it keeps is computed again; its results by the function itself, as they have its gradient.
+    """
+    ys, xs, inner, kept, places = call.args[:5]
+    count = len(ys)
+    results = {y.name: Ref(f"{again.name}_{i}") for i, y in enumerate(ys)}
+    made = [
+        Call(made.name, "sym::getitem", (Ref(again.name), i), {}, result=(kind,))
+        for i, (made, kind) in enumerate(zip(results.values(), call.result, strict=True))
+    ]
+    refs = substitute(kept, {**known, **results})
+    own = dict(zip(inner.inputs[count:], refs, strict=True))
+    after = _with(inner.calls, own)
+    kinds = {**kinds, **{ref.name: kinds[one] for one, ref in known.items()}}
+    kinds |= {one.name: one.result[0] for one in [*forward, *made, *after] if len(one.result) == 1}
+    kinds |= dict(zip(inner.inputs, call.result, strict=False))
+    found: dict[str, Ref] = {}
+    for place, gradient in zip(places, substitute(inner.outputs, own), strict=True):
+        x = xs[place].name
+        _check_kind(call, kinds[x], kinds[gradient.name])
+        if x not in found:
+            found[x] = gradient
+        else:  # it is given twice
+            total, pair = f"{gradient.name}_total", (found[x], gradient)
+            after.append(Call(total, "aten::add.Tensor", pair, {}, result=(kinds[x],)))
+            found[x] = Ref(total)
+    inputs = (*(one.name for one in known.values()), *inner.inputs[:count])
+    calls = [*forward, again, *made, *after]
+    graph = Graph(inputs, calls, tuple(found.values()), tuple(kinds[one] for one in inputs))
+    return graph.without_dead_calls(lambda _: False)
+
+
+def _check_kind(call: Call, argument: Any, gradient: Any) -> None:
+    """Checks that a gradient is like its argument.
+
+    Raises:
+        ConversionError: It is not, or complex, where the gradients of JAX are conjugates.
+    """
+    if argument != gradient or argument[0].startswith("complex"):
+        raise ConversionError(
+            f"{call.module or 'the model'}: {call.args[5]}, a torch.autograd.Function, gives an "
+            f"argument of {argument} a gradient of {gradient}. Files take real ones of the same "
+            "shape and dtype; fmapper.convert without structure=True has others"
+        )
 
 
 def _arrays_of(names: Iterable[str], kinds: Kinds) -> list[np.ndarray] | None:

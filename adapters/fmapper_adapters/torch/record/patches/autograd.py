@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +48,12 @@ def with_gradient(
     places: list[int],
     name: str,
     once: bool,
+    parameters: str,
 ) -> list[torch.Tensor]:
     """Returns the ys, with given gradients with respect to the xs; -1 for unknown ones.
 
-    Those gradients have gradients in turn, unless they are differentiable once.
+    Those gradients have gradients in turn, unless they are differentiable once. The xs are the
+    arguments of `forward` for these parameters, with a comma between them.
     """
     return [y.clone() for y in ys]
 
@@ -64,6 +67,7 @@ def _(
     places: list[int],
     name: str,
     once: bool,
+    parameters: str,
 ) -> list[torch.Tensor]:
     return [torch.empty_like(y) for y in ys]
 
@@ -192,8 +196,8 @@ def _forward(
         _hold_fixed(context, (*args, *ys))
         places, gradients = _gradients(cls, context, args, outputs, grows, stand_ins)
         once = _is_once_differentiable(_backward_of(cls))
-        name = cls.__qualname__
-        found = iter(with_gradient(ys, xs, stand_ins, gradients, places, name, once))
+        more = cls.__qualname__, once, _parameters(original, args, gets_context=gets_context)
+        found = iter(with_gradient(ys, xs, stand_ins, gradients, places, *more))
         outputs = [
             next(found) if one else y.detach() if isinstance(y, torch.Tensor) else y
             for y, one in zip(outputs, grows, strict=True)
@@ -217,6 +221,14 @@ class _Context(FunctionCtx):
 
 def _has_gradient(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _parameters(original: Callable[..., Any], args: Sequence[Any], *, gets_context: bool) -> str:
+    """Returns what `forward` calls its arguments with gradients; empty where that is unknown."""
+    named = list(inspect.signature(original).parameters.values())[1 if gets_context else 0 :]
+    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in named):
+        return ""
+    return ",".join(one.name for one, x in zip(named, args, strict=False) if _has_gradient(x))
 
 
 def _hold_fixed(context: Any, known: Iterable[Any]) -> None:

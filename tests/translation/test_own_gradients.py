@@ -1,0 +1,330 @@
+"""Functions of torch with a gradient of their own in files for JAX: under `jax.custom_vjp`."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
+
+Function = torch.autograd.Function
+
+
+class Round(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Reverse(Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+
+class Spike(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient / (1 + 10 * x.abs()) ** 2
+
+
+class Exponential(Function):
+    """Keeps its result, which has the gradient of the function where that is differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * y * 3
+
+
+class Between(Function):
+    """Keeps what it computes, a constant where its gradient is differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x, ctx.sine = x, x.sin()
+        return x * ctx.sine
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.sine * ctx.x
+
+
+class StepSize(Function):
+    """A learned step size: two arguments with gradients, and two numbers."""
+
+    @staticmethod
+    def forward(ctx, x, scale, low, high):
+        ctx.save_for_backward(x, scale)
+        ctx.low, ctx.high = low, high
+        return torch.clamp(torch.round(x / scale), low, high) * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, scale = ctx.saved_tensors
+        steps = x / scale
+        inside = (steps >= ctx.low) & (steps <= ctx.high)
+        slope = torch.where(inside, torch.round(steps) - steps, steps.clamp(ctx.low, ctx.high))
+        return gradient * inside, (gradient * slope).sum().reshape(1), None, None
+
+
+class Pair(Function):
+    """Two results, and arguments that may be one tensor."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w, (x + w).relu()
+
+    @staticmethod
+    def backward(ctx, first, second):
+        x, w = ctx.saved_tensors
+        return first * w * 3 + second, first * x.tanh()
+
+
+class Masked(Function):
+    """Is given integers, which have no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, mask):
+        ctx.save_for_backward(x, mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, mask = ctx.saved_tensors
+        return gradient * mask * x.cos(), None
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.up = nn.Linear(4, 6)
+        self.down = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.tensor([0.3]))
+        self.function = function
+
+    def forward(self, x):
+        y = self.up(x)
+        return self.down(self.function(y, self.scale)) * self.scale
+
+
+FUNCTIONS = {
+    "rounded": lambda y, scale: Round.apply(y * 3),
+    "reversed": lambda y, scale: Reverse.apply(y, 0.5),
+    "spikes": lambda y, scale: Spike.apply(y),
+    "a result that is kept": lambda y, scale: Exponential.apply(y),
+    "a value that is kept": lambda y, scale: Between.apply(y),
+    "a step size": lambda y, scale: StepSize.apply(y, scale, -4, 3),
+    "a mask": lambda y, scale: Masked.apply(y, torch.arange(6) % 2),
+    "two results": lambda y, scale: sum(Pair.apply(y, y.tanh())),
+    "one tensor twice": lambda y, scale: sum(Pair.apply(y, y)),
+    "calls of each other": lambda y, scale: Spike.apply(Round.apply(y * 2) - Exponential.apply(y)),
+}
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+
+
+def space_of(net, *inputs, to="flax", shapes="auto"):
+    source, program, _ = translate(net, to, inputs, dynamic_shapes=shapes)
+    space = {"__name__": "translated"}
+    exec(compile(source.code, "translated.py", "exec"), space)
+    return source, program, space
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_first_and_second_gradients_are_those_of_torch(name):
+    torch.manual_seed(1)
+    net = Net(FUNCTIONS[name]).eval()
+    source, program, space = space_of(net, X)
+    model = space[source.name](rngs=nnx.Rngs(0))
+    space["load_weights"](model, {key: x.detach().numpy() for key, x in program.parameters.items()})
+    given = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad((net(given) ** 2).sum(), given, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), given)
+
+    def slope(x):
+        return jax.grad(lambda x: (model(x) ** 2).sum())(x)
+
+    x = X.numpy()
+    close(model(x), net(X))
+    close(slope(x), first)
+    close(jax.grad(lambda x: (slope(x) ** 2).sum())(x), second)
+    assert source.code.count("@jax.custom_vjp") == len({*re.findall(r"defvjp\((\w+)", source.code)})
+
+
+def close(ours, theirs):
+    theirs = theirs.detach().numpy()
+    scale = max(float(np.abs(theirs).max()), 1.0)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
+@pytest.mark.parametrize("name", ["reversed", "a step size"])
+def test_files_are_proved(name, to):
+    pytest.importorskip(to)
+    torch.manual_seed(1)
+    source, proof, reason = translate_proved(Net(FUNCTIONS[name]), to, (X,))
+    assert proof, proof
+    assert not reason
+    assert source.code.count("@jax.custom_vjp") == 1
+
+
+STRAIGHT = '''\
+@jax.custom_vjp
+def round_(x):
+    """`Round`, with the gradient that the model gives it."""
+    return jnp.round(x)
+
+
+def _round_forward(x):
+    return round_(x), None
+
+
+def _round_backward(_, gradient):
+    return (gradient,)
+
+
+round_.defvjp(_round_forward, _round_backward)
+'''
+
+
+def test_a_function_and_its_rules_read_as_those_of_a_person():
+    code = fmapper.source(Net(FUNCTIONS["rounded"]).eval(), "flax", (X,))
+    assert STRAIGHT in code
+    assert "return self.down(round_(y * 3)) * self.scale[...]\n" in code
+
+
+class Variables(nn.Module):
+    """Calls what it computes as the function is called in the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 6)
+
+    def forward(self, x):
+        spike = Spike.apply(self.up(x))
+        reverse = Reverse.apply(spike * 2, 1.0)
+        return reverse + Reverse.apply(spike + reverse, 1.0)
+
+
+class Scale(Function):
+    @staticmethod
+    def forward(ctx, scale):
+        y = scale.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0] * 2
+
+
+def test_parameters_do_not_hide_the_function_that_is_called_again():
+    source, proof, reason = translate_proved(Net(lambda y, _: Scale.apply(y)), "flax", (X,))
+    assert proof, proof
+    assert not reason
+    assert "def scale_2(scale):" in source.code
+
+
+def test_variables_do_not_hide_functions():
+    source, proof, reason = translate_proved(Variables(), "flax", (X,))
+    assert proof, proof
+    assert not reason
+    assert source.code.count("@jax.custom_vjp") == 2
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block(4) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x):
+        return x + Spike.apply(self.linear(x))
+
+
+def test_blocks_that_call_a_function_are_one_class():
+    source, proof, reason = translate_proved(Blocks(), "flax", (X,))
+    assert proof, proof
+    assert not reason
+    assert source.code.count("@jax.custom_vjp") == source.code.count("class Block(") == 1
+
+
+class Spread(Function):
+    """Gives a gradient of more elements than the argument, which torch adds up."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        return gradient * w, gradient * x * 2
+
+
+def test_what_files_cannot_say_is_refused():
+    net = Net(Spread.apply).eval()
+    with pytest.raises(fmapper.ConversionError, match=r"Spread, .* same shape"):
+        fmapper.source(net, "flax", (X,))
+
+
+class Unknown(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * float(x.detach().sum())
+
+
+def test_a_backward_that_cannot_be_recorded_raises_in_the_file():
+    net = Net(lambda y, scale: Unknown.apply(y)).eval()
+    source, _, space = space_of(net, X, shapes=None)
+    model = space[source.name](rngs=nnx.Rngs(0))
+    assert model(X.numpy()).shape == (5, 3)
+    with pytest.raises(NotImplementedError, match="Unknown has no gradient"):
+        jax.grad(lambda x: model(x).sum())(X.numpy())
