@@ -192,6 +192,23 @@ def test_schedulers_see_a_step_that_is_noted():
     scheduler.step()  # warns, which is an error here, if no step was seen
 
 
+def test_encoders_and_decoders_ask_whether_a_mask_is_causal():
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(3)
+    asked = []
+
+    def ask(mask, is_causal=None, size=None):
+        asked.append((find(mask, is_causal, size), find(mask * 0, is_causal, size)))
+        return asked[-1][0]
+
+    net = torch.nn.Transformer(4, 2, 1, 1, 8, batch_first=True)
+    find = _private.replace_causal_check(ask)
+    try:
+        net(torch.ones(1, 3, 4), torch.ones(1, 3, 4), causal, causal)
+    finally:
+        _private.replace_causal_check(find)
+    assert asked == [(True, False), (True, False)]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_encoders_ask_for_nested_tensors():
     nest, is_aligned = _private.get_nesting()

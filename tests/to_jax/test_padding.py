@@ -110,3 +110,32 @@ def test_what_sees_nothing_is_told_of(make):
     seen = {"src_key_padding_mask": torch.tensor([[False, True, True], [False] * 3])}
     with torch.no_grad(), warnings.catch_warnings(action="error"):
         assert fmapper.verify(module, model, x, example_kwargs=seen)
+
+
+class Translator(torch.nn.Module):
+    """Is given its masks, as in torch's own examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, source, target, target_mask):
+        return self.transformer(source, target, tgt_mask=target_mask)
+
+
+@pytest.mark.parametrize("mask", ["causal", "other"])
+def test_a_mask_that_is_causal_for_the_examples_may_be_another_one(mask):
+    """Whether it is depends on its values; torch would look, and fix all sizes by that."""
+    torch.manual_seed(0)
+    net = Translator().eval()
+    causal = torch.nn.Transformer.generate_square_subsequent_mask
+    vary = {"source": {0: "b", 1: "a"}, "target": {0: "b", 1: "c"}, "target_mask": {0: "c", 1: "c"}}
+    dims = {name: torch.export.Dim(name) for name in "abc"}
+    shapes = {name: {at: dims[one] for at, one in sizes.items()} for name, sizes in vary.items()}
+    given = torch.randn(3, 6, 8), torch.randn(3, 5, 8), causal(5)
+    model = fmapper.convert(net, "jax", given, dynamic_shapes=shapes)
+    other = causal(7) if mask == "causal" else torch.where(torch.rand(7, 7) > 0.7, -np.inf, 0.0)
+    other = other.fill_diagonal_(0.0)
+    args = torch.randn(2, 9, 8), torch.randn(2, 7, 8), other
+    want = net(*args).detach()
+    np.testing.assert_allclose(model(*[x.numpy() for x in args]), want, rtol=1e-4, atol=1e-5)

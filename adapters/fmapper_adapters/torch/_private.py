@@ -40,6 +40,7 @@ _core: Any = torch._C
 _functorch: Any = torch._C._functorch
 _hooks: Any = torch._C._autograd
 _torch: Any = torch
+_transformer: Any = torch.nn.modules.transformer
 
 OpOverload = torch._ops.OpOverload
 BatchNorm: Any = torch.nn.modules.batchnorm._BatchNorm
@@ -223,6 +224,12 @@ def set_nesting(nest: Any, is_aligned: Any) -> None:
     """Replaces the functions by which an encoder skips padding."""
     _torch._nested_tensor_from_mask = nest
     _torch._nested_tensor_from_mask_left_aligned = is_aligned
+
+
+def replace_causal_check(find: Any) -> Any:
+    """Replaces how encoders and decoders find that a mask is causal; returns what did before."""
+    before, _transformer._detect_is_causal_mask = _transformer._detect_is_causal_mask, find
+    return before
 
 
 def get_attention_kernels() -> dict[str, Any]:
