@@ -6,6 +6,8 @@ import ast
 from typing import Any
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from fmapper.translation.merging.comprehensions import with_comprehensions
@@ -214,6 +216,56 @@ def test_items_that_are_alike_among_others_are_a_comprehension() -> None:
         "nnx.List([Stem(), *[Block(width, a_long_option=8, rngs=rngs) for width in (2, 4, 6)], "
         "Head()])"
     )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.sampled_from("pqr"), st.sampled_from("pqr"), st.integers(1, 3)
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+@settings(deadline=None)
+def test_comprehensions_make_what_lists_do(rows: list[tuple[int, str, str, int]]) -> None:
+    items = [
+        f"Convolution({n}, {a}, padding={b}, {f'dilation={c}, ' if c > 1 else ''}rngs=rngs)"
+        for n, a, b, c in rows
+    ]
+    node = ast.parse(f"[{', '.join(items)}]", mode="eval").body
+    defaults = {"Convolution": {"dilation": 1}}
+    found = with_comprehensions(node, {"Convolution": ("n", "p")}, None, defaults)
+
+    def make(*args: Any, **options: Any) -> Any:
+        return args, {"dilation": 1, **options}
+
+    space = {"Convolution": make, "p": "P", "q": "Q", "r": "R", "rngs": "rngs"}
+    assert eval(ast.unparse(found), space) == eval(ast.unparse(node), space)
+
+
+class Dilated(nn.Module):
+    """Two stacks of dilated convolutions, so that paddings are arguments of their class."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv1d(8, 8, size, padding=(size * d - d) // 2, dilation=d, bias=False)
+            for d in (1, 3, 5)
+        )
+
+    def forward(self, x: Any) -> Any:
+        for conv in self.convs:
+            x = x + conv(torch.relu(x))
+        return x
+
+
+def test_parts_with_a_default_and_with_arguments_are_a_comprehension() -> None:
+    net = nn.Sequential(Dilated(3), Dilated(5))
+    for target in ("flax", "equinox"):
+        source, proof, _ = translate_proved(net, target, (torch.randn(2, 8, 16),))
+        assert proof
+        assert "in ((1, padding), (3, padding_2), (5, padding_3))" in source.code
 
 
 class Spectral(nn.Module):

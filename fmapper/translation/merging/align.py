@@ -55,7 +55,7 @@ def _share_keywords(group: Sequence[Sketch], defaults: Defaults) -> None:
 
 def _align_all(group: Sequence[Sketch], defaults: Defaults) -> None:
     for at, (attr, _) in enumerate(group[0].made):
-        nodes = _copy_aligned([sketch.made[at][1] for sketch in group], defaults)
+        nodes = copy_aligned([sketch.made[at][1] for sketch in group], defaults)
         for sketch, node in zip(group, nodes, strict=True):
             sketch.made[at] = (attr, node)
 
@@ -64,7 +64,7 @@ def align_parts(sketches: Sequence[Sketch], defaults: Defaults) -> None:
     """Gives the parts of one name the same keywords, whichever others their owners have."""
     for attr in {attr for sketch in sketches for attr, _ in sketch.made}:
         having = [sketch for sketch in sketches if attr in dict(sketch.made)]
-        nodes = _copy_aligned([dict(sketch.made)[attr] for sketch in having], defaults)
+        nodes = copy_aligned([dict(sketch.made)[attr] for sketch in having], defaults)
         for sketch, node in zip(having, nodes, strict=True):
             sketch.made[:] = [(x, node if x == attr else old) for x, old in sketch.made]
 
@@ -123,7 +123,7 @@ def _share_methods(group: Sequence[Sketch]) -> None:
             sketch.methods += [replace(method, shapes=[]) for method in others]
 
 
-def _copy_aligned(nodes: Sequence[ast.expr], defaults: Defaults) -> list[ast.expr]:
+def copy_aligned(nodes: Sequence[ast.expr], defaults: Defaults) -> list[ast.expr]:
     """Returns copies of code with the same keywords in all, as far as their defaults are known."""
     found = [copy.deepcopy(node) for node in nodes]
     _align(found, defaults)

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 from fmapper.translation.code import expr, identifier, replace_nodes, text
+from fmapper.translation.merging.align import Defaults, copy_aligned
 from fmapper.translation.merging.numbers import SHORTER, mask_numbers, numbers_in
 
 _LEAST = 3  # items that are one expression
@@ -20,6 +21,7 @@ def with_comprehensions(
     node: ast.expr,
     parameters: Mapping[str, Sequence[str]],
     general: Mapping[str, str] | None = None,
+    defaults: Defaults | None = None,
 ) -> ast.expr:
     """Writes long lists whose items differ in a few numbers as comprehensions.
 
@@ -29,6 +31,7 @@ def with_comprehensions(
         node: The code.
         parameters: What functions and classes call what they take by position.
         general: Code for a special case -> the same as others have it for other numbers.
+        defaults: Classes -> what their keywords are where they are not given.
 
     Examples:
         >>> blocks = ", ".join(f"Block({n}, features=8, rngs=rngs)" for n in (2, 4, 6, 8))
@@ -42,15 +45,28 @@ def with_comprehensions(
         ...                                  for n in (1, 2, 3)) + "]", mode="eval").body
         >>> text(with_comprehensions(made, {"pool": ("x", "size")}))
         '[F(lambda x, size=size: pool(x, (size, size)), name_of_the_layer) for size in (1, 2, 3)]'
+        >>> made = ast.parse("[Conv(width, (kernel_size,), padding=padding, rngs=rngs), "
+        ...                  "Conv(width, (kernel_size,), stride=2, padding=padding_2, rngs=rngs), "
+        ...                  "Conv(width, (kernel_size,), stride=2, padding=padding, rngs=rngs)]",
+        ...                  mode="eval").body
+        >>> text(with_comprehensions(made, {}, None, {"Conv": {"stride": 1}})).partition(" for ")[2]
+        'stride, padding in ((1, padding), (2, padding_2), (2, padding))]'
     """
-    found: ast.expr = _Comprehensions(parameters, general or {}).visit(copy.deepcopy(node))
+    run = _Comprehensions(parameters, general or {}, defaults or {})
+    found: ast.expr = run.visit(copy.deepcopy(node))
     return found
 
 
 class _Comprehensions(ast.NodeTransformer):
-    def __init__(self, parameters: Mapping[str, Sequence[str]], general: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[str]],
+        general: Mapping[str, str],
+        defaults: Defaults,
+    ) -> None:
         self._parameters = parameters
         self._general = general
+        self._defaults = defaults
 
     def visit_List(self, node: ast.List) -> ast.expr:
         self.generic_visit(node)
@@ -90,13 +106,15 @@ class _Comprehensions(ast.NodeTransformer):
     def _write_runs(self, items: list[ast.expr]) -> list[ast.expr]:
         """Returns items with comprehensions for those that are alike, side by side."""
         found: list[ast.expr] = []
-        runs = [*_runs(self._generalise(items))]
+        runs = [*_runs(copy_aligned(self._generalise(items), self._defaults))]
         for run in runs:
             comprehension = self._comprehension(run)
             if comprehension is not None and len(runs) > 1:
                 comprehension = ast.Starred(comprehension, ast.Load())
                 if _height(comprehension) >= sum(map(_height, run)):
                     comprehension = None
+            elif comprehension is not None and _height(comprehension) > 2 + sum(map(_height, run)):
+                comprehension = None
             found += run if comprehension is None else [comprehension]
         return found if len(found) < len(items) else items
 
@@ -119,26 +137,29 @@ class _Comprehensions(ast.NodeTransformer):
         is_long = len(items) >= _LEAST and len(text(ast.List(items, ast.Load()))) > _LONGEST
         if not is_long or not isinstance(items[0], ast.Call):
             return None
-        numbers = [[*numbers_in(one)] for one in items]
-        names: dict[tuple[object, ...], str] = {}  # what an item has in a place -> the variable
-        replaced: dict[int, ast.expr] = {}
-        taken = {one.id for item in items for one in ast.walk(item) if isinstance(one, ast.Name)}
-        for places in zip(*numbers, strict=True):
-            constant, key = places[0]
-            values = tuple(one.value for one, _ in places)
-            if len({*map(repr, values)}) > 1:
-                if values not in names:
-                    names[values] = identifier(self._name(key), taken)
-                    taken.add(names[values])
-                replaced[id(constant)] = ast.Name(names[values], ast.Load())
-        if len(names) > _MOST:
+        slots = [[*_slots(one)] for one in items]
+        rows: dict[tuple[str, ...], tuple[str, list[ast.expr]]] = {}  # of items -> key and places
+        for places in zip(*slots, strict=True):
+            (node, key), values = places[0], tuple(text(one) for one, _ in places)
+            if len({*values}) > 1:
+                rows.setdefault(values, (key, []))[1].append(node)
+        if len(rows) > _MOST:
             return None
-        item = text(_Bound({*names.values()}).visit(replace_nodes(items[0], replaced)))
+        gone = {id(one) for _, nodes in rows.values() for one in nodes}
+        kept = [one for one in ast.walk(items[0]) if isinstance(one, ast.Name)]
+        taken = {one.id for one in kept if id(one) not in gone}
+        names: list[str] = []
+        replaced: dict[int, ast.expr] = {}
+        for key, nodes in rows.values():
+            names.append(identifier(self._name(key), taken))
+            taken.add(names[-1])
+            replaced.update((id(one), ast.Name(names[-1], ast.Load())) for one in nodes)
+        item = text(_Bound({*names}).visit(replace_nodes(items[0], replaced)))
         if not names:
             return expr(f"[{item} for _ in range({len(items)})]")
-        (first, *others) = names
-        rows = first if not others else tuple(zip(*names, strict=True))
-        code = f"[{item} for {', '.join(names.values())} in {rows!r}]"
+        listed = [", ".join(row) for row in zip(*rows, strict=True)]
+        code = ", ".join(listed if len(names) == 1 else (f"({row})" for row in listed))
+        code = f"[{item} for {', '.join(names)} in ({code})]"
         return ast.parse(code, mode="eval").body
 
     def _name(self, key: str) -> str:
@@ -164,11 +185,27 @@ def _height(node: ast.expr, indent: int = 16) -> int:
     return 3 if is_flat else 2 + sum(lines) + isinstance(node, ast.ListComp)
 
 
+def _slots(node: ast.expr) -> Iterator[tuple[ast.expr, str]]:
+    """Yields the numbers in code, and the variables that are given by keyword, with the keyword."""
+    yield from numbers_in(node)
+    for call in ast.walk(node):
+        for key in call.keywords if isinstance(call, ast.Call) else ():
+            if isinstance(key.value, ast.Name):
+                yield key.value, key.arg or ""
+
+
+def _mask(node: ast.expr) -> str:
+    """Masks what `_slots` finds."""
+    node = copy.deepcopy(node)
+    slots = [one for one, _ in _slots(node) if isinstance(one, ast.Name)]
+    return mask_numbers(replace_nodes(node, {id(one): ast.Constant(0) for one in slots}))
+
+
 def _runs(items: Sequence[ast.expr]) -> Iterator[list[ast.expr]]:
-    """Yields the items side by side that differ in numbers alone."""
+    """Yields the items side by side that differ in numbers and variables alone."""
     run: list[ast.expr] = []
     for item in items:
-        if run and mask_numbers(run[0]) != mask_numbers(item):
+        if run and _mask(run[0]) != _mask(item):
             yield run
             run = []
         run.append(item)

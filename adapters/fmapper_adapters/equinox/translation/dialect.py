@@ -216,7 +216,12 @@ def _class(
     lines = [f"class {cls.name}(eqx.Module):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
     made = [
-        (attr, with_comprehensions(_without_mark(node), names, draft.dialect.general))
+        (
+            attr,
+            with_comprehensions(
+                _without_mark(node), names, draft.dialect.general, draft.dialect.defaults
+            ),
+        )
         for attr, node in sketch.made
     ]
     lines += [

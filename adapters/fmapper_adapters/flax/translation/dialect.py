@@ -190,7 +190,7 @@ class FlaxDialect(JaxDialect):
         known = omit_defaults(classes)
         for cls in classes:
             cls.sketch.made = [
-                (attr, with_comprehensions(node, names, self.general))
+                (attr, with_comprehensions(node, names, self.general, self.defaults))
                 for attr, node in cls.sketch.made
             ]
         printed = [_class(cls, known.get(cls.name, {})) for cls in classes]
