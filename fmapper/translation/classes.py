@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from fmapper.translation.code import expr, identifier, replace_nodes, text
 from fmapper.translation.functions.forms import Terms
-from fmapper.translation.functions.origins import with_comments
 from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
 from fmapper.translation.merging.numbers import SHORTER, mask_numbers, numbers_in
 from fmapper.translation.merging.variants import unify, without_flags
+from fmapper.translation.statements.origins import with_comments
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect

@@ -109,6 +109,7 @@ class Dialect(ABC):
         masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
         lacking: Functions of files that may be called without `mask=mask` where that is None.
         holds_constants: Whether objects hold the arrays that code has, so that they move with them.
+        views: The methods of arrays that give another view of one.
         has_variants: Whether what only some submodules of a class have can be below an `if`.
         takes_parts: Whether a constructor may be given parts that others have made.
         has_sequences: Whether parts that are called in order can be one object.
@@ -129,6 +130,7 @@ class Dialect(ABC):
     masks: ClassVar[Mapping[str, str]] = {}
     lacking: ClassVar[frozenset[str]] = frozenset()
     holds_constants: ClassVar[bool] = False
+    views: ClassVar[frozenset[str]] = frozenset()
     has_variants: ClassVar[bool] = False
     takes_parts: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True

@@ -22,7 +22,6 @@ from fmapper.translation.functions.forms import (
     with_objects,
 )
 from fmapper.translation.functions.keys import attributes_for
-from fmapper.translation.functions.origins import comments_of
 from fmapper.translation.functions.parameters import (
     by_position,
     find_varying,
@@ -55,6 +54,7 @@ from fmapper.translation.places import (
 from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
+from fmapper.translation.statements.origins import comments_of
 from fmapper.translation.units import (
     Unit,
     dissolve,

@@ -6,9 +6,9 @@ from torch import nn
 import fmapper
 from fmapper.programs.program import Guard
 from fmapper.translation.functions.collect import collect
-from fmapper.translation.functions.origins import quote, with_comments
 from fmapper.translation.guards.conditions import strictest
 from fmapper.translation.source import translate
+from fmapper.translation.statements.origins import quote, with_comments
 
 
 class Rotated(nn.Module):

@@ -37,7 +37,6 @@ from fmapper.translation.functions.forms import (
 )
 from fmapper.translation.functions.keys import ordered_draws, take_keys
 from fmapper.translation.functions.masks import Masks
-from fmapper.translation.functions.origins import comments_on
 from fmapper.translation.functions.parameters import Parameters, print_signature, sign
 from fmapper.translation.functions.shapes import (
     add_to_words,
@@ -54,6 +53,8 @@ from fmapper.translation.guards.expressions import is_code
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.scans.derivatives import Enclosing, call_derived
 from fmapper.translation.scans.steps import units_in, with_loops
+from fmapper.translation.statements.moved_views import move_views
+from fmapper.translation.statements.origins import comments_on
 from fmapper.translation.units import Structure, Unit, is_of_library, refs_of, with_inner
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._check_arguments()
         self._drop_unused_sizes()
         self._drop_unused_statements()
+        move_views(self._body.statements, self._dialect.views)
         self._body.comments = comments_on(self._body.statements, self._opaque)
         return self._body
 
@@ -297,7 +299,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             target = str(output.target)
             if output.kind != "buffer" or not isinstance(value, Ref) or value.name in layered:
                 continue
-            if value.name in own and target.startswith(path) and not self._is_in_layer(target):
+            if value.name in own and target.startswith(path) and target not in self._writer._owners:
                 yield value.name, target
 
     def _pass_values(self, form: Form, unit: Unit) -> Iterator[str]:
@@ -494,6 +496,3 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             self._body.written.append(target)
             written = self._dialect.write_array(expr(attribute("self", local)), self._use(value))
             self._body.statements.append(written)
-
-    def _is_in_layer(self, target: str) -> bool:
-        return target in self._writer._owners

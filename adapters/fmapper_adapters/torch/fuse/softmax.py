@@ -63,6 +63,27 @@ def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
     """Returns whether a value is the maximum of x along a dimension."""
     source = look.unreduce(value, look.shape(x), (axis,), detached=True)
     greatest = look.call(source, "reduce_max")
-    if greatest is None or tuple(greatest.kwargs["axes"]) != (axis,):
+    if greatest is not None and tuple(greatest.kwargs["axes"]) == (axis,):
+        return bool(greatest.args[0] == x) or _is_moved_largest(look, value, x, axis)
+    return _is_moved_largest(look, value, x, axis)
+
+
+def _is_moved_largest(look: Any, value: Any, x: Any, axis: int) -> bool:
+    """Returns whether a value is a maximum that was taken before x was moved, and moved as x."""
+    if len(look.shape(value)) != len(look.shape(x)):
         return False
-    return bool(greatest.args[0] == x)
+    reduced, to_value = look.origin(value, detached=True)
+    greatest = look.call(reduced, "reduce_max")
+    if greatest is None:
+        return False
+    axes, inner = greatest.kwargs["axes"], greatest.args[0]
+    (source, to_x), (other, to_inner) = look.origin(x), look.origin(inner)
+    whole = [[i for i, n in enumerate(look.shape(one)) if n != 1] for one in (x, inner)]
+    if source != other or [sorted(to_x.values()), sorted(to_inner.values())] != whole:
+        return False
+    left = [i for i in range(len(look.shape(inner))) if i not in axes]
+    moved = {
+        to_x[i]: to_value.get(left.index(dim)) for i, dim in to_inner.items() if dim not in axes
+    }
+    gone = [to_x[i] for i, dim in to_inner.items() if dim in axes]
+    return gone == [axis] and all(here == there for here, there in moved.items())

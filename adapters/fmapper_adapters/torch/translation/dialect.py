@@ -80,7 +80,7 @@ _INSTEAD = {  # which NumPy computes here where it is quicker, and to the last b
     threefry.split: threefry.hashed_keys,
     threefry.between: threefry.near,
 }
-_MARKS = (rows.take_rows, rows.segment_sum)  # helpers have their code
+_MARKS = (rows.take_rows, rows.segment_sum, rows.top_k)  # helpers have their code
 _MOST = 64  # elements of an array that is written out
 _MODULES = {
     "F.relu": "nn.ReLU()", "F.silu": "nn.SiLU()", "torch.tanh": "nn.Tanh()",
@@ -99,6 +99,7 @@ class TorchDialect(Dialect):
     in_evaluation: ClassVar[str] = "not self.training"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"nn.Dropout"})
     holds_constants: ClassVar[bool] = True
+    views: ClassVar[frozenset[str]] = frozenset({"permute", "transpose"})
     has_variants: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "nn.Linear": {"bias": True},

@@ -67,6 +67,12 @@ HELPERS = {
     """Returns rows at indices, as JAX: from the end where negative, the nearest where outside."""
     index = torch.where(index < 0, index + x.shape[dim], index)
     return x.index_select(dim, index.clamp(0, x.shape[dim] - 1).long())'''),
+    "top_k": Helper('''def top_k(x, k, dim):
+    """Returns the largest elements and where they are; equal ones in their order, as in JAX."""
+    bits = x.detach().view(torch.int32)
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    at = torch.sort(bits, dim=dim, descending=True, stable=True)[1].narrow(dim, 0, k)
+    return x.gather(dim, at), at.int()'''),
     "segment_sum": Helper('''def segment_sum(values, segments, like):
     """Returns an array of zeros to whose rows values are added; not those of rows outside."""
     inside = (segments >= 0) & (segments < len(like))

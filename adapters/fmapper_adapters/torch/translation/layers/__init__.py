@@ -143,18 +143,15 @@ def _embedding(site: Site, call: Call) -> Layer | None:
                  stem_of(held[1], "embed"))  # fmt: skip
 
 
-def _rows(site: Site, call: Call) -> Layer | None:
-    """Finds rows of an array at indices; where one is outside torch raises."""
-    weight, ids = call.args[:2]
-    is_first = len(call.args) == 2 and isinstance(weight, Ref) and isinstance(ids, Ref)
-    return _embedding(site, replace(call, args=(ids, weight))) if is_first else None
-
-
 def _lookup(site: Site, call: Call) -> Layer | None:
     """Finds what JAX does for indices from behind and outside, around a look-up.
 
-    Where an index is outside JAX gives NaN, and torch raises.
+    Where an index is outside JAX gives NaN, or the nearest row; and torch raises.
     """
+    if name_of(call) == _TAKE_ROWS:
+        if len(call.args) > 2:
+            return None
+        call = replace(call, args=call.args[::-1])
     found = _embedding(site, call)
     if found is None:
         return None
@@ -282,4 +279,4 @@ _CALLS: dict[str, Callable[[Site, Call], Layer | None]] = {
     **dict.fromkeys((*convolutions.PLAIN, *convolutions.TRANSPOSED), convolutions.convolution),
 }
 _TAKE_ROWS = f"{rows.take_rows.__module__}:take_rows"
-_WHOLE = {**_CALLS, "F.embedding": _lookup, _TAKE_ROWS: _rows}
+_WHOLE = {**_CALLS, "F.embedding": _lookup, _TAKE_ROWS: _lookup}

@@ -1,4 +1,4 @@
-"""Writes rows at indices, and sums of rows by segments, with the meaning of indices in JAX."""
+"""Writes rows at indices, sums of rows by segments, and the largest elements, as JAX has them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ def segment_sum(values: Any, segments: Any, like: Any) -> Any:
     raise NotImplementedError("sums of segments are written to files only")
 
 
+def top_k(x: Any, k: int, dim: int) -> Any:
+    """Marks a choice of the largest elements, which a helper makes. It does not run."""
+    raise NotImplementedError("the largest elements are written to files only")
+
+
 def write_rows(graph: Any) -> None:
     """Rewrites look-ups and sums whose indices are checked as calls of these functions."""
     for node in list(graph.nodes):
+        if node.target is torch.gather:
+            _write_top_k(graph, node)
+            continue
         made = {torch.index_select: _take, torch.index_add: _sum}.get(node.target)
         found = made(node) if made is not None else None
         if found is None:
@@ -75,6 +83,62 @@ def _sum(node: Any) -> tuple[Any, tuple[Any, ...]] | None:
     if not is_least or not is_most or not _is_same(high.args[1], size - 1):
         return None
     return segment_sum, (rows.args[1], ids, base)
+
+
+def _write_top_k(graph: Any, node: Any) -> None:
+    """Writes a stable sort by the total order of floats, the first of which are taken."""
+    x, dim, at = node.args
+    others = [user for user in at.users if user is not node] if isinstance(at, fx.Node) else []
+    if x.meta["val"].dtype is not torch.float32 or not all(map(_is_int32, others)):
+        return
+    k = _count_of_first(at, dim)
+    order = at.args[0]
+    sort = order.args[0] if k is not None and _is(order, operator.getitem) else None
+    if sort is None or order.args[1] != 1 or not _is(sort, torch.sort):
+        return
+    told = {"dim": dim, "descending": True, "stable": True}
+    if sort.kwargs != told or not _is_total_order(sort.args[0], x):
+        return
+    with graph.inserting_before(at):
+        found = graph.call_function(top_k, (x, k, dim))
+        found.meta.update({**node.meta, "val": (node.meta["val"], at.meta["val"].int())})
+        parts = [graph.call_function(operator.getitem, (found, i)) for i in (0, 1)]
+    for i, one in enumerate(parts):
+        one.meta.update({**node.meta, "val": found.meta["val"][i]})
+    for one, made in ((node, parts[0]), *((other, parts[1]) for other in others)):
+        one.replace_all_uses_with(made)
+        graph.erase_node(one)
+
+
+def _is_int32(value: Any) -> bool:
+    is_cast = (value.op, value.target) == ("call_method", "to")
+    return is_cast and value.args[1:] == (torch.int32,) and not value.kwargs
+
+
+def _count_of_first(value: Any, dim: int) -> int | None:
+    """Returns how many of the first elements of a dimension a value has; None for others."""
+    if _is(value, torch.narrow, "narrow") and value.args[1:3] == (dim, 0):
+        return int(value.args[3])
+    if not _is(value, operator.getitem) or not isinstance(value.args[1], tuple):
+        return None
+    *before, last = value.args[1]
+    is_whole = all(one == slice(None) for one in before) and len(before) == dim
+    is_first = isinstance(last, slice) and last.start in (None, 0) and last.step in (None, 1)
+    return last.stop if is_whole and is_first and type(last.stop) is int else None
+
+
+def _is_total_order(value: Any, x: fx.Node) -> bool:
+    """Returns whether a value is the bits of floats, as integers in the order of the floats."""
+    if not _is(value, torch.where):
+        return False
+    negative, flipped, bits = value.args
+    is_view = isinstance(bits, fx.Node) and (bits.target, bits.args[1:]) == ("view", (torch.int32,))
+    if not is_view or not _is(negative, operator.lt, torch.lt) or negative.args != (bits, 0):
+        return False
+    if not _is(flipped, operator.xor, torch.bitwise_xor) or flipped.args != (bits, 0x7FFFFFFF):
+        return False
+    source = bits.args[0]
+    return source is x or (source.target == "detach" and source.args == (x,))
 
 
 def _without_clamp(index: Any, size: Any) -> Any:

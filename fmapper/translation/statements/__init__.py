@@ -1,0 +1,1 @@
+"""The statements of a function once they are written: views, and comments on them."""
