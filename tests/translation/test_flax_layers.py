@@ -420,9 +420,10 @@ class WithGradient(nn.Module):
 
 
 @pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
-def test_a_gradient_that_is_that_of_the_forward_is_left_to_jax(to):
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: torch.cat([x, x])])
+def test_a_gradient_that_is_that_of_the_forward_is_left_to_jax(to, change):
     pytest.importorskip(to)
-    net, x = WithGradient(lambda x: sum(Swish.apply(x, 2.0))), torch.randn(3, 4)
+    net, x = WithGradient(lambda x: sum(Swish.apply(change(x), 2.0))), torch.randn(3, 4)
     code = fmapper.source(net.eval(), to, (x,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
     assert "custom_vjp" not in code
     assert code.count("tanh") == 1
