@@ -86,7 +86,7 @@ class Parameters:
         needed = self._find_needed(unit)
         for value in unit.given:
             if value in wanted - held and value in needed:
-                extra = self._extra(value, names)
+                extra = self._extra(unit, value, names)
                 at = [*arguments].index(extra) if extra in arguments else len(arguments)
                 found.append(Argument(extra, Ref(value), at, "used"))
                 names.add(extra)
@@ -168,11 +168,14 @@ class Parameters:
                 found.update(form.layer.inputs if form.layer else refs_in(given))
         return found
 
-    def _extra(self, value: str, taken: set[str]) -> str:
+    def _extra(self, unit: Unit, value: str, taken: set[str]) -> str:
         given = self._structure.inputs.get(value)
         if given is not None and is_array(self._structure, value):
             return identifier("_".join(str(given.target).split(".")[-2:]), taken)
-        return identifier(self.hints.get(value) or re.sub(r"_\d+$", "", value), taken)
+        plain = re.sub(r"_\d+$", "", value)
+        if unit.parent is not None:  # which says less of where it is in the model's argument
+            plain = re.sub(r"_field\d+$", "", plain)
+        return identifier(self.hints.get(value) or plain or value, taken)
 
     def _is_constant(self, value: str) -> bool:
         given = self._structure.inputs.get(value)

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -92,6 +92,22 @@ def _made_beside(call: Call, like: str) -> Call:
     return dataclasses.replace(call, kwargs={**call.kwargs, "device": Ref(like)})
 
 
+def _place_with_source(node: fx.Node, before: Collection[fx.Node]) -> None:
+    """Has the submodule that computes a value store it, also where that changes its dtype."""
+    source = node.all_input_nodes[0] if node.all_input_nodes else node
+    if node not in before and "place" in source.meta:
+        node.meta["place"] = source.meta["place"]
+
+
+def _place_views_of_arrays(graph: fx.Graph) -> None:
+    """Has a submodule that alone reads an array as another dtype do that itself."""
+    for node in graph.nodes:
+        source = node.args[0] if (node.op, node.target) == ("call_method", "view") else None
+        places = dict(user.meta.get("place", ("", "")) for user in node.users)
+        if isinstance(source, fx.Node) and source.op == "get_attr" and len(places) == 1:
+            node.meta["place"] = next(iter(places.items()))
+
+
 class _Restated:
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -122,11 +138,16 @@ class _Restated:
         emitter.borders = frozenset(told)
         with without_logs():
             outputs = emitter.run(wider)
+        before = {*emitter.graph.nodes}
         found = [
             emitter.value(ref, seen=i < count) if isinstance(ref, Ref | Scalar) else ref
             for i, ref in enumerate(outputs)
         ]
+        for value, output in zip(found, program.outputs, strict=False):
+            if output.kind == "buffer" and isinstance(value, fx.Proxy):
+                _place_with_source(value.node, before)
         emitter.output(tuple(found))
+        _place_views_of_arrays(emitter.graph)
         for value in found[count:]:
             if isinstance(value, fx.Proxy):
                 value.node.meta[tidy.BORDER] = True

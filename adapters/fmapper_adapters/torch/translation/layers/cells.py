@@ -100,6 +100,8 @@ def _loop(structure: Structure, unit: Unit, begin: Call) -> _Loop | None:
     whole.gives = [output]
     left = [step for step in outside if step is not begin and step not in zeros]
     used = {name for step in left for name in _refs(step)}
+    for one in reversed(zeros):  # what other loops begin with, too, is made of others
+        used |= _refs(one) if one.name in used else set()
     gone = [begin, end, *picks, *ended, *(one for one in zeros if one.name not in used)]
     return _Loop(unit, cell, whole, gone, rows[2])
 
@@ -137,7 +139,8 @@ def _rows(
 
     Returns:
         The end, the call that picks the output, and calls that give its last row, which is the
-        last state. None where something else is used, as the cell state of an LSTM.
+        last state, or the output with its steps in another dimension. None where something else
+        is used, as the cell state of an LSTM.
     """
     given, carry, ys = end.args
     states = [call for call in picks if call.args[1] < len(carry)]
@@ -146,19 +149,23 @@ def _rows(
     if len(values) != 1 or len(outputs) > 1:
         return None
     (dim,) = begin.kwargs["dims"]
-    if outputs and end.kwargs["dims"] != (dim,):
+    stacked = {end.kwargs["dims"][call.args[1] - len(carry)] for call in outputs} - {dim}
+    if any(abs(other - dim) != 1 for other in stacked):
         return None
     kwargs = {**end.kwargs, "dims": (dim,)}
     dtype, shape = structure.values[next(iter(values)).name]
     x = structure.values[begin.args[1][0].name][1]
     result = dtype, (*shape[:dim], x[begin.kwargs["dims"][0]], *shape[dim:])
-    name = outputs[0].name if outputs else f"{end.name}_outputs"
+    name = outputs[0].name if outputs and not stacked else f"{end.name}_outputs"
     end = replace(end, args=(given, carry, (*values,)), kwargs=kwargs)
     output = Call(
         name, "sym::getitem", (Ref(end.name), len(carry)), {}, end.module, end.source, (result,)
     )
     index = (_ALL, -1) if dim else -1
     last = [replace(call, op="torch::operator.getitem", args=(Ref(name), index)) for call in states]
+    for other in stacked:  # than the dimension that the steps are taken from
+        order = (Ref(name), *sorted((dim, other)))
+        last.append(replace(outputs[0], op="tensor::transpose", args=order))
     return end, output, last
 
 
