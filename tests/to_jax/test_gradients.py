@@ -187,6 +187,20 @@ class Result(Autograd):
         return gradient * y * 3
 
 
+class Same(Autograd):
+    """Gives its argument, and keeps it: it is an argument then, and not a result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * x * 3
+
+
 class Between(Autograd):
     """Keeps what has no gradient, as it is computed inside, and an argument as an attribute."""
 
@@ -200,7 +214,7 @@ class Between(Autograd):
         return gradient * ctx.sine * ctx.x
 
 
-@pytest.mark.parametrize("function", [Halved, Result, Between])
+@pytest.mark.parametrize("function", [Halved, Result, Same, Between])
 def test_second_derivatives_go_through_what_is_kept_as_in_torch(function: Any) -> None:
     x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
     module = converting.Function(lambda x: (function.apply(x) ** 2).sum())

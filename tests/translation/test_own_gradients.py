@@ -66,6 +66,20 @@ class Exponential(Function):
         return gradient * y * 3
 
 
+class Same(Function):
+    """Gives its argument, and keeps it: it is an argument then, and not a result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * 3
+
+
 class Between(Function):
     """Keeps what it computes, a constant where its gradient is differentiated."""
 
@@ -143,6 +157,7 @@ FUNCTIONS = {
     "reversed": lambda y, scale: Reverse.apply(y, 0.5),
     "spikes": lambda y, scale: Spike.apply(y),
     "a result that is kept": lambda y, scale: Exponential.apply(y),
+    "its argument": lambda y, scale: Same.apply(y),
     "a value that is kept": lambda y, scale: Between.apply(y),
     "a step size": lambda y, scale: StepSize.apply(y, scale, -4, 3),
     "a mask": lambda y, scale: Masked.apply(y, torch.arange(6) % 2),

@@ -53,7 +53,9 @@ def with_gradient(
     """
     is_array = [isinstance(one, jax.Array) for one in kept]
     arrays = tuple(one for one, array in zip(kept, is_array, strict=True) if array)
-    own = [next((i for i, y in enumerate(ys) if y is one), None) for one in arrays]
+    given = {id(x) for x in xs}
+    found_at = {id(y): i for i, y in enumerate(ys) if id(y) not in given}
+    own = [found_at.get(id(one)) for one in arrays]
 
     def forward(xs: Any, ys: Any, arrays: Any) -> Any:
         found = attached(xs, ys, arrays)

@@ -147,7 +147,9 @@ def with_gradient(
         places: The argument that each result of `backward` belongs to.
         once: Why the derivative has none itself; empty where it has.
     """
-    own = tuple(next((i for i, y in enumerate(ys) if y is one), None) for one in kept)
+    given = {id(x) for x in xs}
+    found_at = {id(y): i for i, y in enumerate(ys) if id(y) not in given}
+    own = tuple(found_at.get(id(one)) for one in kept)
     plan = backward, len(ys), len(xs), tuple(places), own, once
     found: tuple[Tensor, ...] = _WithGradient.apply(  # type: ignore[no-untyped-call]
         plan, *(y.detach() for y in ys), *xs, *kept

@@ -24,7 +24,7 @@ def fold_backward(graph: Graph) -> Graph:
 def _with_inner_graph(call: Call, before: Sequence[Call]) -> Call:
     ys, xs, cotangents, gradients, *more = call.args
     starts = [one.name for one in cotangents]
-    results = {one.name for one in ys}  # their gradients are those of the call, where kept
+    results = {one.name for one in ys if one not in xs}  # where kept, they have its gradient
     inside = {*starts, *results}
     for one in before:
         if not inside.isdisjoint(_refs(one)):

@@ -206,11 +206,11 @@ def _backward(
     """
     ys, xs, inner, kept, places = call.args[:5]
     count = len(ys)
-    results = {y.name: Ref(f"{again.name}_{i}") for i, y in enumerate(ys)}
     made = [
-        Call(made.name, "sym::getitem", (Ref(again.name), i), {}, result=(kind,))
-        for i, (made, kind) in enumerate(zip(results.values(), call.result, strict=True))
+        Call(f"{again.name}_{i}", "sym::getitem", (Ref(again.name), i), {}, result=(kind,))
+        for i, kind in enumerate(call.result)
     ]
+    results = {y.name: Ref(one.name) for y, one in zip(ys, made, strict=True) if y not in xs}
     refs = substitute(kept, {**known, **results})
     own = dict(zip(inner.inputs[count:], refs, strict=True))
     after = _with(inner.calls, own)
