@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import expr, identifier, replace_nodes, text
 from fmapper.translation.functions.forms import Terms
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Values = tuple[object, ...]
 _MOST_GIVEN = 2  # parts that a constructor is given
 _FUNCTION = "activation"  # what a sequence is given
+_IDENTITY = "lambda x: x"
 _VAGUE = frozenset({"n", "size", "value"})
 _HEAD = 100  # characters of a class apart from its statements
 
@@ -136,6 +137,8 @@ def merge(
         names: Classes of the target -> the names of the parameters of their constructors.
         dialect: The target.
     """
+    for group in _by_title(sketches) if dialect.takes_parts else ():
+        _give_activations(group, dialect)
     _unify(sketches, dialect)
     for group in _by_title(sketches) if dialect.takes_parts else ():
         if group[0].is_sequence:
@@ -214,6 +217,111 @@ def _give_functions(sketches: list[Sketch], dialect: Dialect) -> None:
             changed.args[places[0]] = expr(_FUNCTION)
             sketch.made = [(sketch.made[0][0], changed)]
         align(group, dialect.defaults)
+
+
+def _give_activations(sketches: Sequence[Sketch], dialect: Dialect) -> None:
+    """Gives constructors the function that statements of methods call: `Block(8, jax.nn.silu)`.
+
+    Args:
+        sketches: Those of one class of the source; they change where they become fewer classes.
+        dialect: The target.
+    """
+    by_form: dict[tuple[object, ...], list[Sketch]] = {}
+    for sketch in sketches:
+        names = (*(attr for attr, _ in sketch.made), *sketch.ties)
+        methods = [(one.name, one.parameters, len(one.lines)) for one in sketch.methods]
+        if sketch.path and _FUNCTION not in names:
+            by_form.setdefault((names, *methods), []).append(sketch)
+    for group in by_form.values():
+        changed = copy.deepcopy(group)
+        if len({one.shape() for one in group}) < 2 or not _call_activations(changed):
+            continue
+        before = copy.deepcopy(group)
+        _unify(before, dialect)
+        _unify(changed, dialect)
+        if len({one.shape() for one in changed}) < len({one.shape() for one in before}):
+            for sketch, other in zip(group, changed, strict=True):
+                sketch.made, sketch.methods, sketch.given = other.made, other.methods, other.given
+
+
+def _call_activations(sketches: Sequence[Sketch]) -> bool:
+    """Writes the functions that methods call as an attribute; returns whether that is one each."""
+    functions: set[tuple[str, ...]] = set()
+    for methods in zip(*(one.methods for one in sketches), strict=True):
+        for at, lines in enumerate(zip(*(one.lines for one in methods), strict=True)):
+            trees = _with_activations([ast.parse(line) for line in lines], functions)
+            for method, tree, line in zip(methods, trees, lines, strict=True):
+                method.lines[at] = new = text(tree)
+                if line in method.comments:
+                    method.comments[new] = method.comments[line]
+    if len(functions) != 1 or any(
+        _reads_variables(one, sketches[0]) for one in next(iter(functions))
+    ):
+        return False
+    for sketch, function in zip(sketches, functions.pop(), strict=True):
+        sketch.made.append((_FUNCTION, expr(_FUNCTION)))
+        sketch.given = {_FUNCTION: expr(function)}
+    return True
+
+
+def _with_activations(nodes: list[Any], functions: set[tuple[str, ...]]) -> list[Any]:
+    """Returns code with an attribute in place of the functions that are others in each.
+
+    Args:
+        nodes: What each submodule has in a place; it changes.
+        functions: Takes the functions of each place.
+    """
+    if len({*map(mask_numbers, nodes)}) == 1:
+        return nodes
+    calls = [_split_call(node) for node in nodes]
+    inner = {mask_numbers(call[1]) for call in calls if call}
+    called = [
+        call or (_IDENTITY, node)
+        for call, node in zip(calls, nodes, strict=True)
+        if call or mask_numbers(node) in inner
+    ]
+    if len(called) == len(nodes) and len({function for function, _ in called}) > 1:
+        functions.add(tuple(function for function, _ in called))
+        given = _with_activations([operand for _, operand in called], functions)
+        return [expr(f"self.{_FUNCTION}({{0}})", operand) for operand in given]
+    if len({type(node) for node in nodes}) == 1:
+        for field in nodes[0]._fields:
+            values = [getattr(node, field) for node in nodes]
+            if all(isinstance(value, ast.AST) for value in values):
+                for node, new in zip(nodes, _with_activations(values, functions), strict=True):
+                    setattr(node, field, new)
+            elif all(isinstance(value, list) for value in values):
+                rows = [_with_activations([*row], functions) for row in zip(*values, strict=False)]
+                for value, column in zip(values, zip(*rows, strict=True), strict=False):
+                    value[: len(column)] = column
+    return nodes
+
+
+def _reads_variables(function: str, sketch: Sketch) -> bool:
+    """Returns whether a function is a method of what a method of a sketch computes."""
+    if function == _IDENTITY:
+        return False
+    root = function.removeprefix("lambda x: ").partition("(")[0].partition(".")[0]
+    parameters = {one.partition("=")[0] for method in sketch.methods for one in method.parameters}
+    names = (one for node in sketch.nodes() for one in ast.walk(node) if isinstance(one, ast.Name))
+    return root in parameters | {one.id for one in names if isinstance(one.ctx, ast.Store)}
+
+
+def _split_call(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Returns a function of one array, with its numbers, and the array that it is called with."""
+    if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
+        return None
+    others = [*node.args[1:], *(key.value for key in node.keywords)]
+    name = text(node.func)
+    if name.split(".")[0] == "self" or not name.replace(".", "").isidentifier():
+        return None
+    if not all(isinstance(one, ast.Constant) for one in others):
+        return None
+    if others:
+        changed = copy.deepcopy(node)
+        changed.args[0] = ast.Name("x", ast.Load())
+        name = f"lambda x: {text(changed)}"
+    return name, node.args[0]
 
 
 def _size(sketch: Sketch) -> int:

@@ -385,3 +385,77 @@ def test_sizes_of_flat_arguments_are_called_after_their_use() -> None:
     given = (torch.randn(2, 5, 8), torch.randn(7, 8))
     code = translate(Decode().eval(), "flax", given)[0].code
     assert "queries_batch" not in code
+
+
+def test_a_run_whose_comprehension_is_no_shorter_stays() -> None:
+    short = ", ".join(
+        f"Block(12, 12, use_bias=False, kernel_size={n}, rngs=rngs)" for n in (2, 3, 4)
+    )
+    long = ", ".join(f"Layer(12, kernel_size={n}, rngs=rngs)" for n in range(5))
+    made = ast.parse(f"[{short}, Stem(rngs=rngs), {long}]", mode="eval").body
+    found = ast.unparse(with_comprehensions(made, {}))
+    assert found.startswith(f"[{short}, Stem(rngs=rngs), *[Layer(")
+
+
+class Activated(nn.Module):
+    def __init__(self, width: int, act: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.act = nn.Linear(width, 8), nn.Linear(8, 8), act
+
+    def forward(self, x: Any) -> Any:
+        y = self.act(self.first(x))
+        return self.act(y + self.second(y))
+
+
+class Activations(nn.Module):
+    def __init__(self, *kinds: nn.Module) -> None:
+        super().__init__()
+        self.stem = Activated(4, nn.GELU())
+        self.blocks = nn.ModuleList([Activated(8, kind) for kind in kinds])
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_an_activation_that_is_another_one_each_time_is_an_argument() -> None:
+    kinds = (nn.SiLU(), nn.LeakyReLU(0.1), nn.Identity(), nn.ReLU())
+    for target in ("flax", "equinox"):
+        model = Activations(*kinds)
+        source, proof, reason = translate_proved(model, target, (torch.randn(3, 4),))
+        assert proof
+        assert not reason
+        assert source.code.count("(self.first(x))") == 1
+        assert "self.activation(y + self.second(y))" in source.code
+        assert "Activated(4, gelu, " in source.code
+        assert "jax.nn.silu, " in source.code
+        assert "lambda x: jax.nn.leaky_relu(x, negative_slope=0.1), " in source.code
+        assert "lambda x: x, " in source.code
+    assert "    activation: Callable\n" in source.code
+
+
+class Method(nn.Module):
+    def __init__(self, *, is_cumulative: bool) -> None:
+        super().__init__()
+        self.linear, self.is_cumulative = nn.Linear(8, 8), is_cumulative
+
+    def forward(self, x: Any, other: Any) -> Any:
+        x = self.linear(x) + other
+        return x.cumsum(1) if self.is_cumulative else x.cumprod(1)
+
+
+class Methods(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Method(is_cumulative=True), Method(is_cumulative=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x, x), x)
+
+
+def test_methods_of_variables_are_not_arguments() -> None:
+    source, proof, _ = translate_proved(Methods(), "flax", (torch.randn(3, 8),))
+    assert proof
+    assert "activation" not in source.code

@@ -137,6 +137,7 @@ class _Comprehensions(ast.NodeTransformer):
         is_long = len(items) >= _LEAST and len(text(ast.List(items, ast.Load()))) > _LONGEST
         if not is_long or not isinstance(items[0], ast.Call):
             return None
+        items = copy.deepcopy(items)  # which stay where the list is shorter
         slots = [[*_slots(one)] for one in items]
         rows: dict[tuple[str, ...], tuple[str, list[ast.expr]]] = {}  # of items -> key and places
         for places in zip(*slots, strict=True):

@@ -224,13 +224,14 @@ def _class(
         )
         for attr, node in sketch.made
     ]
-    lines += [
-        f"    {attr}: {'eqx.Module' if text(node) == attr else kind_of(node, known)}"
-        for attr, node in made if attr != MODE
-    ]  # fmt: skip
+    values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
+    kinds = {
+        attr: _kind_of_given(values[attr]) if text(node) == attr else kind_of(node, known)
+        for attr, node in made
+    }
+    lines += [f"    {attr}: {kind}" for attr, kind in kinds.items() if attr != MODE]
     if any(attr == MODE for attr, _ in made):
         lines.append(f"    {MODE}: bool  # set by eqx.nn.inference_mode")
-    values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
     lines += [
         f"    {name}: {type(values[name]).__name__} = eqx.field(static=True)" for name in cls.stored
     ]
@@ -251,6 +252,10 @@ def _class(
             lines.append(textwrap.indent(_with_fixed(line, frozen), "        "))
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def _kind_of_given(argument: Any) -> str:
+    return "eqx.Module" if isinstance(argument, ast.Call) else "Callable"
 
 
 def _constructor(cls: Class, made: Sequence[tuple[str, ast.expr]]) -> list[str]:
