@@ -239,3 +239,23 @@ def test_a_second_name_is_not_taken_from_a_value_that_is_about_to_be_used():
     net, x = Cross(), torch.randn(5, 8)
     model = fmapper.convert(net, "flax", (x,), structure=True, check=False)
     np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+class TakesMuch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(20, 4))
+
+    def forward(
+        self, source: Any, target: Any, source_offsets: Any, target_offsets: Any,
+        source_weights: Any, target_weights: Any,
+    ) -> Any:  # fmt: skip
+        first = self.table[: source.shape[0]] + source + source_offsets + source_weights
+        return first, self.table[: target.shape[0]] + target + target_offsets + target_weights
+
+
+def test_checks_of_many_arguments_have_no_method_of_their_own() -> None:
+    given = [torch.randn(n, 4) for n in (5, 7, 5, 7, 5, 7)]
+    source = translate(TakesMuch().eval(), "flax", tuple(given))[0]
+    assert "check_inputs" not in source.code
+    assert "check(source.shape[0] <= 20, 'source.shape[0] <= 20')" in source.code

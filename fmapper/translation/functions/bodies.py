@@ -16,6 +16,7 @@ from fmapper.translation.code import (
     bare_condition,
     expr,
     identifier,
+    is_short,
     literal,
     name,
     text,
@@ -439,7 +440,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
     def _check_sizes(self) -> None:
         """Writes the checks of the model's inputs: sizes, and decisions by them.
 
-        If that is more than their shapes, it has a method of its own.
+        If that is more than their shapes, and short to call, it has a method of its own.
         """
         program = self._structure.program
         arrays = []
@@ -459,8 +460,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
             if add_to_words(condition, arrays):
                 continue
             message = guard.question.rpartition(" at ")[0] or guard.question
-            if is_code(message):
-                message = text(condition)
+            message = text(condition) if is_code(message) else message
             statements.append(Statement((), self._dialect.check(condition, message)))
         if arrays:
             shapes = [(node, " ".join(words)) for node, words in arrays]
@@ -470,9 +470,9 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         }
         taken = tuple(one.name for one in self._arguments if one.name in names)
         local = names & (self._names.holds.keys() - {*taken})
-        if len(statements) > 1 and not local:
+        call = ast.Call(expr("self.check_inputs"), [name(one) for one in taken], [])
+        if len(statements) > 1 and not local and is_short(call):
             self._body.checks = (taken, statements)
-            call = ast.Call(expr("self.check_inputs"), [name(one) for one in taken], [])
             statements = [Statement((), call)]
         at = 0 if not local else len(self._body.statements)
         self._body.statements[at:at] = statements
