@@ -151,6 +151,11 @@ def test_what_no_condition_tells_apart_stays_apart() -> None:
     assert choose(["y = 1", "y = 2"], [case("x"), case("x")]) is None
 
 
+class Doubled(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + x
+
+
 class Scaled(nn.Module):
     """What differs is in no attribute: it is in the class of an activation."""
 
@@ -166,7 +171,7 @@ class Scaled(nn.Module):
 class Scales(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Scaled(nn.ReLU()), Scaled(nn.SiLU())
+        self.first, self.second = Scaled(nn.ReLU()), Scaled(Doubled())
 
     def forward(self, x: Any) -> Any:
         return self.second(self.first(x))

@@ -87,18 +87,19 @@ def test_it_computes_the_same(written: Any) -> None:
 
 def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
     code = written[1]
-    inner = "self, in_features, out_features, kernel_size, strides=1, padding=0, *, rngs: nnx.Rngs"
-    assert head(code, "ConvLayer") == inner
-    assert head(code, "ConvLayer_2") == "self, in_features, out_features, *, rngs: nnx.Rngs"
-    assert "class ConvLayer_3" not in code
-    assert "strides=1" not in code.partition("class ConvLayer_2")[2].partition("\n\n\n")[0]
+    first = "self, in_features, out_features, kernel_size, activation"
+    assert head(code, "ConvLayer") == f"{first}, strides=1, padding=0, *, rngs: nnx.Rngs"
+    assert "class ConvLayer_2" not in code
 
 
 def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
     code = written[1]
     wanted = "self, in_features, out_features, out_features_2, strides=1, *, rngs: nnx.Rngs"
     assert head(code, "Bottleneck") == wanted
-    assert re.search(r"ConvLayer\(\s*in_features, out_features, kernel_size=1, rngs", code)
+    assert re.search(
+        r"ConvLayer\(\s*in_features, out_features, kernel_size=1, activation=jax.nn.relu, rngs",
+        code,
+    )
     assert re.search(r"Bottleneck\(8, 5, 16, strides=2, rngs=rngs\)", code)
 
 
