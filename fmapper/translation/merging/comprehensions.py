@@ -108,14 +108,14 @@ class _Comprehensions(ast.NodeTransformer):
         found: list[ast.expr] = []
         runs = [*_runs(copy_aligned(self._generalise(items), self._defaults))]
         for run in runs:
-            comprehension = self._comprehension(run)
+            kept, comprehension = copy.deepcopy(run), self._comprehension(run)
             if comprehension is not None and len(runs) > 1:
                 comprehension = ast.Starred(comprehension, ast.Load())
                 if _height(comprehension) >= sum(map(_height, run)):
                     comprehension = None
             elif comprehension is not None and _height(comprehension) > 2 + sum(map(_height, run)):
                 comprehension = None
-            found += run if comprehension is None else [comprehension]
+            found += kept if comprehension is None else [comprehension]
         return found if len(found) < len(items) else items
 
     def _generalise(self, items: list[ast.expr]) -> list[ast.expr]:
@@ -137,7 +137,6 @@ class _Comprehensions(ast.NodeTransformer):
         is_long = len(items) >= _LEAST and len(text(ast.List(items, ast.Load()))) > _LONGEST
         if not is_long or not isinstance(items[0], ast.Call):
             return None
-        items = copy.deepcopy(items)  # which stay where the list is shorter
         slots = [[*_slots(one)] for one in items]
         rows: dict[tuple[str, ...], tuple[str, list[ast.expr]]] = {}  # of items -> key and places
         for places in zip(*slots, strict=True):
