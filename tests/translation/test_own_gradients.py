@@ -277,6 +277,28 @@ def test_variables_do_not_hide_functions():
     assert source.code.count("@jax.custom_vjp") == 2
 
 
+class Domains(nn.Module):
+    """Reverses a gradient by a view, whose sizes are those of the images far before it."""
+
+    def __init__(self):
+        super().__init__()
+        pool = nn.AdaptiveAvgPool2d(1)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), pool)
+        self.label, self.domain = nn.Linear(8, 5), nn.Linear(8, 2)
+
+    def forward(self, x):
+        z = self.features(x).flatten(1)
+        return self.label(z), self.domain(Reverse.apply(z, 0.7))
+
+
+def test_a_function_reads_sizes_of_what_it_is_given():
+    source, proof, reason = translate_proved(Domains(), "flax", (torch.randn(2, 3, 12, 12),))
+    assert proof, proof
+    assert not reason
+    assert "def reverse(x):" in source.code
+    assert "return self.label(z), self.domain(reverse(z))" in source.code
+
+
 class Blocks(nn.Module):
     def __init__(self):
         super().__init__()

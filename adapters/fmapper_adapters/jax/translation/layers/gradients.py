@@ -112,7 +112,7 @@ def _own(call: Call, before: Sequence[Call], kinds: Kinds) -> Call:
     starts = list(dict.fromkeys(x.name for x in xs))
     forward, others = _between(starts, refs_in((ys, kept)), before)
     forward, names = _with_own_sizes(call, [*starts, *others], forward, kinds)
-    known = _as_parameters(call, names, forward)
+    known = _as_parameters(call, names, {*kinds, *(one.name for one in before)})
     inputs = tuple(one.name for one in known.values())
     forward = _with(forward, known)
     function = Graph(
@@ -149,40 +149,47 @@ def _with_own_sizes(
     Raises:
         ConversionError: None of them has such a size.
     """
+    used = {*refs_in(tuple((one.args, one.kwargs) for one in calls if one.op != _SIZE_OF))}
+    used |= {*refs_in(call.args)}
+    arrays = [name for name in names if name in kinds and name in used]
+    own = {*arrays, *(one.name for one in calls)}
     sizes: dict[Any, tuple[Ref, int]] = {}
-    for name in names:
-        for at, size in enumerate(kinds[name][1] if name in kinds else ()):
+    for name in arrays:
+        for at, size in enumerate(kinds[name][1]):
             sizes.setdefault(size, (Ref(name), at))
     found = []
     for one in calls:
-        sized = one.args[0].name if one.op == _SIZE_OF else names[0]
-        if sized in names:
+        if one.op != _SIZE_OF or one.args[0].name in own:
             found.append(one)
-        else:
-            size = kinds[sized][1][one.args[1]]
-            if size not in sizes:
-                raise ConversionError(
-                    f"{call.module or 'the model'}: {call.args[5]} needs the size {size}, which no "
-                    "array has that it is given. Files cannot have such a function; "
-                    "fmapper.convert without structure=True keeps it"
-                )
-            found.append(dataclasses.replace(one, args=sizes[size]))
-    used = {*refs_in(tuple((one.args, one.kwargs) for one in found))}
-    used |= {*refs_in(call.args)}
-    return found, [name for name in names if name in kinds and name in used]
+            continue
+        size = kinds[one.args[0].name][1][one.args[1]]
+        if size not in sizes:
+            raise ConversionError(
+                f"{call.module or 'the model'}: {call.args[5]} needs the size {size}, which no "
+                "array has that it is given. Files cannot have such a function; "
+                "fmapper.convert without structure=True keeps it"
+            )
+        found.append(dataclasses.replace(one, args=sizes[size]))
+    return found, arrays
 
 
-def _as_parameters(call: Call, names: Sequence[str], calls: Sequence[Call]) -> dict[str, Ref]:
-    """Returns values -> the parameters that they are, called as in `forward` where known."""
+def _as_parameters(call: Call, names: Sequence[str], taken: set[str]) -> dict[str, Ref]:
+    """Returns values -> the parameters that they are, called as in `forward` where known.
+
+    Args:
+        call: The call of the function.
+        names: The values.
+        taken: The names of others in the program.
+    """
     own = str(call.args[7]).split(",") if len(call.args) > 7 else []
     titles = {x.name: title for x, title in zip(call.args[1], own, strict=False) if title}
-    taken = {one.name for one in calls} | {*call.args[2].inputs}
-    taken |= {one.name for one in call.args[2].calls}
+    inner = call.args[2]
+    taken = {*taken, *inner.inputs, *(one.name for one in inner.calls)}
     found: dict[str, Ref] = {}
     for i, name in enumerate(names):
         title = titles.get(name, f"in_{i}")
         while title in taken:
-            title += "_"
+            title += "_"  # which is left out of the code
         taken.add(title)
         found[name] = Ref(title)
     return found
