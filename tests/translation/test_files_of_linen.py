@@ -164,3 +164,11 @@ def test_rows_of_graphs_have_the_meaning_of_jax():
     assert "take_rows(nodes, senders)" in code.replace("self.Dense_0(nodes)", "nodes")
     assert code.count(" segment_sum(") == 3
     assert "index_add" not in code.partition("class Messages")[2]
+
+
+def test_integers_are_counted_by_segments():
+    torch = pytest.importorskip("torch")
+    numbers = jnp.array([0, 2, 2, 1, 2])
+    source, net, _ = written(lambda x: jnp.bincount(x, length=3), numbers)
+    assert "segment_sum(" in source.code
+    assert net(torch.from_numpy(np.array(numbers))).tolist() == [1, 1, 3]

@@ -76,7 +76,7 @@ HELPERS = {
     "segment_sum": Helper('''def segment_sum(values, segments, like):
     """Returns an array of zeros to whose rows values are added; not those of rows outside."""
     inside = (segments >= 0) & (segments < len(like))
-    kept = torch.where(inside.reshape(-1, *[1] * (like.ndim - 1)), values, 0.0)
+    kept = torch.where(inside.reshape(-1, *[1] * (like.ndim - 1)), values, 0)
     return like.index_add(0, segments.clamp(0, len(like) - 1).long(), kept)'''),
     "LoRALinear": Helper('''class LoRALinear(nn.Linear):
     """An `nn.Linear` to which a product of two matrices of a low rank is added."""
