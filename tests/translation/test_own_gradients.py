@@ -326,6 +326,22 @@ def test_blocks_that_call_a_function_are_one_class():
     assert source.code.count("@jax.custom_vjp") == source.code.count("class Block(") == 1
 
 
+class Once(Spike):
+    backward = staticmethod(torch.autograd.function.once_differentiable(Spike.backward))
+
+
+def test_what_is_differentiable_once_raises_where_it_is_differentiated_twice():
+    source, _, space = space_of(Net(lambda y, scale: Once.apply(y)).eval(), X)
+    model = space[source.name](rngs=nnx.Rngs(0))
+
+    def slope(x):
+        return jax.grad(lambda x: (model(x) ** 2).sum())(x)
+
+    assert np.isfinite(slope(X.numpy())).all()
+    with pytest.raises(NotImplementedError, match="Once is once_differentiable"):
+        jax.grad(lambda x: slope(x).sum())(X.numpy())
+
+
 class Spread(Function):
     """Gives a gradient of more elements than the argument, which torch adds up."""
 

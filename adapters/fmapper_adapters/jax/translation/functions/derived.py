@@ -36,9 +36,16 @@ def function_with_rules(name: str, function: Derived) -> Iterator[str]:
     yield from ("", "")
     gradients = function.gradients
     given = gradients[0] if len(gradients) == 1 else "gradients"
+    yield from ["@jax.custom_jvp"] if function.once else []
     yield f"def {backward}({read}, {given}):"
     yield from _inside(_backward(function, kept, read))
     yield from ("", "")
+    if function.once:  # as torch, which raises where that is differentiated
+        error = f"{function.label} is once_differentiable: its gradient has none"
+        yield f"@{backward}.defjvp"
+        yield f"def {backward}_jvp(primals, tangents):"
+        yield f"    raise NotImplementedError({text(literal(error))})"
+        yield from ("", "")
     yield f"{name}.defvjp({forward}, {backward})"
 
 

@@ -124,6 +124,7 @@ def _own(call: Call, before: Sequence[Call], kinds: Kinds) -> Call:
         "differentiable": (*range(len(starts)),),
         "cotangents": (*range(len(ys)),),
         "name": name,
+        "once": len(call.args) > 6 and call.args[6],
     }
     backward: Graph | str = "its backward cannot be recorded"
     if -1 not in places:
