@@ -108,28 +108,60 @@ def is_item(path: str, owner: str) -> bool:
 
 
 def is_chain(structure: Structure, unit: Unit) -> bool:
-    """Returns whether a unit does nothing but call its items in order, with one value."""
+    """Returns whether a unit does nothing but call its items in order.
 
-    def inputs(one: Unit) -> list[str]:
-        return [v for v in one.given if not is_own(structure, one, v)]
+    Each is given what the one before it gives: one array, or a tuple of arrays.
+    """
 
-    given = inputs(unit)
-    if len(given) != 1 or len(unit.gives) != 1 or not unit.steps:
+    def takes(one: Unit, value: Any) -> bool:
+        given = [name for name in one.given if not is_own(structure, one, name)]
+        return value is not None and bool(given) and {*given} <= {*refs_in((value,))}
+
+    value, last = chain_value(structure, unit), -1
+    if not unit.steps or not unit.gives or not takes(unit, value):
         return False
-    value, last = given[0], -1
     for step in unit.steps:
-        if not isinstance(step, Unit) or not is_item(step.path, unit.path):
+        if not isinstance(step, Unit) or not is_item(step.path, unit.path) or step.part.method:
             return False
         at = int(step.path.rpartition(".")[2])
-        if inputs(step) != [value] or step.part.result != Ref(step.gives[0]) or at <= last:
-            return False
-        if len(step.gives) != 1:
-            return False
         arrays = [one for one in step.part.arguments.values() if [*refs_in((one,))]]
-        if len(arrays) > 1 or step.part.method:
+        if not takes(step, value) or len(arrays) > 1 or at <= last:
             return False
-        value, last = step.gives[0], at
-    return value == unit.gives[0]
+        if isinstance(value, tuple) and [*map(_as_tuples, arrays)] != [value]:
+            return False
+        value, last = _as_tuples(step.part.result), at
+        if not _is_flat(value) or {*step.gives} != {*refs_in((value,))}:
+            return False
+    alike = value in (Ref(unit.gives[0]), _as_tuples(unit.part.result))
+    return alike and {*unit.gives} == {*refs_in((value,))}
+
+
+def chain_value(structure: Structure, unit: Unit) -> Any:
+    """Returns what a unit that may be a chain is given: an array, or a tuple of arrays."""
+    given = [name for name in unit.given if not is_own(structure, unit, name)]
+    if len(given) == 1:
+        return Ref(given[0])
+    arrays = [one for one in unit.part.arguments.values() if [*refs_in((one,))]]
+    value = _as_tuples(arrays[0]) if len(arrays) == 1 else None
+    return value if _is_flat(value) else None
+
+
+def chain_result(unit: Unit) -> Any:
+    """Returns what a chain gives: what its last item does."""
+    last = unit.steps[-1]
+    assert isinstance(last, Unit)
+    return _as_tuples(last.part.result)
+
+
+def _is_flat(value: Any) -> bool:
+    """Returns whether something is an array, or a tuple of arrays."""
+    return all(isinstance(one, Ref) for one in (value if isinstance(value, tuple) else (value,)))
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return tuple(map(_as_tuples, value))
+    return value
 
 
 def class_at(program: Program, path: str) -> str:

@@ -39,6 +39,8 @@ from fmapper.translation.naming import renumber
 from fmapper.translation.places import (
     Node,
     at_place,
+    chain_result,
+    chain_value,
     class_at,
     common_path,
     differs_by_module,
@@ -58,7 +60,6 @@ from fmapper.translation.statements.origins import comments_of
 from fmapper.translation.units import (
     Unit,
     dissolve,
-    is_own,
     local_name,
     structure_of,
     with_inner,
@@ -183,10 +184,8 @@ class _Writer:
                 own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:
-                    given = next(v for v in unit.given if not is_own(self.structure, unit, v))
-                    self.forms[id(unit)] = Form(
-                        given=(("x", Ref(given)),), returns=Ref(unit.gives[0])
-                    )
+                    given = (("x", chain_value(self.structure, unit)),)
+                    self.forms[id(unit)] = Form(given=given, returns=chain_result(unit))
 
     def _claim_layers_of_calls(self, root: Unit) -> None:
         """Finds the layers among single calls, which then own their arrays."""
