@@ -107,6 +107,16 @@ def is_item(path: str, owner: str) -> bool:
     return parent == owner and key.isdigit() and bool(owner)
 
 
+def arrays_at(
+    structure: Structure, layer: Layer, path: str
+) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """Maps the arrays of a layer at a path to where they are, and the order of their dimensions."""
+    return {
+        str(structure.inputs[array].target): (f"{path}.{attr}" if path else attr, order)
+        for array, (attr, order) in layer.arrays.items()
+    }
+
+
 def is_chain(structure: Structure, unit: Unit) -> bool:
     """Returns whether a unit does nothing but call its items in order.
 

@@ -96,6 +96,13 @@ class Unit:
                 yield step
                 yield from step.units()
 
+    def by_path(self) -> dict[str, list[Unit]]:
+        """Returns the units in it by the paths of their submodules."""
+        found: dict[str, list[Unit]] = {}
+        for unit in self.units():
+            found.setdefault(unit.path, []).append(unit)
+        return found
+
 
 @dataclass(slots=True, eq=False)
 class Structure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_wh
 from fmapper.translation.naming import renumber
 from fmapper.translation.places import (
     Node,
+    arrays_at,
     at_place,
     chain_result,
     chain_value,
@@ -93,6 +95,7 @@ def write(
         writer.evaluation = _Writer(evaluation, dialect, scan=False)
         writer.evaluation.records = writer.records
         writer.evaluation.drawing = writer.units_that_draw()
+        writer.evaluation.fixed = writer.owners
         writer.evaluation.write_bodies()
     return writer.file()
 
@@ -116,6 +119,7 @@ class _Writer:
         self.scans = Scans(self, wanted=scan)
         self.named: frozenset[str] = frozenset()  # sequences that are classes of the file
         self.evaluation: _Writer | None = None  # of another program for evaluation
+        self.fixed: Mapping[str, Any] | None = None  # what training has the arrays of layers as
         self.drawing: frozenset[tuple[str, str]] = frozenset()  # what takes keys in training
 
     # --- units --------------------------------------------------------------------------------
@@ -143,13 +147,9 @@ class _Writer:
         """Finds the units that are layers of the target."""
         for unit in root.units():
             layer = self.dialect.layer_of_unit(self.structure, unit)
-            if layer is None or not takes_first(unit, layer.inputs):
-                continue
-            self.forms[id(unit)] = Form(layer)
-        by_path: dict[str, list[Unit]] = {}
-        for unit in root.units():
-            by_path.setdefault(unit.path, []).append(unit)
-        for units in by_path.values():  # all calls of a submodule, or none
+            if layer and takes_first(unit, layer.inputs) and self._can_claim(layer, unit.path):
+                self.forms[id(unit)] = Form(layer)
+        for units in root.by_path().values():  # all calls of a submodule, or none
             layers = [self.forms[id(unit)].layer for unit in units if id(unit) in self.forms]
             if len(layers) < len(units) or len({text(one.made) for one in layers if one}) > 1:
                 for unit in units:
@@ -161,15 +161,16 @@ class _Writer:
                 unit.steps = list(unit.calls())  # what is called inside is part of the layer
 
     def _claim(self, layer: Layer, path: str) -> None:
-        for array, (attr, order) in layer.arrays.items():
-            target = str(self.structure.inputs[array].target)
-            self.owners[target] = (f"{path}.{attr}" if path else attr, order)
+        self.owners |= arrays_at(self.structure, layer, path)
+
+    def _can_claim(self, layer: Layer, path: str) -> bool:
+        """Returns whether the arrays of a layer are in that layer in training, too."""
+        held = arrays_at(self.structure, layer, path).items()
+        return self.fixed is None or held <= self.fixed.items()
 
     def _find_sequences(self, root: Unit) -> None:
         """Finds the units that call their parts in sequence."""
-        by_path: dict[str, list[Unit]] = {}
-        for unit in root.units():
-            by_path.setdefault(unit.path, []).append(unit)
+        by_path = root.by_path()
         for path, units in by_path.items():
             called = {s.path for u in units for s in u.steps if isinstance(s, Unit)}
             alone = all(
@@ -189,10 +190,9 @@ class _Writer:
 
     def _claim_layers_of_calls(self, root: Unit) -> None:
         """Finds the layers among single calls, which then own their arrays."""
-        uses: dict[str, int] = {}
+        uses: Counter[str] = Counter()
         for call in self.program.graph.walk():
-            for value in refs_in((call.args, call.kwargs)):
-                uses[value] = uses.get(value, 0) + 1
+            uses.update(refs_in((call.args, call.kwargs)))
         for unit in [root, *root.units()]:
             if id(unit) in self.forms:
                 continue
@@ -202,9 +202,11 @@ class _Writer:
                 layer = self.dialect.layer_of_call(self.structure, unit, step)
                 if layer and all(uses[a] == 1 for a in layer.arrays):
                     attr = place_of_layer(self.structure, unit, layer, taken)
-                    taken.add(attr)
-                    self.places[step.name] = attr
-                    self._claim(layer, f"{unit.path}.{attr}" if unit.path else attr)
+                    path = f"{unit.path}.{attr}" if unit.path else attr
+                    if self._can_claim(layer, path):
+                        taken.add(attr)
+                        self.places[step.name] = attr
+                        self._claim(layer, path)
 
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""

@@ -357,3 +357,43 @@ def test_what_a_module_writes_to_its_buffers_is_written():
         getattr(net, mode)(), getattr(model, mode)()
         np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model[0].mean[...], net[0].mean, rtol=1e-5, atol=1e-6)
+
+
+class Noisy(nn.Module):
+    """Adds noise to its weights in training, as agents do; it is a dense layer in evaluation."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight_mu = nn.Parameter(torch.randn(outputs, inputs))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), 0.1))
+        self.register_buffer("weight_epsilon", torch.randn(outputs, inputs))
+        self.bias_mu = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        if self.training:
+            weight = self.weight_mu + self.weight_sigma * self.weight_epsilon
+            return nn.functional.linear(x, weight, self.bias_mu)
+        return nn.functional.linear(x, self.weight_mu, self.bias_mu)
+
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = Noisy(3, 5)
+        self.value = Noisy(5, 2)
+        self.weight = nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x):
+        values = self.value(torch.relu(self.hidden(x)))
+        weight = self.weight * 2 if self.training else self.weight
+        return nn.functional.linear(values, weight)
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox"])
+def test_what_is_a_layer_in_evaluation_alone_is_a_class_in_both_modes(to):
+    found, proof, reason = translate_proved(Agent(), to, (torch.randn(4, 3),))
+    assert proof
+    assert not reason
+    mode = "deterministic" if to == "flax" else "inference"
+    assert f"if self.{mode}:" in found.code
+    assert "Linear(" not in found.code

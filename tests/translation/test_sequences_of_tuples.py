@@ -1,4 +1,4 @@
-"""Sequences whose items take and give several arrays call them one after the other, as others do."""
+"""Sequences whose items take and give several arrays are sequences in files, too."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +93,7 @@ class BodyWriter(Parameters):
         self.hints = hints
         self._owners = owners
         conditions, self._facts = conditions_of(structure.program)
-        self.conditions = not_checked(conditions, forms.values(), dialect, structure.values)
+        self.conditions = not_checked(conditions, forms.values(), dialect, structure)
         self._size_names = name_inputs(structure)  # of all functions
         self._local_names: dict[str, str] = {}  # of the one that is written
 
@@ -218,12 +217,10 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
     def _find_layers(self) -> dict[str, Layer]:
         """Returns the layers among the own calls, by the name of the call."""
         found: dict[str, Layer] = {}
-        uses: Counter[str] = Counter()
-        for call in self._structure.program.graph.walk():
-            uses.update(refs_in((call.args, call.kwargs)))
         for call in with_inner(self._unit.steps):
-            layer = self._dialect.layer_of_call(self._structure, self._unit, call)
-            if layer is not None and all(uses[array] == 1 for array in layer.arrays):
+            if call.name in self._writer.places:
+                layer = self._dialect.layer_of_call(self._structure, self._unit, call)
+                assert layer is not None
                 found[call.name] = layer
         return found
 

@@ -11,6 +11,7 @@ from fmapper.programs.program import Guard
 from fmapper.programs.sizes import size_of
 from fmapper.translation.dialect import Dialect, Layer
 from fmapper.translation.functions.forms import Form
+from fmapper.translation.units import Structure
 
 _SAMPLES, _LARGEST = 40, 4000
 
@@ -19,19 +20,33 @@ def not_checked(
     guards: Iterable[Guard],
     forms: Iterable[Form],
     dialect: Dialect,
-    values: Mapping[str, tuple[str, tuple[int | str, ...]]],
+    structure: Structure,
 ) -> list[Guard]:
     """Returns the conditions but those on the rows of a layer, which refuses others.
+
+    After a view as `x.reshape(-1, 84)` rows are what the layer wants, whatever the sizes are.
 
     Args:
         guards: The conditions.
         forms: The forms of units, among which layers are.
         dialect: Says which layers take rows.
-        values: The dtype and shape of each value.
+        structure: The program, and what is known of its values.
     """
     layers = (form.layer for form in forms if form.layer is not None)
+    values, forced = structure.values, {*_forced(structure)}
     rows = {*_rows((one for one in layers if one.kind in dialect.takes_rows), values)}
+    rows = {row for row in rows if row[0] not in forced}
     return [one for one in guards if not any(_is_same(one, *row) for row in rows)]
+
+
+def _forced(structure: Structure) -> Iterator[str]:
+    """Yields the last sizes of views whose code has a number there."""
+    for call in structure.program.graph.walk():
+        _, shape = structure.values.get(call.name, ("", ()))
+        wanted = [one[-1:] for one in call.args if isinstance(one, list | tuple)]
+        last = wanted[-1][0] if wanted and wanted[-1] else -1
+        if isinstance(last, int) and last > 0 and shape and isinstance(shape[-1], str):
+            yield shape[-1]
 
 
 def _rows(

@@ -12,8 +12,9 @@ from dataclasses import replace
 from fmapper.programs.program import Guard, Program
 from fmapper.translation.code import expr, text
 from fmapper.translation.guards.expressions import factors, parse
-from fmapper.translation.guards.facts import Facts, number
+from fmapper.translation.guards.facts import Facts
 from fmapper.translation.guards.periods import solve
+from fmapper.translation.guards.sums import join_quotients, number, without_implied
 
 _MOST = 4096  # sizes that are tried
 
@@ -39,8 +40,10 @@ def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]
         sizes: The symbols in them that are sizes, and therefore not negative.
     """
     sizes = {*sizes}
-    simple = _join_multiples([_as_multiple(_reduce(one)) for one in dict.fromkeys(guards)])
-    simple = _without_implied_rests([*dict.fromkeys(simple)])
+    whole = join_quotients(dict.fromkeys(guards))
+    simple = _join_multiples([_as_multiple(_reduce(one)) for one in whole])
+    simple = without_implied(_without_implied_rests([*dict.fromkeys(simple)]))
+    simple = [_reduce(one) for one in simple]
     told = {_key(one): one for one in reversed(simple)}
     facts = Facts(sizes)
     found: dict[int, Guard] = {}
@@ -164,13 +167,16 @@ def _join_multiples(guards: list[Guard]) -> list[Guard]:
             chains.setdefault(text(size), []).append((divisor, int(found[2]), guard))
     joined: dict[Guard, Guard] = {}
     for dividend, several in chains.items():
-        multiple = 1
-        for divisor, factor, _ in sorted(several, key=lambda one: one[:2]):
+        in_order = sorted(several, key=lambda one: one[:2])
+        least = multiple = in_order[0][0]
+        for divisor, factor, _ in in_order:
             if multiple % divisor == 0:
                 multiple = math.lcm(multiple, divisor * factor)
+        size = parse(dividend)
+        whole = text(size if least == 1 else expr(f"{{0}} // {least}", size))
         for divisor, factor, guard in several:
-            if multiple % (divisor * factor) == 0:
-                joined[guard] = Guard(f"mod({dividend}, {multiple})", "==", 0)
+            if multiple % (divisor * factor) == 0 and divisor % least == 0:
+                joined[guard] = Guard(f"mod({whole}, {multiple // least})", "==", 0)
     return [joined.get(guard, guard) for guard in guards]
 
 

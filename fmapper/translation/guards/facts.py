@@ -17,10 +17,17 @@ from typing import Any, TypeGuard
 from fmapper.programs.program import Guard
 from fmapper.translation.code import expr, literal, text
 from fmapper.translation.guards.expressions import factors, key_of, parse
+from fmapper.translation.guards.sums import (
+    MOST_TERMS,
+    Sum,
+    add,
+    code_of,
+    multiply,
+    number,
+    product_of,
+)
 
-_MOST_TERMS = 100
 _Bounds = tuple[int | None, int | None]
-_Sum = Counter[tuple[str, ...]]  # products of names -> their factors
 
 
 class Facts:
@@ -210,28 +217,28 @@ class Facts:
         terms = self._difference(node, value)
         return terms is not None and self._is_positive(terms)
 
-    def _is_positive(self, terms: _Sum) -> bool:
+    def _is_positive(self, terms: Sum) -> bool:
         """Returns whether a sum is at least 0 wherever its parts are in bounds."""
         return self._grows(terms) or self._grows(self._without_quotients(terms))
 
-    def _grows(self, terms: _Sum) -> bool:
+    def _grows(self, terms: Sum) -> bool:
         """Returns whether no term is negative where parts are at their least, and none above."""
-        grown: _Sum = Counter()
+        grown: Sum = Counter()
         for names, factor in terms.items():
-            product: _Sum = Counter({(): factor})
+            product: Sum = Counter({(): factor})
             for one in names:
                 least, _ = self.bounds(self._nodes[one])
                 if least is None:
                     return False
-                product = _multiply(product, Counter({(one,): 1, (): least}))
-            if len(product) > _MOST_TERMS:
+                product = multiply(product, Counter({(one,): 1, (): least}))
+            if len(product) > MOST_TERMS:
                 return False
-            _add(grown, product)
+            add(grown, product)
         return all(factor >= 0 for factor in grown.values())
 
-    def _without_quotients(self, terms: _Sum) -> _Sum:
+    def _without_quotients(self, terms: Sum) -> Sum:
         """Returns a sum that is at most as large: without `-2 * (n//2)`, which is at least `-n`."""
-        found: _Sum = Counter()
+        found: Sum = Counter()
         for names, factor in terms.items():
             node = self._nodes[names[0]] if len(names) == 1 else None
             divisor = (number(node.right) or 0) if _is_quotient(node) else 0
@@ -239,17 +246,17 @@ class Facts:
             if _is_quotient(node) and divisor > 0 and factor < 0 and factor % divisor == 0:
                 whole = self._terms(node.left)
             if whole is None:
-                _add(found, Counter({names: factor}))
+                add(found, Counter({names: factor}))
             else:
-                _add(found, whole, factor // divisor)
+                add(found, whole, factor // divisor)
         return found
 
     def shared_factor(self, node: ast.expr, value: int) -> ast.expr | None:
         """Returns the `b` of a product `b * rest` whose rest is at least a number, or None."""
         names, rest = self._take_out(node)
         for at, one in enumerate(names):
-            left = _multiply(rest, Counter({(*names[:at], *names[at + 1 :]): 1}))
-            _add(left, Counter({(): -value}))
+            left = multiply(rest, Counter({(*names[:at], *names[at + 1 :]): 1}))
+            add(left, Counter({(): -value}))
             if self._is_positive(left):
                 return self._nodes[one]
         return None
@@ -263,7 +270,7 @@ class Facts:
         found: ast.expr = ast.Constant(0)
         for own, factor in rest.items():
             product = [ast.Constant(factor), *(self._nodes[one] for one in (*left, *own))]
-            found = expr("{0} + {1}", found, functools.reduce(_product_of, product))
+            found = expr("{0} + {1}", found, functools.reduce(product_of, product))
         return found
 
     def with_fewer_terms(self, node: ast.expr) -> ast.expr | None:
@@ -275,25 +282,25 @@ class Facts:
         terms = self._terms(node)
         if terms is None:
             return None
-        shifted: _Sum = Counter()
+        shifted: Sum = Counter()
         for names, factor in terms.items():
-            product: _Sum = Counter({(): factor})
+            product: Sum = Counter({(): factor})
             for one in names:
                 least, _ = self.bounds(self._nodes[one])
-                product = _multiply(product, self._above(one, least or 0))
-            _add(shifted, product)
+                product = multiply(product, self._above(one, least or 0))
+            add(shifted, product)
         if len(shifted) >= len(terms):
             shifted = terms
         names, rest = _take_out(shifted)
-        surplus: _Sum = Counter({names: 1})
-        _add(surplus, rest, -1)
+        surplus: Sum = Counter({names: 1})
+        add(surplus, rest, -1)
         whole = all(self._is_whole(one) for one in names)
         if names and len(rest) > 1 and whole and self._is_positive(surplus):
             shifted = rest
-        found = self._code_of(shifted)
+        found = code_of(shifted, self._nodes)
         return found if len(text(found)) < len(text(node)) else None
 
-    def _above(self, name: str, least: int) -> _Sum:
+    def _above(self, name: str, least: int) -> Sum:
         """Returns a name as what it is above a number, and that."""
         if not least:
             return Counter({(name,): 1})
@@ -301,15 +308,6 @@ class Facts:
         node = node if least > 0 else expr("{0} + {1}", self._nodes[name], -least)
         self._nodes[key_of(node)] = node
         return Counter({(key_of(node),): 1, (): least})
-
-    def _code_of(self, terms: _Sum) -> ast.expr:
-        found: list[ast.expr] = []
-        for names, factor in sorted(terms.items(), key=lambda term: -len(term[0])):
-            product = [self._nodes[one] for one in names]
-            if factor != 1 or not product:
-                product.insert(0, literal(factor))
-            found.append(functools.reduce(_product_of, product))
-        return functools.reduce(lambda a, b: expr("{0} + {1}", a, b), found)
 
     def _is_whole(self, name: str, least: int = 0) -> bool:
         """Returns whether a name in products is of what is at least a number, 0 or more."""
@@ -325,21 +323,21 @@ class Facts:
             told >= least and not Counter(part) - Counter(names) for part, told in self._products
         ):
             return True
-        _add(rest, Counter({(): -least}))
+        add(rest, Counter({(): -least}))
         return bool(names) and self._is_positive(rest)
 
-    def _take_out(self, node: ast.expr) -> tuple[tuple[str, ...], _Sum]:
+    def _take_out(self, node: ast.expr) -> tuple[tuple[str, ...], Sum]:
         """Returns the names that every term of a sum has, and the sum without them."""
         return _take_out(self._terms(node) or Counter())
 
-    def _difference(self, node: ast.expr, value: int) -> _Sum | None:
+    def _difference(self, node: ast.expr, value: int) -> Sum | None:
         """Returns what an expression is more than a number, as a sum; None if that is too long."""
         terms = self._terms(node)
         if terms is not None:
-            _add(terms, Counter({(): -value}))
+            add(terms, Counter({(): -value}))
         return terms
 
-    def _terms(self, node: ast.expr) -> _Sum | None:
+    def _terms(self, node: ast.expr) -> Sum | None:
         known = number(node)
         if known is not None:
             return Counter({(): known} if known else {})
@@ -347,38 +345,26 @@ class Facts:
             return self._terms(expr("-1 * {0}", node.operand))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
             left, right = self._terms(node.left), self._terms(node.right)
-            if left is None or right is None or len(left) * len(right) > _MOST_TERMS:
+            if left is None or right is None or len(left) * len(right) > MOST_TERMS:
                 return None
             if isinstance(node.op, ast.Mult):
-                return _multiply(left, right)
-            _add(left, right, -1 if isinstance(node.op, ast.Sub) else 1)
+                return multiply(left, right)
+            add(left, right, -1 if isinstance(node.op, ast.Sub) else 1)
             return left
         if _is_square(node):
-            return self._terms(_product_of(node.left, node.left))
+            return self._terms(product_of(node.left, node.left))
         key = key_of(node)
         self._nodes[key] = node
         return Counter({(key,): 1})
 
 
-def _take_out(terms: _Sum) -> tuple[tuple[str, ...], _Sum]:
+def _take_out(terms: Sum) -> tuple[tuple[str, ...], Sum]:
     """Returns the names that every term of a sum has, and the sum without them."""
     common = functools.reduce(operator.and_, map(Counter, terms), Counter(next(iter(terms), ())))
-    rest: _Sum = Counter()
+    rest: Sum = Counter()
     for names, factor in terms.items():
         rest[(*(Counter(names) - common).elements(),)] += factor
     return (*common.elements(),), rest
-
-
-def _product_of(left: ast.expr, right: ast.expr) -> ast.expr:
-    return expr("{0} * {1}", left, right)
-
-
-def number(node: ast.expr) -> int | None:
-    """Returns the whole number that code is; None for other code."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        found = number(node.operand)
-        return None if found is None else -found
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
 def _is_quotient(node: ast.expr | None) -> TypeGuard[ast.BinOp]:
@@ -463,22 +449,3 @@ def _product(a: int | None, b: int | None, c: int | None, d: int | None) -> _Bou
 
 def _times(factor: int, value: int | None) -> int | None:
     return None if value is None else factor * value
-
-
-def _multiply(left: _Sum, right: _Sum) -> _Sum:
-    found: _Sum = Counter()
-    for names, factor in left.items():
-        for others, other in right.items():
-            found[(*sorted((*names, *others)),)] += factor * other
-    return _without_zeros(found)
-
-
-def _add(total: _Sum, more: _Sum, sign: int = 1) -> None:
-    for names, factor in more.items():
-        total[names] += sign * factor
-        if not total[names]:
-            del total[names]
-
-
-def _without_zeros(terms: _Sum) -> _Sum:
-    return Counter({names: factor for names, factor in terms.items() if factor})
