@@ -19,6 +19,7 @@ import fmapper  # noqa: E402
 from fmapper.programs.program import Guard  # noqa: E402
 from fmapper.translation.code import expr, text  # noqa: E402
 from fmapper.translation.guards.conditions import condition_of, strictest  # noqa: E402
+from fmapper.translation.source import translate_proved  # noqa: E402
 
 
 def translate(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, str]:
@@ -491,3 +492,43 @@ def test_copies_by_a_mask_are_choices() -> None:
 
 def test_rows_that_were_picked_before_a_change_are_copied_as_they_were() -> None:
     translate(Nearest(), 3 * torch.randn(6, 4), 3 * torch.randn(6, 4))
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 5)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.table(torch.arange(x.shape[-1]))
+
+
+class Positioned(nn.Module):
+    def __init__(self, position: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.position = position
+
+    def forward(self, x: Any) -> Any:
+        return self.position(self.linear(x))
+
+
+class Shared(nn.Module):
+    """Gives its own part to others, whose names come before its own in the alphabet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relative = Table()
+        self.layers = nn.ModuleList([Positioned(self.relative) for _ in range(2)])
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return self.relative(x)
+
+
+def test_weights_of_a_part_that_others_are_given_have_one_name() -> None:
+    torch.manual_seed(0)
+    _, proof, reason = translate_proved(Shared(), "flax", (torch.randn(3, 5, 5),))
+    assert proof
+    assert not reason

@@ -181,7 +181,7 @@ class _Normal:
         code, value = text(code_of(found, self._nodes)), guard.value
         if guard.relation == "==":
             code, value = _as_product(found, value, self._nodes) or (code, value)
-        if len(code) >= len(text(parse(guard.expression))):
+        if _length(parse(code)) >= _length(parse(guard.expression)):
             return guard
         return Guard(code, guard.relation, value)
 
@@ -272,6 +272,10 @@ def _extreme(node: ast.expr, sums: list[Sum]) -> Sum | None:
         return None
     found = choose(one[()] for one in sums)
     return Counter({(): found} if found else {})
+
+
+def _length(node: ast.expr) -> int:
+    return sum(1 for _ in ast.walk(node))
 
 
 def _is_call(node: ast.expr) -> TypeGuard[ast.Call]:

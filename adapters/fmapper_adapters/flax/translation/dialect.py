@@ -346,7 +346,9 @@ def _print_loading(draft: Any, root: Class) -> str:
         if wanted != target:
             renamed.add(wanted)
         for other in draft.structure.paths.get(owner, ()) if owner else ():
-            if other != owner and draft.program.first_paths.get(other) == other:
+            is_before = _order_of_visits(draft.place(other)) < _order_of_visits(draft.place(owner))
+            is_written = is_before or draft.program.first_paths.get(other) == other
+            if other != owner and is_written:
                 twin = ".".join((*draft.place(other), attribute_name(expected)))
                 everything[twin] = target
                 renamed.add(twin)
@@ -385,6 +387,14 @@ def _print_loading(draft: Any, root: Class) -> str:
     if draft.loaded:
         loading = loading.replace("(variable, nnx.Param)", "(variable, nnx.Param | LoadedBuffer)")
     return "\n".join([*lines, "", "", loading])
+
+
+def _order_of_visits(steps: Sequence[str]) -> list[tuple[bool, int, str]]:
+    """Returns by what NNX sorts modules: it sees one that has two names under the first alone."""
+    return [
+        (not step.isdigit(), int(step) if step.isdigit() else 0, attribute_name(step))
+        for step in steps
+    ]
 
 
 def _orders_by_end(turned: Mapping[str, Any], everything: Collection[str]) -> dict[str, Any]:
