@@ -181,3 +181,21 @@ def test_pools_of_all_there_is_fix_no_size():
     source, proof, _ = translate_proved(net, "flax", (given[0],))
     assert proof, proof
     assert "batch 3 height width" in source.code
+
+
+class Scan(nn.Module):
+    """Multiplies three arrays in one sum, as selective state spaces do."""
+
+    def __init__(self):
+        super().__init__()
+        self.delta, self.matrix = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return torch.einsum("bld,bln,bld->bldn", self.delta(x), self.matrix(x), x).sum(-1)
+
+
+def test_sums_of_products_of_three_arrays_leave_sizes_free():
+    source, proof, _ = translate_proved(Scan(), "flax", (torch.randn(2, 5, 4),))
+    assert proof
+    assert "'batch length 4'" in source.code
+    assert source.code.count("jnp.einsum('bld,bln,bld->bldn', ") == 1

@@ -210,6 +210,7 @@ def record(
         varying = sizes.as_torch_takes_them(dynamic_shapes, (args, kwargs), only_first=only_first)
         with (
             obstacles.run_uncompiled(),
+            torch.backends.opt_einsum.flags(enabled=False),  # which reads sizes as numbers
             keywords.name_keywords(module, kwargs, varying) as shapes,
         ):
             settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
