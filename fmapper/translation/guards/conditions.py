@@ -14,7 +14,8 @@ from fmapper.translation.code import expr, text
 from fmapper.translation.guards.expressions import factors, parse
 from fmapper.translation.guards.facts import Facts
 from fmapper.translation.guards.periods import solve
-from fmapper.translation.guards.sums import join_quotients, number, without_implied
+from fmapper.translation.guards.sums import join_quotients, without_implied
+from fmapper.translation.guards.terms import number
 
 _MOST = 4096  # sizes that are tried
 

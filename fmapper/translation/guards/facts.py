@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from fmapper.programs.program import Guard
 from fmapper.translation.code import expr, literal, text
 from fmapper.translation.guards.expressions import factors, key_of, parse
-from fmapper.translation.guards.sums import (
+from fmapper.translation.guards.terms import (
     MOST_TERMS,
     Sum,
     add,

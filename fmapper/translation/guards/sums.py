@@ -7,7 +7,6 @@ A view as `x.reshape(-1, 16 * 5 * 5)` asks whether `batch * height * width * 16`
 from __future__ import annotations
 
 import ast
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeGuard
@@ -15,70 +14,24 @@ from typing import TypeGuard
 from fmapper.programs.program import RELATIONS, Guard
 from fmapper.translation.code import expr, literal, text
 from fmapper.translation.guards.expressions import key_of, parse
-
-Sum = Counter[tuple[str, ...]]  # products of names -> their factors
-
-MOST_TERMS = 100
-_MOST_STEPS = 50
-
-
-def multiply(left: Sum, right: Sum) -> Sum:
-    """Returns a product of sums as a sum."""
-    found: Sum = Counter()
-    for names, factor in left.items():
-        for others, other in right.items():
-            found[(*sorted((*names, *others)),)] += factor * other
-    return Counter({names: factor for names, factor in found.items() if factor})
-
-
-def add(total: Sum, more: Sum, sign: int = 1) -> None:
-    """Adds a sum to another one, or subtracts it."""
-    for names, factor in more.items():
-        total[names] += sign * factor
-        if not total[names]:
-            del total[names]
-
-
-def divide(total: Sum, divisor: Sum) -> Sum | None:
-    """Returns the sum whose product with another one is a sum; None if there is none.
-
-    Examples:
-        >>> a_plus_1 = Counter({("a",): 1, (): 1})
-        >>> divide(Counter({("a", "b"): 2, ("b",): 2}), a_plus_1)
-        Counter({('b',): 2})
-    """
-    if not divisor:
-        return None
-    found: Sum = Counter()
-    left, first = Counter(total), _first(divisor)
-    for _ in range(_MOST_STEPS):
-        if not left:
-            return found
-        names = _first(left)
-        rest = Counter(names) - Counter(first)
-        if Counter(first) - Counter(names) or left[names] % divisor[first]:
-            return None
-        part: Sum = Counter({(*sorted(rest.elements()),): left[names] // divisor[first]})
-        add(found, part)
-        add(left, multiply(part, divisor), -1)
-    return None
-
-
-def code_of(terms: Sum, nodes: Mapping[str, ast.expr]) -> ast.expr:
-    """Returns a sum as code, with longer products first."""
-    found: list[ast.expr] = []
-    for names, factor in sorted(terms.items(), key=lambda term: -len(term[0])):
-        product = [nodes[one] for one in names]
-        if factor != 1 or not product:
-            product.insert(0, literal(factor))
-        found.append(functools.reduce(product_of, product))
-    return functools.reduce(lambda a, b: expr("{0} + {1}", a, b), found or [literal(0)])
+from fmapper.translation.guards.terms import (
+    MOST_STEPS,
+    MOST_TERMS,
+    Sum,
+    add,
+    code_of,
+    divide,
+    first_of,
+    is_operation,
+    multiply,
+    number,
+)
 
 
 def _as_product(total: Sum, value: int, nodes: Mapping[str, ast.expr]) -> tuple[str, int] | None:
     """Returns `(a + 3) * (b + 2)` and 10 for `2*a*b + 4*a + 6*b` and 8; None for another sum."""
     terms = {names: factor for names, factor in total.items() if names}
-    pair = _first(total)
+    pair = first_of(total)
     if len(pair) != 2 or pair[0] == pair[1]:
         return None
     common, value = terms[pair], value - total[()]
@@ -88,12 +41,12 @@ def _as_product(total: Sum, value: int, nodes: Mapping[str, ast.expr]) -> tuple[
         return None
     less, more = (one // common for one in shares)
     parts = [_plus(nodes[one], by) for one, by in zip(pair, (more, less), strict=True)]
-    return text(functools.reduce(product_of, parts)), value // common + less * more
+    return text(expr("{0} * {1}", *parts)), value // common + less * more
 
 
 def _plus(node: ast.expr, value: int) -> ast.expr:
     """Returns a sum with a number, `(a + 2) // 2` for `a//2` and 1."""
-    if _is(node, ast.FloorDiv) and (divisor := number(node.right)):
+    if is_operation(node, ast.FloorDiv) and (divisor := number(node.right)):
         return expr("{0} // {1}", _plus(node.left, value * divisor), literal(divisor))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for one, other in ((node.left, node.right), (node.right, node.left)):
@@ -101,16 +54,6 @@ def _plus(node: ast.expr, value: int) -> ast.expr:
                 return _plus(other, known + value)
     sign = "+" if value > 0 else "-"
     return expr(f"{{0}} {sign} {abs(value)}", node) if value else node
-
-
-def product_of(left: ast.expr, right: ast.expr) -> ast.expr:
-    """Returns the code of a product."""
-    return expr("{0} * {1}", left, right)
-
-
-def _first(total: Sum) -> tuple[str, ...]:
-    """Returns the product of a sum that comes first in the order of polynomials."""
-    return max(total, key=lambda names: (len(names), names))
 
 
 def join_quotients(guards: Iterable[Guard]) -> list[Guard]:
@@ -130,10 +73,10 @@ def join_quotients(guards: Iterable[Guard]) -> list[Guard]:
 
 def _without_rest(guard: Guard, known: Mapping[str, int]) -> Guard:
     node = parse(guard.expression)
-    if not _is(node, ast.Mod) or (guard.relation, guard.value) != ("==", 0):
+    if not is_operation(node, ast.Mod) or (guard.relation, guard.value) != ("==", 0):
         return guard
     quotients = [expr("{0} // {1}", node.left, node.right)]
-    if _is(node.left, ast.FloorDiv):  # (n // 2) // m is n // (2 * m)
+    if is_operation(node.left, ast.FloorDiv):  # (n // 2) // m is n // (2 * m)
         divisor = expr("{0} * {1}", node.left.right, node.right)
         quotients.append(expr("{0} // {1}", node.left.left, divisor))
     value = next((known[text(one)] for one in quotients if text(one) in known), None)
@@ -164,8 +107,12 @@ def without_implied(guards: Iterable[Guard]) -> list[Guard]:
 
 def _order(guard: Guard) -> tuple[bool, bool, int]:
     node = parse(guard.expression)
-    is_multiple = _is(node, ast.Mod) and isinstance(node.left, ast.Name)
-    return not is_multiple, guard.relation != "==" or _is(node, ast.Mod), len(guard.expression)
+    is_multiple = is_operation(node, ast.Mod) and isinstance(node.left, ast.Name)
+    return (
+        not is_multiple,
+        guard.relation != "==" or is_operation(node, ast.Mod),
+        len(guard.expression),
+    )
 
 
 class _Normal:
@@ -190,7 +137,7 @@ class _Normal:
         node = parse(guard.expression)
         if guard.relation != "==":
             return
-        if _is(node, ast.Mod) and isinstance(node.left, ast.Name):
+        if is_operation(node, ast.Mod) and isinstance(node.left, ast.Name):
             divisor = number(node.right)
             if divisor is not None and divisor > 0 and not guard.value:
                 self._multiples[node.left.id] = divisor
@@ -198,7 +145,7 @@ class _Normal:
             rest = Counter(found)
             add(rest, Counter({(): guard.value}), -1)
             calls = [names for names in rest if any(_is_call(self._nodes[one]) for one in names)]
-            first = calls[0] if calls else _first(rest)
+            first = calls[0] if calls else first_of(rest)
             factor = rest.pop(first)
             if first and len(calls) < 2 and all(one % factor == 0 for one in rest.values()):
                 self._rules.append((first, Counter({n: -f // factor for n, f in rest.items()})))
@@ -244,7 +191,7 @@ class _Normal:
 
     def _reduce(self, total: Sum) -> Sum | None:
         """Returns a sum with what is known of its products."""
-        for _ in range(_MOST_STEPS):
+        for _ in range(MOST_STEPS):
             found = next(
                 ((names, rule) for names in total for rule in self._rules
                  if not Counter(rule[0]) - Counter(names)),
@@ -286,15 +233,3 @@ def _with_parts(node: ast.expr, parts: list[ast.expr]) -> ast.expr:
     if isinstance(node, ast.BinOp):
         return ast.BinOp(parts[0], node.op, parts[1])
     return ast.Call(node.func, parts, []) if _is_call(node) else node
-
-
-def _is(node: ast.expr, operator: type[ast.operator]) -> TypeGuard[ast.BinOp]:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, operator)
-
-
-def number(node: ast.expr) -> int | None:
-    """Returns the whole number that code is; None for other code."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        found = number(node.operand)
-        return None if found is None else -found
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
