@@ -33,13 +33,13 @@ def not_checked(
         structure: The program, and what is known of its values.
     """
     layers = (form.layer for form in forms if form.layer is not None)
-    values, forced = structure.values, {*_forced(structure)}
+    values, forced = structure.values, {*_rows_of_views(structure)}
     rows = {*_rows((one for one in layers if one.kind in dialect.takes_rows), values)}
     rows = {row for row in rows if row[0] not in forced}
     return [one for one in guards if not any(_is_same(one, *row) for row in rows)]
 
 
-def _forced(structure: Structure) -> Iterator[str]:
+def _rows_of_views(structure: Structure) -> Iterator[str]:
     """Yields the last sizes of views whose code has a number there."""
     for call in structure.program.graph.walk():
         _, shape = structure.values.get(call.name, ("", ()))
