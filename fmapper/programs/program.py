@@ -179,7 +179,8 @@ class Part:
         masks: Arguments that it may be given None for -> the mask that this means: `ones`, or
             `causal`.
         flags: The attributes of the submodule that are True or False, as `is_decoder`.
-        numbers: Those that are numbers, as `num_heads`.
+        numbers: Those that are numbers, as `num_heads`, and the variables of its constructor.
+        code: Arguments of its parts -> how that writes them, `conv.padding` -> `size // 2`.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Part:
     masks: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, bool] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from fmapper.translation.code import (
     literal,
     text,
 )
+from fmapper.translation.constructors.reading import Settings, settings_of
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.functions.results import with_results
@@ -58,6 +59,7 @@ __all__ = [
     "PrinterTable",
     "Printing",
     "Ref",
+    "Settings",
     "Source",
     "Statement",
     "Structure",
@@ -82,6 +84,7 @@ __all__ = [
     "proof_script",
     "rows_in",
     "run_file",
+    "settings_of",
     "shortest_parts",
     "source_weights",
     "statements_at",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fmapper.translation.code import expr, identifier, replace_nodes, text
+from fmapper.translation.code import expr, identifier, text
+from fmapper.translation.constructors.arguments import arguments_of_class, with_arguments
 from fmapper.translation.functions.forms import Terms
 from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
-from fmapper.translation.merging.numbers import SHORTER, mask_numbers, numbers_in
+from fmapper.translation.merging.numbers import mask_numbers
 from fmapper.translation.merging.variants import unify, without_flags
 from fmapper.translation.statements.origins import with_comments
 
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
 
 
-Values = tuple[object, ...]
 _MOST_GIVEN = 2  # parts that a constructor is given
 _FUNCTION = "activation"  # what a sequence is given
 _IDENTITY = "lambda x: x"
-_VAGUE = frozenset({"n", "size", "value"})
 _HEAD = 100  # characters of a class apart from its statements
 
 
@@ -40,7 +38,8 @@ class Sketch:
         methods: The functions: name, parameters, and statements as text.
         ties: Statements of the constructor that make parts the same.
         flags: The flags of the source's submodule, as `is_decoder`.
-        numbers: The numbers that it has there, as `num_heads`.
+        numbers: The numbers that it has there, as `num_heads`, and those of its constructor.
+        code: Arguments of parts -> what its constructor gives them, `conv.padding` -> `size // 2`.
         arrays: What it sets that is an array.
         given: What the constructor is given -> the code for it.
         is_sequence: Whether it calls its parts in order, which are the only thing that it sets.
@@ -53,6 +52,7 @@ class Sketch:
     ties: list[str] = field(default_factory=list)
     flags: Mapping[str, bool] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
     arrays: frozenset[str] = frozenset()
     given: dict[str, ast.expr] = field(default_factory=dict)
     is_sequence: bool = False
@@ -336,115 +336,19 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
             method.shapes += like.shapes
     made = Class(identifier(first.title, taken), first)
     taken.add(made.name)
-    parts = {sketch.path: (*sketch.given.values(),) for sketch in group}
-    made.parameters = (*first.given,)
-    rows = [[(c.value, key) for node in s.nodes() for c, key in numbers_in(node)] for s in group]
-    columns = list(zip(*rows, strict=True))
-    differing = [
-        i for i, column in enumerate(columns) if len({(type(v), v) for v, _ in column}) > 1
-    ]
-    if not differing:
-        made.arguments = {**parts}
-        return made
-    by_values: dict[tuple[object, ...], str] = {}
-    chosen: dict[int, str] = {}
-    own: set[str] = {"rngs", "self", *first.given, *(name for name, _ in first.made)}
-    for i in differing:
-        values = tuple(value for value, _ in columns[i])
-        if values not in by_values:
-            wanted = _parameter_name(columns[i][0][1], names)
-            if wanted in _VAGUE:
-                wanted = _attribute_with(values, group) or wanted
-            by_values[values] = identifier(wanted, own)
-            own.add(by_values[values])
-        chosen[i] = by_values[values]
-    columns_of = {name: values for values, name in _in_order(by_values)}
-    numbers = {
-        sketch.path: tuple(values[at] for values in columns_of.values())
-        for at, sketch in enumerate(group)
-    }
-    if _FUNCTION in first.given:  # which is the last argument
-        made.parameters = (*columns_of, *first.given)
-        made.arguments = {path: (*numbers[path], *parts[path]) for path in parts}
-    else:
-        made.parameters = (*first.given, *columns_of)
-        made.arguments = {path: (*parts[path], *numbers[path]) for path in parts}
-    made.sketch = without_flags(_generalise(first, chosen, made))
+    found = arguments_of_class(group, names)
+    numbers = found.numbers
+    last = _FUNCTION in first.given  # which is the last argument
+    ends = ((*first.given,), ()) if not last else ((), (*first.given,))
+    made.parameters = (*ends[0], *found.parameters, *ends[1])
+    for at, sketch in enumerate(group):
+        parts = (*sketch.given.values(),)
+        own = numbers[at] if numbers else ()
+        made.arguments[sketch.path] = (*own, *parts) if last else (*parts, *own)
+    if found.parameters:
+        sketch, made.stored = with_arguments(first, found.code)
+        made.sketch = without_flags(sketch)
     return made
-
-
-def _attribute_with(values: Values, group: Sequence[Sketch]) -> str:
-    """Returns what the source calls a number of each submodule; empty where that is not clear."""
-    found = [
-        name
-        for name in group[0].numbers
-        if all(repr(s.numbers.get(name)) == repr(v) for s, v in zip(group, values, strict=True))
-    ]
-    return found[0] if len(found) == 1 else ""
-
-
-def _in_order(by_values: Mapping[Values, str]) -> list[tuple[Values, str]]:
-    """Returns parameters with those first that are called as the first two, and flags last."""
-    names = [name for values, name in by_values.items() if type(values[0]) is not bool]
-    first = {re.sub(r"_\d+$", "", name) for name in names[:2]}
-
-    def rank(one: tuple[Values, str]) -> int:
-        values, name = one
-        return 2 if type(values[0]) is bool else re.sub(r"_\d+$", "", name) not in first
-
-    return sorted(by_values.items(), key=rank)
-
-
-def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
-    function, _, at = key.rpartition(":")
-    if not function:
-        return SHORTER.get(at, at) or "value"
-    known = names.get(function, ())
-    if int(at) < len(known):
-        return known[int(at)]
-    return "size" if function.rpartition(".")[2] in _OF_SIZES else "value"
-
-
-def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
-    """Turns numbers that differ into parameters of a class."""
-    at = 0
-    fields: list[tuple[str, ast.expr]] = []
-    for attr, made_by in sketch.made:
-        node = copy.deepcopy(made_by)
-        replaced = {}
-        for constant, _ in numbers_in(node):
-            if at in chosen:
-                replaced[id(constant)] = expr(chosen[at])
-            at += 1
-        fields.append((attr, replace_nodes(node, replaced)))
-    stored: dict[str, None] = {}
-    methods = []
-    for method in sketch.methods:
-        lines = []
-        comments = dict(method.comments)
-        for line in method.lines:
-            tree = ast.parse(line)
-            replaced = {}
-            for constant, _ in numbers_in(tree):
-                if at in chosen:
-                    replaced[id(constant)] = expr(f"self.{chosen[at]}")
-                    stored[chosen[at]] = None
-                at += 1
-            lines.append(text(replace_nodes(tree, replaced)) if replaced else line)
-            for old, new in zip(line.splitlines(), lines[-1].splitlines(), strict=False):
-                if old.strip() in comments:
-                    comments[new.strip()] = comments[old.strip()]
-        terms = method.terms
-        methods.append(
-            Method(method.name, method.parameters, lines, method.shapes, comments, terms)
-        )
-    made.stored = tuple(stored)
-    found = Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
-    found.is_sequence = sketch.is_sequence
-    return found
-
-
-_OF_SIZES = frozenset({"arange", "broadcast_to", "full", "ones", "reshape", "view", "zeros"})
 
 
 def with_masks(

@@ -219,7 +219,11 @@ def condition_of(size: ast.expr, guard: Guard) -> ast.expr:
         >>> guard = Guard("4*a - 2*b", "==", -6, "")
         >>> ast.unparse(condition_of(expr("4 * x.shape[0] - 2 * x.shape[1]"), guard))
         '2 * x.shape[0] + 3 == x.shape[1]'
+        >>> guard = Guard("(a - 1)//4 % 2", "==", 1, "")
+        >>> ast.unparse(condition_of(expr("(-1 + x.shape[0]) // 4 % 2"), guard))
+        '(x.shape[0] - 1) // 4 % 2 == 1'
     """
+    size = _Differences().visit(size)
     more: list[ast.expr] = []
     less: list[ast.expr] = []
     _sort_terms(size, more, less)
@@ -231,6 +235,21 @@ def condition_of(size: ast.expr, guard: Guard) -> ast.expr:
     if value:
         (less if value > 0 else more).append(ast.Constant(abs(value)))
     return expr(f"{{0}} {guard.relation} {{1}}", _sum(more), _sum(less))
+
+
+class _Differences(ast.NodeTransformer):
+    """Writes sums with negative terms within other code as differences."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        more: list[ast.expr] = []
+        less: list[ast.expr] = []
+        _sort_terms(node, more, less)
+        less += [ast.Constant(-value) for one in more if (value := number(one) or 0) < 0]
+        more = [one for one in more if (number(one) or 0) >= 0]
+        if not isinstance(node.op, ast.Add | ast.Sub) or not more or not less:
+            return node
+        return functools.reduce(lambda a, b: expr("{0} - {1}", a, b), less, _sum(more))
 
 
 def _number_in(term: ast.expr) -> int:

@@ -136,7 +136,12 @@ def _align(nodes: Sequence[ast.expr], defaults: Defaults) -> None:
     if len(lists) == len(nodes) and len({len(one.elts) for one in lists}) == 1:
         for parts in zip(*(one.elts for one in lists), strict=True):
             _align(parts, defaults)
-    if len(calls) < len(nodes) or len({(text(one.func), len(one.args)) for one in calls}) > 1:
+    if len(calls) < len(nodes) or len({text(one.func) for one in calls}) > 1:
+        return
+    by_count = [[one for one in calls if len(one.args) == n] for n in {len(c.args) for c in calls}]
+    if len(by_count) > 1:
+        for group in by_count:
+            _align(group, defaults)
         return
     for parts in zip(*(one.args for one in calls), strict=True):
         _align(parts, defaults)

@@ -53,8 +53,17 @@ def with_comprehensions(
         'stride, padding in ((1, padding), (2, padding_2), (2, padding))]'
     """
     run = _Comprehensions(parameters, general or {}, defaults or {})
-    found: ast.expr = run.visit(copy.deepcopy(node))
+    found: ast.expr = _Ones().visit(run.visit(copy.deepcopy(node)))
     return found
+
+
+class _Ones(ast.NodeTransformer):
+    """Leaves out factors of one, which a list had for its loop variable and kept."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        is_one = isinstance(node.right, ast.Constant) and repr(node.right.value) == "1"
+        return node.left if is_one and isinstance(node.op, ast.Mult) else node
 
 
 class _Comprehensions(ast.NodeTransformer):
@@ -138,11 +147,13 @@ class _Comprehensions(ast.NodeTransformer):
         if not is_long or not isinstance(items[0], ast.Call):
             return None
         slots = [[*_slots(one)] for one in items]
-        rows: dict[tuple[str, ...], tuple[str, list[ast.expr]]] = {}  # of items -> key and places
+        rows: dict[tuple[str, ...], tuple[list[str], list[ast.expr]]] = {}  # -> keys and places
         for places in zip(*slots, strict=True):
             (node, key), values = places[0], tuple(text(one) for one, _ in places)
             if len({*values}) > 1:
-                rows.setdefault(values, (key, []))[1].append(node)
+                keys, nodes = rows.setdefault(values, ([], []))
+                keys.append(key)
+                nodes.append(node)
         if len(rows) > _MOST:
             return None
         gone = {id(one) for _, nodes in rows.values() for one in nodes}
@@ -150,8 +161,9 @@ class _Comprehensions(ast.NodeTransformer):
         taken = {one.id for one in kept if id(one) not in gone}
         names: list[str] = []
         replaced: dict[int, ast.expr] = {}
-        for key, nodes in rows.values():
-            names.append(identifier(self._name(key), taken))
+        for keys, nodes in rows.values():
+            known = [name for key in keys if (name := self._name(key))]
+            names.append(identifier(known[0] if known else "n", taken))
             taken.add(names[-1])
             replaced.update((id(one), ast.Name(names[-1], ast.Load())) for one in nodes)
         item = text(_Bound({*names}).visit(replace_nodes(items[0], replaced)))
@@ -163,12 +175,12 @@ class _Comprehensions(ast.NodeTransformer):
         return ast.parse(code, mode="eval").body
 
     def _name(self, key: str) -> str:
-        """Names a number after the keyword or parameter that it is given for."""
+        """Names a number after the keyword or parameter that it is given for, if there is one."""
         function, _, at = key.rpartition(":")
         if not function:
-            return SHORTER.get(key, key) or "n"
+            return SHORTER.get(key, key)
         known = self._parameters.get(function, ())
-        return known[int(at)] if int(at) < len(known) else "n"
+        return known[int(at)] if int(at) < len(known) else ""
 
 
 def _height(node: ast.expr, indent: int = 16) -> int:

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fmapper.programs import Other, Part, Ref, map_arguments
-from fmapper.translation import arguments_of, other_names
+from fmapper.translation import arguments_of, other_names, settings_of
 from fmapper_adapters.jax.record import closure, frames
 
 mark: Any = Primitive("fmapper_part")
@@ -89,6 +89,7 @@ class PartCalls:
             "source": _caller(self._lines[-1] if self._lines else None),
             "lines": _lines(_code_of(function)),
             "other_names": other_names(_code_of(function)),
+            "settings": settings_of(owner),
         }
         self.noted.append(noted)
         arrays = _Arrays()
@@ -463,5 +464,6 @@ class PartReader:
             name = noted["lines"][-1] if noted["lines"] and one["path"] else ""
             method = name if name.isidentifier() and name != "__call__" else ""
             beside = noted["source"], noted["prefix"], noted["positional"], method
-            found.append(Part(*given, *beside, noted["other_names"]))
+            settings = {"numbers": noted["settings"].numbers, "code": noted["settings"].code}
+            found.append(Part(*given, *beside, noted["other_names"], **settings))
         return tuple(found)

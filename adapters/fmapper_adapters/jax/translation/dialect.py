@@ -82,6 +82,7 @@ _RESERVED = frozenset(
 )
 _MOST = 64  # elements of an array that is written out
 _FEW = 8  # also where the state dict has it
+_NEAR = 1e-7  # how far a frequency in float32 may be from the exact one: a bit of an angle
 _ROUNDED = 2e-7  # how far a sine in float32 may be from the exact one
 
 
@@ -417,12 +418,12 @@ def _find_base(sines: Any, cosines: Any) -> float | None:
 
 
 def _print_frequencies(frequencies: Any) -> ast.expr:
-    """Returns the code for frequencies: their progression if that gives the same bits."""
+    """Returns the code for frequencies: their progression if that is as near as they are exact."""
     size = len(frequencies)
     for count in (size, size - 1):
         if size > 1 and count and frequencies[0] == 1:
-            base = round(float(np.float64(frequencies[1]) ** -count))
-            if (np.float32(base ** -(np.arange(size) / count)) == frequencies).all():
+            base = round(float(np.float64(frequencies[-1]) ** (-count / (size - 1))), -1)
+            if np.abs(base ** -(np.arange(size) / count) - frequencies).max() <= _NEAR:
                 return expr(f"{float(base)!r} ** -(np.arange({size}) / {count})")
     if size <= _FEW:
         return literal([float(str(one)) for one in frequencies])

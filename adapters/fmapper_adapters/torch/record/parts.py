@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fmapper.programs import Other, Part, Ref, Size, map_arguments
-from fmapper.translation import arguments_of, other_names
+from fmapper.translation import Settings, arguments_of, other_names, settings_of
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import marks
 from fmapper_adapters.torch.record.lines import line_of_method
@@ -44,6 +44,7 @@ class PartCalls:
         self._noted: list[dict[str, Any]] = []
         self._placeholders: list[str] = []
         self._same: dict[str, str] = {}
+        self._settings: dict[int, Settings] = {}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -83,7 +84,7 @@ class PartCalls:
             "source": _caller(),
             "other_names": other_names(type(module).forward),
             "flags": _flags(module),
-            "numbers": _numbers(module),
+            "settings": settings_of(module, self._settings),
         }
         self._open.append(noted)
         self._noted.append(noted)
@@ -129,7 +130,8 @@ class PartCalls:
                 noted["positional"],
                 other_names=noted["other_names"],
                 flags=noted["flags"],
-                numbers=noted["numbers"],
+                numbers=noted["settings"].numbers,
+                code=noted["settings"].code,
                 masks=self.masks.get(noted["path"], {}),
             )
             for noted in self._noted
@@ -143,15 +145,6 @@ def _flags(module: torch.nn.Module) -> dict[str, bool]:
         key: value
         for key, value in vars(module).items()
         if type(value) is bool and key.isidentifier() and key[0] != "_" and key != "training"
-    }
-
-
-def _numbers(module: torch.nn.Module) -> dict[str, int | float]:
-    """Returns the attributes of a module that are numbers."""
-    return {
-        key: value
-        for key, value in vars(module).items()
-        if type(value) in (int, float) and key.isidentifier() and key[0] != "_"
     }
 
 

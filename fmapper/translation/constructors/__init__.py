@@ -1,0 +1,1 @@
+"""Constructors: what the model's own call the numbers of parts, and the arguments of those here."""

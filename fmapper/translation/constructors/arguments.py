@@ -1,0 +1,251 @@
+"""The arguments of the constructor of a class: the numbers that its submodules have differently."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fmapper.translation.code import expr, identifier, replace_nodes, text
+from fmapper.translation.constructors.reading import compute, names_in_code
+from fmapper.translation.merging.numbers import SHORTER, numbers_in
+
+if TYPE_CHECKING:
+    from fmapper.translation.classes import Sketch
+
+Values = tuple[object, ...]
+_OF_SIZES = frozenset({"arange", "broadcast_to", "full", "ones", "reshape", "view", "zeros"})
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments of the constructor of one class.
+
+    Attributes:
+        parameters: What they are called.
+        numbers: For each submodule what its constructor is given.
+        code: The numbers in the code of the class that are others in each, counted -> the argument,
+            or code with arguments.
+    """
+
+    parameters: tuple[str, ...] = ()
+    numbers: list[Values] = field(default_factory=list)
+    code: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A number that the submodules have in one place.
+
+    Attributes:
+        at: Which of the numbers in the code it is.
+        values: What each submodule has there.
+        key: The keyword that it is given for, or function and position.
+        place: The part whose constructor is given it; None where a method reads it.
+    """
+
+    at: int
+    values: Values
+    key: str
+    place: str | None
+
+
+def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str]]) -> Arguments:
+    """Returns the arguments that make all submodules of a group by one class.
+
+    They are called as in the constructor of the source, where that is known, and what it computes
+    of them is computed of them here.
+
+    Args:
+        group: Submodules whose classes differ only in numbers.
+        names: Classes of the target -> the names of the parameters of their constructors.
+    """
+    columns = _differing(group)
+    if not columns:
+        return Arguments()
+    reserved = _reserved(group[0])
+    found: dict[Values, str] = {}
+    for column in columns:
+        variable = _variable_at(column, group)
+        if variable and column.values not in found:
+            found[column.values] = identifier(variable, {*reserved, *found.values()})
+    code: dict[int, str] = {}
+    for column in columns:
+        if column.values not in found and (computed := _computed(column, group, found, reserved)):
+            code[column.at] = computed
+    for column in columns:
+        if column.at in code:
+            continue
+        if column.values not in found:
+            known = _attribute_with(column.values, group)
+            wanted = known or _parameter_name(column.key, names)
+            found[column.values] = identifier(wanted, {*reserved, *found.values()})
+        code[column.at] = found[column.values]
+    ordered = _in_order(found, [*group[0].numbers])
+    rows = [tuple(values[at] for values, _ in ordered) for at in range(len(group))]
+    return Arguments(tuple(name for _, name in ordered), rows, code)
+
+
+def _differing(group: Sequence[Sketch]) -> list[_Column]:
+    rows = [[(c.value, key) for node in s.nodes() for c, key in numbers_in(node)] for s in group]
+    places = _places(group[0])
+    found = []
+    for at, column in enumerate(zip(*rows, strict=True)):
+        values = tuple(value for value, _ in column)
+        if len({(type(value), value) for value in values}) > 1:
+            place = places[at] if at < len(places) else None
+            found.append(_Column(at, values, column[0][1], place))
+    return found
+
+
+def _places(sketch: Sketch) -> list[str]:
+    """Returns for each number in the code for the parts of a submodule which part is given it."""
+    found: dict[int, str] = {}
+
+    def visit(node: ast.AST, path: str) -> None:
+        for inner in ast.walk(node):
+            found[id(inner)] = path
+        items: Sequence[ast.expr] = node.elts if isinstance(node, ast.List) else ()
+        if isinstance(node, ast.Call):
+            items = node.args
+            if len(items) == 1 and isinstance(items[0], ast.List | ast.ListComp):
+                only = items[0]
+                items = only.elts if isinstance(only, ast.List) else [only.elt]
+        for at, item in enumerate(items):
+            if isinstance(item, ast.Call):
+                visit(item, f"{path}.{at}" if path else str(at))
+
+    for attr, node in sketch.made:
+        visit(node, "" if sketch.is_sequence else attr)
+    return [found[id(one)] for _, node in sketch.made for one, _ in numbers_in(node)]
+
+
+def _reserved(sketch: Sketch) -> set[str]:
+    """Returns names that arguments cannot have: other arguments, attributes, and what is read."""
+    nodes = (one for _, node in sketch.made for one in ast.walk(node))
+    read = {one.id for one in nodes if isinstance(one, ast.Name)}
+    methods = {method.name for method in sketch.methods}
+    own = {name for name, _ in sketch.made}
+    return {"rngs", "self", "key", "keys", *sketch.given, *own, *methods, *read}
+
+
+def _written_at(place: str | None, sketch: Sketch) -> list[str]:
+    """Returns what the source's constructor gives a part, or the one that is around it."""
+    for path in (place, place.removesuffix(".0")) if place is not None else ():
+        found = [code for key, code in sketch.code.items() if key.rpartition(".")[0] == path]
+        if found:
+            return found
+    return []
+
+
+def _variable_at(column: _Column, group: Sequence[Sketch]) -> str:
+    """Returns the variable of the source's constructor that is given in a place, if it is one."""
+    for written in _written_at(column.place, group[0]):
+        if written.isidentifier() and _have(group, written, column.values):
+            return written
+    return ""
+
+
+def _have(group: Sequence[Sketch], name: str, values: Values) -> bool:
+    return [repr(one.numbers.get(name)) for one in group] == [*map(repr, values)]
+
+
+def _computed(
+    column: _Column, group: Sequence[Sketch], found: dict[Values, str], reserved: Collection[str]
+) -> str:
+    """Returns the code of the source for a number, where it says of arguments what that is.
+
+    One argument that nothing else needs may be added to those that are found.
+    """
+    for written in _written_at(column.place, group[0]):
+        names = names_in_code(written)
+        values = [compute(written, one.numbers) for one in group]
+        if not names or [*map(repr, values)] != [*map(repr, column.values)]:
+            continue
+        lacking = [name for name in names if name not in found.values()]
+        if not all(_have(group, name, v) for v, name in found.items() if name in names):
+            continue
+        if len(lacking) > 1 or any(name in reserved for name in lacking):
+            continue
+        for name in lacking:
+            found[tuple(one.numbers[name] for one in group)] = name
+        return written
+    return ""
+
+
+def _attribute_with(values: Values, group: Sequence[Sketch]) -> str:
+    """Returns what the source calls a number of each submodule; empty where that is not clear."""
+    found = [name for name in group[0].numbers if _have(group, name, values)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _in_order(found: Mapping[Values, str], known: Sequence[str]) -> list[tuple[Values, str]]:
+    """Returns arguments in the order of the source, then those called as the first two, then flags.
+
+    Args:
+        found: The values of each -> its name.
+        known: The names of the source, in order.
+    """
+    names = [name for values, name in found.items() if type(values[0]) is not bool]
+    first = {re.sub(r"_\d+$", "", name) for name in names[:2]}
+
+    def rank(one: tuple[Values, str]) -> tuple[int, int]:
+        values, name = one
+        if type(values[0]) is bool:
+            return 3, 0
+        if name in known:
+            return 0, known.index(name)
+        return (1 if re.sub(r"_\d+$", "", name) in first else 2), 0
+
+    return sorted(found.items(), key=rank)
+
+
+def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
+    function, _, at = key.rpartition(":")
+    if not function:
+        return SHORTER.get(at, at) or "value"
+    known = names.get(function, ())
+    if int(at) < len(known):
+        return known[int(at)]
+    return "size" if function.rpartition(".")[2] in _OF_SIZES else "value"
+
+
+def with_arguments(sketch: Sketch, code: Mapping[int, str]) -> tuple[Sketch, tuple[str, ...]]:
+    """Returns a class with arguments in the places of numbers, and those that methods read.
+
+    Args:
+        sketch: The class of one submodule.
+        code: The numbers in its code, counted -> the argument, or code with arguments.
+    """
+    left = iter(range(sum(1 for node in sketch.nodes() for _ in numbers_in(node))))
+    stored: dict[str, None] = {}
+
+    def put(node: Any, owner: str) -> bool:
+        here = {id(one): code.get(next(left), "") for one, _ in numbers_in(node)}
+        stored.update({name: None for name in here.values() if name and owner})
+        replace_nodes(node, {key: expr(owner + name) for key, name in here.items() if name})
+        return any(here.values())
+
+    made = copy.deepcopy(sketch.made)
+    for _, node in made:
+        put(node, "")
+    methods = []
+    for method in sketch.methods:
+        comments = dict(method.comments)
+        lines = [_put_in_line(line, put, comments) for line in method.lines]
+        methods.append(replace(method, lines=lines, comments=comments))
+    return replace(sketch, made=made, methods=methods, given={}), tuple(stored)
+
+
+def _put_in_line(line: str, put: Callable[[Any, str], bool], comments: dict[str, str]) -> str:
+    tree = ast.parse(line)
+    if not put(tree, "self."):
+        return line
+    found = text(tree)
+    for old, new in zip(line.splitlines(), found.splitlines(), strict=False):
+        if old.strip() in comments:
+            comments[new.strip()] = comments[old.strip()]
+    return found

@@ -1,0 +1,403 @@
+"""What the constructors of a model call the numbers that they give their parts."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import itertools
+import operator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Number = int | float
+_MOST = 8  # parts that a sequence may have
+_DEEPEST = 4  # variables that are lists of variables, functions that call functions
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a constructor calls the numbers of one submodule and of its parts.
+
+    Attributes:
+        numbers: Its parameters and variables, and attributes of the submodule -> their values.
+        code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`.
+    """
+
+    numbers: dict[str, Number] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Constructor:
+    """The code of a constructor.
+
+    Attributes:
+        parameters: Its parameters.
+        space: What names in it are, besides its variables.
+        loops: The variables of its comprehensions.
+        attributes: What it sets.
+        variables: What it assigns to variables once.
+        lists: Variables -> the items of those that are lists, and whether each is there always.
+        parts: What it gives the constructor of its base, as a sequence is given its parts.
+    """
+
+    parameters: tuple[str, ...]
+    space: Mapping[str, Any]
+    loops: frozenset[str] = frozenset()
+    attributes: dict[str, ast.expr] = field(default_factory=dict)
+    variables: dict[str, ast.expr | None] = field(default_factory=dict)
+    lists: dict[str, list[tuple[ast.expr, bool]] | None] = field(default_factory=dict)
+    parts: tuple[ast.expr, ...] = ()
+
+    def read(self, body: list[ast.stmt], *, always: bool = True) -> None:
+        """Reads statements; those of loops only change what is known of lists."""
+        for node in body:
+            match node:
+                case ast.Assign(targets=[ast.Name(name)], value=value):
+                    self.variables[name] = None if name in self.variables else value
+                    self._begin_list(name, value)
+                case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
+                    self.attributes.setdefault(name, value)
+                case ast.AugAssign(target=ast.Name(name), value=ast.List(items)):
+                    self._add(name, items, always=always)
+                case ast.Expr(ast.Call() as call):
+                    self._read_call(call, always=always)
+                case ast.If(body=then, orelse=other):
+                    self.read(then, always=False)
+                    self.read(other, always=False)
+                case ast.With(body=then):
+                    self.read(then, always=always)
+                case ast.For() | ast.While() | ast.Try():
+                    for inner in ast.walk(node):
+                        if isinstance(inner, ast.Name):
+                            self.lists[inner.id] = self.variables[inner.id] = None
+
+    def _begin_list(self, name: str, value: ast.expr) -> None:
+        self.lists.pop(name, None)
+        if isinstance(value, ast.List):
+            self._add(name, value.elts, always=True)
+
+    def _add(self, name: str, items: list[ast.expr], *, always: bool) -> None:
+        known = self.lists.setdefault(name, [])
+        if known is not None:
+            known += [(item, always) for item in items]
+
+    def _read_call(self, call: ast.Call, *, always: bool) -> None:
+        match call:
+            case ast.Call(func=ast.Attribute(ast.Name(name), "append"), args=[item]):
+                self._add(name, [item], always=always)
+            case ast.Call(func=ast.Attribute(ast.Name(name), "extend"), args=[ast.List(items)]):
+                self._add(name, items, always=always)
+            case ast.Call(
+                func=ast.Attribute(ast.Name("self"), "add_module"),
+                args=[ast.Constant(str(name)), value],
+            ):
+                self.attributes.setdefault(name, value)
+            case ast.Call(func=ast.Attribute(ast.Call(func=ast.Name("super")), "__init__")):
+                self.parts = tuple(call.args)
+
+    def children(self, name: str, node: ast.expr, depth: int = 0) -> list[tuple[ast.expr, bool]]:
+        """Returns what code for a list or sequence has in it; nothing where that is not known.
+
+        What all of its items are made by has a star.
+        """
+        match node:
+            case ast.Name(id=other) if depth < _DEEPEST:
+                value = self.variables.get(other)
+                known = self.lists.get(other)
+                if isinstance(value, ast.Call):
+                    return self.children(name, value, depth + 1)
+                return known or []
+            case ast.List(elts) | ast.Tuple(elts):
+                return [(item, True) for item in elts]
+            case ast.ListComp(item) | ast.GeneratorExp(item):
+                return [(ast.Starred(item), True)]
+            case ast.Call(args=[ast.Starred(value)]):
+                return self.children(name, value, depth + 1)
+            case ast.Call(args=[ast.List() | ast.Name() | ast.ListComp() as value]):
+                return self.children(name, value, depth + 1)
+            case ast.Call(args=args):
+                return [(item, True) for item in args]
+        return []
+
+    def value(self, node: ast.expr) -> ast.expr:
+        """Returns what a variable is that is a call, or the code itself."""
+        known = self.variables.get(node.id) if isinstance(node, ast.Name) else None
+        return known if isinstance(known, ast.Call) else node
+
+
+_CALLED: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "max": max,
+    "min": min,
+    "round": round,
+    "abs": abs,
+    "float": float,
+}
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+}  # fmt: skip
+
+
+def names_in_code(code: str) -> list[str]:
+    """Returns the variables that code for a number reads.
+
+    Examples:
+        >>> names_in_code("max(1, width // 4)")
+        ['width']
+    """
+    names = [one.id for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Name)]
+    return [*dict.fromkeys(name for name in names if name not in _CALLED)]
+
+
+def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
+    """Computes a number; None where its code is more than arithmetic with these variables.
+
+    Examples:
+        >>> compute("max(1, width // 4)", {"width": 32}), compute("depth + 1", {"width": 32})
+        (8, None)
+    """
+
+    def visit(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int() | float() as value):
+                return value
+            case ast.Name(id=name):
+                return numbers[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _OPERATORS[type(op)](visit(left), visit(right))
+            case ast.UnaryOp(op=op, operand=operand):
+                return _OPERATORS[type(op)](visit(operand))
+            case ast.Call(func=ast.Name(name), args=args, keywords=[]):
+                return _CALLED[name](*map(visit, args))
+        raise KeyError(type(node))
+
+    try:
+        return _number(visit(ast.parse(code, mode="eval").body))
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _constructor_of(cls: type) -> _Constructor | None:
+    try:
+        function = inspect.unwrap(cls.__init__)  # type: ignore[misc]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
+        return None
+    named = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
+    parameters = tuple(one.arg for one in named if one.arg != "self")
+    loops = (one.target for one in ast.walk(tree) if isinstance(one, ast.comprehension))
+    variables = (one.id for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Name))
+    found = _Constructor(parameters, getattr(function, "__globals__", {}), frozenset(variables))
+    found.read(tree.body)
+    return found
+
+
+def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settings:
+    """Returns what the constructor of a module calls its numbers, as far as its code tells.
+
+    Its variables have the values that parts have where it gives them to those.
+
+    Args:
+        module: The module; its parts are its attributes, or have numbers.
+        known: What is known of other modules, by their identity; it is added to.
+    """
+    known = {} if known is None else known
+    if id(module) in known:
+        return known[id(module)]
+    found = known[id(module)] = Settings()
+    code = _constructor_of(type(module))  # type: ignore[arg-type]
+    if code is None:
+        found.numbers = _attributes(module)
+        return found
+    numbers: dict[str, set[Number]] = {}
+    for path, part, node in _parts_of(module, code):
+        if not isinstance(node, ast.Call):
+            if isinstance(node, ast.Name) and _number(part) is not None:
+                numbers.setdefault(node.id, set()).add(_number(part))  # type: ignore[arg-type]
+            continue
+        own = _numbers_given(part, node, code, known)
+        loop = {x.id: n for x, n in own.values() if isinstance(x, ast.Name) and x.id in code.loops}
+        found.code |= {f"{path}.{name}": _written(x, module, loop) for name, (x, _) in own.items()}
+        for given, value in own.values():
+            name = _written(given, module, loop)
+            if name.isidentifier():
+                numbers.setdefault(name, set()).add(value)
+    single = {name: values.pop() for name, values in numbers.items() if len(values) == 1}
+    attributes = {key: x for key, x in _attributes(module).items() if key not in numbers}
+    order = [name for name in code.parameters if name in single or name in attributes]
+    every = {**attributes, **single}
+    found.numbers = {name: every[name] for name in [*order, *single, *attributes]}
+    return found
+
+
+def _numbers_given(
+    part: Any, call: ast.Call, code: _Constructor, known: dict[int, Settings]
+) -> dict[str, tuple[ast.expr, Number]]:
+    """Returns the numbers that the constructor of a part is given as variables, with the code."""
+    found = {}
+    for name, given in _arguments(part, call, code):
+        value = settings_of(part, known).numbers.get(name, _number(_own(part).get(name)))
+        items = {ast.unparse(one): one for one in getattr(given, "elts", [given])}
+        written = items.popitem()[1] if len(items) == 1 else None
+        if value is not None and written and not isinstance(written, ast.Constant):
+            found[name] = written, value
+    return found
+
+
+def _own(module: Any) -> Mapping[str, Any]:
+    """Returns the attributes of an object that are not computed."""
+    found: Mapping[str, Any] = getattr(module, "__dict__", {})
+    return found
+
+
+def _attributes(module: Any) -> dict[str, Number]:
+    return {
+        key: value
+        for key, value in _own(module).items()
+        if type(value) in (int, float) and key.isidentifier() and key[0] != "_"
+    }
+
+
+def _number(value: Any) -> Number | None:
+    """Returns a number, or that which all items of a tuple are."""
+    if isinstance(value, tuple) and value and len({*map(repr, value)}) == 1:
+        value = value[0]
+    return value if type(value) in (int, float) else None
+
+
+def _written(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
+    """Returns code with names for attributes of objects, and the numbers of classes and loops."""
+
+    class Name(ast.NodeTransformer):
+        def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+            value = getattr(type(module), node.attr, None)
+            if isinstance(node.value, ast.Name) and node.value.id == "self" and _number(value):
+                return ast.Constant(_number(value))
+            return ast.Name(node.attr, ast.Load())
+
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.Constant(loop[node.id]) if node.id in loop else node
+
+    return ast.unparse(Name().visit(copy.deepcopy(node)))
+
+
+def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.expr]]:
+    """Yields the parts and numbers of a module that its constructor makes, with its code."""
+    named = [(name, code.value(node)) for name, node in code.attributes.items()]
+    own = [(path, _child(module, path), node) for path, node in named]
+    if code.parts:
+        call = ast.Call(ast.Name("", ast.Load()), [*code.parts], [])
+        own.append(("", module, call))
+    while own:
+        path, part, node = own.pop(0)
+        if part is None:
+            continue
+        if path:
+            yield path, part, node
+        for at, (key, inner) in enumerate(_match(part, code.children(path, node))):
+            below = f"{path}.{key}" if path else key
+            if isinstance(code.value(inner), ast.Call) and below.count(".") < _DEEPEST:
+                own.insert(at, (below, _child(part, key), code.value(inner)))
+
+
+def _child(module: Any, key: str) -> Any:
+    """Returns an attribute of a module, or what it has by number."""
+    if not key.isdigit():
+        return getattr(module, key, None)
+    try:
+        return module[int(key)]
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
+def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast.expr]]:
+    """Returns the numbers of the parts of a sequence with the code of each, in order.
+
+    Code that is not run always is left out where the others are of the classes of the parts.
+    """
+    try:
+        count = len(part) if items else 0
+    except TypeError:
+        return []
+    if len(items) == 1 and isinstance(items[0][0], ast.Starred):
+        items = [(items[0][0].value, True)] * count
+    kinds = [type(_child(part, str(at))).__name__ for at in range(count)]
+    for left_out in itertools.product((False, True), repeat=min(_MOST, _optional(items))):
+        left = iter(left_out)
+        kept = [node for node, always in items if always or not next(left, False)]
+        if len(kept) == count and all(map(_may_be, kept, kinds)):
+            return [(str(at), node) for at, node in enumerate(kept)]
+    return []
+
+
+def _optional(items: list[tuple[ast.expr, bool]]) -> int:
+    return sum(not always for _, always in items)
+
+
+def _may_be(node: ast.expr, kind: str) -> bool:
+    """Returns whether code may make a part of a class: functions and variables may."""
+    name = _last(node.func) if isinstance(node, ast.Call) else ""
+    return name == kind or name[:1].islower() or not name
+
+
+def _last(node: ast.expr | None) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _arguments(part: Any, call: ast.Call, code: _Constructor) -> Iterator[tuple[str, ast.expr]]:
+    """Yields the arguments of the constructor of a part, with the code for each."""
+    bases = {base.__name__ for base in type(part).__mro__}
+    for _ in range(_DEEPEST):
+        first = call.args[0] if call.args else None
+        if isinstance(first, ast.Call) and _last(first.func) in bases:  # `weight_norm(Conv(...))`
+            call = first
+        known = code.space.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        if not inspect.isfunction(known):
+            break
+        made = _result(known, call)
+        if made is None:
+            return
+        call = made
+    yield from _bound(type(part), call)
+
+
+def _bound(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
+    if any(isinstance(one, ast.Starred) for one in call.args):
+        return []
+    try:
+        given = {key.arg: key.value for key in call.keywords if key.arg}
+        own = (None,) if isinstance(function, type) else ()
+        code = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+        bound = inspect.signature(code).bind_partial(*own, *call.args, **given)
+    except (TypeError, ValueError):
+        return []
+    return [(name, node) for name, node in bound.arguments.items() if isinstance(node, ast.expr)]
+
+
+def _result(function: Any, call: ast.Call) -> ast.Call | None:
+    """Returns the call that a function of one statement returns, with its arguments put in."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return None
+    last = tree.body[-1] if isinstance(tree, ast.FunctionDef) else None
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
+        return None
+    given = dict(_bound(function, call))
+
+    class Put(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return given.get(node.id, node)
+
+    made: ast.Call = Put().visit(copy.deepcopy(last.value))
+    return made
