@@ -18,6 +18,7 @@ from fmapper.translation.code import (
     literal,
     text,
 )
+from fmapper.translation.constructors.defaults import omit_defaults, print_parameters
 from fmapper.translation.constructors.reading import Settings, settings_of
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
@@ -77,10 +78,12 @@ __all__ = [
     "literal",
     "local_array",
     "names_in",
+    "omit_defaults",
     "origin_of_built",
     "other_names",
     "parameters_at",
     "print_imports",
+    "print_parameters",
     "proof_script",
     "rows_in",
     "run_file",

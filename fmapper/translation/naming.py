@@ -120,6 +120,8 @@ def renumber(lines: Sequence[str], parameters: Collection[str]) -> list[str]:
     Examples:
         >>> renumber(["for f in self.fs:", "    x = f(x)", "x_4 = g(x)", "return x_4.x_4"], ["x"])
         ['for f in self.fs:', '    x = f(x)', 'x_2 = g(x)', 'return x_2.x_4']
+        >>> renumber(["ys = [f(y_3) for y_3 in xs]"], ["xs"])
+        ['ys = [f(y) for y in xs]']
     """
     words = {word for line in lines for word in re.findall(r"(?<!\.)\b[A-Za-z_]\w*", line)}
     taken = words | {*parameters}
@@ -127,7 +129,12 @@ def renumber(lines: Sequence[str], parameters: Collection[str]) -> list[str]:
     swaps: dict[str, str] = {}
     for word in sorted(stored - {*parameters}, key=lambda one: (len(one), one)):
         found = _NUMBERED.fullmatch(word)
-        if found is None or found[2] is None or found[1] not in taken | RESERVED:
+        if found is None or found[2] is None:
+            continue
+        if found[1] not in taken | RESERVED:
+            if any(re.search(rf"\bfor {word} in ", line) for line in lines):  # a loop's alone
+                swaps[word] = found[1]
+                taken = (taken - {word}) | {found[1]}
             continue
         if f"{found[1]}_1" in taken or f"{found[1]}_0" in taken:  # numbers of the source
             continue
@@ -142,7 +149,8 @@ def renumber(lines: Sequence[str], parameters: Collection[str]) -> list[str]:
 
 
 def _assigns(line: str, word: str) -> bool:
-    return re.search(rf"(?m)^\s*(?:for )?(?:\w+, )*{word}(?:, \w+)* (?:=|in) ", line) is not None
+    before = rf"(?:\w+, )*{word}(?:, \w+)*"
+    return re.search(rf"(?m)^\s*{before} = |\bfor {before} in ", line) is not None
 
 
 class Names:

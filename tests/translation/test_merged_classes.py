@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_blocks_with_and_without_a_shortcut_are_one_class() -> None:
     assert proof, proof
     assert "class Residual_2(" not in source.code
     assert "residual = x if self.shortcut is None else self.shortcut(x)" in source.code
-    assert "in_features, out_features, (1, 1), strides=strides, rngs=rngs" in source.code
+    assert "Conv(given, width, (1, 1), strides=stride, rngs=rngs)" in source.code
     assert (
         "out_features, strides=1, has_shortcut=False, *, rngs" in source.code
     )  # what is usual has a default
@@ -228,3 +229,62 @@ def test_a_result_is_what_the_part_is_given_until_that_is_another() -> None:
     assert way.rewrite(["y = self.b(x)", "return y + x"]) == ["h = x", *having[1:]]
     assert bypasses.find("a", having, ["y = self.b(x)", "x = y", "return y + x"]) is None
     assert bypasses.find("a", having, ["y = self.b(x)", "return y + y"]) is None
+
+
+class Inverted(nn.Module):
+    """A block of MobileNet: its list begins with three layers that some blocks lack."""
+
+    def __init__(self, inp: int, oup: int, stride: int, expand: int) -> None:
+        super().__init__()
+        hidden = inp * expand
+        self.use_res = stride == 1 and inp == oup
+        layers: list[nn.Module] = []
+        if expand != 1:
+            layers += [nn.Conv2d(inp, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6()]
+        layers += [
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU6(),
+            nn.Conv2d(hidden, oup, 1, bias=False),
+            nn.BatchNorm2d(oup),
+        ]
+        self.conv = nn.Sequential(*layers)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.conv(x) if self.use_res else self.conv(x)
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_sequences_that_lack_their_first_items_are_one_class(target: str) -> None:
+    blocks = Inverted(4, 4, 1, 1), Inverted(4, 6, 2, 3), Inverted(6, 6, 1, 3), Inverted(6, 8, 1, 2)
+    net = nn.Sequential(*blocks).eval()
+    source, _, proof = translate(net, target, (torch.randn(2, 4, 8, 8),), proved=True)
+    assert proof, proof
+    assert "class Inverted_2(" not in source.code
+    assert "if has_all_conv else ()" in re.sub(r"\s+", " ", source.code)
+    assert re.search(r"Inverted\(4, 4, hidden=4, has_all_conv=False", source.code)
+    assert len(re.findall(r"has_all_conv=(?!True, )", source.code)) == 1  # the default is the other
+
+
+@pytest.mark.parametrize("order", ["short first", "short last"])
+def test_sequences_that_lack_items_in_the_middle_keep_their_order(order: str) -> None:
+    def sequence(width: int, *, extra: bool) -> Items:
+        more = [nn.Linear(width, width), nn.Tanh()] if extra else []
+        return Items(
+            nn.Linear(4, width), nn.ReLU(), *more, nn.LayerNorm(width), nn.Linear(width, 4)
+        )
+
+    parts = [sequence(5, extra=False), sequence(6, extra=True), sequence(7, extra=True)]
+    net = nn.Sequential(*(parts if order == "short first" else reversed(parts)))
+    source, _, proof = translate(net.eval(), "flax", (torch.randn(3, 4),), proved=True)
+    assert proof, proof
+    assert "class Items_2(" not in source.code
+
+
+class Items(nn.Module):
+    def __init__(self, *items: nn.Module) -> None:
+        super().__init__()
+        self.items = nn.Sequential(*items)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.items(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
             wanted = known or _parameter_name(column.key, names)
             found[column.values] = identifier(wanted, {*reserved, *found.values()})
         code[column.at] = found[column.values]
-    ordered = _in_order(found, [*group[0].numbers])
+    ordered = _in_order(found, [*_most_known(group).numbers])
     rows = [tuple(values[at] for values, _ in ordered) for at in range(len(group))]
     return Arguments(tuple(name for _, name in ordered), rows, code)
 
@@ -114,13 +114,23 @@ def _places(sketch: Sketch) -> list[str]:
             if len(items) == 1 and isinstance(items[0], ast.List | ast.ListComp):
                 only = items[0]
                 items = only.elts if isinstance(only, ast.List) else [only.elt]
-        for at, item in enumerate(items):
+        for at, item in enumerate(_flat(items)):
             if isinstance(item, ast.Call):
                 visit(item, f"{path}.{at}" if path else str(at))
 
     for attr, node in sketch.made:
         visit(node, "" if sketch.is_sequence else attr)
     return [found[id(one)] for _, node in sketch.made for one, _ in numbers_in(node)]
+
+
+def _flat(items: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Yields items, also those that are there below a condition: `*((a, b) if c else ())`."""
+    for item in items:
+        match item:
+            case ast.Starred(ast.IfExp(body=ast.Tuple(inner))):
+                yield from inner
+            case _:
+                yield item
 
 
 def _reserved(sketch: Sketch) -> set[str]:
@@ -132,8 +142,9 @@ def _reserved(sketch: Sketch) -> set[str]:
     return {"rngs", "self", "key", "keys", *sketch.given, *own, *methods, *read}
 
 
-def _written_at(place: str | None, sketch: Sketch) -> list[str]:
+def _written_at(place: str | None, group: Sequence[Sketch]) -> list[str]:
     """Returns what the source's constructor gives a part, or the one that is around it."""
+    sketch = _most_known(group)
     for path in (place, place.removesuffix(".0")) if place is not None else ():
         found = [code for key, code in sketch.code.items() if key.rpartition(".")[0] == path]
         if found:
@@ -141,16 +152,26 @@ def _written_at(place: str | None, sketch: Sketch) -> list[str]:
     return []
 
 
+def _most_known(group: Sequence[Sketch]) -> Sketch:
+    """Returns the submodule of whose constructor most is known."""
+    return max(group, key=lambda one: len(one.code))
+
+
 def _variable_at(column: _Column, group: Sequence[Sketch]) -> str:
     """Returns the variable of the source's constructor that is given in a place, if it is one."""
-    for written in _written_at(column.place, group[0]):
+    for written in _written_at(column.place, group):
         if written.isidentifier() and _have(group, written, column.values):
             return written
     return ""
 
 
 def _have(group: Sequence[Sketch], name: str, values: Values) -> bool:
-    return [repr(one.numbers.get(name)) for one in group] == [*map(repr, values)]
+    """Returns whether these are the values of a variable, as far as those are known."""
+    known = [one.numbers.get(name) for one in group]
+    pairs = zip(known, values, strict=True)
+    return any(one is not None for one in known) and all(
+        one is None or repr(one) == repr(value) for one, value in pairs
+    )
 
 
 def _computed(
@@ -160,18 +181,20 @@ def _computed(
 
     One argument that nothing else needs may be added to those that are found.
     """
-    for written in _written_at(column.place, group[0]):
+    given: list[dict[str, Any]] = [
+        {**sketch.numbers, **{name: values[at] for values, name in found.items()}}
+        for at, sketch in enumerate(group)
+    ]
+    for written in _written_at(column.place, group):
         names = names_in_code(written)
-        values = [compute(written, one.numbers) for one in group]
+        values = [compute(written, one) for one in given]
         if not names or [*map(repr, values)] != [*map(repr, column.values)]:
             continue
         lacking = [name for name in names if name not in found.values()]
-        if not all(_have(group, name, v) for v, name in found.items() if name in names):
-            continue
         if len(lacking) > 1 or any(name in reserved for name in lacking):
             continue
         for name in lacking:
-            found[tuple(one.numbers[name] for one in group)] = name
+            found[tuple(one[name] for one in given)] = name
         return written
     return ""
 

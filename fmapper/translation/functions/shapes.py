@@ -138,14 +138,16 @@ def name_dimension(shape: Shape, at: int) -> str:
     Examples:
         >>> name_dimension(("n", "t", 8), 1), name_dimension(("n", 8, "t"), 2)
         ('length', 'length')
-        >>> name_dimension((3, "h", "w"), 1)
-        'height'
+        >>> name_dimension((3, "h", "w"), 1), name_dimension(("n", "h", "w", 3), 1)
+        ('height', 'height')
     """
     usual = DIMENSIONS.get(len(shape), ())
     if len(shape) == 3 and isinstance(shape[0], int) and not isinstance(shape[1], int):
         usual = DIMENSIONS[4][1:]
     elif len(shape) == 3 and isinstance(shape[1], int):
         usual = ("batch", "channels", "length")
+    elif len(shape) == 4 and [isinstance(one, int) for one in shape[1:]] == [False, False, True]:
+        usual = ("batch", "height", "width", "channels")
     return usual[at] if at < len(usual) else "size"
 
 

@@ -6,10 +6,10 @@ import ast
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import literal, text
-from fmapper.translation.merging.numbers import numbers_in
+from fmapper.translation.merging.numbers import mask_numbers, numbers_in
 
 if TYPE_CHECKING:
     from fmapper.translation.classes import Sketch
@@ -101,6 +101,84 @@ def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
                     constant.value = alike[0][at]
             found[id(sketches[at])][attr] = node
     return found
+
+
+def split_sequences(sketches: Sequence[Sketch]) -> dict[str, int]:
+    """Splits the items that only some of the sequences of one name have from the others.
+
+    They become a part of their own, `all_layers`, before that which has the others.
+
+    Args:
+        sketches: Those of one class of the source; what they set is changed.
+
+    Returns:
+        The sequences of which items were split -> where those begin.
+    """
+    found: dict[str, int] = {}
+    for attr, _ in sketches[0].made:
+        calls = [dict(sketch.made).get(attr) for sketch in sketches]
+        items = [_items(one) for one in calls if isinstance(one, ast.Call) and not one.keywords]
+        begin = _begin_of_optional(items) if len(items) == len(calls) else None
+        if begin is None:
+            continue
+        least = min(map(len, items))
+        for sketch, call, own in zip(sketches, calls, items, strict=True):
+            end = begin + len(own) - least
+            at = [name for name, _ in sketch.made].index(attr)
+            sketch.made[at] = (attr, _with_items(call, [*own[:begin], *own[end:]]))
+            if end > begin:
+                run = ast.Tuple([*own[begin:end]], ast.Load())
+                sketch.made.insert(at, (f"all_{attr}", run))
+        found[attr] = begin
+    return found
+
+
+def join_sequences(sketch: Sketch, begins: Mapping[str, int]) -> None:
+    """Puts the items that were split where they were, below the condition that they have now."""
+    parts = dict(sketch.made)
+    for attr, begin in begins.items():
+        run = parts.pop(f"all_{attr}", ast.Tuple([], ast.Load()))
+        if isinstance(run, ast.IfExp):
+            run.orelse = ast.Tuple([], ast.Load())
+        here = run.elts if isinstance(run, ast.Tuple) else [ast.Starred(run, ast.Load())]
+        items = _items(parts[attr])
+        parts[attr] = _with_items(parts[attr], [*items[:begin], *here, *items[begin:]])
+    sketch.made[:] = parts.items()
+
+
+def _items(call: Any) -> Sequence[ast.expr]:
+    """Returns what a sequence is given: arguments, or a list of them."""
+    only = call.args[0] if len(call.args) == 1 else None
+    items: list[ast.expr] = only.elts if isinstance(only, ast.List) else call.args
+    return [] if any(isinstance(one, ast.Starred) for one in items) else items
+
+
+def _with_items(call: Any, items: list[ast.expr]) -> ast.Call:
+    is_listed = len(call.args) == 1 and isinstance(call.args[0], ast.List)
+    return ast.Call(call.func, [ast.List(items, ast.Load())] if is_listed else items, [])
+
+
+def _begin_of_optional(several: Sequence[Sequence[ast.expr]]) -> int | None:
+    """Returns where those items begin that the shorter ones of two kinds of sequences lack."""
+    counts = sorted({*map(len, several)})
+    kinds = {tuple(map(_kind, items)) for items in several}
+    if len(counts) != 2 or len(kinds) != 2:
+        return None
+    short, long = sorted(kinds, key=len)
+    least, lacking = counts[0], counts[1] - counts[0]
+    ways = [at for at in range(least + 1) if long[:at] + long[at + lacking :] == short]
+    whole = next(items for items in several if len(items) == counts[1])
+    other = next(items for items in several if len(items) == least)
+
+    def alike(at: int) -> int:
+        pairs = zip([*whole[:at], *whole[at + lacking :]], other, strict=True)
+        return sum(mask_numbers(one) == mask_numbers(like) for one, like in pairs)
+
+    return max(ways, key=alike, default=None) if least > 1 else None
+
+
+def _kind(node: ast.expr) -> str:
+    return text(node.func) if isinstance(node, ast.Call) else text(node)
 
 
 def _purpose(key: str) -> str:

@@ -425,6 +425,10 @@ class _Gatherer(ast.NodeTransformer):
         self._to_iterate.add(id(node.iter))
         return self.generic_visit(node)
 
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        self._to_iterate.add(id(node.iter))
+        return self.generic_visit(node)
+
     def _visit(self, node: ast.List | ast.Tuple) -> ast.AST:
         count = self._rounds.count
         for at in range(len(node.elts) - count + 1):

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 from fmapper.translation.code import text
 from fmapper.translation.functions.forms import Argument, condition_on
 from fmapper.translation.merging import bypasses, stand_ins
-from fmapper.translation.merging.align import Defaults, align_parts, fill_lacking
+from fmapper.translation.merging.align import (
+    Defaults,
+    align_parts,
+    fill_lacking,
+    join_sequences,
+    split_sequences,
+)
 from fmapper.translation.merging.bypasses import Bypass
 from fmapper.translation.merging.conditions import Case, Choice, choose, evaluate, rules
 from fmapper.translation.merging.numbers import mask_numbers
@@ -91,6 +97,7 @@ def unify(
         by_title.setdefault(sketch.title, {}).setdefault(sketch.shape(), []).append(sketch)
     for shapes in by_title.values():
         before = [(one, list(one.made)) for group in shapes.values() for one in group]
+        split = split_sequences([one for one, _ in before]) if len(shapes) > 1 else {}
         if len(shapes) > 1:
             align_parts([one for one, _ in before], defaults)
         groups: dict[str, list[Sketch]] = {}
@@ -108,6 +115,8 @@ def unify(
         for sketch, made in before:
             if id(sketch) not in written_anew:
                 sketch.made[:] = made
+            elif split:
+                join_sequences(sketch, split)
 
 
 def _group(

@@ -18,6 +18,8 @@ from fmapper.translation import (
     construct,
     expr,
     identifier,
+    omit_defaults,
+    print_parameters,
     text,
     with_comprehensions,
 )
@@ -43,6 +45,7 @@ class EquinoxDialect(JaxDialect):
     mode: ClassVar[str] = MODE
     in_evaluation: ClassVar[str] = f"self.{MODE}"
     only_in_training: ClassVar[frozenset[str]] = frozenset({"Dropout", "DropPath"})
+    has_variants: ClassVar[bool] = True
     takes_parts: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {
@@ -197,13 +200,18 @@ class EquinoxDialect(JaxDialect):
             if method.name != "check_inputs":
                 method.lines.insert(0, "self = freeze(self)")
         names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
-        blocks = [_class(cls, known, names, draft) for cls in classes]
+        defaults = omit_defaults(classes)
+        blocks = [_class(cls, known, names, draft, defaults) for cls in classes]
         loading = print_loading(draft, "\n".join(blocks), frozen)
         return self.assemble(draft, root.name, [*blocks, loading])
 
 
 def _class(
-    cls: Class, known: Mapping[str, str], names: Mapping[str, Sequence[str]], draft: Any
+    cls: Class,
+    known: Mapping[str, str],
+    names: Mapping[str, Sequence[str]],
+    draft: Any,
+    defaults: Mapping[str, Mapping[str, object]],
 ) -> str:
     sketch = cls.sketch
     if sketch.ties:
@@ -215,13 +223,9 @@ def _class(
         )
     lines = [f"class {cls.name}(eqx.Module):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
+    general, usual = draft.dialect.general, {**draft.dialect.defaults, **defaults}
     made = [
-        (
-            attr,
-            with_comprehensions(
-                _without_mark(node), names, draft.dialect.general, draft.dialect.defaults
-            ),
-        )
+        (attr, with_comprehensions(_without_mark(node), names, general, usual))
         for attr, node in sketch.made
     ]
     values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
@@ -238,7 +242,7 @@ def _class(
     if len(lines) > 1:
         lines.append("")
     if not cls.is_bare:
-        lines += _constructor(cls, made)
+        lines += _constructor(cls, made, defaults.get(cls.name, {}))
     if any(attr.removeprefix("item_").isdigit() for attr, _ in made):
         lines += ["    def __getitem__(self, index):",
                   '        return getattr(self, f"item_{index}")', ""]  # fmt: skip
@@ -258,8 +262,10 @@ def _kind_of_given(argument: Any) -> str:
     return "eqx.Module" if isinstance(argument, ast.Call) else "Callable"
 
 
-def _constructor(cls: Class, made: Sequence[tuple[str, ast.expr]]) -> list[str]:
-    parameters = "".join(f", {name}" for name in cls.parameters)
+def _constructor(
+    cls: Class, made: Sequence[tuple[str, ast.expr]], defaults: Mapping[str, object]
+) -> list[str]:
+    parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
     lines = [f"        self.{name} = {name}" for name in cls.stored]
     lines += [f"        self.{attr} = {text(node)}" for attr, node in made]
     code = "\n".join(lines)

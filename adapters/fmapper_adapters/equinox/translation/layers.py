@@ -137,6 +137,8 @@ def _same(values: tuple[int, ...]) -> Any:
 
 def kind_of(made: ast.expr, classes: Mapping[str, str]) -> str:
     """Returns the annotation of a field for the code that makes it."""
+    if isinstance(made, ast.IfExp):
+        return f"{kind_of(made.body, classes)} | None"
     if isinstance(made, ast.List | ast.ListComp):
         items = made.elts if isinstance(made, ast.List) else [made.elt]
         kinds = {kind_of(one, classes) for one in items}

@@ -21,11 +21,12 @@ from fmapper.translation import (
     construct,
     expr,
     identifier,
+    omit_defaults,
+    print_parameters,
     shortest_parts,
     text,
     with_comprehensions,
 )
-from fmapper_adapters.flax.translation.defaults import omit_defaults
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import (
     NAMES_OF,
@@ -187,10 +188,10 @@ class FlaxDialect(JaxDialect):
             root.sketch.ties.append("freeze(self, FROZEN)")
             tables = ["\n".join(["FROZEN = (", *(f"    {path!r}," for path in frozen), ")"])]
         names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
-        known = omit_defaults(classes)
+        known = omit_defaults(classes, _OF_LAYERS)
         for cls in classes:
             cls.sketch.made = [
-                (attr, with_comprehensions(node, names, self.general, self.defaults))
+                (attr, with_comprehensions(node, names, self.general, {**self.defaults, **known}))
                 for attr, node in cls.sketch.made
             ]
         printed = [_class(cls, known.get(cls.name, {})) for cls in classes]
@@ -215,9 +216,7 @@ def _frozen_parts(draft: Any) -> list[str]:
 def _class(cls: Class, defaults: Mapping[str, object]) -> str:
     sketch = cls.sketch
     lines = [f"class {cls.name}({'Sequential' if sketch.is_sequence else 'nnx.Module'}):"]
-    own = [name for name in cls.parameters if name not in defaults]
-    own += [f"{name}={value!r}" for name, value in defaults.items()]
-    parameters = "".join(f", {one}" for one in own)
+    parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
     if not cls.is_bare:
         lines.append(f"    def __init__(self{parameters}, *, rngs: nnx.Rngs):")
         lines += [f"        self.{name} = {name}" for name in cls.stored]
@@ -242,6 +241,11 @@ def _class(cls: Class, defaults: Mapping[str, object]) -> str:
     return "\n".join(lines).rstrip()
 
 
+_OF_LAYERS: Mapping[str, Mapping[str, object]] = {  # other defaults than those of Flax
+    "Conv": {"padding": 0},
+    "ConvTranspose": {"transpose_kernel": True},
+    "BatchNorm": {"momentum": 0.9},
+}
 _LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module:
     """Fills the model with the arrays of the source's state dict, by name; returns it.
 

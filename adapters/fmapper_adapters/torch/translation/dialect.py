@@ -30,7 +30,9 @@ from fmapper.translation import (
     helpers_of,
     literal,
     names_in,
+    omit_defaults,
     print_imports,
+    print_parameters,
     text,
 )
 from fmapper_adapters.torch.model import threefry
@@ -320,7 +322,8 @@ class TorchDialect(Dialect):
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`."""
         blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
-        blocks += [_class(cls) for cls in classes]
+        defaults = omit_defaults(classes)
+        blocks += [_class(cls, defaults.get(cls.name, {})) for cls in classes]
         blocks.append(print_loading(draft))
         body = "\n\n\n".join(blocks)
         helpers = helpers_of(body, self.helper)
@@ -343,11 +346,11 @@ def _record(cls: str, fields: Mapping[str, str]) -> str:
     return "\n".join(lines if fields else [*lines, "    pass"])
 
 
-def _class(cls: Class) -> str:
+def _class(cls: Class, defaults: Mapping[str, object]) -> str:
     sketch = cls.sketch
     lines = [f"class {cls.name}(nn.Module):"]
     if sketch.made or cls.stored or sketch.ties or cls.parameters:
-        parameters = "".join(f", {name}" for name in cls.parameters)
+        parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
         lines += [f"    def __init__(self{parameters}):", "        super().__init__()"]
         lines += [f"        self.{name} = {name}" for name in cls.stored]
         lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
