@@ -63,10 +63,10 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
         group: Submodules whose classes differ only in numbers.
         names: Classes of the target -> the names of the parameters of their constructors.
     """
-    columns = _differing(group)
+    columns = _columns_that_differ(group)
     if not columns:
         return Arguments()
-    reserved = _reserved(group[0])
+    reserved = _names_in_use(group[0])
     found: dict[Values, str] = {}
     for column in columns:
         variable = _variable_at(column, group)
@@ -74,7 +74,7 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
             found[column.values] = identifier(variable, {*reserved, *found.values()})
     code: dict[int, str] = {}
     for column in columns:
-        if column.values not in found and (computed := _computed(column, group, found, reserved)):
+        if column.values not in found and (computed := _derive(column, group, found, reserved)):
             code[column.at] = computed
     for column in columns:
         if column.at in code:
@@ -84,12 +84,12 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
             wanted = known or _parameter_name(column.key, names)
             found[column.values] = identifier(wanted, {*reserved, *found.values()})
         code[column.at] = found[column.values]
-    ordered = _in_order(found, [*_most_known(group).numbers])
+    ordered = _sort(found, [*_fullest(group).numbers])
     rows = [tuple(values[at] for values, _ in ordered) for at in range(len(group))]
     return Arguments(tuple(name for _, name in ordered), rows, code)
 
 
-def _differing(group: Sequence[Sketch]) -> list[_Column]:
+def _columns_that_differ(group: Sequence[Sketch]) -> list[_Column]:
     rows = [[(c.value, key) for node in s.nodes() for c, key in numbers_in(node)] for s in group]
     places = _places(group[0])
     found = []
@@ -133,7 +133,7 @@ def _flat(items: Sequence[ast.expr]) -> Iterator[ast.expr]:
                 yield item
 
 
-def _reserved(sketch: Sketch) -> set[str]:
+def _names_in_use(sketch: Sketch) -> set[str]:
     """Returns names that arguments cannot have: other arguments, attributes, and what is read."""
     nodes = (one for _, node in sketch.made for one in ast.walk(node))
     read = {one.id for one in nodes if isinstance(one, ast.Name)}
@@ -142,9 +142,9 @@ def _reserved(sketch: Sketch) -> set[str]:
     return {"rngs", "self", "key", "keys", *sketch.given, *own, *methods, *read}
 
 
-def _written_at(place: str | None, group: Sequence[Sketch]) -> list[str]:
+def _code_at(place: str | None, group: Sequence[Sketch]) -> list[str]:
     """Returns what the source's constructor gives a part, or the one that is around it."""
-    sketch = _most_known(group)
+    sketch = _fullest(group)
     for path in (place, place.removesuffix(".0")) if place is not None else ():
         found = [code for key, code in sketch.code.items() if key.rpartition(".")[0] == path]
         if found:
@@ -152,20 +152,20 @@ def _written_at(place: str | None, group: Sequence[Sketch]) -> list[str]:
     return []
 
 
-def _most_known(group: Sequence[Sketch]) -> Sketch:
+def _fullest(group: Sequence[Sketch]) -> Sketch:
     """Returns the submodule of whose constructor most is known."""
     return max(group, key=lambda one: len(one.code))
 
 
 def _variable_at(column: _Column, group: Sequence[Sketch]) -> str:
     """Returns the variable of the source's constructor that is given in a place, if it is one."""
-    for written in _written_at(column.place, group):
-        if written.isidentifier() and _have(group, written, column.values):
+    for written in _code_at(column.place, group):
+        if written.isidentifier() and _agree(group, written, column.values):
             return written
     return ""
 
 
-def _have(group: Sequence[Sketch], name: str, values: Values) -> bool:
+def _agree(group: Sequence[Sketch], name: str, values: Values) -> bool:
     """Returns whether these are the values of a variable, as far as those are known."""
     known = [one.numbers.get(name) for one in group]
     pairs = zip(known, values, strict=True)
@@ -174,7 +174,7 @@ def _have(group: Sequence[Sketch], name: str, values: Values) -> bool:
     )
 
 
-def _computed(
+def _derive(
     column: _Column, group: Sequence[Sketch], found: dict[Values, str], reserved: Collection[str]
 ) -> str:
     """Returns the code of the source for a number, where it says of arguments what that is.
@@ -185,7 +185,7 @@ def _computed(
         {**sketch.numbers, **{name: values[at] for values, name in found.items()}}
         for at, sketch in enumerate(group)
     ]
-    for written in _written_at(column.place, group):
+    for written in _code_at(column.place, group):
         names = names_in_code(written)
         values = [compute(written, one) for one in given]
         if not names or [*map(repr, values)] != [*map(repr, column.values)]:
@@ -201,11 +201,11 @@ def _computed(
 
 def _attribute_with(values: Values, group: Sequence[Sketch]) -> str:
     """Returns what the source calls a number of each submodule; empty where that is not clear."""
-    found = [name for name in group[0].numbers if _have(group, name, values)]
+    found = [name for name in group[0].numbers if _agree(group, name, values)]
     return found[0] if len(found) == 1 else ""
 
 
-def _in_order(found: Mapping[Values, str], known: Sequence[str]) -> list[tuple[Values, str]]:
+def _sort(found: Mapping[Values, str], known: Sequence[str]) -> list[tuple[Values, str]]:
     """Returns arguments in the order of the source, then those called as the first two, then flags.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the constructors of a model call the numbers that they give their parts."""
+"""Reads what the constructors of a model call the numbers that they give their parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEEPEST = 4  # variables that are lists of variables, functions that call funct
 
 @dataclass(slots=True)
 class Settings:
-    """What a constructor calls the numbers of one submodule and of its parts.
+    """The names of a constructor for the numbers of one submodule and of its parts.
 
     Attributes:
         numbers: Its parameters and variables, and attributes of the submodule -> their values.
@@ -100,7 +100,7 @@ class _Constructor:
             case ast.Call(func=ast.Attribute(ast.Call(func=ast.Name("super")), "__init__")):
                 self.parts = tuple(call.args)
 
-    def children(self, name: str, node: ast.expr, depth: int = 0) -> list[tuple[ast.expr, bool]]:
+    def items_in(self, name: str, node: ast.expr, depth: int = 0) -> list[tuple[ast.expr, bool]]:
         """Returns what code for a list or sequence has in it; nothing where that is not known.
 
         What all of its items are made by has a star.
@@ -110,16 +110,16 @@ class _Constructor:
                 value = self.variables.get(other)
                 known = self.lists.get(other)
                 if isinstance(value, ast.Call):
-                    return self.children(name, value, depth + 1)
+                    return self.items_in(name, value, depth + 1)
                 return known or []
             case ast.List(elts) | ast.Tuple(elts):
                 return [(item, True) for item in elts]
             case ast.ListComp(item) | ast.GeneratorExp(item):
                 return [(ast.Starred(item), True)]
             case ast.Call(args=[ast.Starred(value)]):
-                return self.children(name, value, depth + 1)
+                return self.items_in(name, value, depth + 1)
             case ast.Call(args=[ast.List() | ast.Name() | ast.ListComp() as value]):
-                return self.children(name, value, depth + 1)
+                return self.items_in(name, value, depth + 1)
             case ast.Call(args=args):
                 return [(item, True) for item in args]
         return []
@@ -227,9 +227,9 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
             continue
         own = _numbers_given(part, node, code, known)
         loop = {x.id: n for x, n in own.values() if isinstance(x, ast.Name) and x.id in code.loops}
-        found.code |= {f"{path}.{name}": _written(x, module, loop) for name, (x, _) in own.items()}
+        found.code |= {f"{path}.{name}": _print(x, module, loop) for name, (x, _) in own.items()}
         for given, value in own.values():
-            name = _written(given, module, loop)
+            name = _print(given, module, loop)
             if name.isidentifier():
                 numbers.setdefault(name, set()).add(value)
     single = {name: values.pop() for name, values in numbers.items() if len(values) == 1}
@@ -275,7 +275,7 @@ def _number(value: Any) -> Number | None:
     return value if type(value) in (int, float) else None
 
 
-def _written(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
+def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
     """Returns code with names for attributes of objects, and the numbers of classes and loops."""
 
     class Name(ast.NodeTransformer):
@@ -294,7 +294,7 @@ def _written(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
 def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.expr]]:
     """Yields the parts and numbers of a module that its constructor makes, with its code."""
     named = [(name, code.value(node)) for name, node in code.attributes.items()]
-    own = [(path, _child(module, path), node) for path, node in named]
+    own = [(path, _part_at(module, path), node) for path, node in named]
     if code.parts:
         call = ast.Call(ast.Name("", ast.Load()), [*code.parts], [])
         own.append(("", module, call))
@@ -304,13 +304,13 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
             continue
         if path:
             yield path, part, node
-        for at, (key, inner) in enumerate(_match(part, code.children(path, node))):
+        for at, (key, inner) in enumerate(_match(part, code.items_in(path, node))):
             below = f"{path}.{key}" if path else key
             if isinstance(code.value(inner), ast.Call) and below.count(".") < _DEEPEST:
-                own.insert(at, (below, _child(part, key), code.value(inner)))
+                own.insert(at, (below, _part_at(part, key), code.value(inner)))
 
 
-def _child(module: Any, key: str) -> Any:
+def _part_at(module: Any, key: str) -> Any:
     """Returns an attribute of a module, or what it has by number."""
     if not key.isdigit():
         return getattr(module, key, None)
@@ -331,7 +331,7 @@ def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast
         return []
     if len(items) == 1 and isinstance(items[0][0], ast.Starred):
         items = [(items[0][0].value, True)] * count
-    kinds = [type(_child(part, str(at))).__name__ for at in range(count)]
+    kinds = [type(_part_at(part, str(at))).__name__ for at in range(count)]
     for left_out in itertools.product((False, True), repeat=min(_MOST, _optional(items))):
         left = iter(left_out)
         kept = [node for node, always in items if always or not next(left, False)]
