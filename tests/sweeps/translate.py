@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import signal
 import time
@@ -102,15 +103,15 @@ def build(name: str, kind: str, library: str) -> tuple[Any, tuple[Any, ...], dic
 
 
 def case(
-    name: str, kind: str, library: str = "transformers", *, train: bool = True
+    name: str, kind: str, library: str = "transformers", *, train: bool = True, to: str = "flax"
 ) -> dict[str, Any]:
-    """One class: built, translated, and proved."""
+    """One class: built, translated, and proved; models of JAX to torch."""
     from fmapper import FixedSizeWarning
     from fmapper.translation.source import translate, translate_proved
 
     warnings.simplefilter("ignore")
     began = time.monotonic()
-    target = "torch" if library == "jax" else "flax"
+    target = "torch" if library == "jax" else to
     try:
         model, args, kwargs = build(name, kind, library)
     except CannotBuild as error:
@@ -136,7 +137,7 @@ def case(
     except Exception as error:  # whatever it is, it is what a user would see
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return {"class": "refused", "reason": reason, "model": type(model).__name__}
-    measures = {} if library == "jax" else _measure(source.code, model, args, kwargs)
+    measures = {} if library == "jax" else _measure(source.code, target, model, args, kwargs)
     return {
         "class": "equal" if proof else "MISMATCH",
         "model": type(model).__name__,
@@ -152,12 +153,13 @@ def case(
     }
 
 
-def _measure(code: str, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def _measure(code: str, to: str, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Returns lines, repeats and the share of parameters that are bare in the source."""
     import torch
 
     from fmapper.translation.source import format_code
-    from fmapper_adapters.flax.translation.helpers import HELPERS
+
+    helpers = importlib.import_module(f"fmapper_adapters.{to}.translation.helpers").HELPERS
 
     def run() -> None:
         with torch.no_grad():
@@ -171,7 +173,7 @@ def _measure(code: str, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     bare, total = translated.bare_parameters(model)
     return {
         "bare": bare / max(total, 1),
-        "class lines": translated.file_lines(code, frozenset(HELPERS)),
+        "class lines": translated.file_lines(code, frozenset(helpers)),
         "source lines": every,
         "source lines that ran": used,
         "repeats": translated.repeats(code),
@@ -222,6 +224,7 @@ def main() -> None:
     parser.add_argument("--library", default="transformers", choices=LIBRARIES)
     parser.add_argument("--out", type=Path, default=Path("translate.json"))
     parser.add_argument("--limit", type=int, default=0, help="Seconds for a class; 0 for any.")
+    parser.add_argument("--to", default="flax", choices=("flax", "equinox", "jax"))
     given = parser.parse_args()
     found = json.loads(given.out.read_text()) if given.out.exists() else {}
     others = {"torchvision": TORCHVISION, "timm": TIMM, "jax": flaxzoo.models()}
@@ -233,7 +236,7 @@ def main() -> None:
             continue
         try:
             with at_most(given.limit):
-                found[key] = case(name, given.kind, given.library)
+                found[key] = case(name, given.kind, given.library, to=given.to)
         except TooSlow:
             found[key] = {"class": "too slow", "reason": f"more than {given.limit} s"}
         print(key, json.dumps(found[key])[:400], flush=True)

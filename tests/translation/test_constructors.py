@@ -181,6 +181,27 @@ def test_names_that_are_taken_get_numbers(target):
     assert not {*names} & {"linear", "rngs", "key"}
 
 
+class Lazy(nn.Module):
+    """Has a property that must not be asked for."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.asked = nn.Linear(width, 2)
+
+    @property
+    def asked(self):
+        raise AssertionError
+
+    @asked.setter
+    def asked(self, value):
+        pass
+
+
+def test_properties_are_not_computed():
+    assert settings_of(Lazy(3)).numbers == {"width": 3}
+
+
 def test_numbers_of_constructors_are_read_where_their_code_tells():
     block = CASES["inverted"][0].blocks[0]
     found = settings_of(block)

@@ -90,7 +90,7 @@ def test_sizes_that_parts_pass_on_have_their_names():
     assert "for embed, layers in zip(self.embed, self.layers, strict=True):" in code
     assert "for layer in layers:\n                x = layer(x, height, width)" in code
     assert "x, height, width = embed(x)" in code
-    assert "reshape(batch, self.in_features, height, width)" in code
+    assert "reshape(batch, self.width, height, width)" in code
     assert not re.search(r"\bs\d+\b", code)
     assert "length_2" not in code
     assert not re.search(r"^class \w+_2\b", code, re.MULTILINE)
@@ -199,3 +199,45 @@ def test_sums_of_products_of_three_arrays_leave_sizes_free():
     assert proof
     assert "'batch length 4'" in source.code
     assert source.code.count("jnp.einsum('bld,bln,bld->bldn', ") == 1
+
+
+class Folded(nn.Module):
+    """Folds a signal by its period, as the discriminators of HiFi-GAN do."""
+
+    def __init__(self, period):
+        super().__init__()
+        self.period = period
+        self.conv = nn.Conv2d(1, 4, (3, 1), padding=(1, 0))
+
+    def forward(self, x):
+        rest = x.shape[-1] % self.period
+        if rest:
+            x = nn.functional.pad(x, (0, self.period - rest), "reflect")
+        return self.conv(x.view(x.shape[0], 1, -1, self.period)).flatten(1)
+
+
+class Periods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.folds = nn.ModuleList([Folded(period) for period in (2, 3, 5)])
+
+    def forward(self, x):
+        return [fold(x) for fold in self.folds]
+
+
+def test_paddings_to_two_are_those_to_any_number():
+    module, x = Periods(), torch.randn(2, 1, 31)
+    source, proof, _ = translate_proved(module, "flax", (x,))
+    assert proof, proof
+    assert "class Folded_2(" not in source.code
+    assert "self.period - x.shape[2] % self.period" in source.code
+    checks = re.findall(r"check\((.*?), ", source.code.split("def check_inputs")[1])
+    assert checks == [f"x.shape[2] % {period} != 0" for period in (2, 3, 5)]
+    space = {"__name__": "translated"}
+    exec(compile(source.code, "translated.py", "exec"), space)
+    model = space["load_weights"](space["Periods"](rngs=nnx.Rngs(0)), {
+        key: value.numpy() for key, value in module.state_dict().items()
+    })  # fmt: skip
+    longer = torch.randn(3, 1, 47)
+    for found, wanted in zip(model(longer.numpy()), module(longer), strict=True):
+        np.testing.assert_allclose(found, wanted.detach(), rtol=1e-5, atol=1e-5)

@@ -311,9 +311,10 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
 
 
 def _part_at(module: Any, key: str) -> Any:
-    """Returns an attribute of a module, or what it has by number."""
+    """Returns an attribute of a module, but no property, or what it has by number."""
     if not key.isdigit():
-        return getattr(module, key, None)
+        is_own = key in _own(module) or not hasattr(type(module), key)
+        return getattr(module, key, None) if is_own else None
     try:
         return module[int(key)]
     except (TypeError, IndexError, KeyError):
@@ -325,8 +326,9 @@ def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast
 
     Code that is not run always is left out where the others are of the classes of the parts.
     """
+    are_made = any(isinstance(node, ast.Call | ast.Starred) for node, _ in items)
     try:
-        count = len(part) if items else 0
+        count = len(part) if are_made else 0
     except TypeError:
         return []
     if len(items) == 1 and isinstance(items[0][0], ast.Starred):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import math
 import re
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fmapper.programs.program import Guard, Program
-from fmapper.translation.code import expr, text
+from fmapper.translation.code import expr, replace_nodes, text
 from fmapper.translation.guards.expressions import factors, parse
 from fmapper.translation.guards.facts import Facts
 from fmapper.translation.guards.periods import solve
@@ -21,7 +22,10 @@ _MOST = 4096  # sizes that are tried
 
 
 def conditions_of(program: Program) -> tuple[list[Guard], Facts]:
-    """Returns what has to hold for the sizes of a program's inputs, and what that says."""
+    """Returns what has to hold for the sizes of a program's inputs, and what that says of them.
+
+    That a size is odd is not used: `2 - n % 2` stays what `3 - n % 3` is in another submodule.
+    """
     symbols = {
         symbol
         for given in program.inputs
@@ -30,7 +34,7 @@ def conditions_of(program: Program) -> tuple[list[Guard], Facts]:
         for symbol in re.findall(r"[A-Za-z_]\w*", str(size))
     }
     found = strictest(program.guards, symbols)
-    return found, Facts(symbols, found)
+    return found, Facts(symbols, found, odd=False)
 
 
 def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]:
@@ -50,7 +54,7 @@ def strictest(guards: Iterable[Guard], sizes: Iterable[str] = ()) -> list[Guard]
     found: dict[int, Guard] = {}
     in_order = enumerate(reversed(told.values()))
     for at, guard in sorted(in_order, key=lambda one: len(one[1].expression)):
-        if _always_holds(guard) or facts.holds(guard):
+        if _always_holds(guard) or _is_identity(guard) or facts.holds(guard):
             continue
         found[at] = _simplify(guard, facts)
         facts.learn(found[at])
@@ -301,6 +305,49 @@ def _always_holds(guard: Guard) -> bool:
     except SyntaxError:
         return False
     return divisor > 1 and guard.value % divisor != 0
+
+
+def _is_identity(guard: Guard) -> bool:
+    """Returns whether an equality holds since `n` is `k * (n // k) + n % k`.
+
+    Examples:
+        >>> _is_identity(Guard("b*(n % 5) + 5*b*((n - n % 5)//5) - b*n", "==", 0, ""))
+        True
+    """
+    if guard.relation != "==" or "%" not in text(parse(guard.expression)):
+        return False
+    split = _Quotients()
+    node = split.put(split.visit(split.visit(parse(guard.expression))))
+    return Facts().holds(replace(guard, expression=text(node)))
+
+
+class _Quotients(ast.NodeTransformer):
+    """Names quotients and rests: `n_by_5` for `n // 5`, and `n_rest_5` for `n % 5`."""
+
+    def __init__(self) -> None:
+        self._divisors: dict[str, int] = {}
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        divisor = number(node.right)
+        if divisor is None or divisor < 1 or not isinstance(node.op, ast.Mod | ast.FloorDiv):
+            return node
+        if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Name):
+            known = self._divisors.setdefault(node.left.id, divisor)
+            return expr(f"{node.left.id}_rest_{divisor}") if known == divisor else node
+        for name, known in self._divisors.items():
+            left = text(_Differences().visit(copy.deepcopy(node.left)))
+            if known == divisor and left in (name, f"{name} - {name}_rest_{divisor}"):
+                return expr(f"{name}_by_{divisor}")
+        return node
+
+    def put(self, node: ast.expr) -> ast.expr:
+        """Puts quotients and rests in the place of the sizes that they are of."""
+        for name, k in self._divisors.items():
+            names = [x for x in ast.walk(node) if isinstance(x, ast.Name) and x.id == name]
+            whole = f"{k} * {name}_by_{k} + {name}_rest_{k}"
+            node = replace_nodes(node, {id(one): expr(whole) for one in names})
+        return node
 
 
 def _divisor(node: ast.expr) -> int:

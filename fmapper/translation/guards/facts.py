@@ -38,7 +38,10 @@ class Facts:
         guards: The conditions.
     """
 
-    def __init__(self, sizes: Iterable[str] = (), guards: Iterable[Guard] = ()) -> None:
+    def __init__(
+        self, sizes: Iterable[str] = (), guards: Iterable[Guard] = (), *, odd: bool = True
+    ) -> None:
+        self._knows_odd = odd
         self._least: dict[str, int] = dict.fromkeys(sizes, 0)
         self._most: dict[str, int] = {}
         self._nodes: dict[str, ast.expr] = {}  # of the names that products are of
@@ -54,7 +57,7 @@ class Facts:
         """Adds a condition to those that hold."""
         node = parse(guard.expression)
         relation, value = guard.relation, guard.value
-        if relation == "!=" and value == 0 and _divisor(node) == 2:
+        if self._knows_odd and relation == "!=" and value == 0 and _divisor(node) == 2:
             relation, value = "==", 1
         if relation in ("==", ">="):
             self._bound(node, value, is_least=True)
