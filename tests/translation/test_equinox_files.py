@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
 from fmapper.translation import run_file  # noqa: E402
-from fmapper.translation.source import translate  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
 
 
 class Block(nn.Module):
@@ -172,3 +172,53 @@ def test_the_row_for_padding_gets_no_gradient():
     (module(ids) ** 2).sum().backward()
     (gradient,) = jax.tree.leaves(found)
     close(gradient, module[0].weight.grad)
+
+
+class Path(nn.Module):
+    """Stochastic depth."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(1 - self.rate)
+        return x * mask / (1 - self.rate)
+
+
+class Deep(nn.Module):
+    def __init__(self, width, rate):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.up = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.path = Path(rate) if rate else nn.Identity()
+
+    def forward(self, x):
+        y = self.mix(self.norm1(x))
+        y = y.sigmoid() * x
+        x = x + self.path(y)
+        y = self.up(self.norm2(x)).relu()
+        y = self.down(y)
+        return x + self.path(y)
+
+
+class Depths(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Deep(8, rate) for rate in (0.0, 0.1, 0.2)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_blocks_with_and_without_stochastic_depth_are_one_class_in_both_modes():
+    source, proof, reason = translate_proved(Depths(), "equinox", (torch.randn(4, 8),))
+    assert proof, proof
+    assert not reason
+    assert source.modes == ("eval", "train")
+    assert "class Deep_2(" not in source.code

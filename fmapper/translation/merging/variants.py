@@ -36,6 +36,7 @@ Check = Callable[[ast.expr, str], ast.expr]
 _MOST_BLOCKS = 6
 _LEAST_SAVED = 0.75  # of the statements of separate classes, at most
 ABSENT = "None"
+_KEY = "key"  # for random numbers, which parts that draw none may be given as well
 _FLAG = re.compile(r"\bflag\((\w+)\)")
 _VALUE = re.compile(r"\bflag\(\w+=([\w.]+)\)")
 _NOT = re.compile(r"(?<= and )\(not ([\w.]+)\)(?!\w)")
@@ -261,7 +262,7 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
         pieces.append(common)
         begins = [at + 1 for at in common]
     pieces.pop()
-    others = {name for name in known if any(x.startswith(f"{name}=") for x in parameters)}
+    others = {n for n in known if any(x.startswith(f"{n}=") for x in parameters)} | {_KEY}
     found = rules([
         replace(one.case, given=one.case.given - others, optional=one.method.terms.optional)
         for one in variants

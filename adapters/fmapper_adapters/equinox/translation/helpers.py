@@ -119,7 +119,8 @@ HELPERS = {
         self.broadcast_dims = broadcast_dims
 
     def __call__(self, x, *, key=None):
-        if key is None or self.inference:
+        is_off = isinstance(self.p, float) and self.p == 0
+        if key is None or self.inference or is_off:
             return x
         shape = [1 if i in self.broadcast_dims else size for i, size in enumerate(x.shape)]
         keep = 1 - jax.lax.stop_gradient(self.p)
