@@ -59,6 +59,7 @@ from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
 from fmapper.translation.statements.origins import comments_of
+from fmapper.translation.statements.shared_values import with_own_values
 from fmapper.translation.units import (
     Unit,
     dissolve,
@@ -102,7 +103,7 @@ def write(
 
 class _Writer:
     def __init__(self, program: Program, dialect: Dialect, *, scan: bool) -> None:
-        self.program = program
+        self.program = program = with_own_values(program, dialect.draws)
         self.dialect = dialect
         self.structure = structure_of(program)
         self.forms: dict[int, Form] = {}

@@ -1,0 +1,84 @@
+"""What a caller reads of a part's work in place, it computes itself; the part gives its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+from fmapper.translation.source import translate_proved  # noqa: E402
+
+
+class PreActivated(nn.Module):
+    """Adds to what its first layer makes of its argument, in place."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(first, nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.layers(x)
+
+
+class Nested(nn.Module):
+    """Has an argument that a part of a part changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(PreActivated(nn.LeakyReLU(0.2, True)), nn.Linear(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x)
+        return torch.cat([x, y], -1)
+
+
+class Net(nn.Module):
+    def __init__(self, *first: nn.Module) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.blocks = nn.Sequential(*map(PreActivated, first))
+
+    def forward(self, x: Any) -> Any:
+        return self.blocks(self.embed(x))
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.nested = Nested()
+
+    def forward(self, x: Any) -> Any:
+        return self.nested(self.embed(x))
+
+
+@pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
+def test_activations_in_place_are_computed_where_they_are_read(to: str) -> None:
+    torch.manual_seed(0)
+    model = Net(nn.ReLU(inplace=True), nn.ReLU(inplace=True))
+    source, proof, reason = translate_proved(model, to, (torch.randn(5, 3),))
+    assert proof
+    assert not reason
+    if to == "flax":
+        assert "return jax.nn.relu(x) + self.layers(x)" in source.code
+        assert "item_" not in source.code
+
+
+def test_an_argument_that_a_part_of_a_part_changes_is_computed_by_both_callers() -> None:
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Deep(), "flax", (torch.randn(5, 3),))
+    assert proof
+    assert source.code.count("jax.nn.leaky_relu(x, negative_slope=0.2)") == 3
+
+
+def test_what_is_drawn_is_not_drawn_again() -> None:
+    torch.manual_seed(0)
+    model = Net(nn.Dropout(0.5, inplace=True))
+    source, proof, _ = translate_proved(model, "flax", (torch.randn(5, 3),))
+    assert proof
+    assert source.code.count("ropout(") < 4
