@@ -20,6 +20,9 @@ import fmapper  # noqa: E402
 from fmapper.translation import run_file  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 from fmapper_adapters.jax.libraries import SETTINGS  # noqa: E402
+from fmapper_adapters.jax.translation.functions.dialect import _with_buffers  # noqa: E402
+
+MERGED = "    params = merge(params, buffers)"
 
 
 class Block(nn.Module):
@@ -224,3 +227,39 @@ def test_layers_that_draw_nothing_have_sizes_of_their_own():
     state = {key: value.detach().numpy() for key, value in net.state_dict().items()}
     found = made["sequential"](made["load_weights"](params, state), x.numpy())
     np.testing.assert_allclose(found, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Vectors(nn.Module):
+    """Has as many arrays as it is told, in a list."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.vectors = nn.ParameterList(nn.Parameter(torch.randn(4)) for _ in range(count))
+
+    def forward(self, x):
+        return x + sum(one * one for one in self.vectors)
+
+
+def test_buffers_are_there_before_the_first_statement():
+    code = "def f(params, x):\n    # x: (batch,)\n    y = g(params)\n    # h(z)\n    return h(y)"
+    lines = _with_buffers(code).split("\n")
+    assert lines[:3] == ["def f(params, buffers, x):", "    # x: (batch,)", MERGED]
+    assert lines[3:] == code.split("\n")[2:]
+
+
+def test_parts_of_a_list_whose_length_is_told():
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(map(Vectors, (1, 2, 3)))
+
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    module, x = Several(), torch.randn(5, 4)
+    source = translate(module, "jax", (x,))
+    source = source[0] if isinstance(source, tuple) else source
+    space, trees = load(source, module)
+    close(space["several"](trees, x.numpy()), module(x))

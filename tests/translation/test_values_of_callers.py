@@ -82,3 +82,40 @@ def test_what_is_drawn_is_not_drawn_again() -> None:
     source, proof, _ = translate_proved(model, "flax", (torch.randn(5, 3),))
     assert proof
     assert source.code.count("ropout(") < 4
+
+
+class Modulated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any, scale_shift: Any = None) -> Any:
+        x = self.linear(x)
+        if scale_shift is not None:
+            scale, shift = scale_shift
+            x = x * (scale + 1) + shift
+        return torch.relu(x)
+
+
+class Conditioned(nn.Module):
+    """Gives a part the halves of an array as one tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(3, 8)
+        self.block = Modulated()
+        self.other = Modulated()
+
+    def forward(self, x: Any, time: Any) -> Any:
+        halves = self.mlp(time).chunk(2, dim=-1)
+        x = x.unflatten(-1, (2, 2)).flatten(-2)  # which torch decomposes
+        return self.other(self.block(x, scale_shift=halves))
+
+
+def test_halves_of_an_array_are_given_as_one_tuple_after_decompositions_too() -> None:
+    torch.manual_seed(0)
+    args = torch.randn(2, 5, 4), torch.randn(2, 1, 3)
+    source, proof, _ = translate_proved(Conditioned(), "flax", args)
+    assert proof
+    assert "(scale, shift))" in source.code
+    assert "scale, shift = jnp.split(" in source.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -42,12 +43,32 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
     while node.op != "placeholder":
         mark = node.name, kind, _sizes(node)
         node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": mark}
+        _mark_item(node, mark)
         before = node.args[0] if node.args and _is_identity(node) else None
         if not isinstance(before, torch.fx.Node) or _kind(before) != _kind(node):
             break
         same[str(node.name)] = str(before.name)
         node = before
     return name
+
+
+def _mark_item(node: torch.fx.Node, mark: tuple[Any, ...]) -> None:
+    """Marks a node with several results, which has a mark for each, by one of those.
+
+    Where it is decomposed, its results become others, which have its marks.
+    """
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        whole = node.args[0].meta
+        custom = whole.get("custom", {})
+        items = {**custom.get("fmapper_items", {}), node.args[1]: mark}
+        whole["custom"] = {**custom, "fmapper_items": items}
+
+
+def _mark_of(node: torch.fx.Node) -> Any:
+    custom = node.meta.get("custom") or {}
+    if "fmapper" in custom or node.target is not operator.getitem:
+        return custom.get("fmapper")
+    return custom.get("fmapper_items", {}).get(node.args[1])
 
 
 def _kind(node: torch.fx.Node) -> tuple[str, str]:
@@ -87,7 +108,7 @@ def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     """
     found: dict[str, tuple[int, str]] = {}
     for node in graph.nodes:
-        mark = (node.meta.get("custom") or {}).get("fmapper")
+        mark = _mark_of(node)
         if mark is None or "assert" in node.name:
             continue
         fit = _fit(node, mark)

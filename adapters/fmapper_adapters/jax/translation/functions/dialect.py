@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -291,5 +292,5 @@ def _with_buffers(code: str) -> str:
     """Returns the function of the model with its arrays in two trees."""
     header, *lines = code.split("\n")
     header = header.replace("(params", "(params, buffers", 1)
-    at = sum(line.startswith("    #") for line in lines)
+    at = sum(1 for _ in itertools.takewhile(lambda line: line.startswith("    #"), lines))
     return "\n".join([header, *lines[:at], "    params = merge(params, buffers)", *lines[at:]])

@@ -139,8 +139,10 @@ def options_of(
     def visit(node: ast.expr) -> None:
         if isinstance(node, ast.Call) and is_stacked(node):
             visit(node.args[0])
-        elif isinstance(node, ast.List | ast.ListComp):
-            for item in items_of(node):
+        elif isinstance(node, ast.ListComp):
+            visit(node.elt)
+        elif isinstance(node, ast.List):
+            for item in node.elts:
                 visit(item)
         elif isinstance(node, ast.Call) and text(node.func) == LAYER:
             for key in node.keywords:
