@@ -76,7 +76,7 @@ class _Values:
         """Returns the program with the copies, each of which is read in its caller."""
         calls: list[Call] = []
         for call in self._program.graph.calls:
-            known = self._known(call.module)
+            known = self._instead(call.module)
             args, kwargs = substitute(call.args, known), substitute(call.kwargs, known)
             calls.append(replace(call, args=args, kwargs=kwargs))
             calls += [copy for *_, copy in self.copies.get(call.name, ())]
@@ -84,7 +84,7 @@ class _Values:
         parts = tuple(map(self._change, self._program.parts))
         return replace(self._program, graph=graph, parts=parts)
 
-    def _known(self, module: str) -> dict[str, Ref]:
+    def _instead(self, module: str) -> dict[str, Ref]:
         """Maps values to what is read in place of them in a submodule."""
         above = {*self._above(module)}
         return {
@@ -95,7 +95,7 @@ class _Values:
         }
 
     def _change(self, part: Part) -> Part:
-        known, inner = self._known(part.parent), self._known(part.name)
+        known, inner = self._instead(part.parent), self._instead(part.name)
 
         def instead(known: dict[str, Ref]) -> Callable[[object], object]:
             return lambda one: known.get(one.name, one) if isinstance(one, Ref) else one
