@@ -202,6 +202,29 @@ def test_properties_are_not_computed():
     assert settings_of(Lazy(3)).numbers == {"width": 3}
 
 
+class Shy(nn.Module):
+    """Raises where its parts are counted."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.parts = Counted(nn.Linear(width, width))
+        self.width = width
+
+
+class Counted(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def __len__(self):
+        raise RuntimeError
+
+
+def test_modules_that_raise_keep_their_attributes():
+    assert settings_of(Shy(3)).numbers == {"width": 3}
+    assert settings_of(Shy(3)).code == {}
+
+
 def test_numbers_of_constructors_are_read_where_their_code_tells():
     block = CASES["inverted"][0].blocks[0]
     found = settings_of(block)

@@ -214,11 +214,21 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
     known = {} if known is None else known
     if id(module) in known:
         return known[id(module)]
-    found = known[id(module)] = Settings()
+    found = known[id(module)] = Settings(_attributes(module))
     code = _constructor_of(type(module))  # type: ignore[arg-type]
-    if code is None:
-        found.numbers = _attributes(module)
-        return found
+    if code is not None:
+        try:
+            found.numbers, found.code = _read(module, code, known)
+        except Exception:  # whatever a module of the user does when it is asked for its parts
+            found.code = {}
+    return found
+
+
+def _read(
+    module: Any, code: _Constructor, known: dict[int, Settings]
+) -> tuple[dict[str, Number], dict[str, str]]:
+    """Returns the numbers of a module by name, and the code for the arguments of its parts."""
+    written: dict[str, str] = {}
     numbers: dict[str, set[Number]] = {}
     for path, part, node in _parts_of(module, code):
         if not isinstance(node, ast.Call):
@@ -227,7 +237,7 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
             continue
         own = _numbers_given(part, node, code, known)
         loop = {x.id: n for x, n in own.values() if isinstance(x, ast.Name) and x.id in code.loops}
-        found.code |= {f"{path}.{name}": _print(x, module, loop) for name, (x, _) in own.items()}
+        written |= {f"{path}.{name}": _print(x, module, loop) for name, (x, _) in own.items()}
         for given, value in own.values():
             name = _print(given, module, loop)
             if name.isidentifier():
@@ -236,8 +246,7 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
     attributes = {key: x for key, x in _attributes(module).items() if key not in numbers}
     order = [name for name in code.parameters if name in single or name in attributes]
     every = {**attributes, **single}
-    found.numbers = {name: every[name] for name in [*order, *single, *attributes]}
-    return found
+    return {name: every[name] for name in [*order, *single, *attributes]}, written
 
 
 def _numbers_given(
