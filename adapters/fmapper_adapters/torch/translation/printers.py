@@ -61,6 +61,8 @@ def code(value: Any) -> ast.expr:
         return ast.Constant(...)
     if isinstance(value, float) and math.isfinite(value):
         return literal(shortest(value))
+    if isinstance(value, complex) and value.imag > 0 and str(value) == f"{value.imag:g}j":
+        return ast.Constant(value)  # 1j
     return literal(value)
 
 

@@ -15,7 +15,7 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
-from fmapper_adapters.torch.translation.rewrites import rows, shaping, values
+from fmapper_adapters.torch.translation.rewrites import functions, rows, shaping, values
 from fmapper_adapters.torch.translation.rewrites.gates import split_products
 from fmapper_adapters.torch.translation.rewrites.loops import write_dimensions, write_fills
 
@@ -60,6 +60,8 @@ def tidy(graph: Any) -> None:
     fx_passes.compose_permutations(graph, across=False)
     write_fills(graph)
     rows.write_rows(graph)
+    functions.write_functions(graph)
+    functions.write_promotions(graph)
     _share(graph)
     values.write_unit_matrices(graph)
     write_dimensions(graph)
