@@ -26,6 +26,7 @@ from fmapper.translation.functions.results import with_results
 from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
 from fmapper.translation.merging.comprehensions import with_comprehensions
+from fmapper.translation.places import class_name
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.proving.draws import Draws
 from fmapper.translation.proving.script import proof_script
@@ -70,6 +71,7 @@ __all__ = [
     "attribute",
     "attribute_name",
     "by_suffix",
+    "class_name",
     "construct",
     "expr",
     "helpers_of",

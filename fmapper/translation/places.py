@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.programs.program import refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import attribute_name, identifier
+from fmapper.translation.naming import singular
 from fmapper.translation.units import Structure, Unit, is_own, local_array
 
 if TYPE_CHECKING:
@@ -93,12 +94,25 @@ def title_of(kind: str, path: str) -> str:
     Examples:
         >>> title_of("models.Block", "layers.0"), title_of("torch.nn.ModuleDict", "gpt.word_parts")
         ('Block', 'WordParts')
+        >>> title_of("", "blocks.0")
+        'Block'
     """
     name = kind.rpartition(".")[2]
     steps = [step for step in path.split(".") if step and not step.isdigit()]
-    if name in ("ModuleDict", "Sequential") and steps:
-        name = "".join(word[:1].upper() + word[1:] for word in steps[-1].split("_"))
+    if name in ("", "ModuleDict", "Sequential") and steps:
+        is_item = not name and path.rpartition(".")[2].isdigit()
+        name = class_name(singular(steps[-1], "") if is_item else steps[-1])
     return identifier(name or "Model")
+
+
+def class_name(name: str) -> str:
+    """Returns what a class is called after a function or a place.
+
+    Examples:
+        >>> class_name("layer_norm"), class_name("_mlp"), class_name("ViT")
+        ('LayerNorm', 'Mlp', 'ViT')
+    """
+    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
 def is_item(path: str, owner: str) -> bool:

@@ -359,7 +359,7 @@ class _Writer:
 
     def _sketch(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
         kind = self.program.types.get(node.path, "")
-        title = title_of(kind or self.program.name, node.path)
+        title = title_of(kind, node.path)
         if not node.path:
             title = identifier(self.program.name or title)
         sketch = Sketch(node.path, title)

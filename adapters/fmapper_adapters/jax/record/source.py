@@ -111,7 +111,8 @@ def of_callable(model: Any, *, train: bool) -> Source:
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}
         filled = held.fill(known, train=train)
-        with parts.watch(lambda: closure.objects_at(*filled)):
+        functions = parts.watch_functions(filled[0], known.values())
+        with parts.watch(lambda: closure.objects_at(*filled)), functions:
             if len(filled) > 1:
                 output = filled[0](filled[1], *args, **kwargs)
             else:

@@ -12,8 +12,7 @@ import functools
 import inspect
 import sys
 import types
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fmapper.programs import Other, Part, Ref, map_arguments
+from fmapper.programs import Other, Ref
 from fmapper.translation import arguments_of, other_names, settings_of
 from fmapper_adapters.jax.record import closure, frames
 
@@ -64,7 +63,7 @@ class PartCalls:
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
         run: Callable[..., Any], own: Mapping[str, Any] | None = None,
-        within: tuple[int, str] | None = None,
+        within: tuple[int, str] | None = None, kind: str = "",
     ) -> Any:  # fmt: skip
         """Calls a part between two marks.
 
@@ -77,6 +76,7 @@ class PartCalls:
             run: What is called.
             own: Its arrays by their names in it, where they say what its path is.
             within: The call of the part that has it, and its path there, where it has none.
+            kind: The name of its class, for functions of containers.
         """
         if self._open and self._open[-1] == id(owner):  # a method calls another one
             return run(*args, **kwargs)
@@ -85,7 +85,8 @@ class PartCalls:
             "path": path,
             "own": [*(own or {})],
             "within": within,
-            "type": f"{type(owner).__module__}.{type(owner).__qualname__}",
+            "type": kind or f"{type(owner).__module__}.{type(owner).__qualname__}",
+            "is_function": bool(kind),
             "source": _caller(self._lines[-1] if self._lines else None),
             "lines": _lines(_code_of(function)),
             "other_names": other_names(_code_of(function)),
@@ -242,6 +243,15 @@ def note_call(
     return calls.call(path, owner, bound, args, kwargs, run, own)
 
 
+def note_function(
+    owner: Any, function: Any, args: Any, kwargs: Any, run: Any, own: Mapping[str, Any], kind: str
+) -> Any:
+    """Calls a function of a container of arrays as a part that has these, and records the call."""
+    calls = _Recording.calls
+    assert calls is not None
+    return calls.call("", owner, function, args, kwargs, run, own, kind=kind)
+
+
 @contextlib.contextmanager
 def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     """Records the calls of objects' methods.
@@ -359,111 +369,3 @@ def _caller(within: tuple[str, int, int, str] | None) -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-class PartReader:
-    """Finds the calls of parts while a jaxpr is read.
-
-    Args:
-        calls: What was noted while it was traced.
-        targets: Inputs that are arrays of the model -> their names.
-
-    Attributes:
-        types: The paths of submodules that are known by their arrays -> their classes.
-    """
-
-    def __init__(self, calls: PartCalls, targets: Mapping[str, str]) -> None:
-        self._calls = calls
-        self._targets = targets
-        self.types: dict[str, str] = {}
-        self._open: list[dict[str, Any]] = []
-        self._counts: dict[str, int] = {}
-        self.done: list[dict[str, Any]] = []
-
-    @property
-    def lines(self) -> tuple[str, int, int, str] | None:
-        """The file of the function that is read, its first and last line, and its name."""
-        return self._calls.noted[self._open[-1]["at"]]["lines"] if self._open else None
-
-    @property
-    def name(self) -> str:
-        """The name of the call that is read."""
-        return self._open[-1]["name"] if self._open else ""
-
-    def own_names(self, at: int) -> Sequence[str]:
-        """Returns the names of the arrays of the part of a call, where its path is not known."""
-        own: Sequence[str] = self._calls.noted[at]["own"]
-        return own
-
-    def see(self, at: int, ends: bool, values: list[Any]) -> None:
-        """Reads a mark: a call begins or ends."""
-        noted = self._calls.noted[at]
-
-        def value(ref: Any) -> Any:
-            if not isinstance(ref, Ref):
-                return ref
-            found = values[int(ref.name)]
-            return getattr(found, "value", found) if not isinstance(found, Ref) else found
-
-        if not ends:
-            path = self._path(noted, values)
-            if path is None:
-                self._open.append({"name": self.name, "at": at})
-                return
-            number = self._counts.get(path, 0)
-            self._counts[path] = number + 1
-            made = {
-                "name": f"{path}@{number}" if number else path,
-                "at": at,
-                "path": path,
-                "parent": self.name,
-                "arguments": map_arguments(noted["arguments"], value),
-            }
-            self._open.append(made)
-            self.done.append(made)
-            return
-        if all(one["at"] != at for one in self._open):
-            return  # it began in code that JAX has left out
-        while self._open[-1]["at"] != at:
-            self._open.pop()
-        if "result" in noted:
-            self._open.pop()["result"] = map_arguments(noted["result"], value)
-
-    def _path(self, noted: Mapping[str, Any], values: Sequence[Any]) -> str | None:
-        """Returns the path of a submodule, by its arrays where it was not known; else None."""
-        path: str = noted["path"]
-        own = noted["own"]
-        if not own and noted["within"] is None:
-            return path
-        found = Counter(
-            target.removesuffix(f".{name}")
-            for name, value in zip(own, values[len(values) - len(own) :], strict=True)
-            for target in [self._targets.get(value.name, "") if isinstance(value, Ref) else ""]
-            if target.endswith(f".{name}")
-        )
-        if found:
-            path = found.most_common(1)[0][0]
-        elif noted["within"] is not None:
-            at, inner = noted["within"]
-            outer = next((one.get("path") for one in self._open if one["at"] == at), None)
-            path = f"{outer}.{inner}" if outer else ""
-        elif not any(target.startswith(f"{path}.") for target in self._targets.values()):
-            path = ""
-        if path:
-            self.types[path] = noted["type"]
-        return path or None
-
-    def parts(self) -> tuple[Part, ...]:
-        """Returns the calls."""
-        found = []
-        for one in self.done:
-            if "result" not in one:
-                continue
-            noted = self._calls.noted[one["at"]]
-            given = one["name"], one["path"], one["parent"], one["arguments"], one["result"]
-            name = noted["lines"][-1] if noted["lines"] and one["path"] else ""
-            method = name if name.isidentifier() and name != "__call__" else ""
-            beside = noted["source"], noted["prefix"], noted["positional"], method
-            settings = {"numbers": noted["settings"].numbers, "code": noted["settings"].code}
-            found.append(Part(*given, *beside, noted["other_names"], **settings))
-        return tuple(found)
