@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -233,8 +233,9 @@ def _give_activations(sketches: Sequence[Sketch], dialect: Dialect) -> None:
         if sketch.path and _FUNCTION not in names:
             by_form.setdefault((names, *methods), []).append(sketch)
     for group in by_form.values():
-        changed = copy.deepcopy(group)
-        if len({one.shape() for one in group}) < 2 or not _call_activations(changed):
+        ways = (_call_activations, _take_activations)
+        changed = next((one for way in ways if way(one := copy.deepcopy(group))), None)
+        if changed is None or len({one.shape() for one in group}) < 2:
             continue
         before = copy.deepcopy(group)
         _unify(before, dialect)
@@ -262,6 +263,30 @@ def _call_activations(sketches: Sequence[Sketch]) -> bool:
         sketch.made.append((_FUNCTION, expr(_FUNCTION)))
         sketch.given = {_FUNCTION: expr(function)}
     return True
+
+
+def _take_activations(sketches: Sequence[Sketch]) -> bool:
+    """Writes the functions in sequences as a parameter; returns whether that is one each."""
+    places = [[*_functions_in(one)] for one in sketches]
+    if len({*map(len, places)}) > 1:
+        return False
+    rows = [tuple(text(args[i]) for args, i in row) for row in zip(*places, strict=True)]
+    differing = {row for row in rows if len({*row}) > 1}
+    for sketch, own in zip(sketches, places, strict=True) if len(differing) == 1 else ():
+        for (args, i), row in zip(own, rows, strict=True):
+            if row in differing:
+                sketch.given, args[i] = {_FUNCTION: args[i]}, expr(_FUNCTION)
+    return len(differing) == 1
+
+
+def _functions_in(sketch: Sketch) -> Iterator[tuple[list[ast.expr], int]]:
+    """Yields the places of functions among the parts of sequences."""
+    for _, node in sketch.made:
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and text(call.func) == "Sequential":
+                for i, one in enumerate(call.args):
+                    if isinstance(one, ast.Name | ast.Attribute | ast.Lambda):
+                        yield call.args, i
 
 
 def _with_activations(nodes: list[Any], functions: set[tuple[str, ...]]) -> list[Any]:

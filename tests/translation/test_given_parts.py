@@ -459,3 +459,63 @@ def test_methods_of_variables_are_not_arguments() -> None:
     source, proof, _ = translate_proved(Methods(), "flax", (torch.randn(3, 8),))
     assert proof
     assert "activation" not in source.code
+
+
+class Doubled(nn.Module):
+    """Has two sequences, which end with an activation or with nothing."""
+
+    def __init__(self, inputs, outputs, *, relu=True):
+        super().__init__()
+        end = [nn.ReLU(inplace=True) if relu else nn.Sequential() for _ in range(2)]
+        self.first = nn.Sequential(nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), end[0])
+        self.second = nn.Sequential(nn.Linear(outputs, outputs), nn.BatchNorm1d(outputs), end[1])
+
+    def forward(self, x):
+        x1 = self.first(x)
+        x2 = self.second(x1)
+        return torch.cat([x1, x2], 1)
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = Doubled(3, 4), Doubled(8, 6, relu=False), Doubled(12, 4)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+def test_sequences_that_end_with_an_activation_or_nothing_are_of_one_class():
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Several(), "flax", (torch.randn(5, 3),))
+    assert proof
+    assert source.code.count("class Doubled") == 1
+    assert "Doubled(3, 4, jax.nn.relu, rngs=rngs)" in source.code
+    assert "Doubled(8, 6, lambda x: x, rngs=rngs)" in source.code
+
+
+def test_slices_of_everything_that_are_changed_in_place_are_what_they_are_slices_of():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x)[:, :4, :]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                y = block(x)[:, :, :]
+                y += x
+                x = y
+            return x
+
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Net(), "flax", (torch.randn(2, 3, 4),))
+    assert proof
+    assert "return self.linear(x)\n" in source.code

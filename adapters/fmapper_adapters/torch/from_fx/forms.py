@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,29 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
         owner.graph.erase_node(node)
     if idle:
         owner.recompile()
+
+
+def drop_idle_slices(exported: torch.export.ExportedProgram) -> None:
+    """Removes slices of everything, as in `x[:, :n]`; changes the program.
+
+    Where one is changed in place, torch would write what it is a slice of anew for each dimension.
+    """
+    owner = exported.graph_module
+    if not any(_is_mutable(node) for node in owner.graph.nodes):
+        return
+    idle = [node for node in owner.graph.nodes if _is_whole(node)]
+    for node in idle:
+        _replace(exported, node, node.args[0])
+    if idle:
+        owner.recompile()
+
+
+def _is_whole(node: Node) -> bool:
+    """Returns whether a node is a slice from the beginning to the end, without steps."""
+    if node.target is not _aten.slice.Tensor or node.kwargs:
+        return False
+    start, end, step = (*node.args, None, None, None, None)[2:5]
+    return start in (None, 0) and end in (None, sys.maxsize) and step in (None, 1)
 
 
 def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:

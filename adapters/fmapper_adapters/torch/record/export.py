@@ -382,6 +382,7 @@ def _decompose(
     """Decomposes operations that are not lowered, by tracing `again` if necessary."""
     gradient_ends.mark(exported)
     forms.drop_idle_dropout(exported)
+    forms.drop_idle_slices(exported)
     forms.write_idle_expansions(exported)
     table = decompositions.choose(exported, whole)
     others = None if again else forms.other_forms(exported, table)
