@@ -95,21 +95,6 @@ def _selu(node: Any) -> Any:
     return (F.selu, (inner.args[0],), {}) if is_known else None
 
 
-def _clamp(node: Any) -> Any:
-    """Finds `where(x > high, high, where(x < low, low, x))`, whose slope is 1 at both numbers."""
-    if node.target is not torch.where or len(node.args) != 3:
-        return None
-    mask, high, rest = node.args
-    if not isinstance(high, float) or not _is_call(rest, node, torch.where):
-        return None
-    below, low, x = rest.args
-    if not isinstance(low, float) or not isinstance(x, fx.Node) or not low <= high:
-        return None
-    if _compares(mask, node, "gt", x) != high or _compares(below, node, "lt", x) != low:
-        return None
-    return torch.clamp, (x, low, high), {}
-
-
 def _relu6(node: Any) -> Any:
     """Finds `hardtanh(relu(x), 0, 6)`."""
     ends = node.kwargs.get("min_val"), node.kwargs.get("max_val")
@@ -209,7 +194,7 @@ def _variance(node: Any) -> Any:
     return torch.var, (x, dims), {"correction": 0, **node.kwargs}
 
 
-_FINDERS = (_elu, _selu, _clamp, _relu6, _log_sigmoid, _mish, _logsumexp, _variance)
+_FINDERS = (_elu, _selu, _relu6, _log_sigmoid, _mish, _logsumexp, _variance)
 
 
 def _is_of_some(node: Any) -> bool:
