@@ -170,6 +170,34 @@ class Named(nn.Module):
         return self.third(self.second(self.linear(x)))
 
 
+class Turned(nn.Module):
+    """Its method reads what its constructor computes."""
+
+    def __init__(self, k):
+        super().__init__()
+        self.k = k
+        self.layer = nn.Linear(k, k * k)
+
+    def forward(self, x):
+        return self.layer(x) + torch.eye(self.k).view(1, self.k * self.k)
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.two, self.three = Turned(2), Turned(3)
+
+    def forward(self, x, y):
+        return self.two(x), self.three(y)
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_methods_compute_what_constructors_do(target):
+    code = fmapper.source(Several(), target, (torch.randn(4, 2), torch.randn(4, 3)))
+    assert given(target, code, "Turned")[0] == "k"
+    assert "self.k * self.k" in code
+
+
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_names_that_are_taken_get_numbers(target):
     module, x = Blocks(Named(2, 3, 4, 5), Named(5, 6, 7, 8)), torch.randn(2, 2)

@@ -72,21 +72,20 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
         variable = _variable_at(column, group)
         if variable and column.values not in found:
             found[column.values] = identifier(variable, {*reserved, *found.values()})
-    code: dict[int, str] = {}
+    derived: dict[Values, str] = {}
+    own: dict[int, str] = {}
     for column in columns:
-        if column.values not in found and (computed := _derive(column, group, found, reserved)):
-            code[column.at] = computed
+        if column.values not in found and (code := _derive(column, group, found, reserved)):
+            own[column.at] = derived[column.values] = code
     for column in columns:
-        if column.at in code:
-            continue
-        if column.values not in found:
+        if column.values not in found and column.values not in derived:
             known = _attribute_with(column.values, group)
             wanted = known or _parameter_name(column.key, names)
             found[column.values] = identifier(wanted, {*reserved, *found.values()})
-        code[column.at] = found[column.values]
+    by_column = {one.at: own.get(one.at) or (found | derived)[one.values] for one in columns}
     ordered = _sort(found, [*_fullest(group).numbers])
     rows = [tuple(values[at] for values, _ in ordered) for at in range(len(group))]
-    return Arguments(tuple(name for _, name in ordered), rows, code)
+    return Arguments(tuple(name for _, name in ordered), rows, by_column)
 
 
 def _columns_that_differ(group: Sequence[Sketch]) -> list[_Column]:
@@ -248,8 +247,12 @@ def with_arguments(sketch: Sketch, code: Mapping[int, str]) -> tuple[Sketch, tup
 
     def put(node: Any, owner: str) -> bool:
         here = {id(one): code.get(next(left), "") for one, _ in numbers_in(node)}
-        stored.update({name: None for name in here.values() if name and owner})
-        replace_nodes(node, {key: expr(owner + name) for key, name in here.items() if name})
+        for key, written in here.items():
+            names = names_in_code(written) if owner and written else []
+            stored.update(dict.fromkeys(names))
+            for name in names:
+                here[key] = re.sub(rf"(?<![.\w]){name}\b", owner + name, here[key])
+        replace_nodes(node, {key: expr(one) for key, one in here.items() if one})
         return any(here.values())
 
     made = copy.deepcopy(sketch.made)
