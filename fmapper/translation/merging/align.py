@@ -73,7 +73,7 @@ def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
     """Returns the parts that sketches lack, by the identity of a sketch, as they could be there.
 
     Their numbers are those that other parts have, where these are the same in the sketches that
-    have both: one argument of the constructor is then for both.
+    have both: one argument of the constructor is then for both. Other widths are the first ones.
     """
     parts = [dict(sketch.made) for sketch in sketches]
     common = [attr for attr in parts[0] if all(attr in one for one in parts)]
@@ -83,6 +83,7 @@ def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
         for several in zip(*rows, strict=True)
     ]
     columns = [one for one in columns if len({*map(repr, one[1])}) > 1]
+    own_widths = [[c.value for c, key in row if _purpose(key) == "width"] for row in rows]
     found: dict[int, dict[str, ast.expr]] = {id(sketch): {} for sketch in sketches}
     for attr in {attr for one in parts for attr in one} - {*common}:
         having = [at for at, one in enumerate(parts) if attr in one]
@@ -99,6 +100,8 @@ def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
                 ]
                 if alike:
                     constant.value = alike[0][at]
+                elif wanted[0] == "width" and own_widths[at] and len({*values}) > 1:
+                    constant.value = own_widths[at][0]
             found[id(sketches[at])][attr] = node
     return found
 
