@@ -1,0 +1,69 @@
+"""Proofs of files at bends: what a few roundings of the weights change is proved elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+from fmapper.backends.discovery import get_adapter  # noqa: E402
+from fmapper.backends.models import Models  # noqa: E402
+from fmapper.translation.proving.prove import AWAY, prove  # noqa: E402
+from fmapper.translation.source import translate  # noqa: E402
+
+
+class Bent(nn.Module):
+    """What its ReLU is given for the first example lies some roundings above zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 2)
+        self.x = torch.randn(2, 6)
+        with torch.no_grad():
+            product = self.x[0].double() @ self.first.weight.double().T
+            self.first.bias.copy_(2e-7 - product)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def proof_of(model, change=None):
+    given = (model.x,)
+    source, program, _ = translate(model, "flax", given)
+    if change is not None:
+        assert change[0] in source.code
+        source = replace(source, code=source.code.replace(*change))
+    origin, target = get_adapter("torch", Models), get_adapter("flax", Models)
+    return prove(source, program, model, origin, target, given, {})
+
+
+def test_a_file_that_rounds_across_a_bend_is_proved_beside_it():
+    near = ("jax.nn.relu(self.first(x))", "jax.nn.relu(self.first(x) - 1e-6)")
+    proof = proof_of(Bent().eval(), near)
+    assert proof, proof
+    assert proof.away == AWAY
+    assert not proof_of(Bent().eval()).away
+
+
+def test_a_file_with_wrong_gradients_is_refused_at_a_bend_too():
+    wrong = (
+        "jax.nn.relu(self.first(x))",
+        "(lambda y: 0.9 * y + 0.1 * jax.lax.stop_gradient(y))(jax.nn.relu(self.first(x)))",
+    )
+    proof = proof_of(Bent().eval(), wrong)
+    assert not proof
+    assert proof.errors["eval outputs"] < 1e-5
+    assert proof.errors["eval gradients"] > 1e-2
+
+
+def test_a_file_that_is_off_by_more_than_roundings_are_is_refused_where_it_was_compared():
+    far = ("jax.nn.relu(self.first(x))", "jax.nn.relu(self.first(x) - 2e-2)")
+    proof = proof_of(Bent().eval(), far)
+    assert not proof
+    assert not proof.away
