@@ -11,6 +11,7 @@ from torch import nn
 
 import fmapper
 from fmapper.translation.constructors.reading import Settings, compute, settings_of
+from fmapper.translation.source import translate_proved
 
 jax = pytest.importorskip("jax")
 linen = pytest.importorskip("flax.linen")
@@ -321,3 +322,33 @@ def test_constructors_of_torch_files_have_the_names_of_fields():
 )
 def test_code_that_is_more_than_arithmetic_gives_no_number(code):
     assert compute(code, {"width": 3}) is None
+
+
+class Strided(nnx.Module):
+    """Pads as JAX does: for strides more behind than before."""
+
+    def __init__(self, width, stride, *, rngs):
+        self.conv = nnx.Conv(width, width, (3, 3), strides=stride, use_bias=False, rngs=rngs)
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.mix = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, x):
+        return self.mix(nnx.relu(self.norm(self.conv(x))))
+
+
+class Pyramid(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Strided(4, stride, rngs=rngs) for stride in (1, 2, 1, 2)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_paddings_on_one_side_are_arguments():
+    x = np.random.default_rng(0).standard_normal((2, 8, 8, 4)).astype(np.float32)
+    source, proof, _ = translate_proved(Pyramid(nnx.Rngs(0)), "torch", (x,))
+    assert proof, proof
+    assert "class Strided_2(" not in source.code
+    assert "pad=(0, pad, 0, pad)" in source.code

@@ -107,11 +107,19 @@ class TorchDialect(Dialect):
         "nn.Linear": {"bias": True},
         "nn.LayerNorm": {"eps": 1e-05, "elementwise_affine": True, "bias": True},
         **{
-            name: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
+            f"nn.Conv{dims}d": {
+                "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True,
+            }
             for dims in (1, 2, 3)
-            for name in (f"nn.Conv{dims}d", f"Conv{dims}dLast")
         },
-    }
+        **{
+            f"Conv{dims}dLast": {
+                "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True,
+                "pad": (0, 0) * dims,
+            }
+            for dims in (1, 2, 3)
+        },
+    }  # fmt: skip
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nn.Linear": ("in_features", "out_features"),
         "LoRALinear": ("in_features", "out_features", "rank"),

@@ -13,7 +13,7 @@ _CONV = '''class {name}(nn.{base}):
 
     def forward(self, x):
         x = x.movedim(-1, 1)
-        if self.pad is not None:
+        if self.pad is not None and any(self.pad):
             x = F.pad(x, self.pad)
         return super().forward(x).movedim(1, -1)'''
 _CONV_TRANSPOSE = '''class {name}(nn.{base}):
