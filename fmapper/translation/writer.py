@@ -33,7 +33,7 @@ from fmapper.translation.functions.results import results_of
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.merging.inlining import find_functions, inline_functions
-from fmapper.translation.merging.modes import combine
+from fmapper.translation.merging.modes import combine, refusal
 from fmapper.translation.merging.repeats import with_repeats
 from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_whole_lists
 from fmapper.translation.naming import renumber
@@ -426,7 +426,8 @@ class _Writer:
             are_arrays = all(child.array for child in node.children.values())
             return self.dialect.arrays(parts) if are_arrays else self.dialect.parts(parts)
         found = self._as_mapping(node, {k: self._make(o, made) for k, o in node.children.items()})
-        assert found is not None
+        if found is None:  # it is a class in evaluation, and a layer in training
+            raise refusal(node.path)
         return found
 
     def _items(self, node: Node, count: int, made: Mapping[str, ast.expr]) -> list[ast.expr | None]:

@@ -61,12 +61,17 @@ def combine(train: Sketch, evaluation: Sketch, dialect: Dialect) -> None:
             method.comments = other.comments | method.comments
             method.lines = lines
     if not is_alike:
-        raise ConversionError(
-            f"{train.path or train.title}: its parts or arguments are others in evaluation than in "
-            "training, so that one class cannot have both. Use train=False (--eval)"
-        )
+        raise refusal(train.path or train.title)
     if differ and dialect.mode:
         train.made.append((dialect.mode, expr("False")))
+
+
+def refusal(part: str) -> ConversionError:
+    """Returns the error for a part whose two modes one class cannot have."""
+    return ConversionError(
+        f"{part}: its parts or arguments are others in evaluation than in training, so that one "
+        "class cannot have both. Use train=False (--eval)"
+    )
 
 
 def _text_for_both(node: ast.expr, dialect: Dialect) -> str:
