@@ -227,6 +227,27 @@ class Lazy(nn.Module):
         pass
 
 
+class Limited(nn.Module):
+    """Has a number that is called as a function which its constructor calls."""
+
+    def __init__(self, width, limit):
+        super().__init__()
+        self.max = limit
+        self.layer = nn.Linear(width, max(1, width // 2))
+
+    def forward(self, x):
+        return self.layer(x)[:, :1].expand(-1, self.max) * self.max
+
+
+def test_functions_that_are_called_are_not_the_names_of_arguments():
+    module = Blocks(Limited(4, 6), Limited(6, 8)).eval()
+    space = {"__name__": "translated"}
+    code = fmapper.source(module, "flax", (torch.randn(2, 4),))
+    assert "max(1, width // 2)" in code
+    exec(compile(code, "translated.py", "exec"), space)
+    assert space["Blocks"](rngs=nnx.Rngs(0))(np.ones((2, 4), np.float32)).shape == (2, 8)
+
+
 def test_properties_are_not_computed():
     assert settings_of(Lazy(3)).numbers == {"width": 3}
 

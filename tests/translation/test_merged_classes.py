@@ -13,8 +13,9 @@ from torch import nn
 
 import fmapper
 from fmapper.translation.classes import Sketch
+from fmapper.translation.code import expr
 from fmapper.translation.merging import bypasses
-from fmapper.translation.merging.align import fill_lacking
+from fmapper.translation.merging.align import fill_lacking, split_sequences
 from fmapper.translation.merging.conditions import Case, choose, evaluate, rules
 from fmapper.translation.source import translate
 
@@ -288,3 +289,17 @@ class Items(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x + self.items(x)
+
+
+def test_sequences_are_not_split_where_the_name_of_the_items_is_taken() -> None:
+    def sketch(*items: str) -> Sketch:
+        made = [("layers", expr(f"Sequential({', '.join(items)})")), ("all_layers", expr("A(1)"))]
+        return Sketch("", "Net", made)
+
+    several = [sketch("A(1)", "B(2)"), sketch("C(1)", "A(1)", "B(2)")]
+    before = [list(one.made) for one in several]
+    assert split_sequences(several) == {}
+    assert [one.made for one in several] == before
+    for one in several:
+        one.made.pop()
+    assert split_sequences(several) == {"layers": 0}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import expr, identifier, replace_nodes, text
-from fmapper.translation.constructors.reading import compute, names_in_code
+from fmapper.translation.constructors.reading import CALLED, compute, names_in_code
 from fmapper.translation.merging.numbers import SHORTER, numbers_in
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _names_in_use(sketch: Sketch) -> set[str]:
     read = {one.id for one in nodes if isinstance(one, ast.Name)}
     methods = {method.name for method in sketch.methods}
     own = {name for name, _ in sketch.made}
-    return {"rngs", "self", "key", "keys", *sketch.given, *own, *methods, *read}
+    return {"rngs", "self", "key", "keys", *CALLED, *sketch.given, *own, *methods, *read}
 
 
 def _code_at(place: str | None, group: Sequence[Sketch]) -> list[str]:

@@ -130,7 +130,7 @@ class _Constructor:
         return known if isinstance(known, ast.Call) else node
 
 
-_CALLED: dict[str, Callable[..., Any]] = {
+CALLED: dict[str, Callable[..., Any]] = {
     "int": int,
     "max": max,
     "min": min,
@@ -153,7 +153,7 @@ def names_in_code(code: str) -> list[str]:
         ['width']
     """
     names = [one.id for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Name)]
-    return [*dict.fromkeys(name for name in names if name not in _CALLED)]
+    return [*dict.fromkeys(name for name in names if name not in CALLED)]
 
 
 def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
@@ -175,7 +175,7 @@ def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
             case ast.UnaryOp(op=op, operand=operand):
                 return _OPERATORS[type(op)](visit(operand))
             case ast.Call(func=ast.Name(name), args=args, keywords=[]):
-                return _CALLED[name](*map(visit, args))
+                return CALLED[name](*map(visit, args))
         raise KeyError(type(node))
 
     try:

@@ -122,7 +122,7 @@ def split_sequences(sketches: Sequence[Sketch]) -> dict[str, int]:
         calls = [dict(sketch.made).get(attr) for sketch in sketches]
         items = [_items(one) for one in calls if isinstance(one, ast.Call) and not one.keywords]
         begin = _begin_of_optional(items) if len(items) == len(calls) else None
-        if begin is None:
+        if begin is None or any(f"all_{attr}" in dict(sketch.made) for sketch in sketches):
             continue
         least = min(map(len, items))
         for sketch, call, own in zip(sketches, calls, items, strict=True):
