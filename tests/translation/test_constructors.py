@@ -232,7 +232,7 @@ class Limited(nn.Module):
 
     def __init__(self, width, limit):
         super().__init__()
-        self.max = limit
+        self.max = limit + 1
         self.layer = nn.Linear(width, max(1, width // 2))
 
     def forward(self, x):
@@ -240,7 +240,7 @@ class Limited(nn.Module):
 
 
 def test_functions_that_are_called_are_not_the_names_of_arguments():
-    module = Blocks(Limited(4, 6), Limited(6, 8)).eval()
+    module = Blocks(Limited(4, 5), Limited(6, 7)).eval()
     space = {"__name__": "translated"}
     code = fmapper.source(module, "flax", (torch.randn(2, 4),))
     assert "max(1, width // 2)" in code
