@@ -280,8 +280,14 @@ class Dialect(ABC):
         """Returns the code that creates a parameter like an array."""
 
     @abstractmethod
-    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
-        """Returns the code that creates a buffer, or an array that is not trained."""
+    def frozen_array(self, array: Any, *, kind: str, saved: bool = False) -> ast.expr:
+        """Returns the code that creates a buffer, or an array that is not trained.
+
+        Args:
+            array: The array.
+            kind: `FrozenParam`, `Buffer` or `Constant`.
+            saved: Whether the state dict has it: what is computed here may be rounded otherwise.
+        """
 
     def is_loaded(self, array: Any, *, varies: bool) -> bool:
         """Returns whether the values of an array are left to `load_weights`.

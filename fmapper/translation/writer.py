@@ -445,11 +445,12 @@ class _Writer:
         else:
             raise ConversionError(f"{target} is the state of a generator: it cannot be translated")
         varies = differs_by_module(program, target)
-        if target not in program.transient and self.dialect.is_loaded(array, varies=varies):
+        saved = target not in program.transient
+        if saved and self.dialect.is_loaded(array, varies=varies):
             self.loaded.add(target)
             return self.dialect.loaded_array(array)
         kind = "FrozenParam" if target in program.frozen else "Buffer"
-        return self.dialect.frozen_array(array, kind=kind)
+        return self.dialect.frozen_array(array, kind=kind, saved=saved)
 
     def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, list[str]]]:
         """Maps the lists in a submodule to the number and the classes of their items."""

@@ -178,11 +178,11 @@ def test_values_under_a_mask_and_integers_as_padding():
 
 
 class Positions(nn.Module):
-    """Adds a table that its state dict does not have."""
+    """Adds a table, which its state dict does not have unless it is told to."""
 
-    def __init__(self, table):
+    def __init__(self, table, persistent=False):
         super().__init__()
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("table", table, persistent=persistent)
 
     def forward(self, x):
         return x + self.table[..., : x.shape[-2], :]
@@ -217,6 +217,23 @@ def test_tables_of_other_numbers_stay_numbers():
     table[700, 3] += 1e-3
     code = fmapper.source(Positions(table), "flax", (torch.zeros(1, 1024, 8),))
     assert "sinusoids" not in code
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_long_tables_that_no_state_dict_has_are_exact(persistent):
+    powers = torch.exp(torch.arange(0, 512, 2.0) * (-np.log(10000.0) / 512))
+    angles = torch.arange(6000.0)[:, None] * powers
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)
+    model = Positions(table, persistent)
+    code = fmapper.source(model, "flax", (torch.zeros(1, 16, 512),))
+    assert re.search(r"sinusoids\(\s*6000,", code)
+    assert ("10000.0 **" in code) == persistent  # `load_weights` has the exact one
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    found = space["Positions"](rngs=nnx.Rngs(0))
+    state = {name: x.numpy() for name, x in model.state_dict().items()}
+    found = space["load_weights"](found, state).table[...]
+    assert np.abs(found - table.numpy()).max() <= 5e-5
 
 
 class Banded(torch.nn.Module):

@@ -125,9 +125,9 @@ class FlaxDialect(JaxDialect):
             known = expr("nnx.initializers.normal()(rngs.params(), {0}, {1})", shape, dtype)
         return expr("nnx.Param({0})", known)
 
-    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
+    def frozen_array(self, array: Any, *, kind: str, saved: bool = False) -> ast.expr:
         """Returns a variable that is not trained."""
-        return expr(f"{kind}({{0}})", self.constant(array))
+        return expr(f"{kind}({{0}})", self.constant(array, saved=saved))
 
     def loaded_array(self, array: Any) -> ast.expr:
         """Returns a variable that `load_weights` must find in the state dict."""

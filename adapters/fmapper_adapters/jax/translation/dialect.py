@@ -83,6 +83,7 @@ _RESERVED = frozenset(
 _MOST = 64  # elements of an array that is written out
 _FEW = 8  # also where the state dict has it
 _NEAR = 1e-7  # how far a frequency in float32 may be from the exact one: a bit of an angle
+_SHIFTED = 5e-5  # how far an angle may be where no state dict has the table
 _ROUNDED = 2e-7  # how far a sine in float32 may be from the exact one
 
 
@@ -212,11 +213,16 @@ class JaxDialect(Dialect):
         rows = expr("jnp.moveaxis({0}, {1}, 0)", node, dim) if dim else node
         return expr("jnp.flip({0}, 0)", rows) if reverse else rows
 
-    def constant(self, array: Any) -> ast.expr:
-        """Returns the code for an array: a computation, its elements, or its bytes."""
+    def constant(self, array: Any, *, saved: bool = False) -> ast.expr:
+        """Returns the code for an array: a computation, its elements, or its bytes.
+
+        Args:
+            array: The array.
+            saved: Whether the state dict has its values: a computation may round otherwise.
+        """
         values = np.asarray(to_numpy(array))
         dtype = self.dtype(values.dtype.name)
-        known = self.fill(array) or _compute(values, dtype)
+        known = self.fill(array) or _compute(values, dtype, saved=saved)
         if known is not None:
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
@@ -314,7 +320,7 @@ def _shortest(value: Any) -> Any:
     return short if value.dtype.type(short) == value else value.item()
 
 
-def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
+def _compute(values: Any, dtype: ast.expr, *, saved: bool = True) -> ast.expr | None:
     """Returns the code that computes an array: positions, a triangle, or rotary frequencies."""
     flat = values.reshape(-1)
     if values.dtype.kind in "iu" and values.size > 2:
@@ -333,7 +339,7 @@ def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
             ones = expr("jnp.ones({0}, {1})", tuple(values.shape), dtype)
             return expr("jnp.tril(jnp.triu({0}, {1}))", ones, 1 - width)
         if values.dtype == np.float32 and values.size > _MOST:
-            found = _compute_sinusoids(values)
+            found = _compute_sinusoids(values, saved=saved)
             if found is not None:
                 return found
     if values.dtype == np.float32 and values.ndim == 1 and values.size > 1 and flat[0] == 1:
@@ -355,7 +361,7 @@ def _print_bytes(values: Any) -> ast.expr:
     return expr("from_text({0}, {1})", data, values.dtype.name)
 
 
-def _compute_sinusoids(values: Any) -> ast.expr | None:
+def _compute_sinusoids(values: Any, *, saved: bool) -> ast.expr | None:
     """Returns the code for a table of the sines and cosines of positions."""
     rows = values.reshape(-1, values.shape[-1])
     count, width = rows.shape
@@ -372,7 +378,7 @@ def _compute_sinusoids(values: Any) -> ast.expr | None:
         frequencies = _find_frequencies(sines, cosines, np.delete(np.arange(count), empty))
         base = None if len(empty) else _find_base(sines, cosines)
         if frequencies is not None:
-            given = _print_frequencies(frequencies)
+            given = _print_frequencies(frequencies, _NEAR if saved else _SHIFTED / count)
             node = expr(f"sinusoids({{0}}, {{1}}{options})", count, given)
         elif base is not None:
             node = expr(f"exact_sinusoids({{0}}, {{1}}, {{2}}{options})", count, width, base)
@@ -417,13 +423,13 @@ def _find_base(sines: Any, cosines: Any) -> float | None:
     return base if is_same and (np.cos(angles).astype(np.float32) == cosines).all() else None
 
 
-def _print_frequencies(frequencies: Any) -> ast.expr:
-    """Returns the code for frequencies: their progression if that is as near as they are exact."""
+def _print_frequencies(frequencies: Any, near: float) -> ast.expr:
+    """Returns the code for frequencies: their progression if that is as near as this."""
     size = len(frequencies)
     for count in (size, size - 1):
         if size > 1 and count and frequencies[0] == 1:
             base = round(float(np.float64(frequencies[-1]) ** (-count / (size - 1))), -1)
-            if np.abs(base ** -(np.arange(size) / count) - frequencies).max() <= _NEAR:
+            if np.abs(base ** -(np.arange(size) / count) - frequencies).max() <= near:
                 return expr(f"{float(base)!r} ** -(np.arange({size}) / {count})")
     if size <= _FEW:
         return literal([float(str(one)) for one in frequencies])

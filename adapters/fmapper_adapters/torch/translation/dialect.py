@@ -245,7 +245,7 @@ class TorchDialect(Dialect):
             known = expr(f"torch.randn({sizes}{keywords}) * 0.02", **options)
         return expr("nn.Parameter({0})", known)
 
-    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
+    def frozen_array(self, array: Any, *, kind: str, saved: bool = False) -> ast.expr:
         """Returns an array that is not trained, with its values."""
         known = self.constant(array)
         if kind == "FrozenParam":

@@ -82,9 +82,9 @@ class FunctionsDialect(JaxDialect):
         dtype = self.dtype(to_numpy(array).dtype.name)
         return expr("0.02 * jax.random.normal(keys(), {0}, {1})", shape, dtype)
 
-    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
+    def frozen_array(self, array: Any, *, kind: str, saved: bool = False) -> ast.expr:
         """Returns an array that is not trained."""
-        return expr(f"{FROZEN}({{0}})", self.constant(array))
+        return expr(f"{FROZEN}({{0}})", self.constant(array, saved=saved))
 
     def loaded_array(self, array: Any) -> ast.expr:
         """Returns an array that is not trained, with values from `load_weights`."""
