@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fmapper.cli.output import PATH, check_folders, print_report, write_text
 from fmapper.cli.target import inputs_of
 from fmapper.errors import TargetError
 from fmapper.progress import step
+
+_KEYWORDS = 1000  # the seed of inputs by keyword: they are other numbers than those by position
 
 EXAMPLES = """
 \b
@@ -37,9 +40,11 @@ Examples:
 @click.option("--rules", type=PATH, help="Rules for the arrays of a checkpoint, as TOML.")
 @click.option(
     "--example",
+    "examples",
     metavar="INPUTS",
+    multiple=True,
     help="Example inputs: 'randn(1,3,224,224)', 'randint(0,99,(1,8)), 2.0', or "
-    "FILE:INPUTS for an array, a tuple, or a function without arguments.",
+    "FILE:INPUTS for an array, a tuple, or a function without arguments; may be repeated.",
 )
 @click.option(
     "--example-kwargs",
@@ -70,7 +75,7 @@ def convert(
     to: str | None,
     dtype: str | None,
     rules: Path | None,
-    example: str | None,
+    examples: tuple[str, ...],
     kwargs: str | None,
     dynamic: str | None,
     train: bool,
@@ -105,7 +110,7 @@ def convert(
         report, converted = measure(
             load_model(model),
             to,
-            example_args(example),
+            example_args(examples),
             example_kwargs(kwargs),
             dynamic_shapes=dynamic,
             train=train,
@@ -125,12 +130,10 @@ def convert(
     return 0
 
 
-def example_args(text: str | None) -> tuple[Any, ...]:
-    """Returns the positional inputs."""
-    if text is None:
-        return ()
-    found = _make_inputs(text)
-    return found if isinstance(found, tuple) else (found,)
+def example_args(texts: Iterable[str]) -> tuple[Any, ...]:
+    """Returns the positional inputs: those of each option, in turn."""
+    several = [_make_inputs(text, seed) for seed, text in enumerate(texts)]
+    return tuple(x for one in several for x in (one if isinstance(one, tuple) else (one,)))
 
 
 def example_kwargs(text: str | None) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def example_kwargs(text: str | None) -> dict[str, Any]:
     """
     if text is None:
         return {}
-    found = _make_inputs(text)
+    found = _make_inputs(text, _KEYWORDS)
     if isinstance(found, tuple) and len(found) == 1:  # as expressions are read
         found = found[0]
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -151,6 +154,6 @@ def example_kwargs(text: str | None) -> dict[str, Any]:
     return found
 
 
-def _make_inputs(text: str) -> Any:
-    found = inputs_of(text)
+def _make_inputs(text: str, seed: int) -> Any:
+    found = inputs_of(text, seed)
     return found() if callable(found) else found

@@ -65,8 +65,12 @@ def load_model(target: str) -> Any:
         raise TargetError(f"{target}: creating the model failed: {_short(error)}") from error
 
 
-def inputs_of(text: str) -> Any:
+def inputs_of(text: str, seed: int = 0) -> Any:
     """Returns inputs from `FILE:INPUTS` or from an expression.
+
+    Args:
+        text: `FILE:INPUTS` or the expression.
+        seed: The seed of the random numbers of an expression.
 
     Raises:
         TargetError: The text is neither.
@@ -76,7 +80,7 @@ def inputs_of(text: str) -> Any:
     file, _, name = text.rpartition(":")
     if file.endswith(_SUFFIX) and name.replace(".", "_").isidentifier():
         return load_target(text)
-    return read_inputs(text)
+    return read_inputs(text, seed=seed)
 
 
 def _run(file: str) -> Any:

@@ -27,7 +27,13 @@ Examples:
     metavar="FRAMEWORK",
     help="The target: flax, equinox, jax or torch.",
 )
-@click.option("--example", metavar="INPUTS", help="Example inputs; see `fmapper convert`.")
+@click.option(
+    "--example",
+    "examples",
+    metavar="INPUTS",
+    multiple=True,
+    help="Example inputs; see `fmapper convert`.",
+)
 @click.option("--example-kwargs", "--kwargs", "kwargs", metavar="DICT", help="Inputs by keyword.")
 @click.option(
     "--fixed",
@@ -50,7 +56,7 @@ Examples:
 def translate(
     model: str,
     to: str,
-    example: str | None,
+    examples: tuple[str, ...],
     kwargs: str | None,
     fixed: bool,
     train: bool | None,
@@ -75,7 +81,7 @@ def translate(
     check_folders(out)
     with step(f"loading {model}"):
         loaded = load_model(model)
-    args, given = example_args(example), example_kwargs(kwargs)
+    args, given = example_args(examples), example_kwargs(kwargs)
     shapes = None if fixed else "auto"
     if train is None:
         source, proof, reason = translate_proved(loaded, to, args, given, shapes, scan=scan)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fmapper
+from fmapper.cli.convert import example_args, example_kwargs
 from fmapper.cli.main import main
 from fmapper.programs.lowering import added
 
@@ -134,6 +135,7 @@ def test_a_varying_batch(file: Path, tmp_path: Path) -> None:
     ("options", "shape"),
     [
         (["--example", "randn(5, 4), 2.0"], (5, 3)),
+        (["--example", "randn(5, 4)", "--example", "randn(3)"], (5, 3)),
         (["--example", "{file}:X"], (3, 3)),
         (["--example", "{file}:inputs"], (3, 3)),
         (["--kwargs", "{{'x': randn(2, 4)}}"], (2, 3)),
@@ -147,6 +149,12 @@ def test_inputs(file: Path, tmp_path: Path, options: list[str], shape: tuple[int
     assert convert(file, "Net", *given, *QUICK, "--no-verify", "--out", str(out)) == 0
     program = fmapper.load_program(out)
     assert program.graph.calls[-1].result[0][1] == shape
+
+
+def test_inputs_of_several_options_are_other_numbers() -> None:
+    one, two = example_args(["randn(2, 3)", "randn(2, 3)"])
+    three = example_kwargs("{'x': randn(2, 3)}")["x"]
+    assert len({float(x[0, 0]) for x in (one, two, three)}) == 3
 
 
 def test_training_is_recorded_and_not_run(
