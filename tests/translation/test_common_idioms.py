@@ -213,6 +213,26 @@ def test_a_product_of_what_is_large_is_no_small_number() -> None:
     assert strictest([minus, large], "bhw") == [large]
 
 
+def test_halves_that_are_rounded_up_are_one_condition_on_the_size() -> None:
+    halves = [
+        Guard(f"-2*(({size} - 1)//{2 * k}) + (({size} - 1)//{k})", "==", 1)
+        for size in "hw"
+        for k in (2, 4)
+    ]
+    product = Guard("((h - 1)//2 + 1)*((w - 1)//2 + 1)", ">=", 2)
+    given = [*halves, product, Guard("max(1, (h//2))", ">=", 2)]
+    found = strictest(given, "hw")
+    assert {(one.expression, one.relation, one.value) for one in found} == {
+        ("h", ">=", 4),
+        ("w", ">=", 1),
+        ("mod(h + 1, 8)", "<=", 1),
+        ("mod(w + 1, 8)", "<=", 1),
+    }
+    for h, w in itertools.product(range(40), range(40)):
+        values = {"h": h, "w": w}
+        assert all(one.holds(values) for one in given) == all(one.holds(values) for one in found)
+
+
 def test_a_sum_whose_terms_share_a_size_says_that_there_is_one() -> None:
     text = "4*b + b*((h//2))*((w//2)) - 2*b*((w//2)) - 2*b*((h//2))"
     sizes = [Guard("h", ">=", 8), Guard("w", ">=", 8)]

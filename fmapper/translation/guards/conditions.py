@@ -90,8 +90,15 @@ def _simplify(guard: Guard, facts: Facts) -> Guard:
 
 
 def _reduce(guard: Guard) -> Guard:
-    """Returns a condition on a simpler expression: `n >= 33` for `(n - 1)//32 + 1 >= 2`."""
+    """Returns a condition on a simpler expression: `n >= 33` for `(n - 1)//32 + 1 >= 2`.
+
+    Likewise `n >= 4` for `max(1, n//2) >= 2`.
+    """
     node = parse(guard.expression)
+    if isinstance(node, ast.Call) and guard.relation == ">=" and text(node.func).lower() == "max":
+        larger = [x for x in node.args if (n := number(x)) is None or n >= guard.value]
+        if len(larger) == 1 and number(larger[0]) is None:  # max(1, n) >= 2
+            return _reduce(Guard(text(larger[0]), ">=", guard.value))
     if len(parts := factors(node)) > 2 and number(parts[0]) is not None:  # (2 * h) * w
         node = expr("{0} * {1}", parts[0], functools.reduce(_times, parts[1:]))
     relation, value, is_reduced = guard.relation, guard.value, False

@@ -20,7 +20,7 @@ from fmapper.programs.sizes import size_of
 from fmapper.translation.code import text
 from fmapper.translation.guards.expressions import parse
 
-_PLAIN = re.compile(r"(?:[Mm]od\()?([A-Za-z_]\w*)(?:, (\d+)\))?")
+_PLAIN = re.compile(r"([A-Za-z_]\w*)|[Mm]od\(([A-Za-z_]\w*)(?: [+-] \d+)?, (\d+)\)")
 _MOST_NAMES = 2
 _MOST = 10_000  # sizes that are tried
 
@@ -34,7 +34,11 @@ def solve(guards: Sequence[Guard]) -> list[Guard]:
         True
         >>> solve([Guard("n - mod(n, 3)", ">=", 27)])
         [Guard(expression='n', relation='>=', value=27, question='')]
+        >>> odd = [Guard(f"mod((n - 1) // {k}, 2)", "==", 1) for k in (2, 4)]
+        >>> solve(odd)  # as 31, 32, 39 and 40 are
+        [Guard(expression='mod(n + 1, 8)', relation='<=', value=1, question='')]
     """
+    guards = _join_rests(guards)
     plain = [one for one in guards if _PLAIN.fullmatch(one.expression)]
     found: list[Guard] = []
     for guard in guards:
@@ -65,7 +69,52 @@ def _solve(guard: Guard, plain: Sequence[Guard]) -> list[Guard]:
     if _holds_from(simpler, allowed, allowed.begin, period):
         return []
     least = _first(simpler, allowed, names[0], period) if len(names) == 1 else None
+    if len(names) > 1 and guard.relation == ">=":
+        some = [one for one in names if _needs(simpler, allowed, one, period)]
+        begin = {one: max(allowed.begin[one], one in some) for one in names}
+        if some and _holds_from(simpler, allowed, begin, period):
+            return [Guard(one, ">=", 1) for one in some]
     return [guard if least is None else Guard(names[0], ">=", least)]
+
+
+def _needs(guard: Guard, allowed: _Allowed, name: str, period: int) -> bool:
+    """Returns whether a condition, as one on a product, holds for no others where a size is 0."""
+    none = re.sub(rf"\b{name}\b", "0", guard.expression)
+    begin = {one: first for one, first in allowed.begin.items() if one != name}
+    return _holds_from(Guard(none, "<=", guard.value - 1), allowed, begin, period)
+
+
+def _join_rests(guards: Sequence[Guard]) -> Sequence[Guard]:
+    """Returns conditions with one for those that allow neighbouring rests of a size."""
+    rests: dict[str, dict[Guard, int]] = {}  # sizes -> the conditions on their rests, and periods
+    for one in guards:
+        node = parse(one.expression)
+        names, period = sorted(_names(node)), _period(node)
+        if len(names) == 1 and 1 < period <= _MOST and one.relation in ("==", "!="):
+            growths = (_growth(one.expression, {names[0]: n}, period) for n in range(period))
+            if all(growth[1:] == [0] for growth in growths):
+                rests.setdefault(names[0], {})[one] = period
+    joined: dict[Guard, Guard] = {}
+    for name, several in rests.items():
+        period = math.lcm(*several.values())
+        if len(several) > 1 and period <= _MOST:
+            kept = {n for n in range(period) if all(one.holds({name: n}) for one in several)}
+            alone = [
+                one for one in several if kept == {n for n in range(period) if one.holds({name: n})}
+            ]
+            first = [n for n in kept if (n - 1) % period not in kept]
+            if alone or len(first) == 1:
+                whole = alone[0] if alone else _rest_from(name, period, first[0], len(kept))
+                joined |= dict.fromkeys(several, whole)
+    return [*dict.fromkeys(joined.get(one, one) for one in guards)]
+
+
+def _rest_from(name: str, period: int, first: int, count: int) -> Guard:
+    """Returns the condition that the rest of a size is one of a few in turn, from the first on."""
+    if count == 1:
+        return Guard(f"mod({name}, {period})", "==", first)
+    moved = name if not first else f"{name} + {period - first}"
+    return Guard(f"mod({moved}, {period})", "<=", count - 1)
 
 
 class _Allowed:
@@ -82,13 +131,14 @@ class _Allowed:
         self.period = 1
         for one in plain:
             found = _PLAIN.fullmatch(one.expression)
-            if found is None or found[1] not in self._known:
+            name = found and (found[1] or found[2])
+            if found is None or name not in self._known:
                 continue
-            self._known[found[1]].append(one)
-            if found[2]:
-                self.period = math.lcm(self.period, int(found[2]))
+            self._known[name].append(one)
+            if found[3]:
+                self.period = math.lcm(self.period, int(found[3]))
             elif one.relation == ">=":
-                self.begin[found[1]] = max(self.begin[found[1]], one.value)
+                self.begin[name] = max(self.begin[name], one.value)
 
     def has(self, name: str, size: int) -> bool:
         """Returns whether all conditions allow a size."""
