@@ -49,7 +49,18 @@ SQUEEZED = [
 ]
 # What a stride of two before each of several others leaves.
 HALVED = ["mod(h//2, 2) == 0", "mod(h//4, 2) == 0", "floordiv(w, 8) - 2*floordiv(w, 16) == 0"]
+# The view of scores that shifts relative positions: its sizes are quotients of a square.
+_ROWS = "floordiv(floordiv(h, 2)**2, floordiv(h, 2))"
+_SHIFTS = f"2*{_ROWS}*floordiv(h, 2) - {_ROWS}"
+SHIFTED = [
+    f"floordiv(h, 2) - {_ROWS} == 0",
+    f"{_ROWS}*floordiv(h, 2) - floordiv(h, 2)**2 == 0",
+    f"mod({_SHIFTS}, floordiv(h, 2)) == 0",
+    f"2*floordiv(h, 2) - floordiv({_SHIFTS}, floordiv(h, 2)) == 1",
+    f"floordiv(h, 2) - floordiv({_SHIFTS}, floordiv(h, 2)) <= 0",
+]
 EXPECTED = {
+    "shifted": (SHIFTED, []),
     "flat": (FLAT, ["h * w == 42"]),
     "strided": (STRIDED, ["(h - 1) // 2 * ((w - 1) // 2) == 4"]),
     "squeezed": (SQUEEZED, ["mod(h, 4) == 0", "mod(w, 2) == 0", "c == 3"]),

@@ -383,16 +383,22 @@ def _arguments(part: Any, call: ast.Call, code: _Constructor) -> Iterator[tuple[
 
 
 def _bound(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
+    given = _every_bound(function, call)
+    return [(name, node) for name, node in given.items() if isinstance(node, ast.expr)]
+
+
+def _every_bound(function: Any, call: ast.Call) -> Mapping[str, Any]:
+    """Returns the arguments of a call by the names of its function, also `*args` and `**kwargs`."""
     if any(isinstance(one, ast.Starred) for one in call.args):
-        return []
+        return {}
     try:
         given = {key.arg: key.value for key in call.keywords if key.arg}
         own = (None,) if isinstance(function, type) else ()
         code = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         bound = inspect.signature(code).bind_partial(*own, *call.args, **given)
     except (TypeError, ValueError):
-        return []
-    return [(name, node) for name, node in bound.arguments.items() if isinstance(node, ast.expr)]
+        return {}
+    return bound.arguments
 
 
 def _result(function: Any, call: ast.Call) -> ast.Call | None:
@@ -404,11 +410,33 @@ def _result(function: Any, call: ast.Call) -> ast.Call | None:
     last = tree.body[-1] if isinstance(tree, ast.FunctionDef) else None
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
         return None
-    given = dict(_bound(function, call))
-
-    class Put(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return given.get(node.id, node)
-
-    made: ast.Call = Put().visit(copy.deepcopy(last.value))
+    made: ast.Call = _Put(_every_bound(function, call)).visit(copy.deepcopy(last.value))
     return made
+
+
+class _Put(ast.NodeTransformer):
+    """Puts the arguments of a call in place of the names that its function has for them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        known = self._given.get(node.id, node)
+        return known if isinstance(known, ast.expr) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        args: list[ast.expr] = []
+        for one in node.args:  # `Conv(*args, **kwargs)`
+            rest = self._variadic(one.value) if isinstance(one, ast.Starred) else None
+            args += rest if isinstance(rest, tuple) else [one]
+        keywords: list[ast.keyword] = []
+        for key in node.keywords:
+            more = None if key.arg else self._variadic(key.value)
+            given = more.items() if isinstance(more, dict) else [(key.arg, key.value)]
+            keywords += [ast.keyword(name, value) for name, value in given]
+        node.args, node.keywords = args, keywords
+        self.generic_visit(node)
+        return node
+
+    def _variadic(self, node: ast.expr) -> Any:
+        return self._given.get(node.id) if isinstance(node, ast.Name) else None

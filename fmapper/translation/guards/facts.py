@@ -22,6 +22,7 @@ from fmapper.translation.guards.terms import (
     Sum,
     add,
     code_of,
+    is_square,
     multiply,
     number,
     product_of,
@@ -354,7 +355,7 @@ class Facts:
                 return multiply(left, right)
             add(left, right, -1 if isinstance(node.op, ast.Sub) else 1)
             return left
-        if _is_square(node):
+        if is_square(node):
             return self._terms(product_of(node.left, node.left))
         key = key_of(node)
         self._nodes[key] = node
@@ -372,11 +373,6 @@ def _take_out(terms: Sum) -> tuple[tuple[str, ...], Sum]:
 
 def _is_quotient(node: ast.expr | None) -> TypeGuard[ast.BinOp]:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
-
-
-def _is_square(node: ast.expr) -> TypeGuard[ast.BinOp]:
-    is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
-    return is_power and number(node.right) == 2  # type: ignore[attr-defined]
 
 
 def _divisor(node: ast.expr) -> int | None:

@@ -23,6 +23,7 @@ from fmapper.translation.guards.terms import (
     divide,
     first_of,
     is_operation,
+    is_square,
     multiply,
     number,
 )
@@ -179,6 +180,8 @@ class _Normal:
         left, right = sums
         if isinstance(node.op, ast.Mult):
             return multiply(left, right)
+        if is_square(node):
+            return multiply(left, left)
         if isinstance(node.op, ast.Add | ast.Sub):
             total = Counter(left)
             add(total, right, -1 if isinstance(node.op, ast.Sub) else 1)

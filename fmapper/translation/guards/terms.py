@@ -88,6 +88,11 @@ def is_operation(node: ast.expr, operator: type[ast.operator]) -> TypeGuard[ast.
     return isinstance(node, ast.BinOp) and isinstance(node.op, operator)
 
 
+def is_square(node: ast.expr) -> TypeGuard[ast.BinOp]:
+    """Returns whether code is the square of something."""
+    return is_operation(node, ast.Pow) and number(node.right) == 2
+
+
 def number(node: ast.expr) -> int | None:
     """Returns the whole number that code is; None for other code."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

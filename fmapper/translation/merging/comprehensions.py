@@ -103,7 +103,7 @@ class _Comprehensions(ast.NodeTransformer):
         taken = {one.id for one in ast.walk(found) if isinstance(one, ast.Name)}
         name = identifier("name", taken)
         if text(loop.target) == "_":
-            return expr(f"{{{{{name}: {{0}} for {name} in {{1}}}}}}", found.elt, tuple(keys))
+            return expr(f"{{{name}: {{0}} for {name} in {{1}}}}", found.elt, tuple(keys))
         rows = [
             (key, *(row if isinstance(row, tuple) else (row,)))
             for key, row in zip(keys, ast.literal_eval(loop.iter), strict=True)

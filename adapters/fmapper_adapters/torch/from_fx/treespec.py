@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
 from fmapper.programs import TreeSpec
@@ -27,12 +27,13 @@ def tree_spec(spec: Any) -> TreeSpec:
         keys = spec.context[1] if spec.type is defaultdict else spec.context
         return TreeSpec("dict", children, tuple(keys))
     fields, absent = _fields(spec)
-    return TreeSpec("record", children, fields, spec.type.__name__, absent)
+    # For a named tuple the context is its class.
+    cls = spec.context if spec.type is namedtuple else spec.type
+    return TreeSpec("record", children, fields, cls.__name__, absent)
 
 
 def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the names of children, and of fields without children."""
-    # For a named tuple the context is its class.
     named = getattr(spec.context, "_fields", None)
     for attribute in ("names", "dynamic"):  # of objects known while recording, and of functors
         if isinstance(getattr(spec.context, attribute, None), tuple):
