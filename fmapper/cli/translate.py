@@ -92,7 +92,7 @@ def translate(
             source, known = translate_for_evaluation(loaded, to, args, given, shapes, scan=scan)
         assert known is not None
         proof, reason = known, ""
-    title = type(loaded).__name__
+    title = source.name
     held, whole = source.layers
     print(f"{title}: {proof}")
     if reason:

@@ -46,3 +46,17 @@ def test_a_lazy_module_keeps_the_sizes_that_it_got():
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
     fmapper.convert(net, "jax", (torch.randn(2, 5),))
     assert net[0].in_features == 5
+
+
+def test_lazy_convolutions_and_statistics_are_converted_before_their_first_call():
+    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+    x = torch.randn(3, 2, 5, 5)
+    for target in ("jax", "flax"):
+        made = fmapper.convert(net, target, (x,), train=True)
+        assert net.training
+        assert not net[1].running_mean.any()
+        assert made is not None
+    model = fmapper.convert(net.eval(), "jax", (x,))
+    np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(fmapper.ConversionError, match="cannot be called with the examples"):
+        fmapper.convert(nn.Sequential(nn.LazyConv2d(4, 3)), "jax", (torch.randn(3),))

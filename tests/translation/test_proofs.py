@@ -67,3 +67,54 @@ def test_a_file_that_is_off_by_more_than_roundings_are_is_refused_where_it_was_c
     proof = proof_of(Bent().eval(), far)
     assert not proof
     assert not proof.away
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_a_compiled_model_is_proved_as_its_original():
+    model = torch.compile(Bent()).eval()
+    *_, proof = translate(model, "flax", (model.x,), proved=True)
+    assert proof
+    assert {"eval gradients", "eval steps"} <= {*proof.errors}
+    assert proof.name == "Bent"
+
+
+class Borrowed(nn.Module):
+    """Calls a layer of its own through an object that copies share."""
+
+    class Call:
+        def __init__(self, layer):
+            self.layers = [layer]
+
+        def __deepcopy__(self, _):
+            return self
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Linear(6, 2)
+        self.call = self.Call(self.own)
+
+    def forward(self, x):
+        return self.call.layers[0](x)
+
+
+def test_gradients_that_a_copy_does_not_have_are_named():
+    *_, proof = translate(Borrowed().eval(), "flax", (torch.randn(3, 6),), proved=True)
+    assert proof.refused == {"eval": "its outputs depend on parameters that are not its own"}
+    assert "gradients not compared" in str(proof)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.layer(x)
+        return y.float()
+
+
+def test_a_model_that_computes_in_half_precision_is_refused_for_that():
+    *_, proof = translate(Mixed().eval(), "flax", (torch.randn(9, 6),), proved=True)
+    assert not proof
+    assert "the model computes in bfloat16" in str(proof)

@@ -61,6 +61,7 @@ class Proof:
         refused: Modes in which the source cannot be differentiated, so that its outputs alone were
             compared -> why.
         away: How far the weights were moved, relative to themselves, before anything was compared.
+        coarse: Where the model computes in half precision; empty where it does not.
     """
 
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Proof:
     name: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     away: float = 0.0
+    coarse: str = ""
 
     def __bool__(self) -> bool:
         bounds = self.bounds
@@ -107,6 +109,10 @@ class Proof:
             f"{mode} gradients not compared, since the source has none ({why})"
             for mode, why in self.refused.items()
         ]
+        if self.coarse and not self:
+            told.append(
+                f"the model computes in {self.coarse}, in which results agree to two or three digits"
+            )
         if self.away:
             told.append(
                 f"with weights moved by {self.away:.1%}, since a rounding of its own changes its "
@@ -206,7 +212,8 @@ class _Case:
         ]
         arrays["inputs"] = np.array(json.dumps(inputs))
         errors = self._run(arrays, [*results])
-        return Proof(errors, own, arrays, self.target.proof(), self.source.name, refused, away)
+        script, coarse = self.target.proof(), _find_halves(self.program)
+        return Proof(errors, own, arrays, script, self.source.name, refused, away, coarse)
 
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments of the file, by name."""
@@ -257,6 +264,23 @@ class _Case:
         return errors
 
 
+_HALVES = ("bfloat16", "float16")
+
+
+def _find_halves(program: Program) -> str:
+    """Returns a dtype of half precision that a model computes in, and where."""
+    calls = [
+        (dtype, call.source)
+        for call in program.graph.walk()
+        for dtype, _ in call.result
+        if dtype in _HALVES
+    ]
+    for dtype, place in calls:
+        if place and not place.startswith("<"):
+            return f"{dtype} at {place}"
+    return calls[0][0] if calls else ""
+
+
 def _refuse_halves(program: Program, name: str) -> None:
     """Raises for parameters whose roundings hide what a proof looks for.
 
@@ -265,7 +289,7 @@ def _refuse_halves(program: Program, name: str) -> None:
     """
     for path, array in program.parameters.items():
         dtype = str(array.dtype).rpartition(".")[2]
-        if dtype in ("bfloat16", "float16"):
+        if dtype in _HALVES:
             raise HalfPrecisionError(
                 f"{name}: {path} is of {dtype}, in which results agree to two or three digits, too "
                 "few to compare a file with its model. Translate the model in float32; or write "

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from fmapper import (
     ConversionError,
@@ -105,6 +106,7 @@ def export_program(
     if packed := obstacles.has_packed(module):
         module = obstacles.unpack(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)), module)
+    _give_shapes(module, args, inputs)
     recording = module
     if obstacles.without_values(module, (args, inputs)):
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
@@ -405,6 +407,27 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
         )
     inner = _private.original_of(module)
     return inner if isinstance(inner, torch.nn.Module) else module
+
+
+def _give_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Calls a module whose lazy layers have no shapes yet, in evaluation: they take them then.
+
+    Raises:
+        ConversionError: It cannot be called.
+    """
+    parts = [*module.modules()]
+    lazy = (one for one in parts if isinstance(one, LazyModuleMixin))
+    if not any(one.has_uninitialized_params() for one in lazy):
+        return
+    before = [one.training for one in parts]
+    try:
+        with torch.no_grad():
+            module.eval()(*args, **kwargs)
+    except Exception as error:
+        raise failures.failure(module, error, args, kwargs) from error
+    finally:
+        for one, training in zip(parts, before, strict=True):
+            one.training = training
 
 
 def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper import fleaves, to_torch
 from fmapper.translation import Draws
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.same_draws import SameDraws
 
@@ -27,7 +28,7 @@ def training_steps(
 
     Dropout is left out. The module is not changed.
     """
-    model = _copy(model)
+    model = _copy(_private.original_of(model) or model)  # a compiled one would call the original
     model.train(train)
     args, inputs = to_torch((tuple(args), dict(kwargs)), strict=False)
     for inner in _find_noise(model, args, inputs) if train else ():
@@ -141,6 +142,8 @@ def _run(
             return found
         try:
             gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
+            if all(one is None for one in gradients):
+                raise RuntimeError("its outputs depend on parameters that are not its own")
         except RuntimeError as error:  # such as that of values which the model has overwritten
             if isinstance(error, torch.OutOfMemoryError) or "alloc" in str(error):
                 raise
