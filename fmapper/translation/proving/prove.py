@@ -111,7 +111,7 @@ class Proof:
         ]
         if self.coarse and not self:
             told.append(
-                f"the model computes in {self.coarse}, in which results agree to two or three digits"
+                f"the model computes in {self.coarse}, in which results agree to two digits"
             )
         if self.away:
             told.append(
