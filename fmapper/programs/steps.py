@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -250,16 +250,46 @@ def lower_with_varying_sizes(
     together = [
         {place: reason for group in alone[:n] for place in group} for n in range(2, len(alone) + 1)
     ]
-    for fixed in (*alone, *together):
+
+    def attempt(fixed: Mapping[tuple[int, int], str]) -> tuple[Program, Any] | None:
         try:
             narrower = record(Auto.but(fixed, program))
             if set(narrower.symbols) >= set(program.symbols):
-                break  # this framework has its own way to choose
+                raise first  # this framework has its own way to choose
             narrower = replace(narrower, fixed=(*program.fixed, *narrower.fixed))
             return narrower, lower_it(narrower)
-        except ConversionError:
-            continue
+        except ConversionError as error:
+            if error is first:
+                raise
+            return None
+
+    for fixed in alone:
+        if (found := attempt(fixed)) is not None:
+            return found
+    for n, fixed in enumerate(together, 2):
+        if (found := attempt(fixed)) is not None:
+            return _vary_again(alone[:n], found, attempt)
     raise first
+
+
+def _vary_again(
+    groups: Sequence[Mapping[tuple[int, int], str]],
+    found: tuple[Program, Any],
+    attempt: Callable[[Mapping[tuple[int, int], str]], tuple[Program, Any] | None],
+) -> tuple[Program, Any]:
+    """Returns what was lowered with as few of these groups of sizes fixed as it needs.
+
+    Without the last of them it was tried, and with each of them alone.
+    """
+    kept = list(groups)
+    for group in groups[:-1]:
+        fewer = [one for one in kept if one is not group]
+        if len(fewer) < 2:
+            break
+        other = attempt({place: why for one in fewer for place, why in one.items()})
+        if other is not None:
+            kept, found = fewer, other
+    return found
 
 
 def lower_with_fixed_sizes(

@@ -244,7 +244,7 @@ class _Merged:
 def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -> _Merged | None:
     signature = _signature(variants, check)
     attributes = _attributes(variants)
-    if signature is None or attributes is None:
+    if signature is None or attributes is None or _lack_stand_in(variants):
         return None
     parameters, checks = signature
     known = {one.partition("=")[0] for one in parameters if not one.endswith(f"={ABSENT}")}
@@ -290,6 +290,12 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
     ]
     merged = _Merged(parameters, checks, pieces, attributes, flags)
     return merged if _is_exact(variants, cases, merged, lacking) else None
+
+
+def _lack_stand_in(variants: Sequence[Variant]) -> bool:
+    """Returns whether the statements read an argument that none of the variants is given."""
+    names = {one.stand_in.name for one in variants if one.stand_in is not None}
+    return not names <= {name for one in variants for name in one.parameters()}
 
 
 def _has(variant: Variant, flag: str, attributes: Mapping[str, str]) -> bool:

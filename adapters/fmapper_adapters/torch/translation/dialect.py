@@ -82,7 +82,8 @@ _INSTEAD = {  # which NumPy computes here where it is quicker, and to the last b
     threefry.split: threefry.hashed_keys,
     threefry.between: threefry.near,
 }
-_MARKS = (rows.take_rows, rows.segment_sum, rows.top_k)  # helpers have their code
+_MARKS = (rows.take_rows, rows.segment_sum, rows.segment_max, rows.top_k)  # helpers have their code
+_FEW = 8  # elements of an array that is written out though the state dict has it
 _MOST = 64  # elements of an array that is written out
 _MODULES = {
     "F.relu": "nn.ReLU()", "F.silu": "nn.SiLU()", "torch.tanh": "nn.Tanh()",
@@ -253,6 +254,18 @@ class TorchDialect(Dialect):
         if kind == "Constant":
             return expr("nn.Buffer({0}, persistent=False)", known)
         return expr("nn.Buffer({0})", known)
+
+    def is_loaded(self, array: Any, *, varies: bool) -> bool:
+        """Returns whether an array is neither one number nor small and alike in all modules."""
+        values = np.asarray(to_numpy(array))
+        return (values.size > _FEW or varies) and self._fill(values) is None
+
+    def loaded_array(self, array: Any) -> ast.expr:
+        """Returns a buffer that `load_weights` must find among the arrays of the source."""
+        dtype = to_numpy(array).dtype.name
+        sizes = ", ".join(str(int(size)) for size in array.shape) or "()"
+        end = "" if dtype == "float32" else f", dtype={text(self.dtype(dtype))}"
+        return expr(f"nn.Buffer(torch.zeros({sizes}{end}))")
 
     def constant(self, array: Any) -> ast.expr:
         """Returns an array: its elements, or its bytes."""

@@ -78,6 +78,13 @@ HELPERS = {
     inside = (segments >= 0) & (segments < len(like))
     kept = torch.where(inside.reshape(-1, *[1] * (like.ndim - 1)), values, 0)
     return like.index_add(0, segments.clamp(0, len(like) - 1).long(), kept)'''),
+    "segment_max": Helper('''def segment_max(values, segments, like):
+    """Returns the larger of each row and the values for it; not those for rows outside."""
+    column = [-1, *[1] * (like.ndim - 1)]
+    inside = (segments >= 0) & (segments < len(like))
+    kept = torch.where(inside.reshape(column), values, float("-inf"))
+    to = segments.clamp(0, len(like) - 1).long().reshape(column).expand(values.shape)
+    return like.scatter_reduce(0, to, kept, "amax")'''),
     "LoRALinear": Helper('''class LoRALinear(nn.Linear):
     """An `nn.Linear` to which a product of two matrices of a low rank is added."""
 

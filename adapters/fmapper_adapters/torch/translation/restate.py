@@ -21,7 +21,7 @@ from fmapper_adapters.torch.lax import table
 from fmapper_adapters.torch.model import emit
 from fmapper_adapters.torch.model.compiled import without_logs
 from fmapper_adapters.torch.translation import flow, names, tidy
-from fmapper_adapters.torch.translation.rewrites import values
+from fmapper_adapters.torch.translation.rewrites import values, zeros
 
 _FEW = 3  # calls of a part without arrays, which becomes its caller's
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
@@ -151,6 +151,7 @@ class _Restated:
         for value in found[count:]:
             if isinstance(value, fx.Proxy):
                 value.node.meta[tidy.BORDER] = True
+        zeros.drop_signs(emitter.graph)
         tidy.tidy(emitter.graph)
         (last,) = (node for node in emitter.graph.nodes if node.op == "output")
         self._find_fixed()

@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fmapper_adapters.torch.model.emit import VaryingSize
+
 
 def are_equal(a: Any, b: Any) -> bool:
     """Returns whether two sizes are surely equal; a varying size equals only itself."""
+    if isinstance(a, VaryingSize) or isinstance(b, VaryingSize):
+        return isinstance(a, VaryingSize) and a == b
     return isinstance(a, int) and isinstance(b, int) and a == b
 
 

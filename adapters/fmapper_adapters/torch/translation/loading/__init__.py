@@ -81,6 +81,13 @@ _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
 """
 
 
+_IS_NEEDED = """            if name in state or (strict and isinstance(tensor, nn.Parameter)):
+"""
+_IS_NEEDED_OR_LOADED = """\
+            needed = name.rpartition(".")[2] in LOADED or isinstance(tensor, nn.Parameter)
+            if name in state or (strict and needed):
+"""
+
 _NDIMS = {"nn.Linear": {"weight": 2, "bias": 1}, "nn.LayerNorm": {}}
 
 
@@ -187,6 +194,9 @@ def print_loading(draft: Any) -> str:
         state = f"join_gates({state})"
     filled = "" if state == "state" else f"    state = {state}\n"
     loading = loading.replace("    state = join_gates(take_apart(state))\n", filled)
+    if draft.loaded:
+        lines.append(f"LOADED = {sorted({one.rpartition('.')[2] for one in draft.loaded})!r}")
+        loading = loading.replace(_IS_NEEDED, _IS_NEEDED_OR_LOADED)
     if any(i < 0 for _, order in draft.owners.values() for i in order or ()):
         loading = _PUT_IN_ORDER + loading
     else:

@@ -6,4 +6,5 @@ loops      the dimensions that loops run over
 rows       rows at indices, and sums of rows by their segments
 shaping    reshapes, choices of rows, pooling
 values     magnitudes and copies where nothing has a derivative, unit matrices
+zeros      signs of zeros that nothing reads
 """

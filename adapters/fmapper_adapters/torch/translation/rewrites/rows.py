@@ -19,6 +19,11 @@ def segment_sum(values: Any, segments: Any, like: Any) -> Any:
     raise NotImplementedError("sums of segments are written to files only")
 
 
+def segment_max(values: Any, segments: Any, like: Any) -> Any:
+    """Marks the largest rows by segments, which a helper of files finds. It does not run."""
+    raise NotImplementedError("largest rows of segments are written to files only")
+
+
 def top_k(x: Any, k: int, dim: int) -> Any:
     """Marks a choice of the largest elements, which a helper makes. It does not run."""
     raise NotImplementedError("the largest elements are written to files only")
@@ -26,11 +31,12 @@ def top_k(x: Any, k: int, dim: int) -> Any:
 
 def write_rows(graph: Any) -> None:
     """Rewrites look-ups and sums whose indices are checked as calls of these functions."""
+    _write_positions(graph)
     for node in list(graph.nodes):
         if node.target is torch.gather:
             _write_top_k(graph, node)
             continue
-        made = {torch.index_select: _take, torch.index_add: _sum}.get(node.target)
+        made = _WRITTEN.get(node.target)
         found = made(node) if made is not None else None
         if found is None:
             continue
@@ -42,16 +48,61 @@ def write_rows(graph: Any) -> None:
         graph.erase_node(node)
 
 
+def _write_positions(graph: Any) -> None:
+    """Leaves out the checks of indices that are all positions of a dimension, or one for each."""
+    for node in list(graph.nodes):
+        if not _is(node, torch.clamp) or len(node.args) != 3 or node.args[1] != 0:
+            continue
+        chosen = _before_cast(node.args[0])
+        if chosen is node.args[0] or not _is(chosen, torch.where):
+            continue
+        ids, last = chosen.args[2], node.args[2]
+        if not _is_from_the_end(chosen):
+            continue
+        if _is(ids, torch.arange) and len(ids.args) == 1 and _are_below(last, ids.args[0]):
+            with graph.inserting_before(node):
+                kwargs = {"device": ids.kwargs.get("device")}
+                found = graph.call_function(torch.arange, ids.args, kwargs)
+            found.meta.update(node.meta)
+        else:
+            found = _best_of(ids, last)
+        if found is not None:
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+
+
+def _best_of(ids: Any, last: Any) -> Any:
+    """Returns the `torch.argmax` along a dimension up to `last` that indices are; else None."""
+    best: Any = ids.args[0] if isinstance(ids, fx.Node) and _is_int32(ids) else None
+    if not _is(best, torch.argmax, torch.argmin) or len(best.args) != 2 or best.kwargs:
+        return None
+    x, dim = best.args
+    return best if type(dim) is int and _are_below(last, x.meta["val"].shape[dim]) else None
+
+
+def _is_from_the_end(chosen: Any) -> bool:
+    """Returns whether a choice adds a size to indices below 0."""
+    negative, other, ids = chosen.args
+    is_negative = _is(negative, torch.lt, operator.lt) and negative.args == (ids, 0)
+    return is_negative and _is(other, torch.add, operator.add) and other.args[0] is ids
+
+
+def _are_below(last: Any, size: Any) -> bool:
+    """Returns whether positions below a size are none behind the last one."""
+    known = size.meta.get("val") if isinstance(size, fx.Node) else size
+    if type(known) is int and type(last) is int:
+        return known - 1 <= last
+    return known is not None and _is_same(last, known - 1)
+
+
 def _take(node: Any) -> tuple[Any, tuple[Any, ...]] | None:
     x, dim, index = node.args
     size = x.meta["val"].shape[dim]
     chosen = _without_clamp(index, size)
     if not _is(chosen, torch.where):
         return None
-    negative, other, ids = chosen.args
-    if not _is(negative, torch.lt, operator.lt) or negative.args != (ids, 0):
-        return None
-    if not _is(other, torch.add, operator.add) or other.args[0] is not ids:
+    _, other, ids = chosen.args
+    if not _is_from_the_end(chosen):
         return None
     end = other.args[1]
     end = end.args[1] if _is(end, torch.full) and end.args[0] == () else end
@@ -64,15 +115,28 @@ def _sum(node: Any) -> tuple[Any, tuple[Any, ...]] | None:
     base, dim, index, rows = node.args
     if dim != 0 or node.kwargs or not _is(rows, torch.where) or rows.args[2] != 0:
         return None
+    ids = _segments(index, rows.args[0], base)
+    return None if ids is None else (segment_sum, (rows.args[1], ids, base))
+
+
+def _largest(node: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    base, dim, index, rows, *how = node.args
+    if dim != 0 or how != ["amax"] or node.kwargs or not _is(rows, torch.where):
+        return None
+    values = rows.args[1]
+    is_whole = isinstance(values, fx.Node) and _is_same(
+        values.meta["val"].shape, index.meta["val"].shape
+    )
+    if rows.args[2] != float("-inf") or not is_whole:
+        return None
+    ids = _segments(_without_views(index), rows.args[0], base)
+    return None if ids is None else (segment_max, (values, ids, base))
+
+
+def _segments(index: Any, mask: Any, base: Any) -> Any:
+    """Returns to which rows values go, from them clamped and which of them are within; or None."""
     size = base.meta["val"].shape[0]
-    ids = _without_clamp(index, size)
-    mask = rows.args[0]
-    while (
-        isinstance(mask, fx.Node)
-        and mask.op == "call_method"
-        and mask.target in ("view", "reshape")
-    ):
-        mask = mask.args[0]
+    ids, mask = _without_clamp(index, size), _without_views(mask)
     if ids is None or not _is(mask, operator.and_, torch.logical_and, torch.bitwise_and):
         return None
     low, high = mask.args
@@ -80,9 +144,20 @@ def _sum(node: Any) -> tuple[Any, tuple[Any, ...]] | None:
         _is(low, operator.ge, torch.ge) and _before_cast(low.args[0]) is ids and low.args[1] == 0
     )
     is_most = _is(high, operator.le, torch.le) and _before_cast(high.args[0]) is ids
-    if not is_least or not is_most or not _is_same(high.args[1], size - 1):
-        return None
-    return segment_sum, (rows.args[1], ids, base)
+    return ids if is_least and is_most and _is_same(high.args[1], size - 1) else None
+
+
+def _without_views(value: Any) -> Any:
+    while (
+        isinstance(value, fx.Node)
+        and value.op == "call_method"
+        and value.target in ("view", "reshape", "expand")
+    ):
+        value = value.args[0]
+    return value
+
+
+_WRITTEN = {torch.index_select: _take, torch.index_add: _sum, torch.scatter_reduce: _largest}
 
 
 def _write_top_k(graph: Any, node: Any) -> None:
