@@ -361,6 +361,9 @@ def condition_on(
             told.append(f"{one.name}={one.twin}")
             same = f"{one.name} is {one.twin}"
             conditions.append(f"({one.name} is None or {same})" if one.has_default else same)
+        elif one.kind == "used" and (items := _find_same(one.name, one.structure)):
+            told += (condition.replace(" is ", "=") for condition in items)
+            conditions += items
         elif one.kind == "fixed":
             value = text(literal(one.structure))
             told.append(f"{one.name}={value}")
@@ -373,6 +376,26 @@ def condition_on(
         return None
     condition = ast.parse(" and ".join(conditions), mode="eval").body
     return condition, f"this is written for {', '.join(told)}"
+
+
+def _find_same(name: str, structure: Any) -> list[str]:
+    """Returns which items of an argument are the same array, as code.
+
+    Examples:
+        >>> _find_same("carry", (Ref("a"), (Ref("b"), Ref("a"))))
+        ['carry[1][1] is carry[0]']
+    """
+    first: dict[str, str] = {}
+    found: list[str] = []
+    todo = [(name, structure)]
+    while todo:
+        place, one = todo.pop(0)
+        if isinstance(one, Ref):
+            other = first.setdefault(one.name, place)
+            found += [f"{place} is {other}"] if other != place else []
+        elif type(one) in (tuple, list):
+            todo += [(f"{place}[{i}]", item) for i, item in enumerate(one)]
+    return found
 
 
 def stands_apart(structure: Any, whole: Any, values: set[str]) -> bool:

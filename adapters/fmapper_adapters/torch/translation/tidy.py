@@ -15,7 +15,7 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
-from fmapper_adapters.torch.translation.rewrites import functions, rows, shaping, values
+from fmapper_adapters.torch.translation.rewrites import functions, products, rows, shaping, values
 from fmapper_adapters.torch.translation.rewrites.gates import split_products
 from fmapper_adapters.torch.translation.rewrites.loops import write_dimensions, write_fills
 
@@ -58,6 +58,7 @@ def tidy(graph: Any) -> None:
     shaping.pool_in_place(graph, BORDER)
     _turn_products(graph)
     fx_passes.compose_permutations(graph, across=False)
+    products.write_products(graph, _is_of_other)
     write_fills(graph)
     rows.write_rows(graph)
     functions.write_functions(graph)
