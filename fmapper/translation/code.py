@@ -8,8 +8,9 @@ import functools
 import itertools
 import keyword
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,21 @@ def construct(cls: str, arguments: Mapping[str, Any], *last: str) -> ast.expr:
     by_name += list(arguments)[flags[0] :] if flags else []
     given = [f"{key}={{{i}}}" if key in by_name else f"{{{i}}}" for i, key in enumerate(arguments)]
     return expr(f"{cls}({', '.join([*given, *last])})", *arguments.values())
+
+
+def elements(values: Any) -> Any:
+    """Returns the elements of a NumPy array as numbers with no more digits than its dtype needs.
+
+    Examples:
+        >>> import numpy as np
+        >>> elements(np.array([[0.1, 0.25]], np.float32))
+        [[0.1, 0.25]]
+    """
+    if values.ndim:
+        return [elements(one) for one in values]
+    exact = values.item()
+    short = float(str(values)) if values.dtype.kind == "f" else exact
+    return short if values.dtype.type(short) == values else exact
 
 
 def literal(value: Any) -> ast.expr:
@@ -242,6 +258,32 @@ def bare_condition(node: ast.expr) -> ast.expr:
             if is_itself and isinstance(op, ast.Eq | ast.NotEq) and _is_condition(inner):
                 return bare_condition(inner)
     return node
+
+
+def is_true(node: ast.expr) -> bool:
+    """Returns whether a condition on numbers is True, whatever a model is given.
+
+    Examples:
+        >>> is_true(expr("2 >= 1")), is_true(expr("_sym_not(2 == 0)")), is_true(expr("x >= 1"))
+        (True, True, False)
+    """
+    return _truth(node) is True
+
+
+def _truth(node: ast.expr) -> bool | None:
+    match node:
+        case ast.Compare(ast.Constant(int(left)), [op], [ast.Constant(int(right))]):
+            return bool(_COMPARISONS[type(op)](left, right)) if type(op) in _COMPARISONS else None
+        case ast.Call(ast.Name(name), [inner]) if name.endswith("sym_not"):
+            known = _truth(inner)
+            return None if known is None else not known
+    return None
+
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 
 
 def _is_condition(node: ast.expr) -> bool:

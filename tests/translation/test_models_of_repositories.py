@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
 
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
 from fmapper.translation.source import translate_proved  # noqa: E402
 
@@ -89,3 +91,130 @@ def test_names_are_read_through_functions_that_pass_everything_on() -> None:
     source, proof, _ = translate_proved(layers, "flax", (torch.randn(2, 4, 20),))
     assert proof
     assert "def __init__(self, dim, dilation, *, rngs: nnx.Rngs):" in source.code
+
+
+class Relative(nn.Module):
+    """Attends to itself or to others; only some blocks of the former have a table of positions."""
+
+    def __init__(self, has_table: bool, is_causal: bool = False) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.is_causal = is_causal
+        if has_table:
+            self.table = nn.Embedding(7, 1)
+
+    def forward(self, x: Any, others: Any = None, mask: Any = None, bias: Any = None) -> Any:
+        seen = x if others is None else others
+        scores = self.q(x) @ self.k(seen).transpose(1, 2)
+        if bias is None:
+            if hasattr(self, "table"):
+                at = torch.arange(x.shape[1])
+                steps = at[:, None] - at
+                steps = steps.clamp(min=0) if self.is_causal else steps.abs()
+                bias = self.table(steps.clamp(max=6)).permute(2, 0, 1)
+            else:
+                bias = torch.zeros(1, x.shape[1], seen.shape[1])
+            if mask is not None:
+                bias = bias + mask
+        return F.softmax(scores + bias, dim=-1) @ seen, bias
+
+
+class Coded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList([Relative(i == 0) for i in range(2)])
+        self.decoder = nn.ModuleList([Relative(i == 0, is_causal=True) for i in range(2)])
+        self.across = nn.ModuleList([Relative(False) for _ in range(2)])
+
+    def forward(self, x: Any, y: Any, mask: Any, mask_y: Any) -> Any:
+        bias, own, cross = None, None, None
+        for part in self.encoder:
+            x, bias = part(x, mask=mask, bias=bias)
+        for part, across in zip(self.decoder, self.across, strict=True):
+            y, own = part(y, mask=mask_y, bias=own)
+            y, cross = across(y, x, mask, cross)
+        return y
+
+
+def test_an_argument_that_no_block_of_a_class_is_given_is_not_read() -> None:
+    torch.manual_seed(0)
+    shapes = (3, 5, 8), (3, 4, 8), (3, 1, 5), (3, 4, 4)
+    source, proof, _ = translate_proved(Coded(), "flax", tuple(torch.randn(x) for x in shapes))
+    assert proof
+    assert "if others is None" not in source.code
+
+
+class Target(nn.Module):
+    """Makes a target without gradients, in place, and compares with what has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        kept = self.net(x) * self.scale
+        with torch.no_grad():
+            target = self.net(y)
+            target.clamp_(-0.2, 0.2)
+            target = target + kept
+            kept.mul_(2.0)
+        return F.mse_loss(kept, target)
+
+
+def test_what_is_made_without_gradients_is_changed_in_place_without_care_for_them() -> None:
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Target(), "flax", (torch.randn(5, 4), torch.randn(5, 4)))
+    assert proof
+    assert "target = self.net(y)" in source.code
+    assert source.code.count("stop_gradient(kept)") == 1
+    assert source.code.count("stop_gradient(jnp.clip(target, -0.2, 0.2) + kept)") == 1
+
+
+class Wrapped(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.conv = part
+        self.register_buffer("std", torch.tensor([0.1, 0.2, 0.1]))
+        self.register_buffer("mix", torch.tensor([1.0, 0.25]))
+
+    def forward(self, x: Any) -> Any:
+        return self.mix[0] * self.conv(x) * self.std + self.mix[1] * x
+
+
+def test_helpers_are_not_taken_for_arguments_and_numbers_are_short() -> None:
+    layers = nn.Sequential(
+        Wrapped(nn.Linear(3, 3)), Wrapped(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    )
+    source, proof, _ = translate_proved(layers, "flax", (torch.randn(5, 3),))
+    assert proof
+    assert "def __init__(self, conv, *, rngs: nnx.Rngs):" in source.code
+    assert "\ndef conv(" not in source.code
+    assert "jnp.array([0.1, 0.2, 0.1], dtype=jnp.float32)" in source.code
+    assert "jnp.array([1.0, 0.25], dtype=jnp.float32)" in source.code
+
+
+class Crops(nn.Module):
+    """Computes crops of one size together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, crops: Any) -> Any:
+        sizes = torch.tensor([crop.shape[-1] for crop in crops])
+        ends = torch.cumsum(torch.unique_consecutive(sizes, return_counts=True)[1], 0)
+        begin, found = 0, []
+        for end in ends.tolist():
+            found.append(self.conv(torch.cat(crops[begin:end])).mean((2, 3)))
+            begin = end
+        return torch.cat(found)
+
+
+def test_conditions_on_constants_are_left_out() -> None:
+    crops = [torch.randn(2, 3, n, n) for n in (8, 8, 6, 6)]
+    source, proof, _ = translate_proved(Crops(), "flax", (crops,))
+    assert proof
+    assert "check(ends[0] == 2" in source.code
+    assert "sym_not" not in source.code
+    assert not re.search(r"check\(\d+ [<>=]= \d+,", source.code)

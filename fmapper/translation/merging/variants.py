@@ -111,7 +111,7 @@ def unify(
         written_anew: set[int] = set()
         for known, merged in min(reversed(found), key=len):
             if merged is not None:
-                _rewrite(known, merged)
+                _rewrite(merged)
                 written_anew |= {id(sketch) for one in known for sketch in one.sketches}
         for sketch, made in before:
             if id(sketch) not in written_anew:
@@ -162,6 +162,17 @@ def _with_stand_ins(variants: Sequence[Variant]) -> list[Variant] | None:
         )
         for one, way in zip(variants, found, strict=True)
     ]
+
+
+def _with_used_stand_ins(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """Returns variants without an argument that others stand in for if all or none have it."""
+    way = variants[0].stand_in
+    if way is None or len({way.name in one.case.given for one in variants}) > 1:
+        return variants
+    cases = [replace(one.case, optional=one.case.optional - {way.name}) for one in variants]
+    both = zip(variants, cases, strict=True)  # bypasses have places in the statements as they were
+    plain = [replace(one, case=case, stand_in=None, bypasses=()) for one, case in both]
+    return [replace(one, lines=one.own(one.sketches[0])) for one in plain]
 
 
 def _with_bypasses(variants: Sequence[Variant]) -> list[Variant] | None:
@@ -227,6 +238,7 @@ class _Merged:
     """The common form of several variants.
 
     Attributes:
+        variants: Those, as they are written in it.
         parameters: Those of the method.
         checks: The statements that check them.
         pieces: Indices of common statements in each variant, or what the variants have in a place.
@@ -234,6 +246,7 @@ class _Merged:
         flags: The flags, for each variant.
     """
 
+    variants: Sequence[Variant]
     parameters: tuple[str, ...]
     checks: list[str]
     pieces: list[tuple[int, ...] | Choice]
@@ -242,6 +255,7 @@ class _Merged:
 
 
 def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -> _Merged | None:
+    variants = _with_used_stand_ins(variants)
     signature = _signature(variants, check)
     attributes = _attributes(variants)
     if signature is None or attributes is None or _lack_stand_in(variants):
@@ -288,7 +302,7 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
         }
         for one in variants
     ]
-    merged = _Merged(parameters, checks, pieces, attributes, flags)
+    merged = _Merged(variants, parameters, checks, pieces, attributes, flags)
     return merged if _is_exact(variants, cases, merged, lacking) else None
 
 
@@ -431,7 +445,8 @@ def _lines_of(sketch: Sketch, merged: _Merged, at: int, variants: Sequence[Varia
     return found
 
 
-def _rewrite(variants: Sequence[Variant], merged: _Merged) -> None:
+def _rewrite(merged: _Merged) -> None:
+    variants = merged.variants
     nodes = fill_lacking([one for variant in variants for one in variant.sketches])
     comments: dict[str, str] = {}
     for one in variants:

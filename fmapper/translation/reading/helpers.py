@@ -44,8 +44,24 @@ def print_imports(lines: Iterable[str]) -> str:
 
 
 def names_in(code: str) -> set[str]:
-    """Returns the names that stand in code."""
-    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    """Returns the names that stand in code, but for those of parameters in their functions.
+
+    Examples:
+        >>> sorted(names_in("def call(conv, x=start): return conv(x) + bias"))
+        ['bias', 'start']
+    """
+    return _free_names(ast.parse(code))
+
+
+def _free_names(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Name):
+        return {node.id}
+    found = set().union(*map(_free_names, ast.iter_child_nodes(node)))
+    if not isinstance(node, ast.FunctionDef | ast.Lambda):
+        return found
+    parameters = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+    outside = [*ast.iter_child_nodes(node.args), *getattr(node, "decorator_list", [])]
+    return (found - parameters).union(*map(_free_names, outside))
 
 
 def _order(helpers: Mapping[str, str]) -> list[str]:

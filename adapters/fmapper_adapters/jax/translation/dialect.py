@@ -25,6 +25,7 @@ from fmapper.translation import (
     Helper,
     Layer,
     Statement,
+    elements,
     expr,
     helpers_of,
     literal,
@@ -226,7 +227,7 @@ class JaxDialect(Dialect):
         if known is not None:
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
-            return expr("jnp.array({0}, dtype={1})", literal(values.tolist()), dtype)
+            return expr("jnp.array({0}, dtype={1})", literal(elements(values)), dtype)
         shape = tuple(int(s) for s in values.shape)
         return expr("jnp.array({0}.reshape({1}))", _print_bytes(values), shape)
 
@@ -342,7 +343,7 @@ def _compute(values: Any, dtype: ast.expr, *, saved: bool = True) -> ast.expr | 
             found = _compute_sinusoids(values, saved=saved)
             if found is not None:
                 return found
-    if values.dtype == np.float32 and values.ndim == 1 and values.size > 1 and flat[0] == 1:
+    if values.dtype == np.float32 and values.ndim == 1 and values.size > 2 and flat[0] == 1:
         size = values.size
         if flat[-1] > 0:
             base = float(np.float64(flat[1]) ** -size)

@@ -36,6 +36,13 @@ overwrite.register_autograd(_backward)
 _DETACH: Any = torch.ops.aten.detach.default
 _DETACH_IN_PLACE: Any = torch.ops.aten.detach_.default
 _CONSTANT: Any = torch.ops.aten.lift_fresh_copy.default
+# Operations that give new memory, which schemas do not say of all: `dropout` may give its argument.
+_NAMES = """
+add addmm baddbmm bmm clamp clone conv1d conv2d conv3d cos div empty exp full gelu linear log
+log_softmax masked_fill matmul max mean min mm mul neg new_zeros ones ones_like pow relu rsub
+sigmoid silu sin softmax softplus sqrt sub sum tanh where zeros zeros_like
+"""
+_NEW = frozenset(_NAMES.split())
 OVERWRITE: Any = torch.ops.fmapper.overwrite.default
 _COPY: Any = torch.ops.aten.copy_.default
 
@@ -43,7 +50,8 @@ _COPY: Any = torch.ops.aten.copy_.default
 def inline(owner: GraphModule, call: Node, stop: Any) -> None:
     """Inlines a part without gradients if it writes to tensors; leaves others unchanged.
 
-    Tensors that it writes to get the values only, not the gradients.
+    Tensors that it writes to get the values only, not the gradients. Those that it makes itself
+    have none, since its results end them, and are written to as they are.
 
     Args:
         owner: The module with the graph of the call.
@@ -56,6 +64,7 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
     graph = owner.graph
     given = iter(call.args[2:])
     values: dict[Node, Any] = {}
+    own: set[Node] = set()
     results: Any = ()
     with graph.inserting_before(call):
         for node in inner.graph.nodes:
@@ -66,7 +75,7 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
             elif node.op == "get_attr":
                 values[node] = _adopt(owner, call, inner, node)
             else:
-                values[node] = _copy(graph, node, values, stop)
+                values[node] = _copy(graph, node, values, own, stop)
         outer = set(call.all_input_nodes)  # what a write to one of them returns is itself
         ends = [one if one in outer else _end(graph, one) for one in results]
     for user in list(call.users):
@@ -89,10 +98,22 @@ def _adopt(owner: GraphModule, call: Node, inner: GraphModule, node: Node) -> No
     return new
 
 
-def _copy(graph: Graph, node: Node, values: dict[Node, Any], stop: Any) -> Node:
-    """Copies an operation; one that writes gets a copy to write to, whose values are copied on."""
+def _copy(graph: Graph, node: Node, values: dict[Node, Any], own: set[Node], stop: Any) -> Node:
+    """Copies an operation; one that writes gets a copy to write to, whose values are copied on.
+
+    Args:
+        graph: The graph that the copy is added to.
+        node: The operation.
+        values: The values of the part -> those in the graph; is added to.
+        own: Values whose memory is of the part alone; is added to.
+        stop: The operation that ends gradients.
+    """
     new = graph.node_copy(node, values.__getitem__)
-    for target in list(_writes(new)):
+    written = list(_writes(new))
+    name = str(getattr(node.target, "__name__", "")).partition(".")[0]
+    if name in _NEW or (written and own.issuperset(written)):
+        own.add(new)
+    for target in (one for one in written if one not in own):
         with graph.inserting_before(new):
             apart = graph.call_function(stop, (target,))
             apart.meta = _meta_of(target, new)

@@ -26,6 +26,7 @@ from fmapper.translation import (
     Layer,
     Statement,
     construct,
+    elements,
     expr,
     helpers_of,
     literal,
@@ -275,7 +276,7 @@ class TorchDialect(Dialect):
         if known is not None:
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
-            return expr("torch.tensor({0}, dtype={1})", literal(values.tolist()), dtype)
+            return expr("torch.tensor({0}, dtype={1})", literal(elements(values)), dtype)
         flat = values.reshape(-1)
         if (
             values.dtype.kind in "iu"
