@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
 
+from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import fmapper  # noqa: E402
 from fmapper.translation.source import translate_proved  # noqa: E402
 
 
@@ -218,3 +222,85 @@ def test_conditions_on_constants_are_left_out() -> None:
     assert "check(ends[0] == 2" in source.code
     assert "sym_not" not in source.code
     assert not re.search(r"check\(\d+ [<>=]= \d+,", source.code)
+
+
+class Stretched(nn.Module):
+    """Compares places of two axes, one of which is stretched to the other, as ViTDet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        _, height, width, _ = x.shape
+        rows = torch.arange(height)[:, None] * max(width / height, 1.0)
+        columns = torch.arange(width)[None] * max(height / width, 1.0)
+        places = (rows - columns) + (width - 1) * max(height / width, 1.0)
+        return self.linear(x) * places[..., None], places.long()
+
+
+def test_quotients_of_sizes_hold_for_sizes_with_the_same_larger_one() -> None:
+    torch.manual_seed(0)
+    module = Stretched()
+    x = torch.randn(2, 5, 7, 4)
+    source, proof, _ = translate_proved(module, "flax", (x,))
+    assert proof
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fmapper.FixedSizeWarning)
+        model = fmapper.convert(module, "jax", (x,), dynamic_shapes="auto")
+    written: dict[str, Any] = {}
+    exec(source.code, written)
+    file = written["Stretched"](rngs=nnx.Rngs(0))
+    written["load_weights"](file, {k: v.numpy() for k, v in module.state_dict().items()})
+    for one in (model, file):
+        other = torch.randn(3, 4, 8, 4)
+        assert np.allclose(one(other.numpy())[0], module(other)[0].detach(), atol=1e-5)
+        with pytest.raises((ValueError, fmapper.ProgramInputError), match=r"shape|recorded for"):
+            one(torch.randn(3, 8, 3, 4).numpy())
+
+
+class Wide(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return 2 * x if x.shape[0] / x.shape[1] > 0.3 else x
+
+
+class Share(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * int(x.shape[0] * 0.3)
+
+
+@pytest.mark.parametrize("module", [Wide(), Share()], ids=lambda one: type(one).__name__)
+def test_numbers_that_rounding_may_decide_fix_their_sizes(module: nn.Module) -> None:
+    with pytest.warns(fmapper.FixedSizeWarning, match="cannot be checked for other sizes"):
+        model = fmapper.convert(module, "jax", (torch.randn(5, 7),), dynamic_shapes="auto")
+    assert np.allclose(model(np.ones((5, 7), np.float32)), module(torch.ones(5, 7)))
+    with pytest.raises(fmapper.ProgramInputError, match="recorded for sizes"):
+        model(np.ones((2, 9), np.float32))
+
+
+class Halves(nn.Module):
+    def forward(self, x: Any) -> Any:
+        count = int(x.shape[1] * 0.5)
+        return x[:, :count] + x[:, x.shape[1] - count :]
+
+
+def test_shares_of_a_size_hold_for_sizes_of_which_they_are_as_many() -> None:
+    module = Halves()
+    model = fmapper.convert(module, "jax", (torch.randn(5, 8),), dynamic_shapes="auto")
+    x = torch.randn(3, 9)
+    assert np.allclose(model(x.numpy()), module(x))
+    with pytest.raises(fmapper.ProgramInputError, match="recorded for sizes"):
+        model(np.ones((3, 10), np.float32))
+
+
+class Resized(nn.Module):
+    def forward(self, x: Any) -> Any:
+        small = F.interpolate(x, scale_factor=0.5, mode="bilinear", recompute_scale_factor=True)
+        return F.interpolate(small, size=x.shape[2:])
+
+
+def test_scales_of_a_size_leave_it_free() -> None:
+    module = Resized()
+    model = fmapper.convert(module, "jax", (torch.randn(2, 3, 16, 24),), dynamic_shapes="auto")
+    x = torch.randn(1, 3, 32, 8)
+    assert np.allclose(model(x.numpy()), module(x), atol=1e-5)

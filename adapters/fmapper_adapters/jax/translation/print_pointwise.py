@@ -24,6 +24,7 @@ from fmapper_adapters.jax.translation.table import dtype_code, name_of, prints
 
 def elementwise(p: Printing, template: str, *operands: Any, dtype: str = "") -> Any:
     """Prints code of operands in the dtype in which PyTorch computes."""
+    operands = (*(x.node if isinstance(x, Value) and not x.dtype else x for x in operands),)
     plain = [number_in(x) if any(isinstance(y, Value) and y is not x and y.ndim for y in operands)
              else x for x in operands]  # fmt: skip
     if not any(isinstance(x, Value) for x in plain):

@@ -45,6 +45,7 @@ _RELATIONS: dict[Any, str] = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
 }  # fmt: skip
 _LONGEST = 500
+_MOST_PARTS = 1024  # of a number that a quotient of sizes is compared with
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ class _Reader:
         if found is not None:
             for key in found:
                 self.guards.setdefault(key, Guard(*key, text[:_LONGEST]))
-        elif question in self._asked:
+        elif question in self._asked or _is_of_a_model(condition):
             for symbol in sorted(symbols, key=str):
                 size = int(self._examples[symbol])
                 self.guards.setdefault((str(symbol), "==", size),
@@ -277,10 +278,11 @@ def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | No
         parts = [_conditions(part, answer) for part in condition.args]
         return None if None in parts else [one for part in parts for one in part or ()]
     relation = _RELATIONS.get(type(condition))
-    if relation is None or not all(side.is_integer for side in condition.args):
+    sides = () if relation is None else _whole_sides(*condition.args)
+    if relation is None or not sides:
         return None
     relation = relation if answer else _OPPOSITE[relation]
-    constant, rest = sympy.expand(condition.lhs - condition.rhs).as_coeff_Add()
+    constant, rest = sympy.expand(sides[0] - sides[1]).as_coeff_Add()
     value = -int(constant)
     if relation in ("<", ">"):  # of integers
         value += 1 if relation == ">" else -1
@@ -291,6 +293,35 @@ def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | No
         return []
     expression = _write(rest)
     return None if expression is None else [(expression, relation, value)]
+
+
+def _whole_sides(left: Any, right: Any) -> tuple[Any, ...]:
+    """Returns the sides of a comparison as whole numbers, `2*a` and `3*b` for `a / b` and 1.5.
+
+    Nothing where they are others, or where rounding could give another answer.
+    """
+    if type(right).__name__ == "IntTrueDiv":
+        return _whole_sides(right, left)[::-1]
+    if type(left).__name__ == "IntTrueDiv" and right.is_number:
+        over, under = left.args
+        by, times = float(right).as_integer_ratio()
+        is_exact = times <= _MOST_PARTS and under.is_positive
+        return (times * over, by * under) if is_exact else ()
+    return (left, right) if left.is_integer and right.is_integer else ()
+
+
+def _is_of_a_model(condition: Any) -> bool:
+    """Returns whether a model compares floats, or takes one for a whole number: `int(0.3 * n)`.
+
+    torch does not ask that for itself, but notes the answer for the examples.
+    """
+    inner = condition.args[0] if isinstance(condition, sympy.Not) else condition
+    if type(inner) not in _RELATIONS:
+        return False
+    parts = (x for x in sympy.preorder_traversal(inner) if isinstance(x, sympy.Expr))
+    is_taken = isinstance(inner, sympy.Eq) and any(side.is_number for side in inner.args)
+    compared = parts if is_taken else inner.args
+    return not all(x.is_integer for x in compared)
 
 
 def _show(condition: Any, answer: bool) -> str:
@@ -307,13 +338,11 @@ def _write(expression: Any) -> str | None:
         return str(expression)
     name = type(expression).__name__
     if name in ("CeilToInt", "FloorToInt", "TruncToInt"):
-        (inner,) = expression.args
-        if type(inner).__name__ != "IntTrueDiv":
-            return None
+        over, under = _quotient(*expression.args)
         if name == "CeilToInt":
-            found = _write_call("floordiv", (-inner.args[0], inner.args[1]))
+            found = _write_call("floordiv", (-over, under))
             return None if found is None else f"(-{found})"
-        return _write_call("floordiv", inner.args)
+        return _write_call("floordiv", (over, under))
     if name in _FUNCTIONS:
         return _write_call(_FUNCTIONS[name], expression.args)
     if name == "CeilDiv":
@@ -329,6 +358,21 @@ def _write(expression: Any) -> str | None:
     if isinstance(expression, sympy.Pow) or name == "PowByNatural":
         return f"({parts[0]} ** {parts[1]})"
     return None
+
+
+def _quotient(number: Any) -> tuple[Any, Any]:
+    """Returns whole numbers whose quotient a number is, `3*n` and 2 for `1.5 * n`, or the number.
+
+    Floats have no other value than those where the divisor is a small power of two.
+    """
+    if type(number).__name__ == "IntTrueDiv":
+        return number.args[0], number.args[1]
+    factor, rest = number.as_coeff_Mul()
+    if factor.is_Float and type(rest).__name__ == "ToFloat":
+        by, times = float(factor).as_integer_ratio()
+        if by > 0 and times <= _MOST_PARTS:
+            return by * rest.args[0], sympy.Integer(times)
+    return number, sympy.Integer(1)
 
 
 _FUNCTIONS = {"Mod": "mod", "PythonMod": "mod", "FloorDiv": "floordiv", "CleanDiv": "floordiv"}
