@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fmapper.translation.code import Swap, text
+
+if TYPE_CHECKING:
+    from fmapper.translation.merging.variants import Variant
 
 _SIZE = re.compile(r"(\w+) = (\w+)\.shape\[(\d+)\]")
 _SIZES = re.compile(r"(\w+(?:, \w+)+) = (\w+)\.shape(?:\[:\d+\])?")
@@ -59,6 +63,17 @@ def find(
             if found and (best is None or count > best[0]):
                 best = count, found
     return best[1] if best else None
+
+
+def drop_unused(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """Returns variants without an argument that others stand in for if all or none have it."""
+    way = variants[0].stand_in
+    if way is None or len({way.name in one.case.given for one in variants}) > 1:
+        return variants
+    cases = [replace(one.case, optional=one.case.optional - {way.name}) for one in variants]
+    both = zip(variants, cases, strict=True)  # bypasses have places in the statements as they were
+    plain = [replace(one, case=case, stand_in=None, bypasses=()) for one, case in both]
+    return [replace(one, lines=one.own(one.sketches[0])) for one in plain]
 
 
 def _stand_in(

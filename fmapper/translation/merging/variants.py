@@ -164,17 +164,6 @@ def _with_stand_ins(variants: Sequence[Variant]) -> list[Variant] | None:
     ]
 
 
-def _with_used_stand_ins(variants: Sequence[Variant]) -> Sequence[Variant]:
-    """Returns variants without an argument that others stand in for if all or none have it."""
-    way = variants[0].stand_in
-    if way is None or len({way.name in one.case.given for one in variants}) > 1:
-        return variants
-    cases = [replace(one.case, optional=one.case.optional - {way.name}) for one in variants]
-    both = zip(variants, cases, strict=True)  # bypasses have places in the statements as they were
-    plain = [replace(one, case=case, stand_in=None, bypasses=()) for one, case in both]
-    return [replace(one, lines=one.own(one.sketches[0])) for one in plain]
-
-
 def _with_bypasses(variants: Sequence[Variant]) -> list[Variant] | None:
     """Returns the variants with the results of parts that only some have, if one has none."""
     found = list(variants)
@@ -255,7 +244,7 @@ class _Merged:
 
 
 def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -> _Merged | None:
-    variants = _with_used_stand_ins(variants)
+    variants = stand_ins.drop_unused(variants)
     signature = _signature(variants, check)
     attributes = _attributes(variants)
     if signature is None or attributes is None or _lack_stand_in(variants):
