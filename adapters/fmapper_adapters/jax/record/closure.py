@@ -133,7 +133,7 @@ def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
 
 
 def objects_at(*roots: Any) -> list[tuple[str, Any]]:
-    """Returns callable nodes by dotted name, also those in closures; tied ones at each place."""
+    """Returns nodes with methods by dotted name, those in closures, too; ties at each place."""
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
@@ -141,9 +141,11 @@ def objects_at(*roots: Any) -> list[tuple[str, Any]]:
         functions: list[tuple[tuple[str, ...], Any]] = []
 
         def see(path: Any, node: Any) -> bool:
-            if callable(node) and not isinstance(node, type) and not is_function(node):
+            if isinstance(node, type) or is_function(node):
+                return is_function(node)
+            if callable(node) or frames.methods_of(type(node)):
                 found.append((".".join((*prefix, *_keys_of(path))), node))
-            return is_function(node)
+            return False
 
         def see_leaf(path: Any, leaf: Any) -> Any:
             if is_function(leaf) and id(leaf) not in seen:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dis
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 # Libraries that are written in JAX: their lines are shown where no line of the user's own is there.
@@ -249,3 +251,28 @@ def _follow(steps: list[Any], frame: FrameType) -> list[Any]:
                 return []
             stack.append(names[argument])
     return stack if len(stack) == 1 else []
+
+
+_METHODS: weakref.WeakKeyDictionary[type, tuple[tuple[type, str], ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def methods_of(cls: type) -> tuple[tuple[type, str], ...]:
+    """Returns the methods that are calls of a part: `__call__`, and others of users' classes."""
+    known = _METHODS.get(cls)
+    if known is None:
+        known = _METHODS[cls] = tuple(_find_methods(cls))
+    return known
+
+
+def _find_methods(cls: type) -> Iterator[tuple[type, str]]:
+    for owner in cls.__mro__:
+        file = getattr(sys.modules.get(owner.__module__), "__file__", None) or "<"
+        is_library = is_of_library(file) or is_of_python(file)
+        for name, value in vars(owner).items():
+            function = inspect.unwrap(value) if callable(value) else None
+            if not isinstance(function, FunctionType) or isinstance(value, type):
+                continue
+            if name == "__call__" or not (is_library or name.startswith("_")):
+                yield owner, name

@@ -275,7 +275,7 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     others: dict[int, tuple[Any, int, str]] = {}
     try:
         for cls in {type(part) for part in kept}:
-            for owner, name in _methods(cls):
+            for owner, name in frames.methods_of(cls):
                 if not any(one[:2] == (owner, name) for one in changed):
                     original = vars(owner)[name]
                     changed.append((owner, name, original))
@@ -284,20 +284,6 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     finally:
         for owner, name, original in changed:
             type.__setattr__(owner, name, original)
-
-
-def _methods(cls: type) -> Iterator[tuple[type, str]]:
-    """Yields the methods that are calls of a part: `__call__`, and others of the user's classes."""
-    for owner in cls.__mro__:
-        is_library = frames.is_of_library(
-            getattr(sys.modules.get(owner.__module__), "__file__", None) or "<"
-        )
-        for name, value in vars(owner).items():
-            function = inspect.unwrap(value) if callable(value) else None
-            if not isinstance(function, types.FunctionType) or isinstance(value, type):
-                continue
-            if name == "__call__" or not (is_library or name.startswith("_")):
-                yield owner, name
 
 
 def _wrap_call(
