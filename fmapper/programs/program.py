@@ -170,17 +170,16 @@ class Part:
             has them: `Ref`, `Size`, numbers, strings, None, `Other`, tuples and dicts of those.
         result: What it gave.
         source: File and line that it was called from.
-        prefix: How many arguments can be given by position: those before the first that was not
-            given.
+        prefix: How many arguments can be given by position: those before one that was not given.
         positional: How many were given by position.
         method: Of the submodule, if not its call.
-        other_names: How its code names arguments and variables beside: `residual` for what
-            `residual = hidden_states` says, `("cos", "sin")` for a tuple that it takes apart.
-        masks: Arguments that it may be given None for -> the mask that this means: `ones`, or
-            `causal`.
+        other_names: How its code names arguments and variables beside: `residual` where it says
+            `residual = hidden_states`, `("cos", "sin")` for a tuple that it takes apart.
+        masks: Arguments that may be None -> the mask that this means: `ones`, or `causal`.
         flags: The attributes of the submodule that are True or False, as `is_decoder`.
         numbers: Those that are numbers, as `num_heads`, and the variables of its constructor.
         code: Arguments of its parts -> how that writes them, `conv.padding` -> `size // 2`.
+        words: Attributes that are None, True, False, texts or functions -> those as text.
     """
 
     name: str
@@ -197,6 +196,7 @@ class Part:
     flags: Mapping[str, bool] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

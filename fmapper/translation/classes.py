@@ -18,6 +18,7 @@ from fmapper.translation.merging.variants import unify, without_flags
 from fmapper.translation.statements.origins import with_comments
 
 if TYPE_CHECKING:
+    from fmapper.programs.program import Part
     from fmapper.translation.dialect import Dialect
 
 
@@ -40,6 +41,7 @@ class Sketch:
         flags: The flags of the source's submodule, as `is_decoder`.
         numbers: The numbers that it has there, as `num_heads`, and those of its constructor.
         code: Arguments of parts -> what its constructor gives them, `conv.padding` -> `size // 2`.
+        words: What it has there that is None, True, False, a text or a function, as text.
         arrays: What it sets that is an array.
         given: What the constructor is given -> the code for it.
         is_sequence: Whether it calls its parts in order, which are the only thing that it sets.
@@ -53,9 +55,15 @@ class Sketch:
     flags: Mapping[str, bool] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
     arrays: frozenset[str] = frozenset()
     given: dict[str, ast.expr] = field(default_factory=dict)
     is_sequence: bool = False
+
+    def learn(self, part: Part) -> None:
+        """Takes what a call of the submodule says of its attributes."""
+        self.flags, self.numbers = part.flags, part.numbers
+        self.code, self.words = part.code, part.words
 
     def nodes(self) -> list[ast.AST]:
         """Returns all syntax trees of the class."""

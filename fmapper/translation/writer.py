@@ -385,7 +385,7 @@ class _Writer:
         sketch.arrays = frozenset(map(attribute_name, arrays))
         sketch.ties = self._ties(node)
         if part := self.attributes.get(node.path):
-            sketch.flags, sketch.numbers, sketch.code = part.flags, part.numbers, part.code
+            sketch.learn(part)
         return sketch
 
     def with_loops(self, node: Node, lines: list[str]) -> list[str]:

@@ -25,10 +25,12 @@ class Settings:
     Attributes:
         numbers: Its parameters and variables, and attributes of the submodule -> their values.
         code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`.
+        words: Attributes that are None, True, False, texts or functions -> those as text.
     """
 
     numbers: dict[str, Number] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -214,7 +216,7 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
     known = {} if known is None else known
     if id(module) in known:
         return known[id(module)]
-    found = known[id(module)] = Settings(_attributes(module))
+    found = known[id(module)] = Settings(_attributes(module), words=_words(module))
     code = _constructor_of(type(module))  # type: ignore[arg-type]
     if code is not None:
         try:
@@ -275,6 +277,17 @@ def _attributes(module: Any) -> dict[str, Number]:
         for key, value in _own(module).items()
         if type(value) in (int, float) and key.isidentifier() and key[0] != "_"
     }
+
+
+def _words(module: Any) -> dict[str, str]:
+    found = {}
+    for key, value in _own(module).items():
+        if key.isidentifier() and key[0] != "_" and key != "training":
+            if value is None or type(value) in (bool, str):
+                found[key] = str(value)
+            elif inspect.isroutine(value):
+                found[key] = value.__name__
+    return found
 
 
 def _number(value: Any) -> Number | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fmapper.translation.code import text
+from fmapper.translation.constructors.differences import find_differences, flags_of_parts
 from fmapper.translation.functions.forms import Argument, condition_on
 from fmapper.translation.merging import bypasses, stand_ins
 from fmapper.translation.merging.align import (
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 Check = Callable[[ast.expr, str], ast.expr]
 _MOST_BLOCKS = 6
-_LEAST_SAVED = 0.75  # of the statements of separate classes, at most
+_LEAST_SAVED = 0.75  # of the lines of separate classes, at most
+_HEADS = 3  # lines of a class beside its statements
 ABSENT = "None"
 _KEY = "key"  # for random numbers, which parts that draw none may be given as well
 _FLAG = re.compile(r"\bflag\((\w+)\)")
@@ -104,12 +106,13 @@ def unify(
         groups: dict[str, list[Sketch]] = {}
         for sketch, _ in before:
             groups.setdefault(sketch.shape(), []).append(sketch)
-        variants = [one for group in groups.values() if (one := _variant(group)) is not None]
-        ways = [variants, *([written] if (written := _with_stand_ins(variants)) else [])]
-        ways += [written for one in ways if (written := _with_bypasses(one))]
-        found = [_group(one, check, lacking) for one in ways]
+        found = _group_best(groups.values(), {}, check, lacking)
+        if len(found) > 1:
+            every = [one for one, _ in before]
+            flags = {id(x): more for x, more in zip(every, find_differences(every), strict=True)}
+            found = min(found, _group_best(groups.values(), flags, check, lacking), key=len)
         written_anew: set[int] = set()
-        for known, merged in min(reversed(found), key=len):
+        for known, merged in found:
             if merged is not None:
                 _rewrite(merged)
                 written_anew |= {id(sketch) for one in known for sketch in one.sketches}
@@ -118,6 +121,27 @@ def unify(
                 sketch.made[:] = made
             elif split:
                 join_sequences(sketch, split)
+
+
+def _group_best(
+    groups: Iterable[list[Sketch]],
+    flags: Mapping[int, Mapping[str, bool]],
+    check: Check,
+    lacking: frozenset[str],
+) -> list[tuple[list[Variant], _Merged | None]]:
+    """Returns the fewest groups of variants with a form in common.
+
+    Args:
+        groups: The sketches of each variant.
+        flags: More flags, by the identity of sketches.
+        check: Returns the code that checks a condition on arguments.
+        lacking: Functions of the file that may be called with `mask=None`, or without.
+    """
+    variants = [one for group in groups if (one := _variant(group, flags)) is not None]
+    ways = [variants, *([written] if (written := _with_stand_ins(variants)) else [])]
+    ways += [written for one in ways if (written := _with_bypasses(one))]
+    found = [_group(one, check, lacking) for one in ways]
+    return min(reversed(found), key=len)
 
 
 def _group(
@@ -177,13 +201,13 @@ def _with_bypasses(variants: Sequence[Variant]) -> list[Variant] | None:
     return found if any(one.bypasses for one in found) else None
 
 
-def _variant(sketches: list[Sketch]) -> Variant | None:
+def _variant(sketches: list[Sketch], more: Mapping[int, Mapping[str, bool]]) -> Variant | None:
     """Returns the variant that sketches are; None for those that cannot be one."""
     first = sketches[0]
     method = first.methods[0] if len(first.methods) == 1 else None
     if method is None or method.name != "__call__" or first.ties or method.terms.has_twins:
         return None
-    alike = [{**_flags_of_parts(sketch), **sketch.flags} for sketch in sketches]
+    alike = [{**more.get(id(x), {}), **flags_of_parts(x), **x.flags} for x in sketches]
     flags = {
         key: value for key, value in alike[0].items() if all(o.get(key) == value for o in alike)
     }
@@ -202,18 +226,6 @@ def _variant(sketches: list[Sketch]) -> Variant | None:
         frozenset(given), frozenset(attr for attr, _ in first.made), flags, method.terms.optional
     )
     return Variant(sketches, lines, (positional, keywords), case)
-
-
-def _flags_of_parts(sketch: Sketch) -> dict[str, bool]:
-    """Returns the flags that the constructor gives to parts of classes of the file."""
-    found: dict[str, set[bool]] = {}
-    for _, node in sketch.made:
-        for call in ast.walk(node):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-                for one in call.keywords:
-                    if isinstance(one.value, ast.Constant) and type(one.value.value) is bool:
-                        found.setdefault(str(one.arg), set()).add(one.value.value)
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
 def _own_lines(sketch: Sketch) -> list[str]:
@@ -278,8 +290,8 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
     blocks = [one for one in pieces if isinstance(one, Choice)]
     size = sum(len(one.lines()) for one in blocks) + len(pieces) - len(blocks)
     total = sum(len(line.splitlines()) for one in variants for line in one.lines)
-    size += len(attributes)
-    total += sum(len(one.sketches[0].made) for one in variants)
+    size += len(attributes) + _HEADS
+    total += sum(len(one.sketches[0].made) + _HEADS for one in variants)
     if len(blocks) > _MOST_BLOCKS or size > _LEAST_SAVED * total:
         return None
     used = {flag for one in blocks for flag in one.flags()} | {*filter(None, attributes.values())}
@@ -467,8 +479,10 @@ def _is_exact(
     for at, (one, case) in enumerate(zip(variants, cases, strict=True)):
         for sketch in one.sketches:
             lines = [x for x in _lines_of(sketch, merged, at, variants) if x not in merged.checks]
-            body = ast.parse("\n".join(lines))
-            found = _without_masks(evaluate(body, case), case.given, lacking)
+            body = evaluate(ast.parse("\n".join(lines)), case)
+            names = (x for x in ast.walk(body) if isinstance(x, ast.Name))
+            computed = {one.id for one in names if isinstance(one.ctx, ast.Store)}
+            found = _without_masks(body, case.given | computed, lacking)
             if text(found) != text(ast.parse("\n".join(one.own(sketch)))):
                 return False
     return True

@@ -132,6 +132,7 @@ class PartCalls:
                 flags=noted["flags"],
                 numbers=noted["settings"].numbers,
                 code=noted["settings"].code,
+                words=noted["settings"].words,
                 masks=self.masks.get(noted["path"], {}),
             )
             for noted in self._noted

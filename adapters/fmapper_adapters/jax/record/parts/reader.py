@@ -129,6 +129,7 @@ class PartReader:
             if noted["is_function"] and len(self._functions[one["path"]]) == 1:
                 method = ""
             beside = noted["source"], noted["prefix"], noted["positional"], method
-            settings = {"numbers": noted["settings"].numbers, "code": noted["settings"].code}
+            told = noted["settings"]
+            settings = {"numbers": told.numbers, "code": told.code, "words": told.words}
             found.append(Part(*given, *beside, noted["other_names"], **settings))
         return tuple(found)
