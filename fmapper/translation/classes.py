@@ -13,8 +13,9 @@ from fmapper.translation.constructors.arguments import arguments_of_class, with_
 from fmapper.translation.functions.forms import Terms
 from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
+from fmapper.translation.merging.conditions import without_flags
 from fmapper.translation.merging.numbers import mask_numbers
-from fmapper.translation.merging.variants import unify, without_flags
+from fmapper.translation.merging.variants import unify
 from fmapper.translation.statements.origins import with_comments
 
 if TYPE_CHECKING:

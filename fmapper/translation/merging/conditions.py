@@ -5,13 +5,21 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import expr, text
 
+if TYPE_CHECKING:
+    from fmapper.translation.classes import Sketch
+
+FLAG = re.compile(r"\bflag\((\w+)\)")
+_VALUE = re.compile(r"\bflag\(\w+=([\w.]+)\)")
+_NOT = re.compile(r"(?<= and )\(not ([\w.]+)\)(?!\w)")
+_TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 _MOST_GROUPS = 4
 _WIDEST = 96  # characters of a statement with a condition in it
 
@@ -317,3 +325,29 @@ def _value(node: ast.expr, case: Case) -> bool | ast.expr:
         if isinstance(left, ast.Attribute):
             return (left.attr not in case.parts) == is_none
     return node
+
+
+def with_flags(lines: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """Returns statements with the values of flags, as keywords: those are numbers of a class."""
+    return [FLAG.sub(lambda found: f"flag({found[1]}={flags[found[1]]})", x) for x in lines]
+
+
+def without_flags(sketch: Sketch) -> Sketch:
+    """Returns a sketch with the values of flags in place of `flag(name=value)`."""
+    for method in sketch.methods:
+        method.lines[:] = [_plain(line) if "flag(" in line else line for line in method.lines]
+    sketch.made[:] = [
+        (attr, ast.parse(_VALUE.sub(r"\1", text(node)), mode="eval").body)
+        for attr, node in sketch.made
+    ]
+    return sketch
+
+
+def _plain(line: str) -> str:
+    found = _NOT.sub(r"not \1", _VALUE.sub(r"\1", line))
+    bare = _TUPLE.sub(r"\1\2", found)
+    try:
+        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(found))
+    except SyntaxError:
+        return found
+    return bare if is_same else found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -26,7 +25,15 @@ from fmapper.translation.merging.align import (
     split_sequences,
 )
 from fmapper.translation.merging.bypasses import Bypass
-from fmapper.translation.merging.conditions import Case, Choice, choose, evaluate, rules
+from fmapper.translation.merging.conditions import (
+    FLAG,
+    Case,
+    Choice,
+    choose,
+    evaluate,
+    rules,
+    with_flags,
+)
 from fmapper.translation.merging.numbers import mask_numbers
 from fmapper.translation.merging.stand_ins import StandIn
 
@@ -39,10 +46,6 @@ _LEAST_SAVED = 0.75  # of the lines of separate classes, at most
 _HEADS = 3  # lines of a class beside its statements
 ABSENT = "None"
 _KEY = "key"  # for random numbers, which parts that draw none may be given as well
-_FLAG = re.compile(r"\bflag\((\w+)\)")
-_VALUE = re.compile(r"\bflag\(\w+=([\w.]+)\)")
-_NOT = re.compile(r"(?<= and )\(not ([\w.]+)\)(?!\w)")
-_TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 
 
 @dataclass(slots=True)
@@ -285,7 +288,7 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
     if found is None:
         return None
     for condition, message in found:
-        words = _FLAG.sub(r"\1", message).replace("self.", "")
+        words = FLAG.sub(r"\1", message).replace("self.", "")
         checks.append(text(check(ast.parse(condition, mode="eval").body, words)))
     blocks = [one for one in pieces if isinstance(one, Choice)]
     size = sum(len(one.lines()) for one in blocks) + len(pieces) - len(blocks)
@@ -295,7 +298,7 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
     if len(blocks) > _MOST_BLOCKS or size > _LEAST_SAVED * total:
         return None
     used = {flag for one in blocks for flag in one.flags()} | {*filter(None, attributes.values())}
-    used |= {flag for one in checks for flag in _FLAG.findall(one)}
+    used |= {flag for one in checks for flag in FLAG.findall(one)}
     flags = [
         {
             flag: one.case.flags[flag] if flag in one.case.flags else _has(one, flag, attributes)
@@ -426,11 +429,6 @@ def _without_masks(tree: ast.AST, only: frozenset[str] | None, lacking: frozense
     return tree
 
 
-def _with_flags(lines: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    """Returns statements with the values of flags, as keywords: those are numbers of a class."""
-    return [_FLAG.sub(lambda found: f"flag({found[1]}={flags[found[1]]})", x) for x in lines]
-
-
 def _lines_of(sketch: Sketch, merged: _Merged, at: int, variants: Sequence[Variant]) -> list[str]:
     """Returns the statements of a sketch in the common form, with conditions by name."""
     own = variants[at].own(sketch)
@@ -466,7 +464,7 @@ def _rewrite(merged: _Merged) -> None:
                 node = own.get(attr) or nodes[id(sketch)][attr]
                 code = f"{text(node)} if flag({flag}={flags[flag]}) else None"
                 made.append((attr, ast.parse(code, mode="eval").body))
-            method.lines[:] = _with_flags(lines, flags)
+            method.lines[:] = with_flags(lines, flags)
             method.parameters = merged.parameters
             method.comments.update(comments)
             sketch.made[:] = made
@@ -486,24 +484,3 @@ def _is_exact(
             if text(found) != text(ast.parse("\n".join(one.own(sketch)))):
                 return False
     return True
-
-
-def without_flags(sketch: Sketch) -> Sketch:
-    """Returns a sketch with the values of flags in place of `flag(name=value)`."""
-    for method in sketch.methods:
-        method.lines[:] = [_plain(line) if "flag(" in line else line for line in method.lines]
-    sketch.made[:] = [
-        (attr, ast.parse(_VALUE.sub(r"\1", text(node)), mode="eval").body)
-        for attr, node in sketch.made
-    ]
-    return sketch
-
-
-def _plain(line: str) -> str:
-    found = _NOT.sub(r"not \1", _VALUE.sub(r"\1", line))
-    bare = _TUPLE.sub(r"\1\2", found)
-    try:
-        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(found))
-    except SyntaxError:
-        return found
-    return bare if is_same else found
