@@ -12,6 +12,7 @@ from fmapper.programs.program import Program, refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
+from fmapper.translation.constructors.ties import fill_tied, ties_below
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
@@ -44,7 +45,6 @@ from fmapper.translation.places import (
     chain_result,
     chain_value,
     class_at,
-    common_path,
     differs_by_module,
     is_chain,
     is_item,
@@ -63,7 +63,6 @@ from fmapper.translation.statements.shared_values import with_own_values
 from fmapper.translation.units import (
     Unit,
     dissolve,
-    local_name,
     structure_of,
     with_inner,
 )
@@ -292,6 +291,7 @@ class _Writer:
                     self._node(f"{path}.{attr}" if path else attr).layer = layer
                 for local, target in body.arrays.items():
                     self._node(f"{path}.{local}" if path else local).array = target
+        fill_tied(self.root, self.structure)
 
     # --- classes ------------------------------------------------------------------------------
 
@@ -348,6 +348,9 @@ class _Writer:
             and node.path not in self.bodies
             and all(key.isdigit() for key in node.children)
         )
+
+    def _is_sequence_or_list(self, node: Node) -> bool:
+        return node.path in self.sequences or self._is_list(node)
 
     def _sketch_modes(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
         """Returns the sketch of a submodule, with what it does in evaluation if that is another."""
@@ -458,17 +461,10 @@ class _Writer:
 
     def _ties(self, node: Node) -> list[str]:
         """Returns the statements that tie a submodule to its other paths."""
-        found: dict[str, None] = {}
-        for unit in self.structure.root.units():
-            parent = unit.parent
-            assert parent is not None
-            called = local_name(self.structure, unit.path, parent.path)
-            full = f"{parent.path}.{called}" if parent.path else str(called)
-            if full != unit.path and common_path(full, unit.path) == node.path:
-                start = len(self.place(node.path))
-                mine, theirs = (at_place(self.place(o)[start:]) for o in (full, unit.path))
-                found[f"{mine} = {theirs}"] = None
-        return list(found)
+        start = len(self.place(node.path))
+        pairs = ties_below(self.root, self.structure, node.path, self._is_sequence_or_list)
+        places = ([at_place(self.place(one)[start:]) for one in pair] for pair in pairs.items())
+        return [f"{mine} = {theirs}" for mine, theirs in places]
 
     def _arrays(self) -> dict[str, tuple[str, tuple[int, ...] | None]]:
         found = {path: (target, order) for target, (path, order) in self.owners.items()}

@@ -1,0 +1,89 @@
+"""Blocks that share layers, or whole parts, are one class; the model ties them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.q(x) * self.k(x)
+
+
+class Hybrid(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared = Attention()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(self.shared(x))
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Hybrid() for _ in range(3)])
+        self.tie()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class OfLayers(Several):
+    def tie(self):
+        for layer in self.layers[1:]:
+            layer.shared.q, layer.shared.k = self.layers[0].shared.q, self.layers[0].shared.k
+
+
+class OfParts(Several):
+    def tie(self):
+        self.layers[2].shared = self.layers[0].shared
+
+
+class OfSome(Several):
+    def tie(self):
+        self.layers[2].shared.q = self.layers[1].shared.q
+        self.layers[1].linear = self.layers[0].linear
+
+
+@pytest.mark.parametrize(
+    ("cls", "ties"),
+    [
+        (OfLayers, ["layers[2].shared.k = self.layers[0].shared.k"]),
+        (OfParts, ["layers[2].shared = self.layers[0].shared"]),
+        (OfSome, ["layers[2].shared.q = self.layers[1].shared.q", "layers[1].linear = "]),
+    ],
+)
+def test_blocks_that_share_layers_or_parts_are_one_class_and_tied(cls, ties):
+    model = cls().eval()
+    x = torch.randn(3, 8)
+    source, _, proof = translate(model, "flax", (x,), proved=True)
+    assert proof
+    assert len(re.findall(r"class (?:Hybrid|Attention)\w*\(", source.code)) == 2
+    for tie in ties:
+        assert f"self.{tie}" in source.code
+    space = {"__name__": "translated"}
+    exec(compile(source.code, "translated.py", "exec"), space)
+    made = space[source.name](rngs=nnx.Rngs(0))
+    state = {name: array.numpy() for name, array in model.state_dict().items()}
+    made = space["load_weights"](made, state)
+    np.testing.assert_allclose(made(x.numpy()), model(x).detach(), rtol=1e-4, atol=1e-6)
+    sizes = [p.size for p in nnx.to_flat_state(nnx.state(made, nnx.Param)).leaves]
+    assert sum(sizes) == sum(p.numel() for p in model.parameters())
