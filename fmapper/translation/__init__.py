@@ -20,6 +20,7 @@ from fmapper.translation.code import (
     text,
 )
 from fmapper.translation.constructors.defaults import omit_defaults, print_parameters
+from fmapper.translation.constructors.makers import titles_of_sequences
 from fmapper.translation.constructors.reading import Settings, settings_of
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
@@ -97,6 +98,7 @@ __all__ = [
     "statements_at",
     "tables_of",
     "text",
+    "titles_of_sequences",
     "whole_arrays",
     "with_comprehensions",
     "with_lists",

@@ -369,6 +369,8 @@ class _Writer:
         if node.path in self.named:
             parts = self._items(node, self.sequences[node.path], made)
             sketch.made, sketch.is_sequence = [("parts", self.dialect.sequence(parts))], True
+            if part := self.attributes.get(node.path):
+                sketch.learn(part)
             return sketch
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))

@@ -26,11 +26,13 @@ class Settings:
         numbers: Its parameters and variables, and attributes of the submodule -> their values.
         code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`.
         words: Attributes that are None, True, False, texts or functions -> those as text.
+        makers: Parts -> the functions and methods of the model that have made them.
     """
 
     numbers: dict[str, Number] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
+    makers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class _Constructor:
                     self._add(name, items, always=always)
                 case ast.Expr(ast.Call() as call):
                     self._read_call(call, always=always)
+                case ast.Return(ast.Call(args=args)):
+                    self.parts = tuple(args)
                 case ast.If(body=then, orelse=other):
                     self.read(then, always=False)
                     self.read(other, always=False)
@@ -186,14 +190,19 @@ def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
         return None
 
 
-@functools.lru_cache(maxsize=1024)
 def _constructor_of(cls: type) -> _Constructor | None:
+    return _code_of(cls.__init__)  # type: ignore[misc]
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_of(function: Any) -> _Constructor | None:
+    """Returns the code of a constructor, or of a function that returns what it makes."""
     try:
-        function = inspect.unwrap(cls.__init__)  # type: ignore[misc]
+        function = inspect.unwrap(function)
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
         return None
-    if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
+    if not isinstance(tree, ast.FunctionDef):
         return None
     named = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
     parameters = tuple(one.arg for one in named if one.arg != "self")
@@ -217,9 +226,10 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
     if id(module) in known:
         return known[id(module)]
     found = known[id(module)] = Settings(_attributes(module), words=_words(module))
-    code = _constructor_of(type(module))  # type: ignore[arg-type]
+    code = _constructor_of(type(module))
     if code is not None:
         try:
+            found.makers = _makers(module, code, known)
             found.numbers, found.code = _read(module, code, known)
         except Exception:  # whatever a module of the user does when it is asked for its parts
             found.code = {}
@@ -249,6 +259,25 @@ def _read(
     order = [name for name in code.parameters if name in single or name in attributes]
     every = {**attributes, **single}
     return {name: every[name] for name in [*order, *single, *attributes]}, written
+
+
+def _makers(module: Any, code: _Constructor, known: dict[int, Settings]) -> dict[str, str]:
+    """Returns the functions that make parts of a module, and its own methods that do.
+
+    What those call the numbers that they give to parts becomes known for these.
+    """
+    found = {}
+    for path, part, node in _parts_of(module, code):
+        function = node.func if isinstance(node, ast.Call) else None
+        name = _last(function)
+        is_own = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"
+        made_by = getattr(type(module), name, None) if is_own else code.space.get(name)
+        if inspect.isfunction(made_by):
+            found[path] = name
+            inner = _code_of(made_by)
+            if inner is not None and inner.parts and id(part) not in known:
+                known[id(part)] = Settings(*_read(part, inner, known))
+    return found
 
 
 def _numbers_given(

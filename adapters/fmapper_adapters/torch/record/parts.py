@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from fmapper.programs import Other, Part, Ref, Size, map_arguments
-from fmapper.translation import Settings, arguments_of, other_names, settings_of
+from fmapper.translation import (
+    Settings,
+    arguments_of,
+    other_names,
+    settings_of,
+    titles_of_sequences,
+)
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import marks
 from fmapper_adapters.torch.record.lines import line_of_method
@@ -45,6 +51,21 @@ class PartCalls:
         self._placeholders: list[str] = []
         self._same: dict[str, str] = {}
         self._settings: dict[int, Settings] = {}
+        self._name_sequences()
+
+    def _name_sequences(self) -> None:
+        """Names the classes of sequences after the functions of the model that made them."""
+        package = type(self._module).__module__
+        modules = dict(self._module.named_modules())
+        layers = {
+            path: tuple(map(type, inner))
+            for path, inner in modules.items()
+            if type(inner) is torch.nn.Sequential
+            and not any([*one.children()] or not _is_of_torch(one) for one in inner)
+        }
+        if layers:
+            titles = titles_of_sequences(modules.items(), layers, self._settings)
+            self.types |= {path: f"{package}.{title}" for path, title in titles.items()}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -138,6 +159,10 @@ class PartCalls:
             for noted in self._noted
             if "result" in noted
         )
+
+
+def _is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def _flags(module: torch.nn.Module) -> dict[str, bool]:
