@@ -6,6 +6,7 @@ While a module is recorded, calls of such functions become custom operations of 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -102,6 +103,31 @@ def _one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         return torch.nn.functional.one_hot(input, num_classes)
     classes = torch.arange(input.max().item() + 1, device=input.device)
     return (input.unsqueeze(-1) == classes).to(torch.int64)
+
+
+def _instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Computes `instance_norm` without averages as a `group_norm` of single channels.
+
+    torch would record the batch norm of a view, with its weights repeated for each example.
+
+    Raises:
+        ValueError: Channels have one element each, as torch has it.
+    """
+    given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    if not use_input_stats or running_mean is not None or running_var is not None:
+        return torch.nn.functional.instance_norm(*given)
+    if math.prod(input.shape[2:]) == 1:
+        raise ValueError(f"Expected more than 1 spatial element, got input size {input.shape}")
+    return torch.nn.functional.group_norm(input, int(input.shape[1]), weight, bias, eps)
 
 
 _NO_CHANGE = {"padding": 0, "dilation": 1, "return_indices": False}  # of a pool
@@ -294,6 +320,7 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
+    torch.nn.functional.instance_norm: _instance_norm,
     torch.nn.functional.one_hot: _one_hot,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
