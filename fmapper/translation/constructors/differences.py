@@ -25,7 +25,7 @@ def find_differences(sketches: Sequence[Sketch]) -> list[dict[str, bool]]:
         >>> local = Sketch("0", "Attention", numbers={"window": 8}, words={"kind": "near"})
         >>> whole = Sketch("1", "Attention", words={"kind": "far", "window": "None"})
         >>> find_differences([local, whole])[1]
-        {'has_window': False, 'is_far': True, 'is_near': False}
+        {'is_far': True, 'is_near': False, 'has_window': False}
     """
     settings: list[Mapping[str, Any]] = [{**one.words, **one.numbers} for one in sketches]
     found: list[dict[str, bool]] = [{} for _ in sketches]

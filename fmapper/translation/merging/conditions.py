@@ -33,12 +33,14 @@ class Case:
         parts: The parts that it has.
         flags: The flags of the source's submodule.
         optional: Arguments of which None says nothing: masks, and what has another default.
+        hidden: Parts that are items of a sequence in the file, so that no condition names them.
     """
 
     given: frozenset[str]
     parts: frozenset[str]
     flags: Mapping[str, bool]
     optional: frozenset[str]
+    hidden: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _tests(cases: Sequence[Case]) -> Iterator[Test]:
     """Yields the conditions that hold for some."""
     optional = {name for case in cases for name in case.optional}
     arguments = sorted({name for case in cases for name in case.given} - optional)
-    parts = sorted({name for case in cases for name in case.parts})
+    parts = sorted({name for case in cases for name in case.parts - case.hidden})
     flags = sorted(set.intersection(*({*case.flags} for case in cases)))
     for kind, names in (("argument", arguments), ("part", parts), ("flag", flags)):
         for name in names:

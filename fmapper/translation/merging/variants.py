@@ -109,11 +109,13 @@ def unify(
         groups: dict[str, list[Sketch]] = {}
         for sketch, _ in before:
             groups.setdefault(sketch.shape(), []).append(sketch)
-        found = _group_best(groups.values(), {}, check, lacking)
+        hidden = frozenset(f"all_{attr}" for attr in split)
+        found = _group_best(groups.values(), {}, hidden, check, lacking)
         if len(found) > 1:
             every = [one for one, _ in before]
             flags = {id(x): more for x, more in zip(every, find_differences(every), strict=True)}
-            found = min(found, _group_best(groups.values(), flags, check, lacking), key=len)
+            others = _group_best(groups.values(), flags, hidden, check, lacking)
+            found = min(found, others, key=len)
         written_anew: set[int] = set()
         for known, merged in found:
             if merged is not None:
@@ -129,6 +131,7 @@ def unify(
 def _group_best(
     groups: Iterable[list[Sketch]],
     flags: Mapping[int, Mapping[str, bool]],
+    hidden: frozenset[str],
     check: Check,
     lacking: frozenset[str],
 ) -> list[tuple[list[Variant], _Merged | None]]:
@@ -137,10 +140,11 @@ def _group_best(
     Args:
         groups: The sketches of each variant.
         flags: More flags, by the identity of sketches.
+        hidden: Parts that are items of sequences.
         check: Returns the code that checks a condition on arguments.
         lacking: Functions of the file that may be called with `mask=None`, or without.
     """
-    variants = [one for group in groups if (one := _variant(group, flags)) is not None]
+    variants = [one for group in groups if (one := _variant(group, flags, hidden)) is not None]
     ways = [variants, *([written] if (written := _with_stand_ins(variants)) else [])]
     ways += [written for one in ways if (written := _with_bypasses(one))]
     found = [_group(one, check, lacking) for one in ways]
@@ -204,7 +208,9 @@ def _with_bypasses(variants: Sequence[Variant]) -> list[Variant] | None:
     return found if any(one.bypasses for one in found) else None
 
 
-def _variant(sketches: list[Sketch], more: Mapping[int, Mapping[str, bool]]) -> Variant | None:
+def _variant(
+    sketches: list[Sketch], more: Mapping[int, Mapping[str, bool]], hidden: frozenset[str]
+) -> Variant | None:
     """Returns the variant that sketches are; None for those that cannot be one."""
     first = sketches[0]
     method = first.methods[0] if len(first.methods) == 1 else None
@@ -224,10 +230,10 @@ def _variant(sketches: list[Sketch], more: Mapping[int, Mapping[str, bool]]) -> 
         else:
             target[name] = default if equals else None
     lines = _own_lines(first)
+    parts = frozenset(attr for attr, _ in first.made)
+    flags |= {f"has_{name}": name in parts for name in hidden}
     given = {name for name in positional | keywords if method.terms.fixed.get(name) != ABSENT}
-    case = Case(
-        frozenset(given), frozenset(attr for attr, _ in first.made), flags, method.terms.optional
-    )
+    case = Case(frozenset(given), parts, flags, method.terms.optional, hidden)
     return Variant(sketches, lines, (positional, keywords), case)
 
 
