@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +157,10 @@ class _Draft:
             once=bool(self._call.kwargs.get("once")),
         )
         if not isinstance(self._backward, Graph):
-            return replace(made, backward=str(self._backward))
+            reason = str(self._backward)
+            if {*re.findall(r"\w+", reason)} & {*self._writer.program.symbols}:
+                raise ConversionError(f"{self._label} has no gradient where sizes vary: {reason}")
+            return replace(made, backward=reason)
         again: list[Derived] = []
         found = replace(made, backward=self._derivative(Enclosing(made, again)))
         known = [one for one in again if one.is_differentiable()]
@@ -221,14 +225,34 @@ def _without_names(lines: Sequence[str]) -> str:
         ...     ["y = x + 1", "return y"]
         ... )
         True
+        >>> _without_names(["y = x + 1", "return y"])  # what the next statement alone reads
+        'return x + 1'
     """
     tree = ast.parse("\n".join(lines))
+    for first, second in itertools.pairwise([*tree.body]):
+        match first:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                read = [x for x in ast.walk(tree) if isinstance(x, ast.Name) and x.id == name]
+                uses = [x for x in ast.walk(second) if x in read]
+                if len(read) == 2 and len(uses) == 1 and not isinstance(second, ast.For):
+                    tree.body[tree.body.index(second)] = _Put(uses[0], value).visit(second)
+                    tree.body.remove(first)
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     made = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store))
     numbers = {variable: f"_{at}" for at, variable in enumerate(made)}
     for node in names:
         node.id = numbers.get(node.id, node.id)
     return ast.unparse(tree)
+
+
+class _Put(ast.NodeTransformer):
+    """Puts code in the place of a variable."""
+
+    def __init__(self, variable: ast.AST, value: ast.expr) -> None:
+        self._variable, self._value = variable, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._value if node is self._variable else node
 
 
 def _has_same_derivative(one: Derived, other: Derived) -> bool:
