@@ -23,10 +23,6 @@ def titles_of_sequences(
         modules: The modules of a model by path, each of which may have made some.
         layers: The paths of sequences of layers alone -> the classes of these.
         known: The settings that are known; they are added to.
-
-    Examples:
-        >>> title_of_function("_make_conv_bn")
-        'ConvBn'
     """
     makers: dict[str, str] = {}
     for path, module in modules:
@@ -46,8 +42,14 @@ def titles_of_sequences(
 
 
 def title_of_function(function: str) -> str:
-    """Returns what a class for the results of a function is called."""
+    """Returns what a class for the results of a function is called.
+
+    Examples:
+        >>> title_of_function("_make_conv_bn"), title_of_function("_3x3")
+        ('ConvBn', 'Sequence3x3')
+    """
     name = function.strip("_")
     for word in _WORDS:
         name = name.removeprefix(word) or name
-    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+    title = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+    return title if title.isidentifier() else f"Sequence{title}"
