@@ -399,6 +399,11 @@ def test_kinds_of_keys_of_jax():
     kind = private.key_kind(jax.random.key(0).dtype)
     assert kind.name == "threefry2x32"
     assert kind.key_shape == (2,)
+    sizes = []
+    jax.vmap(lambda x: sizes.append(private.size_of_axis("rows")) or x, axis_name="rows")(
+        jax.numpy.ones(3)
+    )
+    assert sizes == [3]
 
 
 def test_modes_of_dispatch():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax._src import xla_bridge
+from jax._src import core, xla_bridge
 
 
 def has_started() -> bool:
@@ -19,3 +19,9 @@ def has_started() -> bool:
 def key_kind(dtype: Any) -> Any:
     """Returns the generator of a dtype of PRNG keys, with its `name` and its `key_shape`."""
     return dtype._impl
+
+
+def size_of_axis(name: Any) -> Any:
+    """Returns the size of an axis that `vmap` names, which may be a symbol."""
+    sizes: Any = core.get_axis_env
+    return sizes().axis_size(name)

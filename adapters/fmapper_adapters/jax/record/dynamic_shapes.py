@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from jax import export
 
 from fmapper import ConversionError
 from fmapper.programs import Guard, size_of
+from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.record import guards as _guards
 
 _FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
@@ -97,7 +99,7 @@ def _trace_with_guards(
         sizes = _check(symbolic, shapes, symbols)
         questions = _guards.Questions(scope, sizes, deep=deep)
         try:
-            with questions, _scans_take_sizes():
+            with questions, _functions_take_sizes():
                 found.jaxpr = trace(symbolic)
         except ConversionError:
             if (
@@ -119,12 +121,21 @@ def _trace_with_guards(
 
 
 @contextlib.contextmanager
-def _scans_take_sizes() -> Iterator[None]:
-    """Has JAX's scan read its length from `xs` where it is told a symbol, as Haiku tells it one.
+def _functions_take_sizes() -> Iterator[None]:
+    """Has functions of JAX that ask for numbers take symbols within the block."""
+    changed = {"scan": _scan_of_sizes(jax.lax.scan), "pmean": _mean_of_sizes(jax.lax.pmean)}
+    before = {name: getattr(jax.lax, name) for name in changed}
+    for name, function in changed.items():
+        setattr(jax.lax, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(jax.lax, name, function)
 
-    JAX asks for a number there, though it takes a symbol for the length of `xs`.
-    """
-    scan: Any = jax.lax.scan
+
+def _scan_of_sizes(scan: Any) -> Any:
+    """Returns a scan that reads its length from `xs` where it is told a symbol, as Haiku does."""
 
     @functools.wraps(scan)
     def without_symbol(
@@ -135,11 +146,24 @@ def _scans_take_sizes() -> Iterator[None]:
             length = None
         return scan(f, init, xs, length, *rest, **options)
 
-    setattr(jax.lax, "scan", without_symbol)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(jax.lax, "scan", scan)  # noqa: B010
+    return without_symbol
+
+
+def _mean_of_sizes(pmean: Any) -> Any:
+    """Returns a mean over an axis that `vmap` names, which may have a symbol as its size."""
+
+    @functools.wraps(pmean)
+    def mean(x: Any, axis_name: Any, **options: Any) -> Any:
+        axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+        if options or any(isinstance(axis, int) for axis in axes):
+            return pmean(x, axis_name, **options)
+        size = math.prod(_private.size_of_axis(axis) for axis in axes)
+        if not _is_symbol(size):
+            return pmean(x, axis_name)
+        psum: Any = jax.lax.psum
+        return jax.tree.map(lambda total: total / size, psum(x, axis_name))
+
+    return mean
 
 
 def _is_symbol(size: Any) -> bool:

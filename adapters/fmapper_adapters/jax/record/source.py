@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fmapper.programs import Parameter
-from fmapper_adapters.jax.record import closure, parts, train_flags
+from fmapper_adapters.jax.record import closure, parts, states, train_flags
 from fmapper_adapters.jax.record.closure import Lifted
 from fmapper_adapters.jax.record.trace import Source
 
@@ -20,8 +20,8 @@ def make_source(
     """Returns the function of a model and its arrays, and its arguments, in one of its modes.
 
     Args:
-        model: A function, a pair of a function and its parameters, a callable tree, or a model that
-            was converted to JAX.
+        model: A function, a pair of a function and its parameters, a callable tree, a pair of one
+            and its state of Equinox, or a model that was converted to JAX.
         args: The examples by position.
         kwargs: The examples by keyword.
         train: The mode.
@@ -58,8 +58,14 @@ def evaluate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 def _inference(model: Any) -> list[bool]:
     """Yields the modes of the layers of a model."""
-    roots = model if isinstance(model, tuple) else (closure.callee_of(model),)
-    return Lifted(*roots).inference
+    return Lifted(*_roots(model)).inference
+
+
+def _roots(model: Any) -> tuple[Any, ...]:
+    """Returns the trees and functions of a model that have its arrays."""
+    if states.is_stateful(model):
+        return (closure.callee_of(model[0]),)
+    return model if isinstance(model, tuple) else (closure.callee_of(model),)
 
 
 def evaluation(
@@ -79,6 +85,11 @@ def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
 
 def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
     """Returns the function with a model's signature, and how many parameters to skip."""
+    if states.is_stateful(model):
+        function, skipped = _function(model[0])
+        if function is not None:
+            function = states.without_state(function, skipped)
+        return function, skipped
     if isinstance(model, tuple):
         return _with_signature(model[0]), 1
     if closure.is_function(model) or not hasattr(type(model), "__call__"):  # noqa: B004
@@ -105,7 +116,13 @@ def of_callable(model: Any, *, train: bool) -> Source:
         NotAFunctorError: An object that holds arrays was not declared.
     """
     function, skipped = _function(model)
-    roots = model if isinstance(model, tuple) else (closure.callee_of(model),)
+    roots = _roots(model)
+    own: dict[str, Any] = {}
+    if states.is_stateful(model):
+        held_state = states.HeldState(*model)
+        place = states.parameter_at(*_function(model[0]))
+        own = held_state.arrays
+        roots = (*roots, own)
     held = Lifted(*roots)
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +130,12 @@ def of_callable(model: Any, *, train: bool) -> Source:
         filled = held.fill(known, train=train)
         functions = parts.watch_functions(filled[0], known.values())
         with parts.watch(lambda: closure.objects_at(*filled)), functions:
-            if len(filled) > 1:
+            if own:
+                state = held_state.state(filled[1])
+                output, state = states.call_with_state(filled[0], place, state, args, kwargs)
+                if state is not None:
+                    filled = (filled[0], held_state.by_name(state))
+            elif len(filled) > 1:
                 output = filled[0](filled[1], *args, **kwargs)
             else:
                 output = filled[0](*args, **kwargs)
@@ -122,8 +144,8 @@ def of_callable(model: Any, *, train: bool) -> Source:
     arrays = held.arrays
     return Source(
         call,
-        {n: x for n, x in arrays.items() if n in held.trained},
-        {n: x for n, x in arrays.items() if n not in held.trained},
+        {n: x for n, x in arrays.items() if n in held.trained - own.keys()},
+        {n: x for n, x in arrays.items() if n not in held.trained - own.keys()},
         held.aliases,
         function=function,
         skipped=skipped,
@@ -131,6 +153,19 @@ def of_callable(model: Any, *, train: bool) -> Source:
         suspects=held.suspects,
         refusal=held.refusal,
     )
+
+
+def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """Returns the arrays of a model and its state by name, and a function that replaces them."""
+    held_state = states.HeldState(*model)
+    held = Lifted(*_roots(model), held_state.arrays)
+    tied = {name: held.arrays[first] for name, first in held.aliases.items()}
+
+    def back(filled: Mapping[str, Any]) -> Any:
+        inner, arrays = held.fill({name: filled[name] for name in held.arrays})
+        return inner, held_state.state(arrays)
+
+    return {**held.arrays, **tied}, back
 
 
 def _name(model: Any) -> str:

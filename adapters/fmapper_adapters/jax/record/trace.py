@@ -25,7 +25,7 @@ from fmapper.programs import Graph, Input, Output, Parameter, Program
 from fmapper.translation import statements_at
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
-from fmapper_adapters.jax.record import jaxpr, tracer_errors, treespec
+from fmapper_adapters.jax.record import jaxpr, states, tracer_errors, treespec
 from fmapper_adapters.jax.record.parts import PartCalls, PartReader, call_and_note, record_calls
 from fmapper_adapters.jax.record.stacks import Stacks, with_rows
 
@@ -237,7 +237,11 @@ def record_with_equations(
         program.types = calls.types | parts.types
         program.first_paths = calls.first_paths | {path: path for path in parts.types}
         sources = {call.source for call in graph.walk()} | {one.source for one in program.parts}
-        program.lines = statements_at(sources)
+        stateful = {noted["source"] for noted in calls.noted if noted["gives_state"]}
+        program.lines = {
+            source: states.statement_without(line) if source in stateful else line
+            for source, line in statements_at(sources).items()
+        }
     return (program if stacks is None else with_rows(program, stacks)), reader.equations
 
 

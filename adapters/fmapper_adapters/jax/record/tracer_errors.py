@@ -59,6 +59,8 @@ def explain(name: str, error: Exception) -> str:
     way = next((text for kind, text in _WAYS if _is_a(error, kind)), "")
     if isinstance(error, TypeError) and " missing " in str(error) and "argument" in str(error):
         way = "pass its inputs as example_inputs and example_kwargs"
+    if isinstance(error, NameError) and "unbound axis name" in str(error):
+        way = "the batch has this axis: pass jax.vmap(model, axis_name=...) in place of the model"
     place = _place(error)
     at = f" at {place}" if place else ""
     reason = f"{type(error).__name__}: {_short(error)}"

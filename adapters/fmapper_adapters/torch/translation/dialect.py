@@ -135,7 +135,9 @@ class TorchDialect(Dialect):
             for prefix in ("nn.", "SingleBias", "NewBias")
             for kind in ("RNN", "GRU", "LSTM")
         },
-        "BatchNormLast": ("num_features",),
+        **dict.fromkeys(
+            ("BatchNormLast", "DebiasedBatchNorm", "AveragedBatchNorm"), ("num_features",)
+        ),
         **{
             f"{module}{kind}{dims}d{end}": names
             for module, end in (("nn.", ""), ("", "Last"))
@@ -326,8 +328,9 @@ class TorchDialect(Dialect):
         return expr("nn.ModuleList({0})", list(made))
 
     def arrays(self, made: Sequence[ast.expr]) -> ast.expr:
-        """Returns an `nn.ParameterList`."""
-        return expr("nn.ParameterList({0})", list(made))
+        """Returns an `nn.ParameterList`, which would make parameters of buffers."""
+        has_buffers = any(text(one).startswith("nn.Buffer(") for one in made)
+        return expr("Items({0})" if has_buffers else "nn.ParameterList({0})", list(made))
 
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns an `nn.Sequential`."""

@@ -144,6 +144,53 @@ HELPERS = {
             self.var.lerp_(var.detach(), 1 - self.keep)
         y = (x - mean) * torch.rsqrt(var + self.eps)
         return y if self.weight is None else y * self.weight + self.bias'''),
+    "DebiasedBatchNorm": Helper('''class DebiasedBatchNorm(nn.Module):
+    """Normalisation of batches with running statistics as in Equinox, divided by their weight."""
+
+    def __init__(self, num_features, *, eps=1e-05, keep=0.99, affine=True):
+        super().__init__()
+        self.eps, self.keep = eps, keep
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.count = nn.Buffer(torch.tensor(0, dtype=torch.int32))
+        self.running_mean = nn.Buffer(torch.zeros(num_features))
+        self.running_var = nn.Buffer(torch.ones(num_features))
+
+    def forward(self, x):
+        if self.training:
+            var, mean = torch.var_mean(x.detach(), (0, *range(2, x.ndim)), correction=0)
+            self.count += 1
+            self.running_mean.lerp_(mean, 1 - self.keep)
+            self.running_var.lerp_(var, 1 - self.keep)
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, eps=self.eps)
+        weight = torch.where(self.count == 0, 1.0, 1 - self.keep**self.count)
+        mean, var = self.running_mean / weight, self.running_var / weight
+        return F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)'''),
+    "AveragedBatchNorm": Helper('''class AveragedBatchNorm(nn.Module):
+    """Normalisation by running statistics of batches, in training too, as in Equinox."""
+
+    def __init__(self, num_features, *, eps=1e-05, keep=0.99, affine=True):
+        super().__init__()
+        self.eps, self.keep = eps, keep
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.is_first = nn.Buffer(torch.tensor(True))
+        self.running_mean = nn.Buffer(torch.zeros(num_features))
+        self.running_var = nn.Buffer(torch.ones(num_features))
+
+    def forward(self, x):
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            now_var, now_mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0)
+            mean = torch.where(self.is_first, now_mean, torch.lerp(now_mean, mean, self.keep))
+            var = torch.where(self.is_first, now_var, torch.lerp(now_var, var, self.keep))
+            self.is_first = torch.zeros_like(self.is_first)
+            self.running_mean, self.running_var = mean.detach(), var.detach()
+        shape = (-1, *[1] * (x.ndim - 2))
+        y = (x - mean.view(shape)) / torch.sqrt(var + self.eps).view(shape)
+        if self.weight is None:
+            return y
+        return y * self.weight.view(shape) + self.bias.view(shape)'''),
     "GroupNormLast": Helper('''class GroupNormLast(nn.GroupNorm):
     """Normalisation of groups with the channels last, as in JAX."""
 

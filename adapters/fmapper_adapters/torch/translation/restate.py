@@ -92,11 +92,24 @@ def _made_beside(call: Call, like: str) -> Call:
     return dataclasses.replace(call, kwargs={**call.kwargs, "device": Ref(like)})
 
 
-def _place_with_source(node: fx.Node, before: Collection[fx.Node]) -> None:
-    """Has the submodule that computes a value store it, also where that changes its dtype."""
-    source = node.all_input_nodes[0] if node.all_input_nodes else node
-    if node not in before and "place" in source.meta:
-        node.meta["place"] = source.meta["place"]
+def _owner(program: Program, target: str) -> str:
+    """Returns the call of the innermost part that an array is below."""
+    owners = [part for part in program.parts if target.startswith(f"{part.path}.") or not part.path]
+    return max(owners, key=lambda part: len(part.path)).name if owners else ""
+
+
+def _place_with_source(node: fx.Node, before: Collection[fx.Node], owner: str) -> None:
+    """Has the submodule that computes a value store it, also where that changes its dtype.
+
+    A constant is stored by the submodule that has the array.
+    """
+    if node in before:
+        return
+    sources = [one for one in node.all_input_nodes if one.target is not getattr]  # of a device
+    if not sources:
+        node.meta["place"] = owner, ""
+    elif "place" in sources[0].meta:
+        node.meta["place"] = sources[0].meta["place"]
 
 
 def _place_views_of_arrays(graph: fx.Graph) -> None:
@@ -145,7 +158,8 @@ class _Restated:
         ]
         for value, output in zip(found, program.outputs, strict=False):
             if output.kind == "buffer" and isinstance(value, fx.Proxy):
-                _place_with_source(value.node, before)
+                owner = _owner(program, str(output.target))
+                _place_with_source(value.node, before, owner)
         emitter.output(tuple(found))
         _place_views_of_arrays(emitter.graph)
         for value in found[count:]:

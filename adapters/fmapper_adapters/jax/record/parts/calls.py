@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from fmapper.programs import Other, Ref
 from fmapper.translation import arguments_of, other_names, settings_of
 from fmapper_adapters.jax.record import closure, frames
+from fmapper_adapters.jax.record.states import split_output
 
 mark: Any = Primitive("fmapper_part")
 mark.multiple_results = True
@@ -91,6 +92,7 @@ class PartCalls:
             "lines": _lines(_code_of(function)),
             "other_names": other_names(_code_of(function)),
             "settings": settings_of(owner),
+            "gives_state": False,
         }
         self.noted.append(noted)
         arrays = _Arrays()
@@ -113,7 +115,9 @@ class PartCalls:
         arrays = _Arrays()
         arrays.see(result)
         arrays.put(mark.bind(*arrays.found, part=at, ends=True))
-        noted["result"] = arrays.structure(result)
+        plain, state = split_output(result)
+        noted["result"] = arrays.structure(plain)
+        noted["gives_state"] = state is not None
         return arrays.rebuilt(result)
 
 

@@ -14,6 +14,7 @@ from fmapper_adapters.torch.translation.layers import (
     convolutions,
     proposals,
     recurrent,
+    statistics,
     training,
 )
 from fmapper_adapters.torch.translation.layers.site import Site, dtype_option, name_of, stem_of
@@ -31,6 +32,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     return (
         _layer_of_unit(structure, unit)
         or training.layer_of_unit(structure, unit)
+        or statistics.layer_of_unit(structure, unit)
         or proposals.layer_of_unit(structure, unit)
         or recurrent.layer_of_unit(structure, unit)
         or chains.layer_of_unit(structure, unit, layer_of_unit, layer_of_call)

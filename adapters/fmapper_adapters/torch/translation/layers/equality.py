@@ -51,6 +51,8 @@ def _agree(structure: Structure, unit: Unit, layer: Layer, seed: int) -> bool:
              for at, (symbol, bounds) in enumerate(structure.program.symbols.items())}  # fmt: skip
     given: dict[str, Any] = {}
     for name in unit.given:
+        if name in structure.sizes:
+            continue
         dtype, shape = structure.values.get(name, ("", ()))
         whole = tuple(_size(size, sizes) for size in shape)
         if dtype != "float32" or math.prod(whole) > _MOST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,10 +19,17 @@ _MOST = 24  # layers that are tried in the place of a submodule
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     """Returns a layer that has the values and derivatives of a submodule."""
     calls = [*unit.calls()]
-    given = [name for name in unit.given if local_array(structure, unit, name) is None]
-    own = [name for name in unit.given if name not in given]
+    arrays = [name for name in unit.given if name not in structure.sizes]
+    given = [name for name in arrays if local_array(structure, unit, name) is None]
+    own = [name for name in arrays if name not in given]
     is_simple = len(unit.gives) == 1 and not any(call.op.startswith("flow::") for call in calls)
-    if not is_simple or len(given) != 1 or not own or given[0] in structure.sizes:
+    if not is_simple or len(given) != 1:
+        return None
+    if not own:
+        pooling = _adaptive_pooling(Site(structure, unit, whole=False), given[0])
+        same = pooling is not None and equality.computes_same(structure, unit, pooling)
+        return pooling if same else None
+    if len(arrays) < len(unit.given):
         return None
     if any(structure.inputs[name].kind != "parameter" for name in own):
         return None
@@ -34,6 +42,20 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         if equality.computes_same(structure, unit, layer):
             return layer
     return None
+
+
+def _adaptive_pooling(site: Site, x: str) -> Layer | None:
+    """Returns the layer of torch for one of Equinox that pools to a size."""
+    cls = site.structure.program.types.get(site.unit.path, "")
+    found = re.fullmatch(r"equinox\..*\.(Adaptive(?:Avg|Max)Pool([123])d)", cls)
+    if found is None:
+        return None
+    sizes = site.shape(site.unit.gives[0])[-int(found[2]) :]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    told = sizes[0] if len({*sizes}) == 1 else sizes
+    code = expr(f"nn.{found[1]}({told})")
+    return Layer(code, (x,), site.unit.gives[0], {}, f"nn.{found[1]}", "pool")
 
 
 def _low_ranks(site: Site, x: str, own: list[str]) -> Iterator[Layer]:

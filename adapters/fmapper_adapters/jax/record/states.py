@@ -1,0 +1,147 @@
+"""Models of Equinox with the state that their calls take and give, as running statistics are."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fmapper_adapters.jax.record import closure
+
+
+def is_state(x: Any) -> bool:
+    """Returns whether an object is a state of Equinox."""
+    cls = getattr(sys.modules.get("equinox.nn"), "State", None)
+    return cls is not None and isinstance(x, cls)
+
+
+def is_stateful(model: Any) -> bool:
+    """Returns whether a model is a pair with its state, as `make_with_state` gives it."""
+    return isinstance(model, tuple) and len(model) == 2 and is_state(model[1])
+
+
+class HeldState:
+    """The state of a model as arrays that it has, by the paths of their indices in it.
+
+    Args:
+        model: What takes the state.
+        state: The state.
+
+    Attributes:
+        arrays: Name -> array, each an array of its own.
+    """
+
+    def __init__(self, model: Any, state: Any) -> None:
+        leaves, self._structure = jax.tree.flatten(state)
+        self._names = _names(model, jax.tree.unflatten(self._structure, range(len(leaves))))
+        self.arrays = {
+            name: jnp.array(leaf, copy=True) for name, leaf in zip(self._names, leaves, strict=True)
+        }
+
+    def state(self, arrays: Mapping[str, Any]) -> Any:
+        """Returns the state that has these arrays."""
+        return jax.tree.unflatten(self._structure, [arrays[name] for name in self._names])
+
+    def by_name(self, state: Any) -> dict[str, Any]:
+        """Returns the arrays of a state by name."""
+        return dict(zip(self._names, jax.tree.leaves(state), strict=True))
+
+
+def _names(model: Any, numbers: Any) -> list[str]:
+    """Returns the names of the arrays of a state.
+
+    Args:
+        model: What has the indices.
+        numbers: The state, with the number of each array in its place.
+    """
+    found: dict[int, str] = {}
+    index = sys.modules["equinox.nn"].StateIndex
+    for path, node in closure.objects_at(model):
+        for attr, value in getattr(node, "__dict__", {}).items():
+            if isinstance(value, index):
+                entry = jax.tree_util.tree_flatten_with_path(numbers.get(value))[0]
+                for keys, number in entry:
+                    inner = jax.tree_util.keystr(keys, simple=True, separator=".")
+                    name = ".".join(filter(None, (path, attr, inner)))
+                    found.setdefault(number, name)
+    count = len(jax.tree.leaves(numbers))
+    return [found.get(i, f"state.{i}") for i in range(count)]
+
+
+def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int, str]:
+    """Returns where a function takes its state, among what follows what is skipped, and its name.
+
+    That is the parameter called `state` or annotated as one, else the second.
+    """
+    if function is None:
+        return 1, "state"
+    parameters = list(inspect.signature(function).parameters.values())[skipped:]
+    for i, one in enumerate(parameters):
+        annotation = str(getattr(one.annotation, "__name__", one.annotation))
+        if one.name == "state" or annotation.rpartition(".")[2] == "State":
+            return i, one.name
+    return 1, parameters[1].name if len(parameters) > 1 else "state"
+
+
+def without_state(function: Callable[..., Any], skipped: int) -> Callable[..., Any]:
+    """Returns a function whose signature is without the state."""
+    _, name = parameter_at(function, skipped)
+    signature = inspect.signature(function)
+    kept = [one for one in signature.parameters.values() if one.name != name]
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return run
+
+
+def split_output(output: Any) -> tuple[Any, Any]:
+    """Returns an output without the state in it, and the state; None where it has none."""
+    if is_state(output):
+        return (), output
+    if not isinstance(output, tuple | list):
+        return output, None
+    states = [one for one in output if is_state(one)]
+    if len(states) != 1:
+        return output, None
+    rest = tuple(one for one in output if not is_state(one))
+    return (rest[0] if len(rest) == 1 else rest), states[0]
+
+
+def call_with_state(
+    model: Callable[..., Any], place: tuple[int, str], state: Any,
+    args: tuple[Any, ...], kwargs: Mapping[str, Any],
+) -> tuple[Any, Any]:  # fmt: skip
+    """Calls a model with its state among its arguments; returns the output, and the new state."""
+    at, name = place
+    if at <= len(args):  # by position, as functions that `vmap` has made take it
+        return split_output(model(*args[:at], state, *args[at:], **kwargs))
+    return split_output(model(*args, **{**kwargs, name: state}))
+
+
+def statement_without(statement: str) -> str:
+    """Returns a statement that assigns the output of a call and its state, without the state.
+
+    Examples:
+        >>> statement_without("x, state = self.norm(x, state)")
+        'x = self.norm(x, state)'
+    """
+    tree = ast.parse(statement).body[0]
+    target = tree.targets[0] if isinstance(tree, ast.Assign) and len(tree.targets) == 1 else None
+    if not isinstance(target, ast.Tuple):
+        return statement
+    assert isinstance(tree, ast.Assign)
+    kept = [one for one in target.elts if not ast.unparse(one).endswith("state")]
+    if len(kept) not in (len(target.elts) - 1, len(target.elts)):
+        return statement
+    kept = kept if len(kept) < len(target.elts) else target.elts[:-1]
+    tree.targets = [kept[0] if len(kept) == 1 else ast.Tuple(kept, ast.Store())]
+    return ast.unparse(tree)
