@@ -173,8 +173,8 @@ class Part:
         prefix: How many arguments can be given by position: those before one that was not given.
         positional: How many were given by position.
         method: Of the submodule, if not its call.
-        other_names: How its code names arguments and variables beside: `residual` where it says
-            `residual = hidden_states`, `("cos", "sin")` for a tuple that it takes apart.
+        function: The name of a function that is called inside the submodule, of which the call is.
+        other_names: Further names in its code: `residual` for `residual = x`, a tuple for a tuple.
         masks: Arguments that may be None -> the mask that this means: `ones`, or `causal`.
         flags: The attributes of the submodule that are True or False, as `is_decoder`.
         numbers: Those that are numbers, as `num_heads`, and the variables of its constructor.
@@ -197,6 +197,7 @@ class Part:
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +300,7 @@ class Program:
         parts: The calls of submodules, if they were asked for; they are not saved either.
         types: With them, the paths of all submodules -> their classes.
         first_paths: With them, these paths -> the first path of the same submodule.
-        stacks: With them, arrays of the model that are recorded as their rows -> the names of those
-            among `parameters` and `buffers`.
+        stacks: With them, arrays that are recorded as their rows -> `parameters` and `buffers`.
     """
 
     graph: Graph

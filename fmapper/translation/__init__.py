@@ -42,6 +42,7 @@ from fmapper.translation.scans.derivatives import Derived
 from fmapper.translation.scans.derived_functions import Functions
 from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
+from fmapper.translation.statements.own_functions import FunctionStack, with_own_functions
 from fmapper.translation.units import Structure, Unit, is_of_library, local_array
 from fmapper.translation.writer import write
 
@@ -55,6 +56,7 @@ __all__ = [
     "Dialect",
     "Draws",
     "Embedded",
+    "FunctionStack",
     "Functions",
     "Helper",
     "Layer",
@@ -102,6 +104,7 @@ __all__ = [
     "whole_arrays",
     "with_comprehensions",
     "with_lists",
+    "with_own_functions",
     "with_results",
     "write",
 ]

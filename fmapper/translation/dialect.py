@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -222,6 +222,16 @@ class Dialect(ABC):
             f"{function.label} has a derivative of its own, which these files cannot say. "
             "Use convert without structure=True"
         )
+
+    @abstractmethod
+    def add_function(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
+        """Returns the name of a function that the file has then.
+
+        Args:
+            title: What the model calls it.
+            code: Returns its code, by its name.
+            taken: Names that mean something else where it is called.
+        """
 
     def draws(self, op: str) -> bool:
         """Returns whether an operation draws random numbers: its helper takes a key."""

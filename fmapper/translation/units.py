@@ -16,8 +16,7 @@ from fmapper.programs.program import (
 )
 from fmapper.programs.treespec import Ref
 from fmapper.translation.paths import find_first_paths, owners, path_below
-
-Shape = tuple[int | str, ...]
+from fmapper.translation.statements.values import Shape, sizes_of, values_of
 
 
 def refs_of(call: Call) -> Iterator[str]:
@@ -89,12 +88,24 @@ class Unit:
             else:
                 yield from step.calls()
 
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function that a submodule calls, instead of one."""
+        return bool(self.part.function)
+
     def units(self) -> Iterator[Unit]:
-        """Yields the units in it, outer ones first."""
+        """Yields the submodules in it, outer ones first."""
+        return (unit for unit in self._units() if not unit.is_function)
+
+    def functions(self) -> Iterator[Unit]:
+        """Yields the functions in it, outer ones first."""
+        return (unit for unit in self._units() if unit.is_function)
+
+    def _units(self) -> Iterator[Unit]:
         for step in self.steps:
             if isinstance(step, Unit):
                 yield step
-                yield from step.units()
+                yield from step._units()
 
     def by_path(self) -> dict[str, list[Unit]]:
         """Returns the units in it by the paths of their submodules."""
@@ -129,7 +140,7 @@ class Structure:
 
 def structure_of(program: Program) -> Structure:
     """Divides a program by its submodules, with the inputs and outputs of each."""
-    sizes = _sizes(program)
+    sizes = sizes_of(program)
     graph = program.graph
     calls = [call for call in graph.calls if call.name not in sizes]
     units = _units(program, calls)
@@ -137,68 +148,15 @@ def structure_of(program: Program) -> Structure:
     paths: dict[str, list[str]] = {}
     for path, first in find_first_paths(program).items():
         paths.setdefault(first, []).append(path)
-    found = Structure(
-        program, units[""], _values(program), dict(zip(graph.inputs, program.inputs, strict=True)),
-        sizes, dissolved, paths,
-    )  # fmt: skip
+    inputs = dict(zip(graph.inputs, program.inputs, strict=True))
+    values = values_of(program)
+    found = Structure(program, units[""], values, inputs, sizes, dissolved, paths)
     order = {name: at for at, name in enumerate([*graph.inputs, *(c.name for c in calls)])}
     while True:
         _arrange(found.root, order, dissolved)
         _bound(found, order)
         if not _dissolve_unsound(found, dissolved):
             return found
-
-
-def _values(program: Program) -> dict[str, tuple[str, Shape]]:
-    found: dict[str, tuple[str, Shape]] = {}
-    for name, given in zip(program.graph.inputs, program.inputs, strict=True):
-        if given.is_array():
-            found[name] = (given.dtype, given.shape)
-    for call in with_inner(program.graph.calls):
-        if len(call.result) == 1:
-            found[call.name] = call.result[0]
-        elif call.op.partition("::")[2].startswith("item.") and isinstance(call.args[0], Ref):
-            found[call.name] = (found.get(call.args[0].name, ("", ()))[0], ())
-        for graph in call.graphs():
-            found.update(zip(graph.inputs, graph.kinds, strict=False))
-    return found
-
-
-_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "pow": "**"}
-
-
-def _sizes(program: Program) -> dict[str, str]:
-    """Maps values that are computed from sizes alone to their expressions."""
-    shapes = _values(program)
-    found: dict[str, str] = {
-        name: str(given.value)
-        for name, given in zip(program.graph.inputs, program.inputs, strict=True)
-        if given.kind == "user" and given.dtype == "int"
-    }
-
-    def text(value: Any) -> str | None:
-        if isinstance(value, Ref):
-            return found.get(value.name)
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
-
-    for call in with_inner(program.graph.calls):
-        if call.op.partition("::")[2].startswith("sym_size") and isinstance(call.args[0], Ref):
-            shape = shapes.get(call.args[0].name)
-            if shape is not None and isinstance(call.args[1], int):
-                found[call.name] = str(shape[1][call.args[1]])
-        elif call.op.startswith("sym::"):
-            kind = call.op[5:]
-            parts = [text(one) for one in call.args]
-            known = [part for part in parts if part is not None]
-            if len(known) != len(parts) or not parts:
-                continue
-            if kind in _OPERATORS and len(known) == 2:
-                found[call.name] = f"({known[0]}){_OPERATORS[kind]}({known[1]})"
-            elif kind == "neg":
-                found[call.name] = f"-({known[0]})"
-            elif kind in ("sym_max", "sym_min", "max", "min") and len(known) == 2:
-                found[call.name] = f"{kind[-3:]}({known[0]}, {known[1]})"
-    return found
 
 
 def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
@@ -215,6 +173,8 @@ def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
         if name:
             unit.parent = made.get(unit.part.parent, made[""])
             unit.path = path_below(unit.parent.path, unit.path, first_paths, holders)
+        if unit.parent is not None and unit.is_function:
+            unit.path = unit.parent.path
     for call in calls:
         unit = made.get(call.module, made[""])
         unit.steps.append(call)
@@ -309,7 +269,7 @@ def _smallest_in_cycle(steps: list[Call | Unit], order: Mapping[str, int]) -> Un
 
 def _bound(found: Structure, order: Mapping[str, int]) -> None:
     """Computes the inputs and outputs of each unit."""
-    units = [found.root, *found.root.units()]
+    units = [found.root, *found.root.units(), *found.root.functions()]
     own = {id(unit): {call.name for call in unit.calls()} for unit in units}
     outputs = set(refs_in(found.program.graph.outputs))
     for unit in units:
@@ -455,6 +415,10 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
         for value, output in zip(found.program.graph.outputs, found.program.outputs, strict=True)
         if output.kind != "user" and isinstance(value, Ref)
     }
+    for unit in found.root.functions():
+        if not _is_alone(found, unit):
+            dissolve(unit)
+            return True
     for unit in found.root.units():
         if not unit.gives and not _acts(unit, changed):
             dissolved[unit.name] = "what it computes is not used"
@@ -479,6 +443,15 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
             dissolve(parent)
             return True
     return False
+
+
+def _is_alone(found: Structure, unit: Unit) -> bool:
+    """Returns whether a function gives all that others use, and is given what it uses."""
+    given, gives = {*refs_in((unit.part.arguments,))}, {*refs_in((unit.part.result,))}
+    inputs = [found.inputs[name] for name in unit.given if name in found.inputs]
+    has_constants = any(one.kind == "constant" for one in inputs)
+    is_told = gives >= {*unit.gives} and given >= {*unit.given}
+    return bool(unit.gives) and is_told and not has_constants
 
 
 def _acts(unit: Unit, changed: set[str]) -> bool:

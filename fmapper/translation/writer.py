@@ -24,6 +24,7 @@ from fmapper.translation.functions.forms import (
     with_objects,
 )
 from fmapper.translation.functions.keys import attributes_for
+from fmapper.translation.functions.own_functions import write_functions
 from fmapper.translation.functions.parameters import (
     by_position,
     find_varying,
@@ -60,12 +61,7 @@ from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
 from fmapper.translation.statements.origins import comments_of
 from fmapper.translation.statements.shared_values import with_own_values
-from fmapper.translation.units import (
-    Unit,
-    dissolve,
-    structure_of,
-    with_inner,
-)
+from fmapper.translation.units import Structure, Unit, dissolve, structure_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -213,6 +209,11 @@ class _Writer:
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
         writer = BodyWriter(*parts, varying=find_varying(self.structure), drawing=self.drawing)
         self.objects = [made for _, made in objects_in(results_of(self.program, self.records))]
+
+        def write(structure: Structure, unit: Unit) -> Form:
+            return BodyWriter(structure, *parts[1:]).write(unit, unit.part.result)
+
+        write_functions(self.structure, self.forms, self.dialect, write)
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))

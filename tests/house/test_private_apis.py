@@ -451,7 +451,7 @@ def test_where_a_recording_is():
 
     def begin(module, args):
         if _private.place_in_recording() is not None:
-            _private.note_lines(Outer.forward.__code__)
+            _private.note_lines(Outer.forward.__code__, lambda frame: {})
 
     outer.register_forward_pre_hook(begin)
     outer.inner.register_forward_hook(look)

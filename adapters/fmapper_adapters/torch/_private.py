@@ -437,11 +437,11 @@ def any_batch_size() -> Iterator[None]:
         functions._verify_batch_size = check
 
 
-def note_lines(code: Any, line_of_method: Callable[[Any], str] = lambda frame: "") -> None:
+def note_lines(code: Any, describe: Callable[[Any], dict[str, Any]]) -> None:
     """Notes the lines of recorded nodes for which torch has none, or only that of `forward`.
 
-    These are lines of the outermost `forward`, whose code is given, and what `line_of_method`
-    returns for the frame that makes a node.
+    These are lines of the outermost `forward`, whose code is given, and what `describe` returns for
+    the frame that makes a node.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -455,10 +455,9 @@ def note_lines(code: Any, line_of_method: Callable[[Any], str] = lambda frame: "
         if node.op != "call_function":
             return node
         frame: Any = sys._getframe(1)
-        method = line_of_method(frame)
+        lines = describe(frame)
         while frame is not None and frame.f_code is not code:
             frame = frame.f_back
-        lines = {"fmapper_method": method} if method else {}
         if frame is not None:
             lines["fmapper_line"] = f"{code.co_filename}:{frame.f_lineno}"
         node.meta["custom"] = {**node.meta.get("custom", {}), **lines}

@@ -28,7 +28,6 @@ from fmapper.translation.functions.forms import (
     Argument,
     Body,
     Form,
-    Made,
     Statement,
     Terms,
     condition_on,
@@ -56,6 +55,7 @@ from fmapper.translation.scans.derivatives import Enclosing, call_derived
 from fmapper.translation.scans.steps import units_in, with_loops
 from fmapper.translation.statements.moved_views import move_views
 from fmapper.translation.statements.origins import comments_on
+from fmapper.translation.statements.starred_shapes import star_shapes
 from fmapper.translation.units import Structure, Unit, is_of_library, refs_of, with_inner
 
 if TYPE_CHECKING:
@@ -207,8 +207,6 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._returns: Any = None
         self._layers = self._find_layers()
         self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
-        self._wholes: list[tuple[Any, ast.expr]] = []  # tuples, with the code for them
-        self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
         self._carried: list[tuple[Any, str]] = []  # tuples of loops, and their variables
         self._opaque: set[str] = set()  # functions that are called like an operation
         self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
@@ -253,6 +251,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._drop_unused_sizes()
         self._drop_unused_statements()
         move_views(self._body.statements, self._dialect.views)
+        star_shapes(self._body)
         self._body.comments = comments_on(self._body.statements, self._opaque)
         return self._body
 

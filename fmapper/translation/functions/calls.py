@@ -14,6 +14,7 @@ from fmapper.translation.code import Value, attribute, expr, literal, name, text
 from fmapper.translation.functions.forms import (
     Argument,
     Body,
+    Form,
     Made,
     at,
     is_flat,
@@ -36,6 +37,7 @@ class Calls:
     _unit: Unit
     _dialect: Dialect
     _writer: BodyWriter
+    _within: dict[str, tuple[str, ...]]
     _arguments: tuple[Argument, ...]
     _body: Body
     _carried: list[tuple[Any, str]]
@@ -77,9 +79,7 @@ class Calls:
 
     def _child(self, unit: Unit) -> None:
         form = self._writer._forms[id(unit)]
-        local = local_name(self._structure, unit.path, self._unit.path)
-        assert local is not None
-        target = expr(attribute("self", local))
+        target = self._target(unit, form)
         if form.layer is not None:
             node = self._call_layer(target, form.layer)
             if form.layer.results:
@@ -87,8 +87,6 @@ class Calls:
             else:
                 self._define(form.layer.output, node, unit.part.source, "")
             return
-        if form.method:
-            target = ast.Attribute(target, form.method, ast.Load())
         arguments: list[ast.expr] = []
         keywords: list[ast.keyword] = []
         for one in form.arguments:
@@ -103,6 +101,15 @@ class Calls:
             arguments = [self._print_structure(structure) for _, structure in form.given]
         node = self._call_part(target, arguments, self._writer.draws(unit), keywords)
         self._take_results(node, form.returns, unit)
+
+    def _target(self, unit: Unit, form: Form) -> ast.expr:
+        """Returns what is called for a unit: a part, a method of it, or a function of the file."""
+        if form.function:
+            return name(form.function)
+        local = local_name(self._structure, unit.path, self._unit.path)
+        assert local is not None
+        target = expr(attribute("self", local))
+        return ast.Attribute(target, form.method, ast.Load()) if form.method else target
 
     def _argument_for(self, unit: Unit, argument: Argument) -> Any:
         """Returns what a part is given: None for what it does not use and its caller has not."""
@@ -163,7 +170,7 @@ class Calls:
         if is_named and not self._is_taken_apart(returns):
             variable = self._new_name(unit.name, hinted[0])
             self._names.holds[variable] = unit.name
-            self._left[unit.name] = 10**6  # it stays
+            self._within[unit.name] = tuple(refs_in((returns,)))
             self._emit((variable,), node)
             self._wholes.append((returns, name(variable)))
             for i, one in enumerate(returns):
@@ -214,10 +221,12 @@ class Calls:
                 self._bind(value, name(target))
             for one, target in held:
                 self._hold(one, target, f"{unit.name} {target}", new)
+                self._within[f"{unit.name} {target}"] = tuple(refs_in((one,)))
             return
         variable = self._new_name(unit.name, hinted[0] if len(hinted) == 1 else "outputs")
         self._emit((variable,), node)
         self._hold(returns, variable, unit.name, new)
+        self._within[unit.name] = tuple(refs_in((returns,)))
 
     def _variable_of(self, structure: Any) -> str:
         """Returns the variable in which a loop carries a tuple on; empty for others."""

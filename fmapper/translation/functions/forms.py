@@ -177,6 +177,7 @@ class Form:
         layer: The layer that it is; None for a class.
         body: The function of its class.
         method: The name of that function; empty for `__call__`.
+        function: The name of a function of the file that it is, which is not of a class.
         given: For each parameter that its code uses the structure of values that it takes.
         returns: The structure of values that it gives.
         arguments: All parameters.
@@ -188,6 +189,7 @@ class Form:
     given: tuple[tuple[str, Any], ...] = ()
     returns: Any = None
     arguments: tuple[Argument, ...] = ()
+    function: str = ""
 
     @property
     def takes_sizes(self) -> bool:

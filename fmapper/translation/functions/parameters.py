@@ -59,7 +59,8 @@ class Parameters:
         wanted = {
             value
             for value in unit.given
-            if not local_array(self._structure, unit, value) and not self._is_constant(value)
+            if unit.is_function
+            or not (local_array(self._structure, unit, value) or self._is_constant(value))
         }
         found: list[Argument] = []
         names: set[str] = set()

@@ -16,6 +16,7 @@ from fmapper.translation import naming
 from fmapper.translation.code import Swap, Value, expr, literal, name, text
 from fmapper.translation.functions.forms import (
     Body,
+    Made,
     Statement,
     is_part_of_name,
     is_pure,
@@ -88,6 +89,9 @@ class Variables:
         self._left: Counter[str] = Counter()
         self._users: dict[str, list[Any]] = {}
         self._inlined: dict[str, int] = {}
+        self._wholes: list[tuple[Any, ast.expr]] = []  # tuples, with the code for them
+        self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
+        self._within: dict[str, tuple[str, ...]] = {}  # tuples in variables -> the values in them
         self._may_rename = True
         self._pending: ast.expr | None = None  # code that is printed after names are chosen for it
         self._in_order: frozenset[str] = frozenset()  # what is drawn has a statement of its own
@@ -344,7 +348,7 @@ class Variables:
     def _is_free(self, variable: str) -> bool:
         """Returns whether the value of a variable is no longer needed."""
         held = self._names.holds[variable]
-        if self._left.get(held, 0) > 0:
+        if any(self._left.get(one, 0) > 0 for one in self._within.get(held, (held,))):
             return False
         for value in self._inlined.keys() & self._env.keys():
             for node in ast.walk(self._env[value].node):
@@ -364,5 +368,7 @@ class Variables:
             for value, known in list(self._env.items()):  # what the variable held is gone
                 if mentions(known.node, target):
                     del self._env[value]
+            self._wholes = [one for one in self._wholes if not mentions(one[1], target)]
+            self._objects = [one for one in self._objects if not mentions(one[1], target)]
         for known in self._env.values():
             self._sizes.learn(known)

@@ -80,7 +80,8 @@ def _roll(
         except Mismatch:
             continue
         saved = len("\n".join(lines).splitlines()) - len("\n".join(rolled).splitlines())
-        if saved > (rounds.period == 1):
+        is_one = rounds.period == 1 and len({*lines[place[0] : place[0] + place[2]]}) > 1
+        if saved > is_one:
             return rolled
     return None
 

@@ -51,8 +51,9 @@ def _groups(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
 
 
 def _is_hard(group: Sequence[Statement], opaque: Collection[str]) -> bool:
-    code = "; ".join(map(str, group))
-    if difflib.SequenceMatcher(None, _plain(group[0].origin), _plain(code)).ratio() > _ALIKE:
+    several = {"; ".join(map(str, group)), *map(str, group)}
+    line = _plain(group[0].origin)
+    if any(difflib.SequenceMatcher(None, line, _plain(one)).ratio() > _ALIKE for one in several):
         return False
     nodes = [node for one in group for node in ast.walk(one.node)]
     calls = {text(node.func) for node in nodes if isinstance(node, ast.Call)}

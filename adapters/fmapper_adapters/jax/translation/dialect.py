@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -165,6 +165,10 @@ class JaxDialect(Dialect):
                 "and give them to the model, or use convert without structure=True"
             )
         return self._embedded.add(lowering.function)
+
+    def add_function(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
+        """Returns the name of a function of the model's own, which the file has then."""
+        return self._derived.add(title, code, {*taken, *self.reserved_names()})
 
     def call_derived(
         self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]

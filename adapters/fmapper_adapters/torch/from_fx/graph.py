@@ -23,7 +23,7 @@ from fmapper.programs import (
     Ref,
     refs_in,
 )
-from fmapper.translation import statements_at
+from fmapper.translation import statements_at, with_own_functions
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import guards, signature_of
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
@@ -35,7 +35,7 @@ from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
 from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.record.lines import line_of_stack
-from fmapper_adapters.torch.record.parts import PartCalls
+from fmapper_adapters.torch.record.parts import PartCalls, functions_of
 from fmapper_adapters.torch.record.patches import recurrent
 
 # Without results, of the device or the recording alone.
@@ -135,7 +135,9 @@ def program(
     if calls is None:
         return run(found)
     found.parts, found.types, found.first_paths = parts, calls.types, calls.first_paths
-    sources = {call.source for call in graph.walk()} | {part.source for part in found.parts}
+    stacks = {node.name: functions_of(node) for node in exported.graph.nodes}
+    found = with_own_functions(found, stacks)
+    sources = {call.source for call in found.graph.walk()} | {one.source for one in found.parts}
     found.lines = statements_at(sources)
     return with_parts(found, run)
 

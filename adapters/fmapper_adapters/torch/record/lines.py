@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from types import FrameType
+from collections.abc import Sequence
+from types import CodeType, FrameType
 
 import torch
 
@@ -42,6 +43,23 @@ def line_of_method(frame: FrameType | None) -> str:
         if frame is not None and frame.f_code.co_name == "forward":
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
+
+
+def lines_in(frame: FrameType | None, codes: Sequence[CodeType]) -> list[str]:
+    """Returns the line at which each of some functions is, which call one another.
+
+    Args:
+        frame: The innermost frame.
+        codes: The code of the functions, outer ones first.
+    """
+    found: list[str] = []
+    left = [*codes]
+    while frame is not None and left:
+        if frame.f_code is left[-1]:
+            found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            left.pop()
+        frame = frame.f_back
+    return [*[""] * len(left), *reversed(found)]
 
 
 @functools.lru_cache(maxsize=1024)

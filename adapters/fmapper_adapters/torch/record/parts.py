@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
 
 from fmapper.programs import Other, Part, Ref, Size, map_arguments
 from fmapper.translation import (
+    FunctionStack,
     Settings,
     arguments_of,
     other_names,
@@ -20,8 +24,10 @@ from fmapper.translation import (
 )
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import marks
-from fmapper_adapters.torch.record.lines import line_of_method
-from fmapper_adapters.torch.record.patches import dead_results, foreign_classes
+from fmapper_adapters.torch.record.lines import line_of_method, lines_in
+from fmapper_adapters.torch.record.patches import dead_results, foreign_classes, own_functions
+
+_FUNCTIONS = "fmapper_functions"
 
 
 class PartCalls:
@@ -40,7 +46,7 @@ class PartCalls:
         self.types: dict[str, str] = {}
         self.first_paths: dict[str, str] = {}
         self.masks: dict[str, dict[str, str]] = {}
-        known: dict[int, str] = {}
+        known = self._paths = dict[int, str]()
         for path, inner in module.named_modules(remove_duplicate=False):
             cls = type(inner)
             self.types[path] = f"{cls.__module__}.{cls.__qualname__}"
@@ -80,7 +86,8 @@ class PartCalls:
                 handles.append(
                     inner.register_forward_hook(self._leave, with_kwargs=True, always_call=False)
                 )
-            yield
+            with own_functions.watch(self._module, self._begin, self._end):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -93,8 +100,14 @@ class PartCalls:
         if not path:  # the whole module: torch may begin anew
             self._open, self._noted = [], []
             code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-            _private.note_lines(code, line_of_method)
-        given = arguments_of(module.forward, args, kwargs)
+            _private.note_lines(code, self._describe)
+        self._note(name, path, module.forward, args, kwargs, **_facts_of(module, self._settings))
+
+    def _note(
+        self, name: str, path: str, called: Any, args: Any, kwargs: Any, **facts: Any
+    ) -> dict[str, Any]:
+        """Notes that a call begins."""
+        given = arguments_of(called, args, kwargs)
         noted = {
             "name": name,
             "path": path,
@@ -103,12 +116,12 @@ class PartCalls:
             "prefix": given.prefix,
             "positional": given.positional,
             "source": _caller(),
-            "other_names": other_names(type(module).forward),
-            "flags": _flags(module),
-            "settings": settings_of(module, self._settings),
+            "other_names": other_names(called),
+            **facts,
         }
         self._open.append(noted)
         self._noted.append(noted)
+        return noted
 
     def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         at = _private.place_in_recording()
@@ -119,6 +132,47 @@ class PartCalls:
         if self._open:
             dead_results.mark(result)
             self._open.pop()["result"] = _with_refs(result, self._same, _DEEPEST)
+
+    def _begin(
+        self, owner: torch.nn.Module | None, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> dict[str, Any] | None:
+        """Notes the call of a function that is given tensors, or of a method of another part."""
+        if not self._open or _private.place_in_recording() is None:
+            return None
+        caller = next(one for one in reversed(self._open) if not one.get("function"))
+        name, facts = function.__name__, {"code": inspect.unwrap(function).__code__}
+        at = f"{name}@{len(self._noted)}"
+        if owner is not None and id(owner) != caller["owner"]:
+            path = self._paths.get(id(owner))
+            if not path:
+                return None
+            facts |= {**_facts_of(owner, self._settings), "method": name}
+            method = functools.partial(function, owner)
+            return self._note(f"{path}:{at}", path, method, args[1:], kwargs, **facts)
+        leaves = _private.pytree.tree_leaves((args, kwargs))
+        if not any(isinstance(one, torch.Tensor) for one in leaves):
+            return None
+        full = f"{self._open[-1]['name']}:{at}"
+        return self._note(full, caller["path"], function, args, kwargs, function=name, **facts)
+
+    def _end(self, noted: dict[str, Any], result: Any) -> None:
+        """Notes what a function gives."""
+        while self._open and self._open.pop() is not noted:
+            pass  # what ended with an exception
+        leaves = _private.pytree.tree_leaves(result)
+        if any(isinstance(one, torch.Tensor) for one in leaves):
+            noted["result"] = _with_refs(result, self._same, _DEEPEST)
+
+    def _describe(self, frame: FrameType | None) -> dict[str, Any]:
+        """Returns what is noted of an operation: its line, and the functions that it is in."""
+        method = line_of_method(frame)
+        found: dict[str, Any] = {"fmapper_method": method} if method else {}
+        inner = [*itertools.takewhile(lambda one: "code" in one, reversed(self._open))][::-1]
+        if inner:
+            lines = lines_in(frame, [one["code"] for one in inner])
+            names = [one["name"] for one in inner]
+            found[_FUNCTIONS] = tuple(zip(names, lines, strict=True))
+        return found
 
     def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:
         """Returns the calls.
@@ -145,20 +199,39 @@ class PartCalls:
                 noted["path"],
                 noted["parent"],
                 map_arguments(noted["arguments"], rename),
-                map_arguments(noted["result"], rename),
+                map_arguments(noted.get("result"), rename),
                 noted["source"],
                 noted["prefix"],
                 noted["positional"],
                 other_names=noted["other_names"],
-                flags=noted["flags"],
-                numbers=noted["settings"].numbers,
-                code=noted["settings"].code,
-                words=noted["settings"].words,
-                masks=self.masks.get(noted["path"], {}),
+                method=noted.get("method", ""),
+                flags=noted.get("flags", {}),
+                numbers=noted.get("numbers", {}),
+                code=noted.get("writes", {}),
+                words=noted.get("words", {}),
+                masks=self.masks.get(noted["path"], {}) if "code" not in noted else {},
+                function=noted.get("function", ""),
             )
             for noted in self._noted
-            if "result" in noted
+            if "result" in noted or "code" in noted
         )
+
+
+def functions_of(node: torch.fx.Node) -> FunctionStack:
+    """Returns the calls of functions that a node was made in, with the line in each of them."""
+    return tuple((node.meta.get("custom") or {}).get(_FUNCTIONS, ()))
+
+
+def _facts_of(module: torch.nn.Module, known: dict[int, Settings]) -> dict[str, Any]:
+    """Returns what a part's attributes say of its code."""
+    settings = settings_of(module, known)
+    return {
+        "owner": id(module),
+        "flags": _flags(module),
+        "numbers": settings.numbers,
+        "writes": settings.code,
+        "words": settings.words,
+    }
 
 
 def _is_of_torch(module: torch.nn.Module) -> bool:

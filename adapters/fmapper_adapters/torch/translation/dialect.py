@@ -182,6 +182,10 @@ class TorchDialect(Dialect):
             raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
         return function.__name__ if function in _MARKS else self._embedded.add(function)
 
+    def add_function(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
+        """Returns the name of a function of the model's own, which the file has then."""
+        return self._derived.add(title, code, {*taken, *self.reserved_names()})
+
     def call_derived(
         self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
     ) -> ast.expr:

@@ -1,0 +1,144 @@
+"""The functions of a model's own code that it calls at several places, as the file has them."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fmapper.programs.program import Call, Part
+from fmapper.programs.treespec import Size
+from fmapper.translation.functions.forms import Body, Form
+from fmapper.translation.functions.parameters import varies
+from fmapper.translation.functions.shapes import combine, comment
+from fmapper.translation.statements.general_sizes import Row, content_of, general
+from fmapper.translation.statements.origins import with_comments
+from fmapper.translation.units import Structure, Unit, dissolve
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect
+
+Write = Callable[[Structure, Unit], Form]
+
+_OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Compare)
+_FEWEST = 3  # operations in a function of one statement
+
+
+def write_functions(
+    structure: Structure, forms: dict[int, Form], dialect: Dialect, write: Write
+) -> None:
+    """Writes the functions that are called at several places; the others are their callers' code.
+
+    Args:
+        structure: The program.
+        forms: How units are called; those of the functions are added.
+        dialect: The target, which gets the functions.
+        write: Returns the form of a function in a program.
+    """
+    taken = {name for part in structure.program.parts for name in part.arguments}
+    left = [*structure.root.functions()]
+    while left:
+        inner = [unit for unit in left if not any(True for _ in unit.functions())]
+        left = [unit for unit in left if unit not in inner]
+        groups: dict[Any, list[Unit]] = {}
+        for unit in inner:
+            groups.setdefault(content_of(structure, unit), []).append(unit)
+        for group in groups.values():
+            found = _forms(structure, group, write)
+            body = found[0].body if found else None
+            name = _add(group[0].part.function, body, dialect, taken) if body else ""
+            for unit, form in zip(group, found, strict=bool(found)):
+                forms[id(unit)] = replace(form, function=name)
+            for unit in group if not found else ():
+                _inline(unit)
+
+
+def _forms(structure: Structure, units: Sequence[Unit], write: Write) -> list[Form]:
+    """Returns the forms of calls of one function; none where they are better inlined."""
+    found = general(structure, units) if len({_place(unit) for unit in units}) > 1 else None
+    if found is None:
+        return []
+    wider, unit, names = found
+    unit.part = _with_plain_arguments(unit.part)
+    form = write(wider, unit)
+    keys = [*unit.part.arguments]
+    return (
+        [_form_of(form, one, keys, names, at) for at, one in enumerate(units)]
+        if _pays(form)
+        else []
+    )
+
+
+def _with_plain_arguments(part: Part) -> Part:
+    """Returns a call that is given by position what may be other values each time."""
+    given = {key: one for key, one in part.arguments.items() if varies(one)}
+    return replace(part, arguments=given, prefix=len(given), positional=len(given), masks={})
+
+
+def _pays(form: Form) -> bool:
+    """Returns whether a function is worth its place, and needs nothing of an object."""
+    body = form.body
+    assert body is not None
+    needs = (body.arrays, body.constants, body.holds, body.layers, body.written, body.randoms)
+    if any(needs) or any(one.is_fixed for one in form.arguments):
+        return False
+    nodes = [node for one in body.walk() for node in ast.walk(one.node)]
+    return len(body.statements) > 1 or sum(isinstance(one, _OPERATIONS) for one in nodes) >= _FEWEST
+
+
+def _form_of(
+    form: Form, unit: Unit, keys: Sequence[str], names: Mapping[str, Row], at: int
+) -> Form:
+    """Returns how a call gives a function its arguments.
+
+    Args:
+        form: How the function is written, for the first call.
+        unit: The call.
+        keys: The arguments that the function takes.
+        names: Names of sizes -> what they are in each call.
+        at: Which call it is.
+    """
+    arguments = []
+    for one in form.arguments:
+        if one.at < len(keys):
+            structure = unit.part.arguments[keys[one.at]]
+        else:  # a size that it is given beside
+            size = names.get(one.structure.expression, (one.structure.expression,) * (at + 1))[at]
+            structure = Size(size) if isinstance(size, str) else size
+        arguments.append(replace(one, structure=structure))
+    given = tuple((one.name, one.structure) for one in arguments if one.kind == "used")
+    return replace(form, given=given, arguments=tuple(arguments), returns=unit.part.result)
+
+
+def _place(unit: Unit) -> tuple[str, int]:
+    """Returns where a function is called: the line, and which of its calls there."""
+    assert unit.parent is not None
+    others = [one for one in unit.parent.steps if isinstance(one, Unit) and one.is_function]
+    same = [one for one in others if one.part.source == unit.part.source]
+    return unit.part.source, same.index(unit)
+
+
+def _add(title: str, body: Body, dialect: Dialect, taken: set[str]) -> str:
+    """Adds a function to the file, and returns its name."""
+    lines = comment(combine(body.shapes), body.lines())
+    for line in body.lines():
+        lines += with_comments(line, body.comments)
+    inner = textwrap.indent("\n".join(lines), "    ")
+
+    def code(name: str) -> str:
+        return f"def {name}({', '.join(body.parameters)}):\n{inner}"
+
+    return dialect.add_function(title, code, taken)
+
+
+def _inline(unit: Unit) -> None:
+    """Makes the statements of a function those of its caller."""
+    unit.steps = [
+        replace(step, source=unit.part.source or step.source, module=unit.part.parent)
+        if isinstance(step, Call)
+        else step
+        for step in unit.steps
+    ]
+    dissolve(unit)

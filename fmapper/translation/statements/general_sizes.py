@@ -1,0 +1,286 @@
+"""Makes calls of one function that differ in sizes equal, by names for those sizes.
+
+`rope(q, cos)` for eight heads and `rope(k, cos)` for two reshape to `(batch, 8, length, 16)` and
+`(batch, 2, length, 16)`. Both are `(batch, n, length, 16)`, with n from the shape of the argument.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fmapper.programs.program import Call, map_arguments, refs_in
+from fmapper.programs.treespec import Ref, Size
+from fmapper.translation.code import identifier, text
+from fmapper.translation.units import Structure, Unit
+
+Row = tuple[int | str, ...]  # one size in each of several calls
+
+_MOST_TIMES = 9
+
+
+def content_of(structure: Structure, unit: Unit) -> tuple[Any, ...]:
+    """Returns what a call of a function computes, without sizes: equal for those of one function.
+
+    Args:
+        structure: The program.
+        unit: The call; the functions in it have forms already, by their names in `Part.function`.
+    """
+    names: dict[str, str] = {}
+    for value in refs_in((unit.part.arguments,)):
+        names.setdefault(value, f"%{len(names)}")
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return "size" if value.name in structure.sizes else names.get(value.name, value.name)
+        return "size" if _is_size(value) else value
+
+    found: list[Any] = [unit.part.function, _shapes(structure, names)]
+    found.append(map_arguments(unit.part.arguments, plain))
+    for step in unit.steps:
+        if isinstance(step, Call):
+            found.append((step.op, map_arguments((step.args, step.kwargs), plain)))
+            names[step.name] = f"%{len(names)}"
+        else:
+            found.append((step.part.function, map_arguments(step.part.arguments, plain)))
+            names |= {value: f"%{len(names)}.{i}" for i, value in enumerate(step.gives)}
+    found.append(map_arguments(unit.part.result, plain))
+    return tuple(map(repr, found))
+
+
+def _shapes(structure: Structure, names: Mapping[str, str]) -> list[tuple[str, int]]:
+    kinds = [structure.values.get(value, ("", ())) for value in names]
+    return [(dtype, len(shape)) for dtype, shape in kinds]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, Size) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def general(
+    structure: Structure, units: Sequence[Unit]
+) -> tuple[Structure, Unit, dict[str, Row]] | None:
+    """Returns a call that stands for several: the program and the call, with names for sizes.
+
+    Args:
+        structure: The program.
+        units: The calls, of one content.
+
+    Returns:
+        With what each name stands for in each of the calls. None where a size that differs cannot
+        be told from what the function is given.
+    """
+    found = _General(structure, units)
+    try:
+        unit = found.unit()
+    except _UnknownError:
+        return None
+    wider = replace(
+        structure,
+        values=structure.values | found.values,
+        sizes=structure.sizes | found.sizes,
+    )
+    return wider, unit, {name: row for row, name in found.names.items()}
+
+
+class _UnknownError(Exception):
+    """A size is not computed from the arguments."""
+
+
+class _General:
+    def __init__(self, structure: Structure, units: Sequence[Unit]) -> None:
+        self._structure, self._units = structure, units
+        self.names: dict[Row, str] = {}  # sizes that differ from call to call
+        self._known: set[int] = set()  # sizes of arguments that do not
+        self.values: dict[str, Any] = {}
+        self.sizes: dict[str, str] = {}
+
+    def unit(self) -> Unit:
+        """Returns the first call, with names for the sizes that are not those of all calls."""
+        first = self._units[0]
+        given = [one.part.arguments for one in self._units]
+        arguments = {key: self._argument(key, rows) for key, rows in _by_key(given)}
+        for values in zip(*(refs_in((one,)) for one in given), strict=True):
+            self._learn(values)
+        steps: list[Call | Unit] = []
+        for several in zip(*(one.steps for one in self._units), strict=True):
+            step = several[0]
+            if isinstance(step, Call):
+                calls = [one for one in several if isinstance(one, Call)]
+                steps.append(self._call(calls))
+                continue
+            steps.append(step)
+            inner = [one for one in several if isinstance(one, Unit)]
+            for values in zip(*(one.gives for one in inner), strict=True):
+                self.values[values[0]] = self._value(values)
+            if len({repr(_numbers(one.part.arguments)) for one in inner}) > 1:
+                raise _UnknownError
+        part = replace(first.part, arguments=arguments)
+        return replace(first, part=part, steps=steps)
+
+    def _argument(self, key: str, several: Sequence[Any]) -> Any:
+        """Returns an argument, with a name for a number that differs."""
+        if not _is_size(several[0]):
+            return several[0]
+        row = tuple(one.expression if isinstance(one, Size) else one for one in several)
+        if len({*row}) == 1 and not isinstance(several[0], Size):
+            return several[0]
+        if row not in self.names:
+            self.names[row] = identifier(key, self.names.values())
+        return Size(self.names[row])
+
+    def _learn(self, values: Sequence[str]) -> None:
+        """Names the sizes of an argument that differ."""
+        dtype, _ = self._structure.values.get(values[0], ("", ()))
+        shape: list[int | str] = []
+        for row in zip(*map(self._shape, values), strict=True):
+            if len({*row}) == 1:
+                shape.append(row[0])
+                self._known |= {one for one in row if isinstance(one, int)}
+                continue
+            if row not in self.names:
+                self.names[row] = f"size_{len(self.names)}"
+            shape.append(self.names[row])
+        self.values[values[0]] = (dtype, tuple(shape))
+
+    def _shape(self, value: str) -> Row:
+        return self._structure.values.get(value, ("", ()))[1]
+
+    def _value(self, values: Sequence[str]) -> Any:
+        """Returns dtype and shape of a value, with names."""
+        dtype, _ = self._structure.values.get(values[0], ("", ()))
+        return dtype, self._result([self._shape(value) for value in values])
+
+    def _result(self, shapes: Sequence[Row]) -> Row:
+        """Returns the shape of a result; a size that is not told is `_`, which nothing knows."""
+        rows = zip(*shapes, strict=True)
+        return tuple("_" if (size := self._try(row)) is None else size for row in rows)
+
+    def _call(self, calls: Sequence[Call]) -> Call:
+        first = calls[0]
+        rows = zip(*(_leaves((one.args, one.kwargs)) for one in calls), strict=True)
+        leaves = iter([self._leaf(row) for row in rows])
+        args, kwargs = map_arguments((first.args, first.kwargs), lambda _: next(leaves))
+        result = tuple(
+            (several[0][0], self._result([shape for _, shape in several]))
+            for several in zip(*(one.result for one in calls), strict=True)
+        )
+        if len(result) == 1:
+            self.values[first.name] = result[0]
+        return replace(first, args=args, kwargs=kwargs, result=result)
+
+    def _leaf(self, row: Sequence[Any]) -> Any:
+        sizes = self._structure.sizes
+        is_size = all(_is_size(one) or (isinstance(one, Ref) and one.name in sizes) for one in row)
+        if not is_size:
+            return row[0]
+        told = tuple(sizes[one.name] if isinstance(one, Ref) else one for one in row)
+        size = self._size(told)
+        if len({*told}) == 1:
+            return row[0]
+        name = f"general {size}"
+        self.sizes[name] = str(size)
+        return Ref(name)
+
+    def _size(self, row: Row) -> int | str:
+        """Returns a size as what it is in all calls: a number, or an expression of names."""
+        found = self._try(row)
+        if found is None:
+            raise _UnknownError
+        return found
+
+    def _try(self, row: Row) -> int | str | None:
+        return self._find(tuple(map(_parse, row)))
+
+    def _find(self, row: tuple[ast.expr, ...]) -> int | str | None:
+        plain = tuple(_plain(one) for one in row)
+        if len({*plain}) == 1:
+            return plain[0]
+        known = {tuple(_plain(_parse(one)) for one in given): n for given, n in self.names.items()}
+        if plain in known:
+            return known[plain]
+        numbers = tuple(one for one in plain if isinstance(one, int))
+        if len(numbers) == len(plain):
+            return next(self._expressions(numbers), None)
+        first = row[0]
+        if not (isinstance(first, ast.BinOp) and all(isinstance(one, ast.BinOp) for one in row)):
+            return None
+        pairs = [(one.left, one.right) for one in row if isinstance(one, ast.BinOp)]
+        if len({type(one.op) for one in row if isinstance(one, ast.BinOp)}) > 1:
+            return None
+        left, right = (self._find(several) for several in zip(*pairs, strict=True))
+        return None if left is None or right is None else _join(left, first.op, right)
+
+    def _expressions(self, row: tuple[int, ...]) -> Iterator[str]:
+        """Yields what a size may be: a product or quotient of others that all calls have."""
+        atoms: dict[tuple[int, ...], int | str] = {}
+        for given, name in self.names.items():
+            whole = tuple(one for one in given if isinstance(one, int) and one > 0)
+            if len(whole) == len(row):
+                atoms[whole] = name
+        for one in sorted(self._known, reverse=True):
+            atoms.setdefault((one,) * len(row), one)
+        atoms |= {(ratio,) * len(row): ratio for ratio in range(2, _MOST_TIMES)}
+        for (xs, a), (ys, b) in itertools.product(atoms.items(), repeat=2):
+            pairs = [*zip(xs, ys, row, strict=True)]
+            if all(x * y == size for x, y, size in pairs):
+                yield _join(a, ast.Mult(), b)
+            if all(x // y == size and x % y == 0 for x, y, size in pairs):
+                yield _join(a, ast.FloorDiv(), b)
+
+
+def _parse(size: int | str) -> ast.expr:
+    return ast.parse(str(size), mode="eval").body
+
+
+class _Joining(ast.NodeTransformer):
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        inner, is_quotient = node.left, isinstance(node.op, ast.FloorDiv)
+        if not (
+            is_quotient and isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv)
+        ):
+            return node
+        numbers = _number(inner.right), _number(node.right)
+        if 0 in numbers:
+            return node
+        return ast.BinOp(inner.left, node.op, ast.Constant(numbers[0] * numbers[1]))
+
+
+def _number(node: ast.expr) -> int:
+    return max(node.value, 0) if isinstance(node, ast.Constant) and type(node.value) is int else 0
+
+
+def _plain(size: ast.expr) -> int | str:
+    """Returns a size as a number, or as an expression in one form: `n // 4 // 2` is `n // 8`.
+
+    Examples:
+        >>> _plain(_parse("((n)//(4))//(2)"))
+        'n // 8'
+    """
+    node = _Joining().visit(copy.deepcopy(size))
+    is_number = isinstance(node, ast.Constant) and isinstance(node.value, int)
+    return node.value if is_number else text(node)
+
+
+def _join(left: int | str, op: ast.operator, right: int | str) -> str:
+    return text(ast.BinOp(_parse(left), op, _parse(right)))
+
+
+def _by_key(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    for key in given[0]:
+        yield key, [one[key] for one in given]
+
+
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    map_arguments(value, found.append)
+    return found
+
+
+def _numbers(arguments: Any) -> list[Any]:
+    return [one for one in _leaves(arguments) if _is_size(one)]

@@ -1,0 +1,167 @@
+"""Finds the functions of a model's own code that its files have, too: those that repeat.
+
+`q, k = rope(q, cos), rope(k, cos)` calls one function twice. What calls of functions compute is
+part of their callers, but where the same function is called at several places, and reads nothing
+but what it is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fmapper.programs.program import Call, Part, Program, refs_in
+from fmapper.programs.treespec import Ref
+
+# The calls of functions that a call was made in, outer ones first: their parts, and their lines.
+FunctionStack = tuple[tuple[str, str], ...]
+
+_FEWEST = 3  # operations that are worth a function
+_DRAWS = re.compile(
+    r"rand|dropout|bernoulli|multinomial|normal\b|normal_|rrelu|poisson|exponential"
+)
+
+
+def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) -> Program:
+    """Returns a program with parts for those functions alone.
+
+    Args:
+        program: The program, with parts for all calls of functions.
+        stacks: Its calls -> the calls of functions that they were made in.
+    """
+    functions = {part.name: part for part in program.parts if part.function or part.method}
+    found = _Functions(program, functions, stacks)
+    methods = {one.name for one in program.parts if one.method and any(refs_in((one.result,)))}
+    kept = (found.find_kept() if functions else set()) | methods
+
+    def place(part: Part) -> Part:
+        """Returns a part as its caller has it: the code of other functions is that of theirs."""
+        parent, source = part.parent, part.source
+        while parent in functions and parent not in kept:
+            parent, source = functions[parent].parent, functions[parent].source
+        return replace(
+            part, parent=parent, source=source if part.name in functions else part.source
+        )
+
+    parts = tuple(
+        place(part) for part in program.parts if part.name not in functions or part.name in kept
+    )
+    calls = []
+    for call in program.graph.calls:
+        inner = [one for one in stacks.get(call.name, ()) if one[0] in kept]
+        name, line = inner[-1] if inner else (call.module, call.source)
+        calls.append(replace(call, module=name, source=line or call.source))
+    return replace(program, graph=replace(program.graph, calls=calls), parts=parts)
+
+
+class _Functions:
+    def __init__(
+        self,
+        program: Program,
+        functions: Mapping[str, Part],
+        stacks: Mapping[str, FunctionStack],
+    ) -> None:
+        self._program, self._functions = program, functions
+        self._calls: dict[str, list[Call]] = {name: [] for name in functions}
+        self._sizes = {call.name for call in program.graph.calls if _is_size(call)}
+        self._users: dict[str, list[str]] = {}
+        for call in program.graph.calls:
+            for name, _ in stacks.get(call.name, ()):
+                if name in self._calls:
+                    self._calls[name].append(call)
+            for value in {*call.refs(), *_free(call)}:
+                self._users.setdefault(value, []).append(call.name)
+        for value in refs_in(program.graph.outputs):
+            self._users.setdefault(value, []).append("")
+        self._with_parts = {
+            name
+            for part in program.parts
+            if not part.function
+            for name in self._around(part.parent)
+        }
+
+    def _around(self, name: str) -> Iterable[str]:
+        while name in self._functions:
+            yield name
+            name = self._functions[name].parent
+
+    def find_kept(self) -> set[str]:
+        """Returns the calls of functions that are equal to calls at other places."""
+        groups: dict[Any, list[str]] = {}
+        for name, part in self._functions.items():
+            if name not in self._with_parts and self._is_alone(part):
+                groups.setdefault((part.function, self._content(part)), []).append(name)
+        found: set[str] = set()
+        places = self._places()
+        for group in groups.values():
+            if len({places[name] for name in group}) > 1:
+                found.update(group)
+        return found
+
+    def _places(self) -> dict[str, tuple[str, int]]:
+        """Maps the calls to where their caller has them: the line, and which of those there."""
+        counts: Counter[tuple[str, str]] = Counter()
+        found = {}
+        for name, part in self._functions.items():
+            at = part.parent, part.source
+            found[name] = part.source, counts[at]
+            counts[at] += 1
+        return found
+
+    def _is_alone(self, part: Part) -> bool:
+        """Returns whether a function computes with nothing but what it is given, and no more."""
+        calls = self._calls[part.name]
+        inside = {call.name for call in calls}
+        given, gives = {*refs_in((part.arguments,))}, {*refs_in((part.result,))}
+        computing = [call for call in calls if call.name not in self._sizes]
+        used = {value for call in computing for value in call.refs()} - inside - self._sizes
+        told = {value for value in inside if {*self._users.get(value, ())} - inside} - self._sizes
+        is_pure = all(map(_is_pure, computing))
+        return (
+            is_pure and len(computing) >= _FEWEST and used <= given and told <= gives and bool(told)
+        )
+
+    def _content(self, part: Part) -> Any:
+        """Returns what a function does, without the numbers in it."""
+        names: dict[str, int] = {}
+        for value in refs_in((part.arguments,)):
+            names.setdefault(value, len(names))
+        calls = [call for call in self._calls[part.name] if call.name not in self._sizes]
+        found = []
+        for call in calls:
+            found.append((call.op, _plain(call.args, names), _plain(call.kwargs, names)))
+            names.setdefault(call.name, len(names))
+        return (*map(repr, found), repr(_plain(part.result, names)))
+
+
+def _plain(value: Any, names: Mapping[str, int]) -> Any:
+    """Returns arguments with numbers for the values that they refer to, and without numbers."""
+    if isinstance(value, Ref):
+        return f"%{names[value.name]}" if value.name in names else "size"
+    if isinstance(value, Mapping):
+        return {key: _plain(one, names) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_plain(one, names) for one in value)
+    is_size = isinstance(value, int) and not isinstance(value, bool)
+    return "size" if is_size else value
+
+
+def _is_size(call: Call) -> bool:
+    kind, _, name = call.op.partition("::")
+    return (kind == "sym" and name != "getitem") or name.startswith("sym_")
+
+
+def _free(call: Call) -> Iterable[str]:
+    for graph in call.graphs():
+        for inner in graph.walk():
+            yield from inner.refs()
+        yield from refs_in(graph.outputs)
+
+
+def _is_pure(call: Call) -> bool:
+    name = call.op.partition("::")[2].partition(".")[0]
+    acts = name.startswith(("_assert", "_print")) or name.endswith("_")
+    return not (acts or call.graphs() or _DRAWS.search(name))

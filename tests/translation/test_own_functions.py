@@ -1,0 +1,292 @@
+"""Functions and methods of a model's own code are functions and methods of its files."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax.nnx")
+
+import jax  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+
+
+def rope(x, pos):
+    size = x.shape[-1]
+    angle = pos[:, None] / 100 ** (torch.arange(0, size, 2) / size)
+    cos, sin = angle.cos(), angle.sin()
+    x1, x2 = x[..., 0::2], x[..., 1::2]
+    return torch.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1).flatten(-2)
+
+
+def rotate_half(x):
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((-x2, x1), dim=-1)
+
+
+def rotate_both(q, k, cos, sin):
+    q = q * cos + rotate_half(q) * sin
+    k = k * cos + rotate_half(k) * sin
+    return q, k
+
+
+def modulate(x, shift, scale):
+    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+def drop(x):
+    y = torch.tanh(x) * 2 + 1
+    return F.dropout(y - y.mean(-1, keepdim=True), 0.5)
+
+
+def split_windows(x, size):
+    b, h, w, c = x.shape
+    x = x.view(b, h // size, size, w // size, size, c)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, size, size, c)
+
+
+class Attention(nn.Module):
+    """Queries with other heads than keys: one function for both."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 16)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        pos = torch.arange(t)
+        q = self.q(x).view(b, t, 4, 8).transpose(1, 2)
+        k = self.k(x).view(b, t, 2, 8).transpose(1, 2)
+        v = self.v(x).view(b, t, 2, 8).transpose(1, 2)
+        q, k = rope(q, pos), rope(k, pos)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+class Rotary(nn.Module):
+    """A function that another one calls twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.qk = nn.Linear(8, 16)
+
+    def forward(self, x, cos, sin):
+        q, k = self.qk(x).chunk(2, -1)
+        q, k = rotate_both(q, k, cos, sin)
+        return q @ k.transpose(-2, -1)
+
+
+class Modulated(nn.Module):
+    """A function in two classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.linear = nn.Linear(8, 16)
+
+    def forward(self, x, c):
+        shift, scale = self.linear(c).chunk(2, -1)
+        return modulate(self.block(x, c), shift, scale)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, c):
+        return torch.tanh(modulate(x, self.first(c), self.second(c)))
+
+
+class Windows(nn.Module):
+    """A number that a function is given is its argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x):
+        small = split_windows(x, 2).amax((1, 2))
+        large = split_windows(self.linear(x), 4).amax((1, 2))
+        return small.sum(-1), large
+
+
+class Heads(nn.Module):
+    """A method without parameters that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.heads = 2
+
+    def split_heads(self, x):
+        b, t, d = x.shape
+        x = x.view(b, t, self.heads, d // self.heads).transpose(1, 2)
+        return x / (x.norm(dim=-1, keepdim=True) + 1e-6)
+
+    def forward(self, x):
+        q, k = self.split_heads(self.q(x)), self.split_heads(self.k(x))
+        return q @ k.transpose(-2, -1)
+
+
+class Dropped(nn.Module):
+    """What draws is part of its caller, with the keys that this has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return drop(x) + drop(self.linear(x))
+
+
+class Scaled(nn.Module):
+    """A function of a layer's arrays alone is not worth one: the layer stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return project(project(x, self.first), self.second)
+
+
+def project(x, layer):
+    y = torch.relu(x) * 2
+    return layer(y - y.mean(-1, keepdim=True))
+
+
+class Dynamics(nn.Module):
+    """A part that is called by its methods alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.prior, self.post = nn.Linear(7, 6), nn.Linear(6, 4), nn.Linear(11, 4)
+
+    def begin(self, x):
+        return torch.zeros(x.shape[0], 6), torch.zeros(x.shape[0], 4)
+
+    def imagine(self, state, action):
+        h = torch.tanh(self.inner(torch.cat([state[1], action], -1)) + state[0])
+        return h, self.prior(h)
+
+    def observe(self, state, action, x):
+        h, prior = self.imagine(state, action)
+        return (h, self.post(torch.cat([h, x], -1))), prior
+
+
+class World(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dynamics = Dynamics()
+
+    def forward(self, x, action):
+        state = self.dynamics.begin(x)
+        total = 0.0
+        for t in range(2):
+            state, prior = self.dynamics.observe(state, action[:, t], x[:, t])
+            total = total + ((state[1] - prior) ** 2).mean(-1)
+        h, y = self.dynamics.imagine(state, action[:, 0])
+        return h, y, total
+
+
+def functions_of(code):
+    return {one.name for one in ast.parse(code).body if isinstance(one, ast.FunctionDef)}
+
+
+def agree(model, code, *inputs):
+    """Runs a file on inputs and compares with the model."""
+    names: dict[str, object] = {}
+    exec(compile(code, "file", "exec"), names)
+    from flax import nnx
+
+    net = names[type(model).__name__](rngs=nnx.Rngs(0))
+    names["load_weights"](net, {key: value.numpy() for key, value in model.state_dict().items()})
+    if hasattr(net, "eval"):
+        net.eval()
+    found = jax.tree.leaves(net(*(x.numpy() for x in inputs)))
+    with torch.no_grad():
+        wanted = [*jax.tree.leaves(model(*inputs))]
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_calls_with_other_heads_are_calls_of_one_function():
+    model = Attention().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 5, 32),))
+    assert code.count("def rope(x, pos)") == 1
+    assert "q = rope(q, pos)" in code
+    assert "k = rope(k, pos)" in code
+    agree(model, code, torch.randn(3, 7, 32))
+
+
+def test_functions_that_functions_call_are_functions_too():
+    model = Rotary().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.rand(5, 8), torch.rand(5, 8)))
+    assert "rotate_half" in functions_of(code)
+    assert "rotate_both" not in functions_of(code)  # it is called once
+    assert "q * cos + rotate_half(q) * sin" in code
+    agree(model, code, torch.randn(3, 4, 8), torch.rand(4, 8), torch.rand(4, 8))
+
+
+def test_two_classes_call_one_function():
+    model = Modulated().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.randn(2, 8)))
+    assert code.count("def modulate(x, shift, scale)") == 1
+    assert "modulate(self.block(x, c), shift, scale)" in code
+    agree(model, code, torch.randn(3, 4, 8), torch.randn(3, 8))
+
+
+def test_numbers_of_calls_are_arguments():
+    model = Windows().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8, 8, 3),))
+    assert code.count("def split_windows(x, size)") == 1
+    assert "split_windows(x, 2)" in code
+    assert "split_windows(self.linear(x), 4)" in code
+    agree(model, code, torch.randn(3, 8, 16, 3))
+
+
+def test_methods_without_parameters_are_functions():
+    model = Heads().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 5, 8),))
+    assert code.count("def split_heads(x)") == 1
+    assert "q = split_heads(self.q(x))" in code
+    agree(model, code, torch.randn(3, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Dropped, "drop"), (Scaled, "project")], ids=["draws", "calls_parts"]
+)
+def test_what_needs_an_object_is_part_of_the_caller(make, name):
+    code = fmapper.source(make().eval(), "flax", (torch.randn(2, 8),))
+    assert name not in functions_of(code)
+
+
+def test_methods_of_parts_are_methods():
+    model = World().eval()
+    x, action = torch.randn(2, 3, 5), torch.randn(2, 3, 3)
+    code = fmapper.source(model, "flax", (x, action))
+    assert "def observe(self, state, action, x)" in code
+    assert "self.dynamics.begin(x)" in code
+    assert "h, y = self.dynamics.imagine(state, action[:, 0])" in code
+    agree(model, code, torch.randn(4, 3, 5), torch.randn(4, 3, 3))
+
+
+@pytest.mark.parametrize("target", ["equinox", "jax"])
+def test_other_targets_have_them_too(target):
+    code = fmapper.source(Modulated().eval(), target, (torch.randn(2, 5, 8), torch.randn(2, 8)))
+    assert code.count("def modulate(x, shift, scale)") == 1
+
+
+def test_functions_and_methods_are_as_they_were_after_a_recording():
+    before = rope, Heads.split_heads, Dynamics.observe
+    fmapper.source(Attention().eval(), "flax", (torch.randn(2, 5, 32),))
+    fmapper.source(Heads().eval(), "flax", (torch.randn(2, 5, 8),))
+    fmapper.source(World().eval(), "flax", (torch.randn(2, 3, 5), torch.randn(2, 3, 3)))
+    assert before == (rope, Heads.split_heads, Dynamics.observe)
