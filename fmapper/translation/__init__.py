@@ -7,7 +7,7 @@ printing  the tables that say how a target writes an operation
 
 from fmapper.programs.program import Call
 from fmapper.programs.treespec import DType, Ref
-from fmapper.translation.classes import Class
+from fmapper.translation.classes import Class, Method
 from fmapper.translation.code import (
     Value,
     attribute,
@@ -62,6 +62,7 @@ __all__ = [
     "Layer",
     "Loading",
     "Loop",
+    "Method",
     "PrinterTable",
     "Printing",
     "Ref",

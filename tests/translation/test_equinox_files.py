@@ -222,3 +222,28 @@ def test_blocks_with_and_without_stochastic_depth_are_one_class_in_both_modes():
     assert not reason
     assert source.modes == ("eval", "train")
     assert "class Deep_2(" not in source.code
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.rand(4))
+        self.register_buffer("once", torch.rand(4))
+        self.register_buffer("order", torch.tensor([2, 0, 3, 1]))
+
+    def forward(self, x):
+        mask = self.linear(x)
+        kept = mask * self.mask + self.once
+        return (kept + x * (1 - self.mask))[:, self.order]
+
+
+def test_gradients_to_an_array_are_stopped_once():
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Masked(), "equinox", (torch.randn(3, 4),))
+    assert proof
+    lines = [line.strip() for line in source.code.splitlines() if "stop_gradient(self" in line]
+    assert lines[0] == "mask_2 = jax.lax.stop_gradient(self.mask)"
+    assert len(lines) == 2
+    assert "stop_gradient(self.once)" in lines[1]
+    assert "self.order]" in source.code

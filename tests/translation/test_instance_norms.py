@@ -40,6 +40,7 @@ def test_instance_norms_are_group_norms(norm, dims, printed):
     x = torch.randn(2, 4, *(3, 5, 6)[:dims])
     code = fmapper.source(model, "flax", (x,))
     assert printed in code
+    assert "eps=1e-05" not in code  # the default of the function
     assert "reshape(1, -1" not in code.partition("class Normed")[2]
     for train in (False, True):
         model.train(train)

@@ -137,8 +137,10 @@ _MULTIPLE = re.compile(r"mod\((.+), (\d+)\)")
 def _as_multiple(guard: Guard) -> Guard:
     """Returns `mod(n, 2) == 0` for `2*(n//2) == n`, and for `2*(n//4) == n//2` that of `n//2`.
 
-    Likewise `mod(n, 2) == 1` for `n == 2*(n//2) + 1`.
+    Likewise `mod(n, 2) == 1` for `n == 2*(n//2) + 1`, and `mod(n, 2) == 0` for `mod(n, 2) <= 0`.
     """
+    if (guard.relation, guard.value) == ("<=", 0) and _MULTIPLE.fullmatch(guard.expression):
+        return replace(guard, relation="==")
     if guard.relation != "==":
         return guard
     more: list[ast.expr] = []

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in, substitute
 from fmapper.programs.treespec import Ref
+from fmapper.translation.statements.own_sizes import with_own_sizes
 from fmapper.translation.units import refs_of
 
 
@@ -21,6 +22,7 @@ def with_own_values(program: Program, draws: Callable[[str], bool]) -> Program:
         program: The program.
         draws: Whether an operation draws random numbers.
     """
+    program = with_own_sizes(program)
     pass_ = _Values(program)
     for call in program.graph.calls:
         if _is_plain(call) and not draws(call.op):

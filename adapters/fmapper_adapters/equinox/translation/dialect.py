@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from fmapper.translation import (
     Helper,
     Layer,
     Loop,
+    Method,
     construct,
     expr,
     identifier,
@@ -112,11 +113,11 @@ class EquinoxDialect(JaxDialect):
 
     def frozen_array(self, array: Any, *, kind: str, saved: bool = False) -> ast.expr:
         """Returns an array that is not trained."""
-        return expr(f"{_FROZEN}({{0}})", self.constant(array, saved=saved))
+        return _mark(array, self.constant(array, saved=saved))
 
     def loaded_array(self, array: Any) -> ast.expr:
         """Returns an array that is not trained, with values from `load_weights`."""
-        return expr(f"{_FROZEN}({{0}})", self.zeros(array))
+        return _mark(array, self.zeros(array))
 
     def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
         """Returns `Block(64, key=keys())`, or `GLU()` where no array is drawn."""
@@ -252,8 +253,7 @@ def _class(
         if in_sequence and method.name == "__call__" and "key=None" not in parameters:
             parameters += ["key=None"] if "*" in parameters else ["*", "key=None"]
         lines.append(f"    def {method.name}({', '.join(parameters)}):")
-        for line in method.print_lines():
-            lines.append(textwrap.indent(_with_fixed(line, frozen), "        "))
+        lines += [textwrap.indent(line, "        ") for line in _with_fixed(method, frozen)]
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -283,6 +283,12 @@ def _takes_key(cls: Class) -> bool:
     return "" in cls.arguments or any(_DRAWS in text(node) for _, node in cls.sketch.made)
 
 
+def _mark(array: Any, made: ast.expr) -> ast.expr:
+    """Returns the code of an array, marked if it would be trained: not one of integers."""
+    is_inexact = to_numpy(array).dtype.name.startswith(("float", "bfloat", "complex"))
+    return expr(f"{_FROZEN}({{0}})", made) if is_inexact else made
+
+
 def _is_frozen(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and text(node.func) == _FROZEN
 
@@ -291,8 +297,31 @@ def _without_mark(node: ast.expr) -> ast.expr:
     return node.args[0] if isinstance(node, ast.Call) and _is_frozen(node) else node
 
 
-def _with_fixed(line: str, frozen: set[str]) -> str:
-    """Stops gradients where arrays that are not trained are read."""
-    for attr in frozen:
-        line = re.sub(rf"\bself\.{attr}\b", f"jax.lax.stop_gradient(self.{attr})", line)
-    return line
+def _with_fixed(method: Method, frozen: Iterable[str]) -> list[str]:
+    """Returns the statements of a method, which stop gradients to arrays that are not trained."""
+    lines = method.print_lines()
+    nodes = [node for line in lines for node in ast.walk(ast.parse(line))]
+    taken = {*method.parameters, *(node.id for node in nodes if isinstance(node, ast.Name))}
+    for attr in sorted(frozen):
+        fixed = f"jax.lax.stop_gradient(self.{attr})"
+        counts = [_replace(line, f"self.{attr}", "")[1] for line in lines]
+        if sum(counts) > 1:
+            at = next(i for i, count in enumerate(counts) if count)
+            at -= at > 0 and lines[at - 1] in method.comments.values()
+            name = identifier(attr, taken)
+            taken.add(name)
+            lines.insert(at, f"{name} = {fixed}")
+            lines[at + 1 :] = [_replace(one, f"self.{attr}", name)[0] for one in lines[at + 1 :]]
+        else:
+            lines = [_replace(line, f"self.{attr}", fixed)[0] for line in lines]
+    return lines
+
+
+def _replace(statement: str, read: str, by: str) -> tuple[str, int]:
+    """Returns a statement that reads something else, but for comments, and how often it does."""
+    reads, total, lines = re.compile(rf"\b{re.escape(read)}\b"), 0, []
+    for line in statement.split("\n"):
+        found, count = (line, 0) if line.lstrip().startswith("#") else reads.subn(by, line)
+        total += count
+        lines.append(found)
+    return "\n".join(lines), total

@@ -245,11 +245,48 @@ def nll_loss(log_probs, target, ignore_index=-100):
     picked = jnp.take_along_axis(log_probs, index[:, None], axis=1, mode="fill")[:, 0]
     return -jnp.where(is_known, picked, 0).sum() / is_known.sum()
 ''')
+_enter('''
+def absolute(x):
+    """Returns absolute values; at zero their slope is zero, as in PyTorch."""
+    return x * jnp.sign(x)
+''')
+_enter('''
+def vector_norm(x, axis=None, keepdims=False):
+    """Computes Euclidean norms; at zero their slope is zero, as in PyTorch."""
+    square = jnp.square(x).sum(axis=axis, keepdims=keepdims)
+    is_zero = square == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, square)))
+''')
+_enter('''
+def std(x, axis=None, ddof=0, keepdims=False):
+    """Computes standard deviations; where all elements are one their slope is zero."""
+    var = x.var(axis=axis, ddof=ddof, keepdims=keepdims)
+    is_zero = var == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, var)))
+''')
+_enter('''
+def huber_loss(x, target, delta=1.0):
+    """Returns half the square of differences up to delta, and the line that goes on from there."""
+    size = jnp.abs(x - target)
+    near = jnp.minimum(size, delta)
+    return 0.5 * jnp.square(near) + delta * (size - near)
+''')
+HELPERS["binary_cross_entropy"] = '''@jax.custom_jvp
+def binary_cross_entropy(x, target):
+    """Computes the loss of probabilities; their logarithms are at least -100, as in PyTorch."""
+    is_not = (target - 1) * jnp.maximum(jnp.log1p(-x), -100)
+    return is_not - target * jnp.maximum(jnp.log(x), -100)
+
+
+binary_cross_entropy.defjvps(
+    lambda slope, value, x, target: slope * (x - target) / jnp.maximum((1 - x) * x, 1e-12),
+    lambda slope, value, x, target: slope * (jnp.log1p(-x) - jnp.log(x)),
+)'''
 HELPERS["check_shapes"] = CHECK_SHAPES
-for _name in ("var", "std"):
+for _name, _made in (("var", "x.var("), ("std", "std(x, ")):
     HELPERS[f"{_name}_mean"] = f'''def {_name}_mean(x, ddof=0, **options):
-    """Returns `x.{_name}` and the mean."""
-    return x.{_name}(ddof=ddof, **options), x.mean(**options)'''
+    """Returns the {"variance" if _name == "var" else "standard deviation"} and the mean."""
+    return {_made}ddof=ddof, **options), x.mean(**options)'''
 HELPERS["split_key"] = '''def split_key(key, count):
     """Returns a key for each block; None where there is none."""
     return None if key is None else jax.random.split(key, count)'''

@@ -22,7 +22,7 @@ def layer_norm(
 ) -> Any:
     """Prints `layer_norm(x, ...)`, a function in the file."""
     axes = None if len(normalized_shape) == 1 else len(normalized_shape)
-    return call_of("layer_norm", x, axes=axes, weight=weight, bias=bias, eps=eps)
+    return call_of("layer_norm", x, axes=axes, weight=weight, bias=bias, eps=_unless(eps, 1e-5))
 
 
 @prints("aten::rms_norm")
@@ -49,7 +49,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Any:
     """Prints `group_norm(x, groups, ...)`, a function in the file."""
-    return call_of("group_norm", x, num_groups, weight=weight, bias=bias, eps=eps)
+    return call_of("group_norm", x, num_groups, weight=weight, bias=bias, eps=_unless(eps, 1e-5))
 
 
 @prints("aten::conv1d.default", "aten::conv2d.default", "aten::conv3d.default")
@@ -78,6 +78,6 @@ def conv(
     )
 
 
-def _unless(value: Any, usual: int) -> Any:
+def _unless(value: Any, usual: float) -> Any:
     values = value if isinstance(value, tuple) else (value,)
     return None if all(is_number(v, usual) for v in values) else value

@@ -351,6 +351,8 @@ def _enter_unary(op: str, template: str, *, whole: bool = False) -> None:
             return x
         if op == "aten::abs" and x.dtype in ("bool", "uint8"):
             return x
+        if op == "aten::abs" and is_float(x.dtype):
+            return expr("absolute({0})", x)
         is_number = not is_float(x.dtype) and not is_complex(x.dtype)
         if is_number and is_float(p.dtype):  # JAX computes some of bool as float16
             return expr(template, convert(x, p.dtype))

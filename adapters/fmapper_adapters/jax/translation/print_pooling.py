@@ -101,6 +101,17 @@ def adaptive_avg_pool(p: Printing, x: Value, output_size: Any) -> Any:
     return call_of("adaptive_avg_pool", x, tuple(sizes))
 
 
+@prints("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+def adaptive_max_pool(p: Printing, x: Value, output_size: Any) -> Any:
+    """Prints `x.max(axis=(-2, -1), keepdims=True)` for one bin whose place nothing reads."""
+    sizes = output_size if isinstance(output_size, tuple) else (output_size,)
+    if set(sizes) != {1} or p.picked != frozenset({0}):
+        return None
+    axes = tuple(range(-len(sizes), 0))
+    found = method(x, "max", axis=axes if len(axes) > 1 else -1, keepdims=True)
+    return expr("({0}, None)", found)
+
+
 def _factors(x: Value, p: Printing, scales: Any) -> tuple[int, ...] | None:
     """Returns the integer factors by which an image grows; None for others."""
     flat = [s for one in scales for s in (one if isinstance(one, tuple) else (one,))]

@@ -63,7 +63,10 @@ def mean(
 def _spread(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> Any:
     if is_complex(x.dtype) or not float(correction).is_integer() or not x.ndim:
         return None
-    return reduce(x, name, dim, keepdim, ddof=int(correction) or None)
+    if name == "var":
+        return reduce(x, name, dim, keepdim, ddof=int(correction) or None)
+    more = {"ddof": int(correction) or None, "keepdims": True if keepdim else None}
+    return call_of(name, x, axis=axis_of(x, dim), **more)
 
 
 def _enter_spread(name: str) -> None:
@@ -176,20 +179,19 @@ def vector_norm(
     *,
     dtype: Any = None,
 ) -> Any:
-    """Prints `jnp.linalg.vector_norm(x, axis=dim)`, of halves in float32."""
+    """Prints `vector_norm(x, axis=dim)`, a function in the file, of halves in float32."""
     if not is_float(x.dtype) or not x.ndim or not isinstance(ord, int | float):
         return None
     if ord not in (1, 2, float("inf")):
         return None
     y = convert(x, "float32" if is_half(p.dtype) else p.dtype)
-    order = None if is_number(ord, 2) else (1 if ord == 1 else expr("jnp.inf"))
-    node = call_of(
-        "jnp.linalg.vector_norm",
-        y,
-        axis=axis_of(x, dim),
-        keepdims=True if keepdim else None,
-        ord=order,
-    )
+    more = {"axis": axis_of(x, dim), "keepdims": True if keepdim else None}
+    if is_number(ord, 1):
+        node = method(call_of("absolute", y), "sum", **more)
+    elif is_number(ord, 2):
+        node = call_of("vector_norm", y, **more)
+    else:
+        node = call_of("jnp.linalg.vector_norm", y, **more, ord=expr("jnp.inf"))
     return convert(node, p.dtype) if is_half(p.dtype) else node
 
 
@@ -197,7 +199,7 @@ def vector_norm(
 def norm(
     p: Printing, x: Value, p_: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Prints `jnp.linalg.vector_norm(x, axis=dim)`."""
+    """Prints `vector_norm(x, axis=dim)`, a function in the file."""
     return vector_norm(p, x, 2 if p_ is None else p_, dim, keepdim, dtype=dtype)
 
 
@@ -241,6 +243,9 @@ def topk(
     return call_of("top_k", x, k, dim, largest=None if largest else False)
 
 
+# --- losses -----------------------------------------------------------------------------------
+
+
 @prints("aten::nll_loss_forward")
 def nll_loss(
     p: Printing, x: Value, target: Value, weight: Any, reduction: Any, ignore_index: Any
@@ -251,3 +256,44 @@ def nll_loss(
         return None
     ignored = None if is_number(ignore_index, -100) else ignore_index
     return expr("({0}, None)", call_of("nll_loss", x, target, ignore_index=ignored))
+
+
+@prints("aten::mse_loss")
+def mse_loss(p: Printing, x: Value, target: Value, reduction: int = 1) -> Any:
+    """Prints `jnp.square(x - target).mean()`."""
+    return _loss(expr("jnp.square({0} - {1})", x, target), reduction, x, target)
+
+
+@prints("aten::huber_loss")
+def huber_loss(p: Printing, x: Value, target: Value, reduction: int = 1, delta: float = 1.0) -> Any:
+    """Prints `huber_loss(x, target, delta).mean()`, a function in the file."""
+    made = call_of("huber_loss", x, target, delta=None if is_number(delta, 1) else delta)
+    return _loss(made, reduction, x, target)
+
+
+@prints("aten::smooth_l1_loss")
+def smooth_l1_loss(
+    p: Printing, x: Value, target: Value, reduction: int = 1, beta: float = 1.0
+) -> Any:
+    """Prints `huber_loss(x, target).mean()`, divided by beta."""
+    if not beta:
+        return _loss(expr("absolute({0} - {1})", x, target), reduction, x, target)
+    found = huber_loss(p, x, target, reduction, beta)
+    return found if found is None or is_number(beta, 1) else expr("{0} / {1}", found, beta)
+
+
+@prints("aten::binary_cross_entropy")
+def binary_cross_entropy(
+    p: Printing, x: Value, target: Value, weight: Value | None = None, reduction: int = 1
+) -> Any:
+    """Prints `binary_cross_entropy(x, target).mean()`, a function in the file."""
+    if weight is not None:
+        return None
+    return _loss(call_of("binary_cross_entropy", x, target), reduction, x, target)
+
+
+def _loss(each: Any, reduction: int, x: Value, target: Value) -> Any:
+    """Returns the losses of all elements, their mean or their sum."""
+    if x.dtype != target.dtype or not is_float(x.dtype) or is_half(x.dtype):
+        return None
+    return method(each, "mean" if reduction == 1 else "sum") if reduction else each

@@ -49,7 +49,7 @@ def is_int(name: str) -> bool:
 def convert(x: Any, dtype: str) -> Any:
     """Returns an array in a dtype; itself where it has it already."""
     if isinstance(x, Value):
-        if narrow(x.dtype) == narrow(dtype):
+        if narrow(x.dtype) == narrow(dtype) or _is_size(x):
             return x
         return Value(expr("{0}.astype({1})", x, dtype_code(dtype)), dtype, x.shape)
     return expr("{0}.astype({1})", x, dtype_code(dtype))
@@ -80,6 +80,8 @@ def torch_dtype(*operands: Any) -> str:
 
 
 def _stand_in(operand: Any) -> Any:
+    if _is_size(operand):
+        return 1
     if isinstance(operand, Value):
         return np.zeros((1,) * bool(operand.ndim), types.dtype_of(operand.dtype))
     if isinstance(operand, Scalar):
@@ -120,7 +122,14 @@ def jax_dtype(template: str, *operands: Any) -> str:
     return str(_result(template, kinds))
 
 
+def _is_size(operand: Any) -> bool:
+    """Returns whether an operand is a number that is computed of sizes."""
+    return isinstance(operand, Value) and not operand.dtype
+
+
 def _kind(operand: Any) -> Any:
+    if _is_size(operand):
+        return 1
     if isinstance(operand, Value | Scalar):
         return narrow(operand.dtype)
     return 1 if isinstance(operand, ast.AST) else operand

@@ -10,6 +10,7 @@ from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_a
 from fmapper_adapters.jax.translation.layers import recurrent
 from fmapper_adapters.jax.translation.layers.attention import multihead_attention
 from fmapper_adapters.jax.translation.layers.bags import bag
+from fmapper_adapters.jax.translation.layers.broadcasts import with_broadcasts
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.jax.translation.layers.gradients import with_own_gradients
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
@@ -29,7 +30,7 @@ def prepare_program(program: Program) -> tuple[Program, Slices]:
     """
     simple = with_own_gradients(with_bounded_rows(with_stacks(program)))
     parted, slices = with_slices(simple)
-    return with_linears(parted), slices
+    return with_broadcasts(with_linears(parted)), slices
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
