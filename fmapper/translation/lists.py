@@ -26,7 +26,7 @@ def with_lists(program: Program) -> tuple[Program, dict[str, str]]:
     def rename(path: str) -> str:
         return pattern.sub(lambda m: f"{lists[m[1]]}.{m[2]}", path)
 
-    return _with_names(program, rename), {ours: theirs for theirs, ours in lists.items()}
+    return with_names(program, rename), {ours: theirs for theirs, ours in lists.items()}
 
 
 def _find_lists(program: Program) -> dict[str, str]:
@@ -83,7 +83,7 @@ def _list_name(stem: str, kinds: Iterable[str], root: str) -> str:
     return snake if snake.endswith("s") else f"{snake}s"
 
 
-def _with_names(program: Program, rename: Callable[[str], str]) -> Program:
+def with_names(program: Program, rename: Callable[[str], str]) -> Program:
     """Returns a program whose submodules and arrays have other names."""
 
     def keys(named: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fmapper.programs.steps import (
     source_of_callable,
 )
 from fmapper.progress import step
+from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proving.prove import HalfPrecisionError, Proof, prove
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ def translate(
         settings |= {"train": train, "parts": True, "dynamic_shapes": shapes}
         settings["both"] = target.writes_modes != "layers"  # which asks for what it needs
         program = record_program(model, origin, target, args, kwargs, **settings)
+        program = with_called_names(program)
         if not program.parts:
             raise ConversionError(
                 f"{type(model).__name__}: its submodules were not recorded, because it can only "

@@ -3,9 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from fmapper.programs.program import Program
+from fmapper.translation.lists import with_names
 from fmapper.translation.places import Node, common_path
 from fmapper.translation.units import Structure, local_name
+
+
+def with_called_names(program: Program) -> Program:
+    """Returns a program whose parts have the names by which they are called.
+
+    `self.bn1` may be nothing but a second name of the item of `nn.Sequential(conv, self.bn1)`: the
+    file has the item, in the place where it is called.
+    """
+    called = {part.path for part in program.parts}
+    others: dict[str, list[str]] = {}
+    for path, first in program.first_paths.items():
+        if path != first and path in called:
+            others.setdefault(first, []).append(path)
+    renamed: dict[str, str] = {}
+    for first in sorted(others):
+        is_own = not any(f"{one}.".startswith(f"{first}.") for one in called)
+        is_inside = any(first.startswith(f"{one}.") for one in renamed)
+        if is_own and not is_inside and len(others[first]) == 1:
+            renamed[first] = others[first][0]
+    return _rename(program, renamed) if renamed else program
+
+
+def _rename(program: Program, renamed: dict[str, str]) -> Program:
+    def rename(path: str) -> str:
+        for first, other in renamed.items():
+            if path == first or path.startswith(f"{first}."):
+                return other + path[len(first) :]
+        return path
+
+    held = (*program.parameters, *program.buffers)
+    before = {name: rename(name) for name in held if rename(name) != name}
+    made = with_names(program, rename)
+    aliases = {other: name for other, name in made.aliases.items() if other != name} | before
+    inner = made.evaluation and _rename(made.evaluation, renamed)
+    return replace(made, aliases=aliases, evaluation=inner)
 
 
 def tied_paths(structure: Structure) -> dict[str, str]:

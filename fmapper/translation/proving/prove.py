@@ -201,9 +201,9 @@ class _Case:
                 if key == "refused":
                     refused[mode] = str(value)
                 elif key.startswith("weight."):
-                    moved[key] = value
+                    moved[self._name(key)] = value
                 else:
-                    arrays[f"{mode}.{key}"] = value
+                    arrays[f"{mode}.{self._name(key)}"] = value
             own |= {f"{mode} {what}": one for what, one in apart.items()}
         for name, array in whole_arrays(self.program, to_numpy, np.stack).items():
             arrays[f"weight.{name}"] = moved.get(f"weight.{name}", array)
@@ -214,6 +214,11 @@ class _Case:
         errors = self._run(arrays, [*results])
         script, coarse = self.target.proof(), _find_halves(self.program)
         return Proof(errors, own, arrays, script, self.source.name, refused, away, coarse)
+
+    def _name(self, key: str) -> str:
+        """Returns a key with the name that the file has for an array of the source."""
+        kind, dot, name = key.partition(".")
+        return f"{kind}{dot}{self.program.aliases.get(name, name)}"
 
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments of the file, by name."""

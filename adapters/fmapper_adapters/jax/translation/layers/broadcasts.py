@@ -74,7 +74,7 @@ def _joint(shapes: Sequence[Shape | None]) -> Shape | None:
     for shape in shapes:
         if shape is None:
             return None
-        dims = [1] * (len(shape) - len(dims)) + dims
+        dims[:0] = [1] * (len(shape) - len(dims))
         for at, size in enumerate(reversed(shape), 1):
             if size not in (1, dims[-at]) and dims[-at] != 1:
                 return None

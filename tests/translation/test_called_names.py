@@ -1,0 +1,54 @@
+"""A layer with a second name, which is called as an item of a sequence, is that item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+from fmapper.translation import run_file  # noqa: E402
+from fmapper.translation.source import translate_proved  # noqa: E402
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn1, self.bn2 = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.conv1 = nn.Sequential(nn.Conv1d(3, 4, 1), self.bn1, nn.ReLU())
+        self.conv2 = nn.Sequential(nn.Conv1d(4, 4, 1), self.bn2, nn.ReLU())
+        self.norm = nn.LayerNorm(5)
+        self.last = nn.Sequential(nn.Linear(5, 5), self.norm)
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv2(self.conv1(x))
+        return self.norm(self.last(x))
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+@pytest.mark.parametrize("to", ["flax", "jax"])
+def test_a_second_name_that_nothing_calls_is_none_of_the_file(to: str) -> None:
+    torch.manual_seed(0)
+    model = Named()
+    source, proof, reason = translate_proved(model, to, (torch.randn(2, 3, 5),))
+    assert proof
+    assert not reason
+    assert "bn1" not in source.code
+    if to == "jax":
+        return
+    assert "self.conv1 = Sequential(" in source.code
+    assert "self.norm = nnx.LayerNorm(" in source.code  # which the model calls, too
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    file = run_file(source)
+    built = file[source.name](rngs=nnx.Rngs(0))
+    built.eval()
+    file["load_weights"](built, {key: value.numpy() for key, value in model.state_dict().items()})
+    x = torch.randn(3, 3, 5)
+    np.testing.assert_allclose(built(x.numpy()), model.eval()(x).detach(), rtol=1e-4, atol=1e-5)
