@@ -22,11 +22,18 @@ class Named(nn.Module):
         self.bn1, self.bn2 = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
         self.conv1 = nn.Sequential(nn.Conv1d(3, 4, 1), self.bn1, nn.ReLU())
         self.conv2 = nn.Sequential(nn.Conv1d(4, 4, 1), self.bn2, nn.ReLU())
+
+    def forward(self, x: Any) -> Any:
+        return self.conv2(self.conv1(x))
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
         self.norm = nn.LayerNorm(5)
         self.last = nn.Sequential(nn.Linear(5, 5), self.norm)
 
     def forward(self, x: Any) -> Any:
-        x = self.conv2(self.conv1(x))
         return self.norm(self.last(x))
 
 
@@ -42,7 +49,6 @@ def test_a_second_name_that_nothing_calls_is_none_of_the_file(to: str) -> None:
     if to == "jax":
         return
     assert "self.conv1 = Sequential(" in source.code
-    assert "self.norm = nnx.LayerNorm(" in source.code  # which the model calls, too
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.rand_like(parameter))
@@ -52,3 +58,11 @@ def test_a_second_name_that_nothing_calls_is_none_of_the_file(to: str) -> None:
     file["load_weights"](built, {key: value.numpy() for key, value in model.state_dict().items()})
     x = torch.randn(3, 3, 5)
     np.testing.assert_allclose(built(x.numpy()), model.eval()(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_a_layer_that_the_model_calls_too_is_its_own() -> None:
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Shared(), "flax", (torch.randn(2, 5),))
+    assert proof
+    assert "self.norm = nnx.LayerNorm(" in source.code

@@ -19,7 +19,7 @@ from fmapper.translation.guards.conditions import strictest
 from fmapper.translation.guards.facts import Facts
 from fmapper.translation.guards.sizes import Sizes
 from fmapper.translation.reading.helpers import print_imports
-from fmapper.translation.source import translate
+from fmapper.translation.source import translate, translate_proved
 
 
 @pytest.mark.parametrize(
@@ -258,3 +258,22 @@ def test_checks_of_many_arguments_have_no_method_of_their_own() -> None:
     source = translate(TakesMuch().eval(), "flax", tuple(given))[0]
     assert "check_inputs" not in source.code
     assert "check(source.shape[0] <= 20, 'source.shape[0] <= 20')" in source.code
+
+
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Parameter(torch.rand(4, 1))
+        self.steps_ = torch.rand(1, 5)
+
+    def forward(self, x: Any) -> Any:
+        waves = torch.sin(self.low * self.steps_) / self.steps_
+        return x @ (waves * torch.cos(self.steps_)).T
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_a_constant_that_several_operations_read_is_a_variable() -> None:
+    source, proof, _ = translate_proved(Waves(), "flax", (torch.rand(3, 5),))
+    assert proof
+    assert source.code.count("steps = jnp.array([") == 1
+    assert source.code.count("jnp.array(") == 1

@@ -231,6 +231,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._take_parameters()
         if self._unit.parent is None:
             self._check_sizes()
+        self._name_constants(self._constants())
         for step in steps:
             if isinstance(step, Call):
                 self._call(step)

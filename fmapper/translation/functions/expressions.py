@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -19,6 +19,8 @@ from fmapper.translation.units import Structure, Unit, local_array
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
     from fmapper.translation.functions.bodies import BodyWriter
+
+_LONG = 40  # the code of a constant that has a variable where several operations read it
 
 
 class Expressions:
@@ -36,6 +38,7 @@ class Expressions:
     _body: Body
     _env: dict[str, Value]
     _left: Counter[str]
+    _users: dict[str, list[Any]]
     _inlined: dict[str, int]
     _wholes: list[tuple[Any, ast.expr]]
     _objects: list[tuple[Made, ast.expr]]  # those that parts have made, with the code for them
@@ -157,6 +160,17 @@ class Expressions:
             back = None if order is None else _invert(order)
             node = self._dialect.read_array(expr(attribute("self", inner)), back)
         return Value(node, given.dtype, given.shape)
+
+    def _constants(self) -> Iterator[tuple[str, str, ast.expr]]:
+        """Yields long constants that several operations read, with names and code for them."""
+        for value, given in self._structure.inputs.items():
+            users = [one for one in self._users.get(value, ()) if isinstance(one, Call)]
+            if given.kind == "constant" and len(users) > 1:
+                node = self._constant(value, str(given.target))
+                wanted = str(given.target).rpartition(".")[2].strip("_")
+                wanted = "table" if "tensor" in wanted else identifier(wanted)
+                if len(text(node)) > _LONG:
+                    yield value, wanted, node
 
     def _constant(self, value: str, target: str) -> ast.expr:
         array = self._structure.program.constants[target]

@@ -231,6 +231,14 @@ class Variables:
         self._names.holds[target] = value
         self._bind(value, name(target))
 
+    def _name_constants(self, constants: Iterable[tuple[str, str, ast.expr]]) -> None:
+        """Defines variables for constants, with the names that are wanted for them."""
+        for value, wanted, node in constants:
+            target = self._new_name(value, wanted)
+            self._emit((target,), node)
+            self._names.holds[target] = value
+            self._bind(value, name(target))
+
     def _name_of_pick(self, pick: Call, call: Call, hinted: tuple[str, ...]) -> str:
         """Returns the name of one of the results of a call, in the line that it comes from."""
         if len(hinted) == len(call.result):
