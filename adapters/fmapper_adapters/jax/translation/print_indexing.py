@@ -175,3 +175,28 @@ def select_scatter(p: Printing, x: Value, source: Value, dim: int, index: Any) -
     at = items[0] if len(items) == 1 else ast.Tuple(items, ast.Load())
     place = ast.Subscript(expr("{0}.at", x), at, ast.Load())
     return expr("{0}.set({1})", place, convert(source, x.dtype))
+
+
+@prints("aten::bucketize.Tensor")
+def bucketize(
+    p: Printing, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Any:
+    """Prints `jnp.searchsorted(boundaries, x)`."""
+    return searchsorted(p, boundaries, x, right=right)
+
+
+@prints("aten::searchsorted.Tensor")
+def searchsorted(
+    p: Printing,
+    edges: Value,
+    x: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Any:
+    """Prints `jnp.searchsorted(edges, x)`."""
+    if edges.ndim != 1 or edges.dtype != x.dtype or sorter is not None:
+        return None
+    return call_of("jnp.searchsorted", edges, x, side="right" if right or side == "right" else None)
