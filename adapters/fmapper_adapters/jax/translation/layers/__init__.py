@@ -10,7 +10,6 @@ from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_a
 from fmapper_adapters.jax.translation.layers import recurrent
 from fmapper_adapters.jax.translation.layers.attention import multihead_attention
 from fmapper_adapters.jax.translation.layers.bags import bag
-from fmapper_adapters.jax.translation.layers.broadcasts import with_broadcasts
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.jax.translation.layers.gradients import with_own_gradients
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
@@ -18,7 +17,7 @@ from fmapper_adapters.jax.translation.layers.products import linear_of_rows, pro
 from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
 from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
 from fmapper_adapters.jax.translation.layers.slices import Slices, with_slices
-from fmapper_adapters.jax.translation.layers.stacks import with_stacks
+from fmapper_adapters.jax.translation.layers.stacks import with_broadcasts, with_stacks
 from fmapper_adapters.jax.translation.layers.weight_norms import layer_under_norm
 
 
