@@ -27,6 +27,7 @@ from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
 from fmapper_adapters.jax.record import jaxpr, states, tracer_errors, treespec
 from fmapper_adapters.jax.record.parts import PartCalls, PartReader, call_and_note, record_calls
+from fmapper_adapters.jax.record.parts.scans import record_loops
 from fmapper_adapters.jax.record.stacks import Stacks, with_rows
 
 
@@ -119,7 +120,7 @@ def record(
     if strict is False:
         source.suspects = []
     calls = PartCalls() if parts else None
-    with record_calls(calls):
+    with record_calls(calls), record_loops(wanted=parts):
         return record_with_equations(
             source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, calls=calls
         )[0]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fmapper import ConversionError
-from fmapper.programs import Call, Graph, Ref, map_arguments
+from fmapper.programs import Call, Graph, Ref, map_arguments, refs_in
 from fmapper_adapters.torch.model import control_flow, derivatives
 
 _ENDS = {control_flow.loop_begin: "flow::begin", control_flow.loop_end: "flow::end"}
@@ -167,6 +167,77 @@ def open_call(found: Call) -> Call:
     else:
         return found
     return dataclasses.replace(found, args=args)
+
+
+def without_dead_carries(graph: Graph) -> Graph:
+    """Returns a graph whose loops carry nothing that only the next value of itself reads."""
+    kept = {
+        call.name: _living(call, _picks(graph, call.name))
+        for call in graph.calls
+        if call.op == "flow::scan"
+    }
+    calls = []
+    for call in graph.calls:
+        if call.name in kept:
+            calls.append(_with_carries(call, kept[call.name]))
+        elif call.op == "sym::getitem" and call.args[0].name in kept:
+            source, at = call.args
+            places = kept[source.name]
+            calls.append(dataclasses.replace(call, args=(source, places.index(at))))
+        else:
+            calls.append(call)
+    return Graph(graph.inputs, calls, graph.outputs, graph.kinds)
+
+
+def _picks(graph: Graph, name: str) -> set[int] | None:
+    """Returns which results of a call are read; None where something reads all of them."""
+    picks = {one.args[1] for one in graph.calls
+             if one.op == "sym::getitem" and one.args[0] == Ref(name)}  # fmt: skip
+    readers = [one for one in graph.calls if one.op != "sym::getitem" and name in one.refs()]
+    return None if readers or name in refs_in(graph.outputs) else picks
+
+
+def _living(call: Call, picks: set[int] | None) -> list[int]:
+    """Returns the results of a loop that are read, or that others in it depend on.
+
+    All of them where it needs all that it carries.
+    """
+    body, constants, carry, _ = call.args
+    every = [*range(len(body.outputs))]
+    if picks is None:
+        return every
+    carried = body.inputs[len(constants) : len(constants) + len(carry)]
+    made = {one.name: one for one in body.calls}
+    living = picks
+    while True:
+        todo, read = [*refs_in(tuple(body.outputs[i] for i in living))], set[str]()
+        while todo:
+            name = todo.pop()
+            if name not in read:
+                read.add(name)
+                todo += made[name].refs() if name in made else ()
+        found = living | {i for i, name in enumerate(carried) if name in read}
+        if found == living:
+            return sorted(living) if not living >= {*every[: len(carry)]} else every
+        living = found
+
+
+def _with_carries(call: Call, kept: Sequence[int]) -> Call:
+    """Returns a loop with some of its results; those that it lacks are carries."""
+    body, constants, carry, xs = call.args
+    first = len(constants)
+    dropped = {first + i for i in range(len(carry)) if i not in kept}
+    if not dropped:
+        return call
+    inner = Graph(
+        tuple(name for i, name in enumerate(body.inputs) if i not in dropped),
+        body.calls,
+        tuple(body.outputs[i] for i in kept),
+        tuple(kind for i, kind in enumerate(body.kinds) if i not in dropped),
+    ).without_dead_calls(lambda _: False)
+    carry = tuple(one for i, one in enumerate(carry) if i in kept)
+    result = tuple(call.result[i] for i in kept)
+    return dataclasses.replace(call, args=(inner, constants, carry, xs), result=result)
 
 
 def _open(graph: Graph, constants: Sequence[Any]) -> Graph:

@@ -121,6 +121,26 @@ def _place_views_of_arrays(graph: fx.Graph) -> None:
             node.meta["place"] = next(iter(places.items()))
 
 
+def _write_powers(graph: fx.Graph) -> None:
+    """Writes powers of sizes as products, in place: the only arithmetic that sizes have."""
+    for node in list(graph.nodes):
+        is_size = isinstance(node.meta.get("val"), torch.SymInt)
+        if node.target is not operator.pow or not is_size or not isinstance(node.args[1], int):
+            continue
+        size, times = node.args
+        for _ in range(times - 1):
+            with graph.inserting_before(node):
+                made = graph.call_function(operator.mul, (size, node.args[0]))
+            made.meta.update(node.meta, val=_value(size) * _value(node.args[0]))
+            size = made
+        node.replace_all_uses_with(size)
+        graph.erase_node(node)
+
+
+def _value(size: Any) -> Any:
+    return size.meta["val"] if isinstance(size, fx.Node) else size
+
+
 class _Restated:
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -165,6 +185,7 @@ class _Restated:
         for value in found[count:]:
             if isinstance(value, fx.Proxy):
                 value.node.meta[tidy.BORDER] = True
+        _write_powers(emitter.graph)
         zeros.drop_signs(emitter.graph)
         tidy.tidy(emitter.graph)
         (last,) = (node for node in emitter.graph.nodes if node.op == "output")
@@ -192,7 +213,9 @@ class _Restated:
         )
         kept = set(refs_in(tuple(part.result for part in restated.parts)))
         restated.graph.calls = [self._on_device(call, restated) for call in made]
-        restated.graph = restated.graph.without_dead_calls(lambda call: call.name in kept)
+        living = restated.graph.without_dead_calls(lambda call: call.name in kept)
+        living = flow.without_dead_carries(living)
+        restated.graph = living.without_dead_calls(lambda call: call.name in kept)
         restated.graph.calls = [flow.open_call(call) for call in restated.graph.calls]
         return restated, self.functions
 

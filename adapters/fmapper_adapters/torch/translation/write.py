@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fmapper import ConversionError, translation
-from fmapper.programs import Graph, Other, Part, Program
+from fmapper.programs import Graph, Other, Part, Program, Ref, Scalar, substitute
 from fmapper.translation import Source
 from fmapper_adapters.torch.translation.dialect import TorchDialect
 from fmapper_adapters.torch.translation.loading import own_name
@@ -96,7 +96,8 @@ def _write(program: Program, evaluation: Program | None = None, *, random: bool 
     """
     generators = {name for name, kind in program.variable_types.items() if "Rng" in kind}
     if generators:
-        restated, functions = restate(_without_changes(program, generators))
+        plain = _without_changes(program, generators)
+        restated, functions = restate(plain if random else _with_first_counts(plain, generators))
         used = {*restated.graph.uses(), *(n for c in restated.graph.walk() for n in c.refs())}
         inputs = zip(restated.graph.inputs, restated.inputs, strict=True)
         left = [str(one.target) for name, one in inputs if name in used]
@@ -147,4 +148,28 @@ def _without_changes(program: Program, buffers: set[str]) -> Program:
         program,
         graph=Graph(graph.inputs, graph.calls, values, graph.kinds),
         outputs=tuple(one for _, one in kept),
+    )
+
+
+def _with_first_counts(program: Program, generators: set[str]) -> Program:
+    """Returns a program in which a generator that draws again draws as it did at first.
+
+    Layers are to draw, which have generators of their own: a dropout that is called twice would
+    be given what the first call of it has counted.
+    """
+    graph = program.graph
+    pairs = zip(graph.inputs, program.inputs, strict=True)
+    counts: dict[str, Any] = {
+        label: Ref(label) for label, one in pairs if str(one.target) in generators
+    }
+    calls = []
+    for call in graph.calls:
+        args, kwargs = substitute((call.args, call.kwargs), counts)
+        is_count = call.op == "lax::add" and isinstance(args[0], Ref) and args[0].name in counts
+        if is_count and isinstance(args[1], Scalar):
+            counts[call.name] = counts[args[0].name]
+        else:
+            calls.append(dataclasses.replace(call, args=args, kwargs=kwargs))
+    return dataclasses.replace(
+        program, graph=Graph(graph.inputs, calls, substitute(graph.outputs, counts), graph.kinds)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,8 @@ _MERGING = """                if array.ndim != tensor.ndim:  # as of heads and t
 _LISTS = """            for ours, theirs in LISTS.items():
                 name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
 """
+_LISTS_BESIDE_GATES = f"""            if name not in GATES:
+{textwrap.indent(_LISTS, "    ")}"""
 _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
                 if f".{path}.{key}".endswith(f".{ours}"):
                     name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
@@ -190,7 +193,7 @@ def print_loading(draft: Any) -> str:
     if known.joined:
         gates = (_pattern(ours, parts, lists) for ours, parts in known.joined.items())
         lines += ["GATES = {", *gates, "}"]
-        loading = _JOIN_GATES + loading
+        loading = _JOIN_GATES + loading.replace(_LISTS, _LISTS_BESIDE_GATES)
         state = f"join_gates({state})"
     filled = "" if state == "state" else f"    state = {state}\n"
     loading = loading.replace("    state = join_gates(take_apart(state))\n", filled)

@@ -1,0 +1,121 @@
+"""Scans by associative functions, which JAX unrolls for one length, as loops over any length."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_MOST = 3  # arrays of an element, whose combinations of numbers are tried
+
+
+@contextlib.contextmanager
+def record_loops(*, wanted: bool) -> Iterator[None]:
+    """Has `jax.lax.associative_scan` go from element to element within the block, if wanted."""
+    if not wanted:
+        yield
+        return
+    original: Any = jax.lax.associative_scan
+    setattr(jax.lax, "associative_scan", _in_order(original))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(jax.lax, "associative_scan", original)  # noqa: B010
+
+
+def _in_order(original: Any) -> Callable[..., Any]:
+    """Returns a function that gives what `associative_scan` gives, by one element at a time."""
+
+    @functools.wraps(original)
+    def scan(fn: Any, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+        leaves, tree = jax.tree.flatten(elems)
+        axis = axis % leaves[0].ndim
+
+        def combine(before: list[Any], now: list[Any]) -> list[Any]:
+            if is_plain:
+                return rows_of(before, now)
+            whole = ([jnp.expand_dims(x, axis) for x in xs] for xs in (before, now))
+            return [jnp.squeeze(x, axis) for x in rows_of(*whole)]
+
+        def rows_of(*pair: list[Any]) -> list[Any]:
+            return jax.tree.leaves(fn(*(jax.tree.unflatten(tree, xs) for xs in pair)))
+
+        def step(before: list[Any], now: list[Any]) -> tuple[list[Any], list[Any]]:
+            after = combine(before, now)
+            return after, after
+
+        is_plain = False
+        examples = _examples(leaves, axis)
+        numbers = _identity(combine, examples)
+        if numbers is None:
+            return original(fn, elems, reverse, axis)
+        is_plain = _are_same(combine, rows_of, examples)
+        rows = [jnp.moveaxis(x, axis, 0) for x in leaves]
+        first = [jnp.full(x.shape[1:], k, x.dtype) for x, k in zip(rows, numbers, strict=True)]
+        _, made = jax.lax.scan(step, first, rows, reverse=reverse)
+        return jax.tree.unflatten(tree, [jnp.moveaxis(x, 0, axis) for x in made])
+
+    return scan
+
+
+def _examples(leaves: list[Any], axis: int) -> tuple[list[Any], list[Any]]:
+    """Returns two elements of random numbers, of other sizes where those may vary."""
+    draw = np.random.default_rng(0)
+    shapes = [[n for i, n in enumerate(x.shape) if i != axis] for x in leaves]
+    sizes = [[n if isinstance(n, int) else 2 for n in shape] for shape in shapes]
+    with jax.ensure_compile_time_eval():
+        one, other = (
+            [
+                jnp.asarray(draw.normal(size=size), x.dtype)
+                for size, x in zip(sizes, leaves, strict=True)
+            ]
+            for _ in range(2)
+        )
+    return one, other
+
+
+def _identity(
+    combine: Callable[..., list[Any]], examples: tuple[list[Any], list[Any]]
+) -> tuple[int, ...] | None:
+    """Returns the numbers that fill an element which changes no other; None if none is found.
+
+    That is found out by numbers: of all zeros and ones, those whose combination with an element
+    gives this, to the last bit.
+    """
+    given, _ = examples
+    if len(given) > _MOST or any(not jnp.issubdtype(x.dtype, jnp.inexact) for x in given):
+        return None
+    for numbers in itertools.product((0, 1), repeat=len(given)):
+        first = [np.full(x.shape, k, x.dtype) for x, k in zip(given, numbers, strict=True)]
+        made = _run(combine, first, given)
+        if made is None:
+            return None
+        if all(np.array_equal(a, b) for a, b in zip(made, given, strict=True)):
+            return numbers
+    return None
+
+
+def _are_same(
+    combine: Callable[..., list[Any]], rows_of: Callable[..., list[Any]],
+    examples: tuple[list[Any], list[Any]],
+) -> bool:  # fmt: skip
+    """Returns whether a function combines elements in the same way without their axis."""
+    one, other = _run(combine, *examples), _run(rows_of, *examples)
+    if one is None or other is None:
+        return False
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _run(function: Callable[..., list[Any]], *given: list[Any]) -> list[Any] | None:
+    """Returns what a function gives for numbers; None where it reads what is being traced."""
+    try:
+        with jax.ensure_compile_time_eval():
+            return [np.asarray(x) for x in function(*given)]
+    except Exception:  # whatever a function of the user says to such elements
+        return None

@@ -1,0 +1,63 @@
+"""Layers in lists of Flax models: their weights by name, and what they draw when called again."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import fmapper
+from fmapper.translation.source import translate_proved
+
+linen = pytest.importorskip("flax.linen")
+nnx = pytest.importorskip("flax.nnx")
+
+
+class Stacked(linen.Module):
+    def setup(self):
+        self.rnns = [linen.RNN(linen.OptimizedLSTMCell(4)) for _ in range(2)]
+
+    def __call__(self, x):
+        for rnn in self.rnns:
+            x = x + rnn(x)
+        return x
+
+
+def test_gates_of_layers_in_a_list_are_loaded():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    model = Stacked(), Stacked().init(jax.random.key(1), x)
+    _, proof, _ = translate_proved(model, "torch", (x,))
+    assert proof, proof
+    there = fmapper.convert(model, "torch", (x,), structure=True)
+    torch.testing.assert_close(
+        there(fmapper.to_torch(x)), fmapper.to_torch(model[0].apply(model[1], x))
+    )
+
+
+class Twice(nnx.Module):
+    def __init__(self, rngs):
+        self.one = nnx.Linear(4, 4, rngs=rngs)
+        self.other = nnx.Linear(4, 4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.drop(self.one(x))
+        return x + self.drop(self.other(x))
+
+
+class Lists(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([Twice(rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_dropout_that_is_called_twice_is_a_layer():
+    x = np.ones((2, 4), np.float32)
+    source, proof, reason = translate_proved(Lists(nnx.Rngs(0)), "torch", (x,))
+    assert proof, proof
+    assert not reason
+    assert "self.drop = nn.Dropout(0.5)" in source.code
+    assert source.code.count("self.drop(") == 2
