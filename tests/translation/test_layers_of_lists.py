@@ -61,3 +61,30 @@ def test_a_dropout_that_is_called_twice_is_a_layer():
     assert not reason
     assert "self.drop = nn.Dropout(0.5)" in source.code
     assert source.code.count("self.drop(") == 2
+
+
+class Codebook(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        init = linen.initializers.normal(1.0)
+        codes = self.variable("codes", "now", lambda: init(self.make_rng("params"), (4, 3)))
+        total = self.variable("codes", "total", lambda: codes.value)
+        if train:
+            total.value = 0.9 * total.value + 0.1 * x.mean()
+            codes.value = total.value * 2.0
+        return linen.Dense(4)(x) @ codes.value
+
+
+def test_variables_that_begin_as_one_array_are_two():
+    x = jax.random.normal(jax.random.key(0), (2, 3))
+    model = Codebook()
+    variables = model.init(jax.random.key(1), x)
+    assert variables["codes"]["now"] is variables["codes"]["total"]
+    there = fmapper.convert((model, variables), "torch", (x,)).train()
+    want, after = model.apply(variables, x, train=True, mutable=["codes"])
+    torch.testing.assert_close(there(fmapper.to_torch(x)), fmapper.to_torch(want))
+    want = model.apply({**variables, **after}, x)
+    torch.testing.assert_close(there.eval()(fmapper.to_torch(x)), fmapper.to_torch(want))
+    source, proof, _ = translate_proved((model, variables), "torch", (x,))
+    assert proof, proof
+    assert "self.now" in source.code

@@ -80,9 +80,14 @@ def make_source(
     arrays = {names[path]: leaf for path, leaf in flat.items()}
     first: dict[int, str] = {}
     aliases = {}
-    for name, leaf in arrays.items():
-        if first.setdefault(id(leaf), name) != name:
+    for path, leaf in flat.items():
+        name = names[path]
+        if first.setdefault(id(leaf), name) == name:
+            continue
+        if path[0] == "params":
             aliases[name] = first[id(leaf)]
+        else:  # variables that begin as one array, and change each for itself
+            arrays[name] = leaf.copy()
     structure = jax.tree.structure(tree)
     in_order = [names[_path(keys)] for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     params = {names[path] for path in flat if path[0] == "params"}

@@ -172,7 +172,7 @@ def open_call(found: Call) -> Call:
 def without_dead_carries(graph: Graph) -> Graph:
     """Returns a graph whose loops carry nothing that only the next value of itself reads."""
     kept = {
-        call.name: _living(call, _picks(graph, call.name))
+        call.name: _find_living(call, _picks(graph, call.name))
         for call in graph.calls
         if call.op == "flow::scan"
     }
@@ -197,7 +197,7 @@ def _picks(graph: Graph, name: str) -> set[int] | None:
     return None if readers or name in refs_in(graph.outputs) else picks
 
 
-def _living(call: Call, picks: set[int] | None) -> list[int]:
+def _find_living(call: Call, picks: set[int] | None) -> list[int]:
     """Returns the results of a loop that are read, or that others in it depend on.
 
     All of them where it needs all that it carries.

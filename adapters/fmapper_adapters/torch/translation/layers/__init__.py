@@ -47,7 +47,9 @@ def _layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         site = Site(structure, unit, whole=True)
         make = _WHOLE.get(name_of(call))
         found = make(site, call) if make is not None else None
-        if found is not None and found.output == unit.gives[0] and site.is_all(found, calls):
+        if found is None or _trains_buffers(structure, found):
+            continue
+        if found.output == unit.gives[0] and site.is_all(found, calls):
             return found
     return None
 
@@ -55,7 +57,16 @@ def _layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
 def layer_of_call(structure: Structure, unit: Unit, call: Call) -> Layer | None:
     """Returns the layer of torch that computes an operation."""
     make = _CALLS.get(name_of(call))
-    return make(Site(structure, unit, whole=False), call) if make is not None else None
+    found = make(Site(structure, unit, whole=False), call) if make is not None else None
+    return None if found is None or _trains_buffers(structure, found) else found
+
+
+def _trains_buffers(structure: Structure, layer: Layer) -> bool:
+    """Returns whether a layer would have arrays as parameters that the model does not train."""
+    return any(
+        structure.inputs[name].kind == "buffer" and not attr.startswith("running_")
+        for name, (attr, _) in layer.arrays.items()
+    )
 
 
 def _arg(call: Call, at: int, key: str, default: Any = None) -> Any:
