@@ -330,7 +330,12 @@ def is_of_library(found: Structure, unit: Unit) -> bool:
 
 
 def local_name(found: Structure, target: str, path: str) -> str | None:
-    """Returns the path of a submodule as seen from another one; None if it is outside of it."""
+    """Returns the path of a submodule as seen from another one; None if it is outside of it.
+
+    That of itself is empty.
+    """
+    if target == path:
+        return ""
     for name in found.paths.get(target, [target]):
         for own in found.paths.get(path, [path]) if path else [""]:
             if not own:

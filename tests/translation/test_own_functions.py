@@ -180,6 +180,51 @@ class Dynamics(nn.Module):
         return (h, self.post(torch.cat([h, x], -1))), prior
 
 
+class Autoencoder(nn.Module):
+    """Methods that users call, and one that only its caller does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 4), nn.Linear(4, 8)
+
+    def encode(self, x):
+        return torch.tanh(self.first(x))
+
+    def _decode(self, z):
+        return torch.sigmoid(self.second(z))
+
+    def forward(self, x):
+        return self.run(x)
+
+    def run(self, x):
+        z = self.encode(x)
+        return self._decode(z), z
+
+
+class Mixed(nn.Module):
+    """A method with a parameter, and a function in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.w = nn.Parameter(torch.randn(8))
+
+    def _mix(self, x, y):
+        s = (x * y).sum(-1, keepdim=True) * self.w
+        return torch.tanh(s) * x + torch.sigmoid(s) * y
+
+    def forward(self, x):
+        y = self._mix(x, self.linear(x))
+        for _ in range(3):
+            y = gate(y, self.linear(y))
+        return self._mix(y, x)
+
+
+def gate(x, y):
+    g = torch.sigmoid(x * 0.5)
+    return x * g + y * (1 - g)
+
+
 class World(nn.Module):
     def __init__(self):
         super().__init__()
@@ -273,9 +318,36 @@ def test_methods_of_parts_are_methods():
     x, action = torch.randn(2, 3, 5), torch.randn(2, 3, 3)
     code = fmapper.source(model, "flax", (x, action))
     assert "def observe(self, state, action, x)" in code
+    assert "h, prior = self.imagine(state, action)" in code
     assert "self.dynamics.begin(x)" in code
     assert "h, y = self.dynamics.imagine(state, action[:, 0])" in code
     agree(model, code, torch.randn(4, 3, 5), torch.randn(4, 3, 3))
+
+
+def test_methods_that_users_call_stay():
+    model = Autoencoder().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8),))
+    assert "def encode(self, x)" in code
+    assert "z = self.encode(x)" in code
+    assert "def _decode" not in code  # one call
+    assert "def run" not in code  # all that forward does
+    agree(model, code, torch.randn(3, 8))
+
+
+def test_methods_that_repeat_are_methods_with_their_parameters():
+    model = Mixed().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8),))
+    assert code.count("def _mix(self, x, y)") == 1
+    assert "y = self._mix(x, self.linear(x))" in code
+    assert "for _ in range(3):\n            y = gate(y, self.linear(y))\n" in code
+    agree(model, code, torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("target", ["equinox", "jax"])
+def test_methods_of_a_model_are_so_for_other_targets(target):
+    code = fmapper.source(Mixed().eval(), target, (torch.randn(2, 8),))
+    name = "_mix(self, x, y)" if target == "equinox" else "mixed__mix(params, x, y)"
+    assert code.count(f"def {name}") == 1
 
 
 @pytest.mark.parametrize("target", ["equinox", "jax"])

@@ -53,6 +53,8 @@ def tied_paths(structure: Structure) -> dict[str, str]:
         parent = unit.parent
         assert parent is not None
         called = local_name(structure, unit.path, parent.path)
+        if not called:
+            continue
         full = f"{parent.path}.{called}" if parent.path else str(called)
         if full != unit.path:
             found[full] = unit.path

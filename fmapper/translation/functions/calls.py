@@ -108,7 +108,7 @@ class Calls:
             return name(form.function)
         local = local_name(self._structure, unit.path, self._unit.path)
         assert local is not None
-        target = expr(attribute("self", local))
+        target = expr(attribute("self", local) if local else "self")
         return ast.Attribute(target, form.method, ast.Load()) if form.method else target
 
     def _argument_for(self, unit: Unit, argument: Argument) -> Any:

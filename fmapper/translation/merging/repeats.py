@@ -177,7 +177,7 @@ class _Loop:
     def _head(self) -> str:
         sources, names = [*self.sources], [*self.sources.values()]
         if not sources:
-            return f"for {self._index} in range({self.rounds.count}):"
+            return f"for {self._index if self.has_index else '_'} in range({self.rounds.count}):"
         over = sources[0] if len(sources) == 1 else f"zip({', '.join(sources)}, strict=True)"
         target = ", ".join(names)
         if not self.has_index:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fmapper.programs.program import Call, Part, Program, refs_in
-from fmapper.programs.treespec import Ref
+from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in
+from fmapper.programs.treespec import Ref, Size
 
 # The calls of functions that a call was made in, outer ones first: their parts, and their lines.
 FunctionStack = tuple[tuple[str, str], ...]
@@ -34,17 +34,19 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
     """
     functions = {part.name: part for part in program.parts if part.function or part.method}
     found = _Functions(program, functions, stacks)
-    methods = {one.name for one in program.parts if one.method and any(refs_in((one.result,)))}
-    kept = (found.find_kept() if functions else set()) | methods
+    plain = found.find_kept()
+    methods = found.find_methods(plain)
+    kept = plain | methods
 
     def place(part: Part) -> Part:
         """Returns a part as its caller has it: the code of other functions is that of theirs."""
         parent, source = part.parent, part.source
         while parent in functions and parent not in kept:
-            parent, source = functions[parent].parent, functions[parent].source
-        return replace(
-            part, parent=parent, source=source if part.name in functions else part.source
-        )
+            caller = functions[parent]
+            parent, source = caller.parent, source if caller.method else caller.source
+        source = source if part.name in functions else part.source
+        function = "" if part.name in methods else part.function
+        return replace(part, parent=parent, source=source, function=function)
 
     parts = tuple(
         place(part) for part in program.parts if part.name not in functions or part.name in kept
@@ -101,6 +103,41 @@ class _Functions:
                 found.update(group)
         return found
 
+    def find_methods(self, functions: Collection[str]) -> set[str]:
+        """Returns the calls of methods that are methods of the file.
+
+        They are those of other parts, and those of the part itself that repeat, or call parts and
+        have a public name, as `encode`.
+
+        Args:
+            functions: The calls that are of functions of the file.
+        """
+        groups: dict[Any, list[str]] = {}
+        for name, part in self._functions.items():
+            is_within = {*self._around(part.parent)} & {*functions}
+            is_large = name in self._with_parts or len(self._calls[name]) >= _FEWEST
+            is_large |= not part.function
+            gives = any(True for _ in refs_in((part.result,)))
+            if part.method and name not in functions and not is_within and gives and is_large:
+                key = self._program.types.get(part.path), part.method, _options(part)
+                groups.setdefault(key, []).append(name)
+        places = self._places()
+        return {
+            name
+            for group in groups.values()
+            for name in group
+            if len({places[one] for one in group}) > 1 or self._is_of_interface(name)
+        }
+
+    def _is_of_interface(self, name: str) -> bool:
+        """Returns whether users may call a method, and its caller does more than that."""
+        part = self._functions[name]
+        if not part.function:
+            return True
+        caller = next(one for one in self._program.parts if one.name == part.parent)
+        is_public = part.method[0] != "_" and name in self._with_parts
+        return is_public and part.result != caller.result
+
     def _places(self) -> dict[str, tuple[str, int]]:
         """Maps the calls to where their caller has them: the line, and which of those there."""
         counts: Counter[tuple[str, str]] = Counter()
@@ -135,6 +172,14 @@ class _Functions:
             found.append((call.op, _plain(call.args, names), _plain(call.kwargs, names)))
             names.setdefault(call.name, len(names))
         return (*map(repr, found), repr(_plain(part.result, names)))
+
+
+def _options(part: Part) -> str:
+    """Returns the arguments of a call without the arrays and sizes in them."""
+    plain = map_arguments(
+        part.arguments, lambda one: type(one).__name__ if isinstance(one, Ref | Size) else one
+    )
+    return repr(plain)
 
 
 def _plain(value: Any, names: Mapping[str, int]) -> Any:

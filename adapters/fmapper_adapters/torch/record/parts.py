@@ -142,15 +142,16 @@ class PartCalls:
         caller = next(one for one in reversed(self._open) if not one.get("function"))
         name, facts = function.__name__, {"code": inspect.unwrap(function).__code__}
         at = f"{name}@{len(self._noted)}"
+        if owner is not None:
+            facts |= {**_facts_of(owner, self._settings), "method": name}
+            function, args = functools.partial(function, owner), args[1:]
         if owner is not None and id(owner) != caller["owner"]:
             path = self._paths.get(id(owner))
             if not path:
                 return None
-            facts |= {**_facts_of(owner, self._settings), "method": name}
-            method = functools.partial(function, owner)
-            return self._note(f"{path}:{at}", path, method, args[1:], kwargs, **facts)
+            return self._note(f"{path}:{at}", path, function, args, kwargs, **facts)
         leaves = _private.pytree.tree_leaves((args, kwargs))
-        if not any(isinstance(one, torch.Tensor) for one in leaves):
+        if owner is None and not any(isinstance(one, torch.Tensor) for one in leaves):
             return None
         full = f"{self._open[-1]['name']}:{at}"
         return self._note(full, caller["path"], function, args, kwargs, function=name, **facts)
