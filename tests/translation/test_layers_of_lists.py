@@ -88,3 +88,26 @@ def test_variables_that_begin_as_one_array_are_two():
     source, proof, _ = translate_proved((model, variables), "torch", (x,))
     assert proof, proof
     assert "self.now" in source.code
+
+
+class Target(nnx.Module):
+    def __init__(self, rngs):
+        self.online = nnx.Linear(3, 3, use_bias=False, rngs=rngs)
+        self.target = nnx.Variable(self.online.kernel[...])
+
+    def __call__(self, x):
+        return self.online(x) - jax.lax.stop_gradient(x @ self.target[...])
+
+
+def test_a_variable_that_begins_with_the_array_of_a_parameter_is_not_tied_to_it():
+    model, x = Target(nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (2, 3))
+    source, proof, _ = translate_proved(model, "torch", (x,))
+    assert proof, proof
+    assert "self.target = nn.Buffer(" in source.code
+    assert model.online.kernel.get_value() is model.target.get_value()
+    there = fmapper.convert(model, "torch", (x,))
+    assert {"online.kernel", "target"} <= there.state_dict().keys()
+    with torch.no_grad():
+        there.get_parameter("online.kernel").mul_(2.0)
+    model.online.kernel.set_value(2.0 * model.online.kernel.get_value())
+    torch.testing.assert_close(there(fmapper.to_torch(x)), fmapper.to_torch(model(x)))

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 from flax import linen, nnx
 
 from fmapper import ConversionError, fmap
+from fmapper_adapters.flax import _private, linen_source, variables
 from fmapper_adapters.flax import axes as _axes
-from fmapper_adapters.flax import linen_source, variables
 from fmapper_adapters.jax.libraries import Lifted, Source, objects_at, parts, train_flags
 
 Args = tuple[Any, ...]
@@ -117,10 +118,31 @@ def _in_mode(model: Any, *, train: bool) -> Any:
     if _is_converted(model):
         programs = model._programs
         own.deterministic = programs.evaluation is not None and not (train and programs.training)
-    elif any(True for _ in _parts_say(own)):
+        return own
+    _separate(own)
+    if any(True for _ in _parts_say(own)):
         with _graph_mode():
             own.train() if train else own.eval()
     return own
+
+
+def _separate(model: Any) -> None:
+    """Gives variables other than parameters arrays of their own, in place.
+
+    A target or an average that begins with the array of a parameter is not tied to it: what is
+    learned replaces the array of one variable alone. Generators are left as they are.
+    """
+    with _graph_mode():
+        known = {id(node): node for _, node in nnx.iter_graph(model) if variables.is_variable(node)}
+    found = sorted(known.values(), key=lambda one: not issubclass(type(one), nnx.Param))
+    seen: set[int] = set()
+    for variable in found:
+        slot = _private.value_slot(type(variable))
+        array = getattr(variable, slot)
+        is_own = issubclass(type(variable), nnx.Param | nnx.RngState)
+        if id(array) in seen and not is_own and isinstance(array, jax.Array):
+            object.__setattr__(variable, slot, array.copy())
+        seen.add(id(array))
 
 
 def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kwargs]:

@@ -23,7 +23,7 @@ def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
 
     A variable may hold a tree of arrays. Arrays outside of variables are left out.
     """
-    classes = classes_at(model, _is_variable)
+    classes = classes_at(model, is_variable)
     found = {}
     for name in arrays:
         at = name
@@ -41,7 +41,8 @@ def types_of(names: Mapping[str, str]) -> dict[str, Any]:
     return {name: cls for name, cls in found.items() if cls is not None}
 
 
-def _is_variable(node: Any) -> bool:
+def is_variable(node: Any) -> bool:
+    """Returns whether an object is a variable of NNX."""
     return nnx.Variable in type(node).__mro__  # no isinstance: variables forward to their values
 
 
