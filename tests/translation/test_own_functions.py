@@ -116,6 +116,54 @@ class Windows(nn.Module):
         return small.sum(-1), large
 
 
+class Square(nn.Module):
+    """Of a square whose second window is all of it: `contiguous` then copies nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.first(x.view(2, 8, 8, 3))
+        many = split_contiguous(x, 4).amax((1, 2))
+        return many, split_contiguous(self.second(x[:, :4, :4]), 4).amax((1, 2))
+
+
+def split_contiguous(x, size):
+    b, h, w, c = x.shape
+    x = x.view(b, h // size, size, w // size, size, c)
+    return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, size, size, c)
+
+
+class Biased(nn.Module):
+    """A method that some objects of a class call."""
+
+    def __init__(self, has_bias):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.bias = nn.Linear(8, 8) if has_bias else None
+
+    def make_bias(self, x):
+        return torch.tanh(self.bias(x)) * 2
+
+    def forward(self, x, bias=None):
+        if self.bias is not None:
+            bias = self.make_bias(x)
+        return torch.relu(self.linear(x) + bias), bias
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Biased(i == 0) for i in range(3)])
+
+    def forward(self, x):
+        bias = None
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x
+
+
 class Heads(nn.Module):
     """A method without parameters that it reads."""
 
@@ -295,6 +343,22 @@ def test_numbers_of_calls_are_arguments():
     assert "split_windows(x, 2)" in code
     assert "split_windows(self.linear(x), 4)" in code
     agree(model, code, torch.randn(3, 8, 16, 3))
+
+
+def test_sides_of_a_square_are_sizes_of_their_own():
+    model = Square().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 192),))
+    assert code.count("def split_contiguous(x") == 1
+    assert "x.shape[1] // 4, 4, x.shape[2] // 4" in code
+    agree(model, code, torch.randn(2, 192))
+
+
+def test_objects_of_one_class_stay_one_class():
+    model = Stack().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8),))
+    assert code.count("(nnx.Module)") == 2
+    assert "def make_bias" not in code
+    agree(model, code, torch.randn(3, 8))
 
 
 def test_methods_without_parameters_are_functions():

@@ -45,14 +45,18 @@ def write_functions(
         groups: dict[Any, list[Unit]] = {}
         for unit in inner:
             groups.setdefault(content_of(structure, unit), []).append(unit)
-        for group in groups.values():
-            found = _forms(structure, group, write)
-            body = found[0].body if found else None
-            name = _add(group[0].part.function, body, dialect, taken) if body else ""
-            for unit, form in zip(group, found, strict=bool(found)):
+        found = [(group, _forms(structure, group, write)) for group in groups.values()]
+        inlined = {_spot(unit) for group, made in found if not made for unit in group}
+        for group, made in found:
+            if inlined & {_spot(unit) for unit in group}:  # as what other objects do there
+                for unit in group:
+                    _inline(unit)
+                continue
+            body = made[0].body
+            assert body is not None
+            name = _add(group[0].part.function, body, dialect, taken)
+            for unit, form in zip(group, made, strict=True):
                 forms[id(unit)] = replace(form, function=name)
-            for unit in group if not found else ():
-                _inline(unit)
 
 
 def _forms(structure: Structure, units: Sequence[Unit], write: Write) -> list[Form]:
@@ -118,6 +122,10 @@ def _place(unit: Unit) -> tuple[str, int]:
     others = [one for one in unit.parent.steps if isinstance(one, Unit) and one.is_function]
     same = [one for one in others if one.part.source == unit.part.source]
     return unit.part.source, same.index(unit)
+
+
+def _spot(unit: Unit) -> tuple[str, str]:
+    return unit.part.function, unit.part.source
 
 
 def _add(title: str, body: Body, dialect: Dialect, taken: set[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from fmapper.programs.program import Call, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation.code import identifier, text
+from fmapper.translation.statements.own_functions import is_copy
 from fmapper.translation.units import Structure, Unit
 
 Row = tuple[int | str, ...]  # one size in each of several calls
@@ -32,7 +34,7 @@ def content_of(structure: Structure, unit: Unit) -> tuple[Any, ...]:
     """
     names: dict[str, str] = {}
     for value in refs_in((unit.part.arguments,)):
-        names.setdefault(value, f"%{len(names)}")
+        names.setdefault(value, f"%{len({*names.values()})}")
 
     def plain(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -43,11 +45,14 @@ def content_of(structure: Structure, unit: Unit) -> tuple[Any, ...]:
     found.append(map_arguments(unit.part.arguments, plain))
     for step in unit.steps:
         if isinstance(step, Call):
+            if is_copy(step):
+                names[step.name] = str(plain(step.args[0]))
+                continue
             found.append((step.op, map_arguments((step.args, step.kwargs), plain)))
-            names[step.name] = f"%{len(names)}"
+            names[step.name] = f"%{len({*names.values()})}"
         else:
             found.append((step.part.function, map_arguments(step.part.arguments, plain)))
-            names |= {value: f"%{len(names)}.{i}" for i, value in enumerate(step.gives)}
+            names |= {value: f"%{len({*names.values()})}.{i}" for i, value in enumerate(step.gives)}
     found.append(map_arguments(unit.part.result, plain))
     return tuple(map(repr, found))
 
@@ -84,7 +89,7 @@ def general(
         values=structure.values | found.values,
         sizes=structure.sizes | found.sizes,
     )
-    return wider, unit, {name: row for row, name in found.names.items()}
+    return wider, unit, found.rows
 
 
 class _UnknownError(Exception):
@@ -94,7 +99,8 @@ class _UnknownError(Exception):
 class _General:
     def __init__(self, structure: Structure, units: Sequence[Unit]) -> None:
         self._structure, self._units = structure, units
-        self.names: dict[Row, str] = {}  # sizes that differ from call to call
+        self.rows: dict[str, Row] = {}  # names of sizes that differ -> what they are in each call
+        self._turns: Counter[Row] = Counter()  # how often a shape or call has such sizes so far
         self._known: set[int] = set()  # sizes of arguments that do not
         self.values: dict[str, Any] = {}
         self.sizes: dict[str, str] = {}
@@ -107,8 +113,13 @@ class _General:
         for values in zip(*(refs_in((one,)) for one in given), strict=True):
             self._learn(values)
         steps: list[Call | Unit] = []
-        for several in zip(*(one.steps for one in self._units), strict=True):
-            step = several[0]
+        rows = zip(*map(_steps_of, self._units), strict=True)
+        for step in first.steps:
+            if isinstance(step, Call) and is_copy(step):
+                self.values[step.name] = self.values[step.args[0].name]
+                steps.append(replace(step, result=(self.values[step.name],)))
+                continue
+            several = next(rows)
             if isinstance(step, Call):
                 calls = [one for one in several if isinstance(one, Call)]
                 steps.append(self._call(calls))
@@ -129,22 +140,26 @@ class _General:
         row = tuple(one.expression if isinstance(one, Size) else one for one in several)
         if len({*row}) == 1 and not isinstance(several[0], Size):
             return several[0]
-        if row not in self.names:
-            self.names[row] = identifier(key, self.names.values())
-        return Size(self.names[row])
+        name = identifier(key, self.rows)
+        self.rows[name] = row
+        return Size(name)
 
     def _learn(self, values: Sequence[str]) -> None:
         """Names the sizes of an argument that differ."""
         dtype, _ = self._structure.values.get(values[0], ("", ()))
         shape: list[int | str] = []
+        seen: Counter[Row] = Counter()
         for row in zip(*map(self._shape, values), strict=True):
             if len({*row}) == 1:
                 shape.append(row[0])
                 self._known |= {one for one in row if isinstance(one, int)}
                 continue
-            if row not in self.names:
-                self.names[row] = f"size_{len(self.names)}"
-            shape.append(self.names[row])
+            names = [name for name, known in self.rows.items() if known == row]
+            if seen[row] == len(names):  # a square has two
+                names.append(f"size_{len(self.rows)}")
+                self.rows[names[-1]] = row
+            shape.append(names[seen[row]])
+            seen[row] += 1
         self.values[values[0]] = (dtype, tuple(shape))
 
     def _shape(self, value: str) -> Row:
@@ -157,11 +172,13 @@ class _General:
 
     def _result(self, shapes: Sequence[Row]) -> Row:
         """Returns the shape of a result; a size that is not told is `_`, which nothing knows."""
+        self._turns.clear()
         rows = zip(*shapes, strict=True)
         return tuple("_" if (size := self._try(row)) is None else size for row in rows)
 
     def _call(self, calls: Sequence[Call]) -> Call:
         first = calls[0]
+        self._turns.clear()
         rows = zip(*(_leaves((one.args, one.kwargs)) for one in calls), strict=True)
         leaves = iter([self._leaf(row) for row in rows])
         args, kwargs = map_arguments((first.args, first.kwargs), lambda _: next(leaves))
@@ -200,9 +217,9 @@ class _General:
         plain = tuple(_plain(one) for one in row)
         if len({*plain}) == 1:
             return plain[0]
-        known = {tuple(_plain(_parse(one)) for one in given): n for given, n in self.names.items()}
-        if plain in known:
-            return known[plain]
+        name = self._next(plain)
+        if name:
+            return name
         numbers = tuple(one for one in plain if isinstance(one, int))
         if len(numbers) == len(plain):
             return next(self._expressions(numbers), None)
@@ -215,22 +232,36 @@ class _General:
         left, right = (self._find(several) for several in zip(*pairs, strict=True))
         return None if left is None or right is None else _join(left, first.op, right)
 
+    def _next(self, row: Row) -> str:
+        """Returns the name of a size: of several that are equal each time one after the other."""
+        names = [
+            name
+            for name, known in self.rows.items()
+            if tuple(_plain(_parse(one)) for one in known) == row
+        ]
+        at = self._turns[row]
+        self._turns[row] += bool(names)
+        return names[at % len(names)] if names else ""
+
     def _expressions(self, row: tuple[int, ...]) -> Iterator[str]:
         """Yields what a size may be: a product or quotient of others that all calls have."""
-        atoms: dict[tuple[int, ...], int | str] = {}
-        for given, name in self.names.items():
-            whole = tuple(one for one in given if isinstance(one, int) and one > 0)
+        atoms: dict[tuple[int, ...], int | None] = {}
+        for known in self.rows.values():
+            whole = tuple(one for one in known if isinstance(one, int) and one > 0)
             if len(whole) == len(row):
-                atoms[whole] = name
+                atoms[whole] = None
         for one in sorted(self._known, reverse=True):
             atoms.setdefault((one,) * len(row), one)
         atoms |= {(ratio,) * len(row): ratio for ratio in range(2, _MOST_TIMES)}
         for (xs, a), (ys, b) in itertools.product(atoms.items(), repeat=2):
             pairs = [*zip(xs, ys, row, strict=True)]
+            operation: ast.operator | None = None
             if all(x * y == size for x, y, size in pairs):
-                yield _join(a, ast.Mult(), b)
-            if all(x // y == size and x % y == 0 for x, y, size in pairs):
-                yield _join(a, ast.FloorDiv(), b)
+                operation = ast.Mult()
+            elif all(x // y == size and x % y == 0 for x, y, size in pairs):
+                operation = ast.FloorDiv()
+            if operation is not None:
+                yield _join(a or self._next(xs), operation, b or self._next(ys))
 
 
 def _parse(size: int | str) -> ast.expr:
@@ -269,6 +300,10 @@ def _plain(size: ast.expr) -> int | str:
 
 def _join(left: int | str, op: ast.operator, right: int | str) -> str:
     return text(ast.BinOp(_parse(left), op, _parse(right)))
+
+
+def _steps_of(unit: Unit) -> list[Call | Unit]:
+    return [step for step in unit.steps if not (isinstance(step, Call) and is_copy(step))]
 
 
 def _by_key(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:

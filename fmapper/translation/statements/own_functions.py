@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +101,9 @@ class _Functions:
         for group in groups.values():
             if len({places[name] for name in group}) > 1:
                 found.update(group)
-        return found
+        others = {name for name in self._functions if name not in found and self._calls[name]}
+        inlined = {_spot(self._functions[name]) for name in others}
+        return {name for name in found if _spot(self._functions[name]) not in inlined}
 
     def find_methods(self, functions: Collection[str]) -> set[str]:
         """Returns the calls of methods that are methods of the file.
@@ -127,7 +129,20 @@ class _Functions:
             for group in groups.values()
             for name in group
             if len({places[one] for one in group}) > 1 or self._is_of_interface(name)
+            if self._is_of_class(group)
         }
+
+    def _is_of_class(self, calls: Sequence[str]) -> bool:
+        """Returns whether all submodules of a class that run call a method, and to the same end.
+
+        Otherwise they are more alike without that method.
+        """
+        paths = {self._functions[name].path for name in calls}
+        types = self._program.types
+        kind = types.get(next(iter(paths)))
+        others = {part.path for part in self._program.parts if types.get(part.path) == kind}
+        contents = {self._content(self._functions[name]) for name in calls}
+        return others <= paths and (len(paths) == 1 or len(contents) == 1)
 
     def _is_of_interface(self, name: str) -> bool:
         """Returns whether users may call a method, and its caller does more than that."""
@@ -165,13 +180,21 @@ class _Functions:
         """Returns what a function does, without the numbers in it."""
         names: dict[str, int] = {}
         for value in refs_in((part.arguments,)):
-            names.setdefault(value, len(names))
+            names.setdefault(value, len({*names.values()}))
         calls = [call for call in self._calls[part.name] if call.name not in self._sizes]
         found = []
         for call in calls:
+            if is_copy(call) and call.args[0].name in names:
+                names.setdefault(call.name, names[call.args[0].name])
+                continue
             found.append((call.op, _plain(call.args, names), _plain(call.kwargs, names)))
-            names.setdefault(call.name, len(names))
+            names.setdefault(call.name, len({*names.values()}))
         return (*map(repr, found), repr(_plain(part.result, names)))
+
+
+def _spot(part: Part) -> tuple[str, str]:
+    """Returns a function, and the line that calls it: there it is the same for all objects."""
+    return part.function, part.source
 
 
 def _options(part: Part) -> str:
@@ -192,6 +215,12 @@ def _plain(value: Any, names: Mapping[str, int]) -> Any:
         return tuple(_plain(one, names) for one in value)
     is_size = isinstance(value, int) and not isinstance(value, bool)
     return "size" if is_size else value
+
+
+def is_copy(call: Call) -> bool:
+    """Returns whether a call gives the values that it is given, as `contiguous` does."""
+    name = call.op.partition("::")[2].partition(".")[0]
+    return name in ("contiguous", "clone", "alias") and isinstance(call.args[0], Ref)
 
 
 def _is_size(call: Call) -> bool:
