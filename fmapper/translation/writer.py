@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -13,7 +13,7 @@ from fmapper.programs.treespec import Ref
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.constructors.ties import fill_tied, ties_below
-from fmapper.translation.functions import changes
+from fmapper.translation.functions import changes, own_functions
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import (
@@ -23,8 +23,7 @@ from fmapper.translation.functions.forms import (
     objects_in,
     with_objects,
 )
-from fmapper.translation.functions.keys import attributes_for
-from fmapper.translation.functions.own_functions import write_functions
+from fmapper.translation.functions.keys import attributes_for, units_that_draw
 from fmapper.translation.functions.parameters import (
     by_position,
     find_varying,
@@ -85,15 +84,21 @@ def write(
     Raises:
         ConversionError: There is something in it that cannot be written, or to be scanned.
     """
-    writer = _Writer(program, dialect, scan=scan)
-    writer.write_bodies()
-    if evaluation is not None:
-        writer.evaluation = _Writer(evaluation, dialect, scan=False)
-        writer.evaluation.records = writer.records
-        writer.evaluation.drawing = writer.units_that_draw()
-        writer.evaluation.fixed = writer.owners
-        writer.evaluation.write_bodies()
-    return writer.file()
+    spots: set[own_functions.Spot] | None = None
+    while True:
+        writer = _Writer(program, dialect, scan=scan)
+        writer.write_bodies(spots)
+        if evaluation is None:
+            return writer.file()
+        writer.evaluation = other = _Writer(evaluation, dialect, scan=False)
+        other.records, other.fixed = writer.records, writer.owners
+        other.drawing = units_that_draw(writer.structure, writer.forms)
+        known = own_functions.spots_of(writer.structure, writer.forms)
+        other.write_bodies(known)
+        both = known.items() & own_functions.spots_of(other.structure, other.forms).items()
+        if both == known.items():
+            return writer.file()
+        spots = {spot for spot, _ in both}
 
 
 class _Writer:
@@ -120,15 +125,10 @@ class _Writer:
 
     # --- units --------------------------------------------------------------------------------
 
-    def units_that_draw(self) -> frozenset[tuple[str, str]]:
-        """Returns the paths and methods of the parts that have statements and draw."""
-        units = [self.structure.root, *self.structure.root.units()]
-        bodies = ((one, self.forms[id(one)].body) for one in units if id(one) in self.forms)
-        return frozenset((one.path, one.part.method) for one, b in bodies if b and b.randoms)
-
-    def write_bodies(self) -> None:
-        """Writes the functions, and finds what each submodule has."""
+    def write_bodies(self, spots: Collection[own_functions.Spot] | None = None) -> None:
+        """Writes the functions, those of the model itself at some spots, and finds all parts."""
         root = self.structure.root
+        own_functions.inline_others(self.structure, spots)
         self.dialect.regroup(self.structure)
         self._find_layers(root)
         self._find_sequences(root)
@@ -213,7 +213,7 @@ class _Writer:
         def write(structure: Structure, unit: Unit) -> Form:
             return BodyWriter(structure, *parts[1:]).write(unit, unit.part.result)
 
-        write_functions(self.structure, self.forms, self.dialect, write)
+        own_functions.write_functions(self.structure, self.forms, self.dialect, write)
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))

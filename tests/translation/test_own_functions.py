@@ -193,6 +193,30 @@ class Dropped(nn.Module):
         return drop(x) + drop(self.linear(x))
 
 
+class Noisy(nn.Module):
+    """A function and a method that are pure in evaluation alone, and a method of both modes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def mix(self, x):
+        return self.second(torch.tanh(self.first(x)) * 2)
+
+    def spread(self, x):
+        y = torch.relu(x) * 2 + x
+        return y - y.mean() if self.training else y * torch.exp(-y * y)
+
+    def forward(self, x):
+        x = blur(x, self.training) + blur(self.first(x), self.training)
+        return self.mix(self.spread(x)) + self.mix(self.spread(self.second(x)))
+
+
+def blur(x, training):
+    y = torch.tanh(x) * 2 + x * x
+    return F.dropout(y - y.mean(-1, keepdim=True), 0.5, training)
+
+
 class Scaled(nn.Module):
     """A function of a layer's arrays alone is not worth one: the layer stays."""
 
@@ -377,6 +401,15 @@ def test_what_needs_an_object_is_part_of_the_caller(make, name):
     assert name not in functions_of(code)
 
 
+def test_both_modes_have_the_same_functions():
+    x = torch.randn(4, 8)
+    code = fmapper.source(Noisy(), "flax", (x,), train=True)
+    assert "blur" not in functions_of(code)  # it draws in training
+    assert code.count("def mix(self, x)") == 1
+    assert code.count("self.mix(") == 2 * code.count("if self.deterministic:") + 2
+    agree(Noisy().eval(), code, torch.randn(3, 8))
+
+
 def test_methods_of_parts_are_methods():
     model = World().eval()
     x, action = torch.randn(2, 3, 5), torch.randn(2, 3, 3)
@@ -405,6 +438,45 @@ def test_methods_that_repeat_are_methods_with_their_parameters():
     assert "y = self._mix(x, self.linear(x))" in code
     assert "for _ in range(3):\n            y = gate(y, self.linear(y))\n" in code
     agree(model, code, torch.randn(3, 8))
+
+
+class Shift(nn.Module):
+    """A step of a flow, whose odd ones begin at the other end."""
+
+    def __init__(self, odd):
+        super().__init__()
+        self.odd = odd
+        self.net = nn.Linear(3, 3)
+
+    def run(self, x):
+        a, b = (x.flip(-1) if self.odd else x).chunk(2, -1)
+        return torch.cat([a, b * torch.exp(torch.tanh(self.net(a)))], -1)
+
+    def invert(self, y):
+        a, b = y.chunk(2, -1)
+        x = torch.cat([a, b * torch.exp(-torch.tanh(self.net(a)))], -1)
+        return x.flip(-1) if self.odd else x
+
+
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.ModuleList([Shift(bool(i % 2)) for i in range(4)])
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step.run(x)
+        y = x
+        for step in reversed(self.steps):
+            y = step.invert(y)
+        return x, y
+
+
+def test_parts_without_forward_have_their_methods():
+    model = Flow().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 6),))
+    assert code.count("def run(self, x)") == code.count("def invert(self, y)") <= 2
+    agree(model, code, torch.randn(3, 6))
 
 
 @pytest.mark.parametrize("target", ["equinox", "jax"])

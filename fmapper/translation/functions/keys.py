@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fmapper.programs.program import Call
 from fmapper.translation.code import expr, name, text
-from fmapper.translation.functions.forms import Body, Statement
-from fmapper.translation.units import Unit
+from fmapper.translation.functions.forms import Body, Form, Statement
+from fmapper.translation.units import Structure, Unit
 
 _SEVERAL = "keys = Keys(key)"
 
@@ -85,3 +85,10 @@ class _OneKey(ast.NodeTransformer):
             return name("key")
         self.generic_visit(node)
         return node
+
+
+def units_that_draw(structure: Structure, forms: Mapping[int, Form]) -> frozenset[tuple[str, str]]:
+    """Returns the paths and methods of the parts that have statements and draw."""
+    units = [structure.root, *structure.root.units()]
+    bodies = ((one, forms[id(one)].body) for one in units if id(one) in forms)
+    return frozenset((one.path, one.part.method) for one, body in bodies if body and body.randoms)

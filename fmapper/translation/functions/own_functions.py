@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect
 
 Write = Callable[[Structure, Unit], Form]
+Spot = tuple[str, str, str]  # a call: the submodule, the function, and the line
 
 _OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Compare)
 _FEWEST = 3  # operations in a function of one statement
@@ -46,9 +47,9 @@ def write_functions(
         for unit in inner:
             groups.setdefault(content_of(structure, unit), []).append(unit)
         found = [(group, _forms(structure, group, write)) for group in groups.values()]
-        inlined = {_spot(unit) for group, made in found if not made for unit in group}
+        inlined = {_spot(unit)[1:] for group, made in found if not made for unit in group}
         for group, made in found:
-            if inlined & {_spot(unit) for unit in group}:  # as what other objects do there
+            if inlined & {_spot(unit)[1:] for unit in group}:  # as what other objects do there
                 for unit in group:
                     _inline(unit)
                 continue
@@ -124,8 +125,29 @@ def _place(unit: Unit) -> tuple[str, int]:
     return unit.part.source, same.index(unit)
 
 
-def _spot(unit: Unit) -> tuple[str, str]:
-    return unit.part.function, unit.part.source
+def _spot(unit: Unit) -> Spot:
+    return unit.path, unit.part.function or unit.part.method, unit.part.source
+
+
+def _own_calls(structure: Structure) -> list[Unit]:
+    """Returns the calls of functions, and of methods of the submodules that call them."""
+    methods = (one for one in structure.root.units() if one.parent and one.part.method)
+    own = [one for one in methods if one.parent and one.parent.path == one.path]
+    return [*structure.root.functions(), *own]
+
+
+def spots_of(structure: Structure, forms: Mapping[int, Form]) -> dict[Spot, str]:
+    """Maps where a program calls such functions and methods to what the file calls them."""
+    return {_spot(unit): forms[id(unit)].function for unit in _own_calls(structure)}
+
+
+def inline_others(structure: Structure, spots: Collection[Spot] | None) -> None:
+    """Makes the code of such functions and methods that of their callers, but at some spots."""
+    if spots is None:
+        return
+    for unit in _own_calls(structure):
+        if _spot(unit) not in spots:
+            _inline(unit)
 
 
 def _add(title: str, body: Body, dialect: Dialect, taken: set[str]) -> str:

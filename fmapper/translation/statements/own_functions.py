@@ -133,16 +133,18 @@ class _Functions:
         }
 
     def _is_of_class(self, calls: Sequence[str]) -> bool:
-        """Returns whether all submodules of a class that run call a method, and to the same end.
+        """Returns whether a method is what all submodules of a class that run call, and the same.
 
-        Otherwise they are more alike without that method.
+        Otherwise they are more alike without that method, but where they have no other code.
         """
-        paths = {self._functions[name].path for name in calls}
+        own = [self._functions[name] for name in calls]
         types = self._program.types
-        kind = types.get(next(iter(paths)))
-        others = {part.path for part in self._program.parts if types.get(part.path) == kind}
-        contents = {self._content(self._functions[name]) for name in calls}
-        return others <= paths and (len(paths) == 1 or len(contents) == 1)
+        kind = types.get(own[0].path)
+        others = [part for part in self._program.parts if types.get(part.path) == kind]
+        if all(part.function or part.method for part in others):
+            return True
+        is_same = len({self._content(part) for part in own}) == 1
+        return is_same and {part.path for part in others} <= {part.path for part in own}
 
     def _is_of_interface(self, name: str) -> bool:
         """Returns whether users may call a method, and its caller does more than that."""
