@@ -406,7 +406,8 @@ def test_both_modes_have_the_same_functions():
     code = fmapper.source(Noisy(), "flax", (x,), train=True)
     assert "blur" not in functions_of(code)  # it draws in training
     assert code.count("def mix(self, x)") == 1
-    assert code.count("self.mix(") == 2 * code.count("if self.deterministic:") + 2
+    called = [line for line in code.splitlines() if "self.mix(" in line and "#" not in line]
+    assert len(called) == 1 + code.count("if self.deterministic:")
     agree(Noisy().eval(), code, torch.randn(3, 8))
 
 

@@ -258,7 +258,7 @@ def vector_norm(x, axis=None, keepdims=False):
     return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, square)))
 ''')
 _enter('''
-def std(x, axis=None, ddof=0, keepdims=False):
+def standard_deviation(x, axis=None, ddof=0, keepdims=False):
     """Computes standard deviations; where all elements are one their slope is zero."""
     var = x.var(axis=axis, ddof=ddof, keepdims=keepdims)
     is_zero = var == 0
@@ -283,7 +283,7 @@ binary_cross_entropy.defjvps(
     lambda slope, value, x, target: slope * (jnp.log1p(-x) - jnp.log(x)),
 )'''
 HELPERS["check_shapes"] = CHECK_SHAPES
-for _name, _made in (("var", "x.var("), ("std", "std(x, ")):
+for _name, _made in (("var", "x.var("), ("std", "standard_deviation(x, ")):
     HELPERS[f"{_name}_mean"] = f'''def {_name}_mean(x, ddof=0, **options):
     """Returns the {"variance" if _name == "var" else "standard deviation"} and the mean."""
     return {_made}ddof=ddof, **options), x.mean(**options)'''

@@ -66,7 +66,7 @@ def _spread(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> An
     if name == "var":
         return reduce(x, name, dim, keepdim, ddof=int(correction) or None)
     more = {"ddof": int(correction) or None, "keepdims": True if keepdim else None}
-    return call_of(name, x, axis=axis_of(x, dim), **more)
+    return call_of("standard_deviation", x, axis=axis_of(x, dim), **more)
 
 
 def _enter_spread(name: str) -> None:
