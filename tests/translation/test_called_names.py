@@ -65,3 +65,46 @@ def test_a_layer_that_the_model_calls_too_is_its_own() -> None:
     source, proof, _ = translate_proved(Shared(), "flax", (torch.randn(2, 5),))
     assert proof
     assert "self.norm = nnx.LayerNorm(" in source.code
+
+
+class Bias(nn.Module):
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope = slope
+        self.weight = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight + torch.tanh(x) * self.slope
+
+
+class Biased(nn.Module):
+    def __init__(self, bias: nn.Module | None) -> None:
+        super().__init__()
+        self.linear, self.bias = nn.Linear(5, 5), bias
+
+    def forward(self, x: Any) -> Any:
+        x = self.linear(x)
+        return x if self.bias is None else self.bias(x)
+
+
+class Biases(nn.Module):
+    """Two parts that the model has, too, one of them in two layers, and a layer without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Bias(0.5), Bias(0.25)
+        self.layers = nn.ModuleList([Biased(self.one), Biased(self.other), Biased(self.one)])
+        self.last = Biased(None)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
+def test_parts_that_objects_of_a_class_are_given_stay_where_they_are() -> None:
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Biases(), "flax", (torch.randn(2, 5),))
+    assert proof
+    assert "self.layers[1].bias = self.other" in source.code

@@ -12,7 +12,7 @@ from fmapper.translation.units import Structure, local_name
 
 
 def with_called_names(program: Program) -> Program:
-    """Returns a program whose parts have the names by which they are called.
+    """Returns a program whose parts have the names by which sequences call them.
 
     `self.bn1` may be nothing but a second name of the item of `nn.Sequential(conv, self.bn1)`: the
     file has the item, in the place where it is called.
@@ -20,7 +20,9 @@ def with_called_names(program: Program) -> Program:
     called = {part.path for part in program.parts}
     others: dict[str, list[str]] = {}
     for path, first in program.first_paths.items():
-        if path != first and path in called:
+        owner, _, last = path.rpartition(".")
+        is_item = last.isdigit() and program.types.get(owner, "").endswith(".Sequential")
+        if path != first and path in called and is_item:
             others.setdefault(first, []).append(path)
     renamed: dict[str, str] = {}
     for first in sorted(others):
