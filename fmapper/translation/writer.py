@@ -264,8 +264,9 @@ class _Writer:
                 return method
         wanted = unit.part.method if unit.part.method not in self.dialect.own_methods() else ""
         method = identifier(wanted) if wanted else ""
-        if method in {one for one, _ in known}:
-            method = identifier(f"{wanted or 'call'}_{len(known) + 1}", {one for one, _ in known})
+        taken = {one for one, _ in known}
+        if method in taken:
+            method = identifier(wanted or "call", {wanted or "call", *taken})
         known.append((method, body))
         return method
 

@@ -441,6 +441,39 @@ def test_methods_that_repeat_are_methods_with_their_parameters():
     agree(model, code, torch.randn(3, 8))
 
 
+class Ranks(nn.Module):
+    """A method of arrays with two and with three dimensions, after another method."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def begin(self, x):
+        return torch.tanh(self.first(x))
+
+    def mix(self, x):
+        y = self.second(x)
+        return y - y.mean(dim=tuple(range(1, x.ndim)), keepdim=True)
+
+
+class OfRanks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ranks = Ranks()
+
+    def forward(self, x):
+        x = self.ranks.begin(x)
+        return self.ranks.mix(x) + self.ranks.mix(torch.stack([x, -x], 1)).sum(1)
+
+
+def test_a_method_that_differs_has_the_next_number():
+    model = OfRanks().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8),))
+    assert "def mix(self, x)" in code
+    assert "def mix_2(self, x)" in code
+    agree(model, code, torch.randn(3, 8))
+
+
 class Shift(nn.Module):
     """A step of a flow, whose odd ones begin at the other end."""
 
