@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 
 import numpy as np
 import pytest
@@ -471,6 +472,50 @@ def test_a_method_that_differs_has_the_next_number():
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))
     assert "def mix(self, x)" in code
     assert "def mix_2(self, x)" in code
+    agree(model, code, torch.randn(3, 8))
+
+
+def traced(function):
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+class Called:
+    """A callable that a function says it wraps."""
+
+    def __call__(self, x):
+        return torch.tanh(x)
+
+
+@functools.wraps(Called())
+def squash(x):
+    return torch.tanh(x) * 2
+
+
+@traced
+def swell(x):
+    return torch.relu(x) * 2 + x * x
+
+
+bend = lambda x: torch.sigmoid(x) * x + torch.exp(-x * x)  # noqa: E731
+
+
+class Decorated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = squash(swell(x)) + swell(self.linear(x))
+        return bend(y) + bend(x)
+
+
+def test_functions_have_the_names_that_code_calls_them_by():
+    model = Decorated().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8),))
+    assert {"swell", "bend"} <= functions_of(code)
     agree(model, code, torch.randn(3, 8))
 
 

@@ -134,13 +134,18 @@ class PartCalls:
             self._open.pop()["result"] = _with_refs(result, self._same, _DEEPEST)
 
     def _begin(
-        self, owner: torch.nn.Module | None, function: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        owner: torch.nn.Module | None,
+        name: str,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
     ) -> dict[str, Any] | None:
         """Notes the call of a function that is given tensors, or of a method of another part."""
         if not self._open or _private.place_in_recording() is None:
             return None
         caller = next(one for one in reversed(self._open) if not one.get("function"))
-        name, facts = function.__name__, {"code": inspect.unwrap(function).__code__}
+        facts: dict[str, Any] = {"code": inspect.unwrap(function).__code__}
         at = f"{name}@{len(self._noted)}"
         if owner is not None:
             facts |= {**_facts_of(owner, self._settings), "method": name}

@@ -15,9 +15,9 @@ import torch
 # Whose functions are those of a framework, not of a model.
 _FRAMEWORKS = {"torch", "numpy", "jax", "einops", "fmapper", "fmapper_adapters"}
 
-# Is given the owner of a method, or None, the function, and what it is called with; returns what
-# `End` is given, None where it is not to be called.
-Begin = Callable[[torch.nn.Module | None, Callable[..., Any], Any, Any], Any]
+# Is given the owner of a method, or None, the function with its name, and what it is called with;
+# returns what `End` is given, None where it is not to be called.
+Begin = Callable[[torch.nn.Module | None, str, Callable[..., Any], Any, Any], Any]
 End = Callable[[Any, Any], None]  # is given that, and the result; None where the call has failed
 
 
@@ -32,7 +32,7 @@ def watch(module: torch.nn.Module, begin: Begin, end: End) -> Iterator[None]:
     try:
         for owner, name, value in [*_find(module), *_methods_of(module)]:
             before.append((owner, name, value))
-            _set(owner, name, _wrap(value, begin, end, is_method=isinstance(owner, type)))
+            _set(owner, name, _wrap(name, value, begin, end, is_method=isinstance(owner, type)))
         yield
     finally:
         for owner, name, value in before:
@@ -46,16 +46,16 @@ def _set(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _wrap(value: Any, begin: Begin, end: End, *, is_method: bool) -> Any:
+def _wrap(name: str, value: Any, begin: Begin, end: End, *, is_method: bool) -> Any:
     if isinstance(value, staticmethod):
-        return staticmethod(_wrap(value.__func__, begin, end, is_method=False))
+        return staticmethod(_wrap(name, value.__func__, begin, end, is_method=False))
     function: Callable[..., Any] = value
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         owner = args[0] if is_method and args else None
         is_part = isinstance(owner, torch.nn.Module)
-        noted = begin(owner if is_part else None, function, args, kwargs)
+        noted = begin(owner if is_part else None, name, function, args, kwargs)
         if noted is None:
             return function(*args, **kwargs)
         result = None
@@ -106,7 +106,7 @@ def _methods(cls: type) -> Iterator[FunctionType]:
 
 def _find_called(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, FunctionType]]:
     """Yields the functions that one names, with the modules' names that they are among."""
-    inner = inspect.unwrap(function)
+    inner: Any = inspect.unwrap(function)
     names = {*_names_in(inner.__code__)}
     spaces = [inner.__globals__]
     for name in names:
@@ -129,7 +129,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 def _is_plain(function: FunctionType) -> bool:
     inner = inspect.unwrap(function)
-    return not (inspect.isgeneratorfunction(inner) or inspect.iscoroutinefunction(inner))
+    waits = inspect.isgeneratorfunction(inner) or inspect.iscoroutinefunction(inner)
+    return isinstance(inner, FunctionType) and not waits
 
 
 def _is_own(value: type | FunctionType) -> bool:
