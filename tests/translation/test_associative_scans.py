@@ -56,16 +56,17 @@ def test_a_recurrence_is_a_loop_over_any_length():
         np.testing.assert_allclose(got.detach(), model(x), rtol=1e-5, atol=1e-6)
 
 
+FUNCTIONS = [
+    linear,
+    lambda a, b: (a[0] + b[0], a[1] * b[1]),
+    lambda a, b: (jnp.maximum(a[0], b[0]), a[1] + b[1]),  # no number of ours: it is JAX's own
+]
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize(
-    "function",
-    [
-        linear,
-        jax.vmap(linear),
-        lambda a, b: (a[0] + b[0], a[1] * b[1]),
-        lambda a, b: (jnp.maximum(a[0], b[0]), a[1] + b[1]),  # no number of ours: it is JAX's own
-    ],
+    ("function", "axis"),
+    [(jax.vmap(linear), 0), *((one, axis) for one in FUNCTIONS for axis in (0, 1, 2))],
 )
 def test_loops_give_what_scans_give(function, axis, reverse):
     given = normal(1, 5, 4, 3), normal(2, 5, 4, 3)
@@ -73,13 +74,22 @@ def test_loops_give_what_scans_give(function, axis, reverse):
     def scan(*xs):
         return jax.lax.associative_scan(function, xs, reverse=reverse, axis=axis)
 
-    if getattr(function, "__wrapped__", None) is not None and axis != 0:
-        pytest.skip("vmap takes the first dimension")
     want = scan(*given)
     with record_loops(wanted=True):
         got = scan(*given)
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [jnp.maximum, jnp.minimum, jnp.add, jnp.multiply])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_elements_of_one_number_are_not_taken_for_others(function, sign):
+    x = sign * (jnp.arange(5.0) + 2)
+    wanted = jax.lax.associative_scan(function, x)
+    with record_loops(wanted=True):
+        np.testing.assert_array_equal(jax.lax.associative_scan(function, x), wanted)
+        rows = jax.vmap(lambda x: jax.lax.associative_scan(function, x))(x[None])
+    np.testing.assert_array_equal(rows[0], wanted)
 
 
 def test_a_scan_that_names_its_constants_is_one_too():

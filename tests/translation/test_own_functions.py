@@ -442,6 +442,93 @@ def test_methods_that_repeat_are_methods_with_their_parameters():
     agree(model, code, torch.randn(3, 8))
 
 
+def bend_or_not(x):
+    if x.shape[-1] > 4:
+        return torch.tanh(x) * 2 + x * x
+    return torch.sigmoid(x) * 3 - x * x
+
+
+def around(x):
+    return torch.exp(-bend_or_not(x)) + torch.relu(x) * 2
+
+
+class Choosing(nn.Module):
+    """A function that computes something else for other sizes, within one that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        wide = around(x) + around(y) + bend_or_not(y)
+        z = self.second(wide)
+        narrow = around(z) + around(z * 2) + bend_or_not(z)
+        return wide.sum(-1) + narrow.sum(-1)
+
+
+def test_functions_are_one_only_if_those_in_them_are():
+    model = Choosing().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8),))
+    assert {"around", "around_2", "bend_or_not", "bend_or_not_2"} <= functions_of(code)
+    agree(model, code, torch.randn(3, 8))
+
+
+def join_windows(windows, size, h, w):
+    b = windows.shape[0] // ((h // size) * (w // size))
+    x = windows.view(b, h // size, w // size, size, size, -1)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, -1)
+
+
+def smooth(x, size):
+    _, h, w, _ = x.shape
+    windows = split_windows(x, size)
+    windows = windows - windows.mean((1, 2), keepdim=True)
+    return join_windows(windows, size, h, w) * 2 + x
+
+
+class Smooth(nn.Module):
+    """Functions within a function, which are given other numbers and sizes by its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = smooth(x, 2) + smooth(self.linear(x), 2)
+        z = smooth(y[:, ::2, ::2], 4)
+        return y.sum((1, 2)) + join_windows(split_windows(z, 2), 2, z.shape[1], z.shape[2]).amax()
+
+
+class TwoRotaries(nn.Module):
+    """A function in a function that two modules call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.linear = Rotary(), nn.Linear(8, 16)
+
+    def forward(self, x, cos, sin):
+        q, k = self.linear(x).chunk(2, -1)
+        q, k = rotate_both(q, k, cos, sin)
+        return self.first(x, cos, sin) + q @ k.transpose(-2, -1)
+
+
+def test_functions_within_functions():
+    model = TwoRotaries().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.rand(5, 8), torch.rand(5, 8)))
+    assert {"rotate_half", "rotate_both"} <= functions_of(code)
+    assert "q * cos + rotate_half(q) * sin" in code
+    agree(model, code, torch.randn(3, 4, 8), torch.rand(4, 8), torch.rand(4, 8))
+
+
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")  # by the sizes of images
+def test_functions_that_give_their_numbers_on():
+    model = Smooth().eval()
+    code = fmapper.source(model, "flax", (torch.randn(2, 8, 16, 3),))
+    assert {"split_windows", "join_windows"} <= functions_of(code)
+    agree(model, code, torch.randn(3, 8, 16, 3))
+
+
 class Ranks(nn.Module):
     """A method of arrays with two and with three dimensions, after another method."""
 

@@ -13,7 +13,7 @@ from fmapper.programs.treespec import Size
 from fmapper.translation.functions.forms import Body, Form
 from fmapper.translation.functions.parameters import varies
 from fmapper.translation.functions.shapes import combine, comment
-from fmapper.translation.statements.general_sizes import Row, content_of, general
+from fmapper.translation.statements.general_sizes import UNKNOWN, Row, content_of, general
 from fmapper.translation.statements.origins import with_comments
 from fmapper.translation.units import Structure, Unit, dissolve
 
@@ -41,12 +41,12 @@ def write_functions(
     taken = {name for part in structure.program.parts for name in part.arguments}
     left = [*structure.root.functions()]
     while left:
-        inner = [unit for unit in left if not any(True for _ in unit.functions())]
+        inner = [unit for unit in left if not {*unit.functions()} & {*left}]
         left = [unit for unit in left if unit not in inner]
         groups: dict[Any, list[Unit]] = {}
         for unit in inner:
-            groups.setdefault(content_of(structure, unit), []).append(unit)
-        found = [(group, _forms(structure, group, write)) for group in groups.values()]
+            groups.setdefault(content_of(structure, unit, forms), []).append(unit)
+        found = [(group, _forms(structure, group, forms, write)) for group in groups.values()]
         inlined = {_spot(unit)[1:] for group, made in found if not made for unit in group}
         for group, made in found:
             if inlined & {_spot(unit)[1:] for unit in group}:  # as what other objects do there
@@ -60,20 +60,21 @@ def write_functions(
                 forms[id(unit)] = replace(form, function=name)
 
 
-def _forms(structure: Structure, units: Sequence[Unit], write: Write) -> list[Form]:
+def _forms(
+    structure: Structure, units: Sequence[Unit], forms: Mapping[int, Form], write: Write
+) -> list[Form]:
     """Returns the forms of calls of one function; none where they are better inlined."""
-    found = general(structure, units) if len({_place(unit) for unit in units}) > 1 else None
+    is_several = len({_place(unit) for unit in units}) > 1
+    found = general(structure, units, forms) if is_several else None
     if found is None:
         return []
     wider, unit, names = found
     unit.part = _with_plain_arguments(unit.part)
     form = write(wider, unit)
     keys = [*unit.part.arguments]
-    return (
-        [_form_of(form, one, keys, names, at) for at, one in enumerate(units)]
-        if _pays(form)
-        else []
-    )
+    if not _pays(form):
+        return []
+    return [_form_of(form, one, keys, names, at) for at, one in enumerate(units)]
 
 
 def _with_plain_arguments(part: Part) -> Part:
@@ -87,7 +88,9 @@ def _pays(form: Form) -> bool:
     body = form.body
     assert body is not None
     needs = (body.arrays, body.constants, body.holds, body.layers, body.written, body.randoms)
-    if any(needs) or any(one.is_fixed for one in form.arguments):
+    sizes = [str(one.structure.expression) for one in form.arguments if one.kind == "size"]
+    is_told = not any(UNKNOWN in size for size in sizes)
+    if any(needs) or not is_told or any(one.is_fixed for one in form.arguments):
         return False
     nodes = [node for one in body.walk() for node in ast.walk(one.node)]
     return len(body.statements) > 1 or sum(isinstance(one, _OPERATIONS) for one in nodes) >= _FEWEST

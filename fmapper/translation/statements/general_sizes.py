@@ -12,7 +12,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
@@ -20,17 +20,22 @@ from fmapper.translation.code import identifier, text
 from fmapper.translation.statements.own_functions import is_copy
 from fmapper.translation.units import Structure, Unit
 
+if TYPE_CHECKING:
+    from fmapper.translation.functions.forms import Form
+
 Row = tuple[int | str, ...]  # one size in each of several calls
 
+UNKNOWN = "unknown_"  # begins the names of sizes that a function cannot compute
 _MOST_TIMES = 9
 
 
-def content_of(structure: Structure, unit: Unit) -> tuple[Any, ...]:
+def content_of(structure: Structure, unit: Unit, forms: Mapping[int, Form]) -> tuple[Any, ...]:
     """Returns what a call of a function computes, without sizes: equal for those of one function.
 
     Args:
         structure: The program.
-        unit: The call; the functions in it have forms already, by their names in `Part.function`.
+        unit: The call.
+        forms: How the functions are called that are called in it.
     """
     names: dict[str, str] = {}
     for value in refs_in((unit.part.arguments,)):
@@ -51,7 +56,7 @@ def content_of(structure: Structure, unit: Unit) -> tuple[Any, ...]:
             found.append((step.op, map_arguments((step.args, step.kwargs), plain)))
             names[step.name] = f"%{len({*names.values()})}"
         else:
-            found.append((step.part.function, map_arguments(step.part.arguments, plain)))
+            found.append((forms[id(step)].function, map_arguments(step.part.arguments, plain)))
             names |= {value: f"%{len({*names.values()})}.{i}" for i, value in enumerate(step.gives)}
     found.append(map_arguments(unit.part.result, plain))
     return tuple(map(repr, found))
@@ -67,19 +72,20 @@ def _is_size(value: Any) -> bool:
 
 
 def general(
-    structure: Structure, units: Sequence[Unit]
+    structure: Structure, units: Sequence[Unit], forms: Mapping[int, Form]
 ) -> tuple[Structure, Unit, dict[str, Row]] | None:
     """Returns a call that stands for several: the program and the call, with names for sizes.
 
     Args:
         structure: The program.
         units: The calls, of one content.
+        forms: How the functions are called that are called in them.
 
     Returns:
         With what each name stands for in each of the calls. None where a size that differs cannot
         be told from what the function is given.
     """
-    found = _General(structure, units)
+    found = _General(structure, units, forms)
     try:
         unit = found.unit()
     except _UnknownError:
@@ -97,11 +103,14 @@ class _UnknownError(Exception):
 
 
 class _General:
-    def __init__(self, structure: Structure, units: Sequence[Unit]) -> None:
-        self._structure, self._units = structure, units
+    def __init__(
+        self, structure: Structure, units: Sequence[Unit], forms: Mapping[int, Form]
+    ) -> None:
+        self._structure, self._units, self._forms = structure, units, forms
         self.rows: dict[str, Row] = {}  # names of sizes that differ -> what they are in each call
         self._turns: Counter[Row] = Counter()  # how often a shape or call has such sizes so far
         self._known: set[int] = set()  # sizes of arguments that do not
+        self._unknown: dict[Row, str] = {}  # sizes of results that the arguments do not tell
         self.values: dict[str, Any] = {}
         self.sizes: dict[str, str] = {}
 
@@ -128,10 +137,15 @@ class _General:
             inner = [one for one in several if isinstance(one, Unit)]
             for values in zip(*(one.gives for one in inner), strict=True):
                 self.values[values[0]] = self._value(values)
-            if len({repr(_numbers(one.part.arguments)) for one in inner}) > 1:
+            if len({repr(self._numbers(one)) for one in inner}) > 1:
                 raise _UnknownError
         part = replace(first.part, arguments=arguments)
         return replace(first, part=part, steps=steps)
+
+    def _numbers(self, unit: Unit) -> list[Any]:
+        """Returns the sizes that the call of an inner function is given."""
+        given = [one.structure for one in self._forms[id(unit)].arguments]
+        return [one for one in _leaves((unit.part.arguments, tuple(given))) if _is_size(one)]
 
     def _argument(self, key: str, several: Sequence[Any]) -> Any:
         """Returns an argument, with a name for a number that differs."""
@@ -171,10 +185,15 @@ class _General:
         return dtype, self._result([self._shape(value) for value in values])
 
     def _result(self, shapes: Sequence[Row]) -> Row:
-        """Returns the shape of a result; a size that is not told is `_`, which nothing knows."""
+        """Returns the shape of a result; a size that no argument tells has a name of its own."""
         self._turns.clear()
-        rows = zip(*shapes, strict=True)
-        return tuple("_" if (size := self._try(row)) is None else size for row in rows)
+        return tuple(
+            self._unknown.setdefault(row, f"{UNKNOWN}{len(self._unknown)}")
+            if size is None
+            else size
+            for row in zip(*shapes, strict=True)
+            for size in [self._try(row)]
+        )
 
     def _call(self, calls: Sequence[Call]) -> Call:
         first = calls[0]
@@ -250,7 +269,7 @@ class _General:
             whole = tuple(one for one in known if isinstance(one, int) and one > 0)
             if len(whole) == len(row):
                 atoms[whole] = None
-        for one in sorted(self._known, reverse=True):
+        for one in sorted(self._known - {0}, reverse=True):
             atoms.setdefault((one,) * len(row), one)
         atoms |= {(ratio,) * len(row): ratio for ratio in range(2, _MOST_TIMES)}
         for (xs, a), (ys, b) in itertools.product(atoms.items(), repeat=2):
@@ -315,7 +334,3 @@ def _leaves(value: Any) -> list[Any]:
     found: list[Any] = []
     map_arguments(value, found.append)
     return found
-
-
-def _numbers(arguments: Any) -> list[Any]:
-    return [one for one in _leaves(arguments) if _is_size(one)]

@@ -20,8 +20,9 @@ from fmapper.programs.treespec import Ref, Size
 FunctionStack = tuple[tuple[str, str], ...]
 
 _FEWEST = 3  # operations that are worth a function
-_DRAWS = re.compile(
-    r"rand|dropout|bernoulli|multinomial|normal\b|normal_|rrelu|poisson|exponential"
+_DRAWS = re.compile(  # as far as the names of operations say it; a target knows the others
+    r"rand|dropout|bernoulli|multinomial|normal\b|normal_|uniform|rrelu|poisson|exponential"
+    r"|cauchy|geometric"
 )
 
 
@@ -151,9 +152,9 @@ class _Functions:
         part = self._functions[name]
         if not part.function:
             return True
-        caller = next(one for one in self._program.parts if one.name == part.parent)
+        callers = (one for one in self._program.parts if one.name == part.parent)
         is_public = part.method[0] != "_" and name in self._with_parts
-        return is_public and part.result != caller.result
+        return is_public and all(part.result != one.result for one in callers)
 
     def _places(self) -> dict[str, tuple[str, int]]:
         """Maps the calls to where their caller has them: the line, and which of those there."""

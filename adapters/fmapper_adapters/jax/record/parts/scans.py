@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _MOST = 3  # arrays of an element, whose combinations of numbers are tried
+_DRAWS = 16  # elements of all signs and sizes: zero is the larger of itself and a negative number
 
 
 @contextlib.contextmanager
@@ -64,52 +65,51 @@ def _in_order(original: Any) -> Callable[..., Any]:
     return scan
 
 
-def _examples(leaves: list[Any], axis: int) -> tuple[list[Any], list[Any]]:
-    """Returns two elements of random numbers, of other sizes where those may vary."""
+def _examples(leaves: list[Any], axis: int) -> list[list[Any]]:
+    """Returns elements of random numbers, of other sizes where those may vary."""
     draw = np.random.default_rng(0)
     shapes = [[n for i, n in enumerate(x.shape) if i != axis] for x in leaves]
     sizes = [[n if isinstance(n, int) else 2 for n in shape] for shape in shapes]
+
+    def example(size: list[int], dtype: Any) -> Any:
+        return jnp.asarray(draw.normal(size=size) * 10 ** draw.uniform(-2, 2), dtype)
+
+    pairs = [*zip(sizes, leaves, strict=True)]
     with jax.ensure_compile_time_eval():
-        one, other = (
-            [
-                jnp.asarray(draw.normal(size=size), x.dtype)
-                for size, x in zip(sizes, leaves, strict=True)
-            ]
-            for _ in range(2)
-        )
-    return one, other
+        return [[example(size, x.dtype) for size, x in pairs] for _ in range(_DRAWS)]
 
 
 def _identity(
-    combine: Callable[..., list[Any]], examples: tuple[list[Any], list[Any]]
+    combine: Callable[..., list[Any]], examples: list[list[Any]]
 ) -> tuple[int, ...] | None:
     """Returns the numbers that fill an element which changes no other; None if none is found.
 
-    That is found out by numbers: of all zeros and ones, those whose combination with an element
+    That is found out by numbers: of all zeros and ones, those whose combination with each element
     gives this, to the last bit.
     """
-    given, _ = examples
+    given = examples[0]
     if len(given) > _MOST or any(not jnp.issubdtype(x.dtype, jnp.inexact) for x in given):
         return None
     for numbers in itertools.product((0, 1), repeat=len(given)):
         first = [np.full(x.shape, k, x.dtype) for x, k in zip(given, numbers, strict=True)]
-        made = _run(combine, first, given)
-        if made is None:
-            return None
-        if all(np.array_equal(a, b) for a, b in zip(made, given, strict=True)):
+        if all(_is_equal(_run(combine, first, one), one) for one in examples):
             return numbers
     return None
 
 
+def _is_equal(made: list[Any] | None, given: list[Any]) -> bool:
+    if made is None:
+        return False
+    return all(np.array_equal(a, b) for a, b in zip(made, given, strict=True))
+
+
 def _are_same(
     combine: Callable[..., list[Any]], rows_of: Callable[..., list[Any]],
-    examples: tuple[list[Any], list[Any]],
+    examples: list[list[Any]],
 ) -> bool:  # fmt: skip
     """Returns whether a function combines elements in the same way without their axis."""
-    one, other = _run(combine, *examples), _run(rows_of, *examples)
-    if one is None or other is None:
-        return False
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    one, other = _run(combine, *examples[:2]), _run(rows_of, *examples[:2])
+    return other is not None and _is_equal(one, other)
 
 
 def _run(function: Callable[..., list[Any]], *given: list[Any]) -> list[Any] | None:
