@@ -247,14 +247,15 @@ class Models(Framework):
 
     def training_steps(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[[float, float], dict[str, Any]]:
+    ) -> Callable[..., dict[str, Any]]:
         """Returns a function that runs a model of this framework and trains a copy for five steps.
 
         The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
 
         Returns:
-            A function of the rate of descent and of a disturbance `off`: weights are multiplied by
-            `1 + off * cos(0), 1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
+            A function of the rate of descent, of a disturbance `off` and, by keyword, of whether to
+            compute in `double` precision: weights are multiplied by `1 + off * cos(0),
+            1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
             so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps; or the outputs
             and `refused`, where the framework cannot differentiate the model: why. With a
             disturbance also `weight.NAME`, the parameters before the steps.

@@ -70,7 +70,7 @@ def translate(
     agree with those of the model; otherwise nothing is written.
     """
     from fmapper.cli.target import load_model
-    from fmapper.translation.proving.prove import write_test
+    from fmapper.translation.proving.written_test import write_test
     from fmapper.translation.source import (
         format_code,
         translate_for_evaluation,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,11 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
 
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 
 from fmapper.backends.discovery import get_adapter  # noqa: E402
 from fmapper.backends.models import Models  # noqa: E402
-from fmapper.translation.proving.prove import AWAY, prove  # noqa: E402
+from fmapper.translation.proving.conditions import AWAY  # noqa: E402
+from fmapper.translation.proving.prove import prove  # noqa: E402
+from fmapper.translation.proving.written_test import write_test  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
 
@@ -118,3 +125,79 @@ def test_a_model_that_computes_in_half_precision_is_refused_for_that():
     *_, proof = translate(Mixed().eval(), "flax", (torch.randn(9, 6),), proved=True)
     assert not proof
     assert "the model computes in bfloat16" in str(proof)
+
+
+class Deep(nn.Module):
+    """Trains on batches of three, through which its norms multiply a rounding by thousands."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(5))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(5))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.sin(3 * norm(layer(x)))
+        return x
+
+
+def test_a_model_that_multiplies_roundings_is_proved_in_double_precision(tmp_path):
+    torch.manual_seed(0)
+    model, given = Deep(), (torch.randn(3, 6),)
+    source, program, _ = translate(model, "flax", given, train=True)
+    adapters = get_adapter("torch", Models), get_adapter("flax", Models)
+    proof = prove(source, program, model, *adapters, given, {})
+    assert proof, proof
+    assert proof.double
+    assert "in double precision, since a rounding of its own changes" in str(proof)
+    assert proof.errors["train gradients"] < 1e-6
+    file = tmp_path / "deep.py"
+    file.write_text(source.code)
+    test = write_test(file, proof)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test], check=True
+    )
+    wrong = replace(source, code=source.code.replace("jnp.sin(", "1.001 * jnp.sin("))
+    assert wrong.code != source.code
+    assert not prove(wrong, program, model, *adapters, given, {})
+
+
+class Steep(nn.Module):
+    """Leaves the numbers within five steps, unless these are a ten-thousandth of the gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_steps_are_as_small_as_a_model_needs_them():
+    torch.manual_seed(0)
+    model, given = Steep(), (torch.randn(3, 8),)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.weight.mul_(6)
+    *_, proof = translate(model, "flax", given, train=True, proved=True)
+    assert proof, proof
+    assert float(proof.data["train.rate"]) < 1e-3
+    assert {"train steps", "eval steps"} <= {*proof.errors}
+
+
+def test_a_deep_model_of_jax_is_proved_in_double_precision():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = nnx.List([nnx.Linear(6, 6, rngs=rngs) for _ in range(5)])
+            self.norms = nnx.List([nnx.BatchNorm(6, rngs=rngs) for _ in range(5)])
+
+        def __call__(self, x):
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                x = jnp.sin(3 * norm(layer(x)))
+            return x
+
+    x = jax.random.normal(jax.random.key(0), (3, 6))
+    _, _, proof = translate(Net(nnx.Rngs(0)), "torch", (x,), train=True, proved=True)
+    assert proof, proof
+    assert proof.double
+    assert proof.errors["train gradients"] < 1e-6

@@ -227,7 +227,7 @@ class JaxModels(Models):
 
     def training_steps(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
-    ) -> Callable[[float, float], dict[str, Any]]:
+    ) -> Callable[..., dict[str, Any]]:
         """Returns a function that runs the model and trains it for five steps."""
         from fmapper_adapters.jax.record import training_steps as _steps
 

@@ -109,15 +109,16 @@ def in_float64(
 ) -> Any | None:
     """Computes the output in float64; None if the code requires another dtype."""
     with jax.enable_x64(True):
-        arrays = jax.tree.map(_wide, (dict(source.parameters), dict(source.buffers)))
-        own_args, own_kwargs = jax.tree.map(_wide, (args, dict(kwargs)))
+        arrays = jax.tree.map(double, (dict(source.parameters), dict(source.buffers)))
+        own_args, own_kwargs = jax.tree.map(double, (args, dict(kwargs)))
         try:
             return source.call(*arrays, *own_args, **own_kwargs)[0]
         except TypeError:  # JAX's answer to mixed dtypes where it promotes none
             return None
 
 
-def _wide(x: Any) -> Any:
+def double(x: Any) -> Any:
+    """Returns an array of floating numbers in double precision; anything else unchanged."""
     if not isinstance(x, jax.Array) and not (hasattr(x, "dtype") and hasattr(x, "shape")):
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):

@@ -22,24 +22,24 @@ from fmapper.moves.mover import to_numpy
 from fmapper.programs.bind import bind
 from fmapper.translation.code import identifier
 from fmapper.translation.loading import whole_arrays
+from fmapper.translation.proving.conditions import (
+    AWAY,
+    LIMITS,
+    MOST,
+    OWN,
+    RATES,
+    Conditions,
+    Results,
+    are_at_bends,
+    learn,
+    learn_modes,
+)
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.translation.source_file import Source
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
-# The contract of a translation: relative to the largest element.
-LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3, "draws": 0.0}
-# What a model multiplies a rounding of its weights to says how near its translation can be: it may
-# be that much off, times this, and a model that is further from itself than this cannot be proved.
-OWN, MOST = 4.0, 0.01
-ROUNDING = 2.0**-22
-# How far the weights are moved where a rounding of them changes outputs or gradients by more than
-# `MOST`: as where a grid is sampled at its own points, which is a bend of the interpolation, or as
-# the logarithm of a determinant that is 1.
-AWAY = 2.0**-6
-_FEW = (4, 16)  # roundings of the weights by which a bend is looked for where a proof fails
-RATES = (0.1, 0.01, 0.001)  # of descent: the first at which roundings stay small
 
 
 class HalfPrecisionError(ConversionError):
@@ -61,6 +61,7 @@ class Proof:
         refused: Modes in which the source cannot be differentiated, so that its outputs alone were
             compared -> why.
         away: How far the weights were moved, relative to themselves, before anything was compared.
+        double: Whether both computed in double precision.
         coarse: Where the model computes in half precision; empty where it does not.
     """
 
@@ -71,6 +72,7 @@ class Proof:
     name: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     away: float = 0.0
+    double: bool = False
     coarse: str = ""
 
     def __bool__(self) -> bool:
@@ -113,11 +115,11 @@ class Proof:
             told.append(
                 f"the model computes in {self.coarse}, in which results agree to two digits"
             )
-        if self.away:
-            told.append(
-                f"with weights moved by {self.away:.1%}, since a rounding of its own changes its "
-                "outputs or gradients"
-            )
+        how = [f"with weights moved by {self.away:.1%}"] if self.away else []
+        how += ["in double precision"] if self.double else []
+        if how:
+            reason = "since a rounding of its own changes its outputs or gradients"
+            told.append(f"{' and '.join(how)}, {reason}")
         return ", ".join(told)
 
     def _is_own(self, what: str) -> bool:
@@ -158,17 +160,27 @@ def prove(
     if only_evaluation:
         found = origin.training_steps(model, args, kwargs, train=False)(RATES[0], 0.0)
         given = {k: v for k, v in found.items() if k.startswith(("output.", "draws"))}
-        return case.compare({"eval": (given, {})}, 0.0)
+        return case.compare({"eval": Results(given, {})}, Conditions())
     runs = {
         mode: origin.training_steps(model, args, kwargs, train=mode == "train")
         for mode in source.modes
     }
-    results, away = _learn_modes(runs)
-    proof = case.compare(results, away)
-    if not proof and not away and _are_at_bends(runs, results, proof):
-        elsewhere = {mode: _learn(run, AWAY) for mode, run in runs.items()}
-        if _are_smooth(elsewhere):
-            return case.compare(elsewhere, AWAY)
+    for conditions, results in learn_modes(runs):
+        try:
+            proof = case.compare(results, conditions)
+        except ConversionError:
+            if not conditions.double:
+                raise
+            continue  # the file itself asks for single precision
+        if proof:
+            return proof
+    if conditions.away:
+        return proof
+    if are_at_bends(runs, results, conditions, proof.errors, proof.bounds):
+        conditions = Conditions(AWAY)
+        elsewhere = {mode: learn(run, conditions) for mode, run in runs.items()}
+        if all(one.are_smooth for one in elsewhere.values()):
+            return case.compare(elsewhere, conditions)
     return proof
 
 
@@ -183,12 +195,12 @@ class _Case:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def compare(self, results: Mapping[str, _Results], away: float) -> Proof:
+    def compare(self, results: Mapping[str, Results], conditions: Conditions) -> Proof:
         """Runs the file, and compares it with what the source gave in each mode.
 
         Args:
             results: Modes -> what the source gave, and how far it is from itself.
-            away: How far its weights were moved for that.
+            conditions: How it was run.
         """
         import numpy as np
 
@@ -196,24 +208,28 @@ class _Case:
         own: dict[str, float] = {}
         refused: dict[str, str] = {}
         moved: dict[str, Any] = {}
-        for mode, (found, apart) in results.items():
-            for key, value in found.items():
+        for mode, result in results.items():
+            for key, value in result.found.items():
                 if key == "refused":
                     refused[mode] = str(value)
                 elif key.startswith("weight."):
                     moved[self._name(key)] = value
                 else:
                     arrays[f"{mode}.{self._name(key)}"] = value
-            own |= {f"{mode} {what}": one for what, one in apart.items()}
+            own |= {f"{mode} {what}": one for what, one in result.own.items()}
         for name, array in whole_arrays(self.program, to_numpy, np.stack).items():
             arrays[f"weight.{name}"] = moved.get(f"weight.{name}", array)
         inputs = [
             _describe(arg, arrays, self.origin.as_argument) for arg in ((), self._arguments())
         ]
+        if conditions.double:
+            arrays = {name: _double(array) for name, array in arrays.items()}
+            arrays["double"] = np.array(1)
         arrays["inputs"] = np.array(json.dumps(inputs))
         errors = self._run(arrays, [*results])
         script, coarse = self.target.proof(), _find_halves(self.program)
-        return Proof(errors, own, arrays, script, self.source.name, refused, away, coarse)
+        how = conditions.away, conditions.double
+        return Proof(errors, own, arrays, script, self.source.name, refused, *how, coarse)
 
     def _name(self, key: str) -> str:
         """Returns a key with the name that the file has for an array of the source."""
@@ -310,107 +326,13 @@ def _cache() -> str:
     return folder
 
 
-_Run = Callable[[float, float], dict[str, Any]]
-_Results = tuple[dict[str, Any], dict[str, float]]
-
-
-def _learn_modes(runs: Mapping[str, _Run]) -> tuple[dict[str, _Results], float]:
-    """Returns what each mode gives, and how far the weights were moved for that."""
-    for away in (0.0, AWAY):
-        found = {mode: _learn(run, away) for mode, run in runs.items()}
-        if away == 0.0:
-            first = found
-        if _are_smooth(found):
-            return found, away
-    return first, 0.0
-
-
-def _are_smooth(results: Mapping[str, _Results]) -> bool:
-    """Returns whether roundings of the weights change outputs and gradients by little."""
-    return all(max(own["outputs"], own["gradients"]) <= MOST for _, own in results.values())
-
-
-def _are_at_bends(runs: Mapping[str, _Run], results: Mapping[str, _Results], proof: Proof) -> bool:
-    """Returns whether gradients are off by no more than a few roundings of the weights change them.
-
-    As where what a ReLU is given lies within some roundings of zero, on either side.
-    """
-    bounds = proof.bounds
-    for what, error in proof.errors.items():
-        mode, _, kind = what.rpartition(" ")
-        if error <= bounds[what]:
-            continue
-        if kind not in ("gradients", "steps"):
-            return False
-        found, apart = results[mode][0], 0.0
-        for times in _FEW:
-            for off in (times * ROUNDING, -times * ROUNDING):
-                again = runs[mode](float(found["rate"]), off)
-                apart = max(apart, _find_distances(found, again)[kind])
-        if OWN * apart < error:
-            return False
-    return True
-
-
-def _learn(run: _Run, away: float) -> _Results:
-    """Returns the results and steps of a model, and its sensitivity to rounding.
-
-    The rate is so small that a rounding of the weights stays one through five steps: after larger
-    steps nobody could tell a wrong program from a rounding.
-    """
+def _double(array: Any) -> Any:
+    """Returns an array in double precision, if it is of single precision."""
     import numpy as np
 
-    own: dict[str, float] = {}
-    for rate in RATES:
-        found = run(rate, away)
-        own = dict.fromkeys(_WORDS.values(), 0.0)
-        for off in (ROUNDING, -ROUNDING):  # a bend may lie on either side
-            for what, apart in _find_distances(found, run(rate, away + off)).items():
-                own[what] = max(own[what], apart)
-        if own["steps"] <= LIMITS["steps"] / 10:
-            break
-    return found | {"rate": np.array(rate)}, own
-
-
-_WORDS = {"output": "outputs", "gradient": "gradients", "after": "steps"}
-
-
-def _find_distances(found: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the largest relative distance of outputs, gradients and steps from others."""
-    import numpy as np
-
-    gradients = [one for key, one in found.items() if key.startswith("gradient.")]
-    largest = max(map(_largest, gradients), default=0.0)
-    least = {"output": 1e-6, "gradient": 1e-3 * largest, "after": 1e-3}
-    apart = dict.fromkeys(_WORDS.values(), 0.0)
-    for key, value in found.items():
-        kind = key.partition(".")[0]
-        if kind not in _WORDS:
-            continue
-        distance = _distance(other.get(key, value), value, least[kind])
-        if kind == "after" and not np.isfinite(value).all():
-            distance = 1.0  # it has left the numbers
-        apart[_WORDS[kind]] = max(apart[_WORDS[kind]], distance)
-    return apart
-
-
-def _largest(array: Any) -> float:
-    import numpy as np
-
-    finite = np.abs(array[np.isfinite(array)])
-    return float(finite.max(initial=0.0))
-
-
-def _distance(found: Any, wanted: Any, least: float) -> float:
-    """Returns the relative distance of numbers; 1 where one is not finite."""
-    import numpy as np
-
-    if found.shape != wanted.shape or found.dtype.kind not in "fc":
-        return 0.0
-    finite = np.isfinite(wanted)
-    apart = np.abs(found[finite] - wanted[finite])
-    apart = np.where(np.isfinite(apart), apart, 1.0)
-    return float(apart.max(initial=0.0) / max(_largest(wanted), least, 1e-30))
+    array = np.asarray(array)
+    wider = {"float32": np.float64, "complex64": np.complex128}.get(str(array.dtype))
+    return array if wider is None else array.astype(wider)
 
 
 def _holds_arrays(value: Any) -> bool:
@@ -440,49 +362,3 @@ def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -
     number = sum(key.startswith("input.") for key in arrays)
     arrays[f"input.{number}"] = array
     return {"array": number}
-
-
-def write_test(file: Path, proof: Proof) -> Path:
-    """Writes a test of a translated file, and the data of the test, next to it.
-
-    It runs with pytest, and needs neither fmapper nor the framework of the source.
-
-    Returns:
-        The test.
-    """
-    import numpy as np
-
-    data = file.with_name(f"{file.stem}_data.npz")
-    script = file.with_name(f"{file.stem}_proof.py")
-    test = file.with_name(f"test_{file.stem}.py")
-    given: dict[str, Any] = {key: np.asarray(value) for key, value in proof.data.items()}
-    np.savez(data, **given)
-    script.write_text(proof.script, encoding="utf-8")
-    modes = sorted({what.split()[0] for what in proof.errors})
-    test.write_text(_TEST.format(
-        file=file.name, script=script.name, data=data.name, name=proof.name,
-        modes=json.dumps(modes), limits=proof.bounds,
-    ), encoding="utf-8")  # fmt: skip
-    return test
-
-
-_TEST = '''"""{file} gives what its source gave: outputs, gradients, five steps of training."""
-
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-HERE = Path(__file__).parent
-LIMITS = {limits}
-
-
-def test_it_computes_what_its_source_does():
-    files = [HERE / "{script}", HERE / "{file}", HERE / "{data}"]
-    command = [sys.executable, *map(str, files), "{name}", \'{modes}\']
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    errors = json.loads(done.stdout.splitlines()[-1])
-    assert errors
-    for what, error in errors.items():
-        assert error <= LIMITS.get(what, 0), what
-'''

@@ -10,6 +10,9 @@ _SCRIPT = '''"""Runs a translated model and compares it with what its source gav
 from __future__ import annotations
 import importlib.util, json, sys
 import numpy as np
+file, data, name = sys.argv[1:4]
+given = dict(np.load(data, allow_pickle=False))
+double = "double" in given
 # imports
 
 
@@ -19,12 +22,10 @@ import numpy as np
 
 draws = Draws()
 # from the draws
-file, data, name = sys.argv[1:4]
 spec = importlib.util.spec_from_file_location("translated", file)
 net = importlib.util.module_from_spec(spec)
 sys.modules["translated"] = net
 spec.loader.exec_module(net)
-given = dict(np.load(data, allow_pickle=False))
 
 
 def pick(prefix):
@@ -134,7 +135,8 @@ def proof_script(imports: str, model: str, draws: str = "") -> str:
     """Returns the script for the files of one framework.
 
     Args:
-        imports: What its part imports.
+        imports: What its part imports, and has the framework compute in double precision if
+            `double`.
         draws: What lets the framework draw by `draws.take(kind, shape)`; the file is run after it.
         model: Its part, which defines `array(x)`, an array of the framework, and `in_order(x)`, the
             keys of a dict in the order in which the source flattens it; `make(train)`, the model

@@ -3,7 +3,7 @@
 from fmapper.translation import proof_script
 from fmapper_adapters.jax.libraries import DRAWS, SETTINGS, STATELESS
 
-_IMPORTS = SETTINGS + "import functools, inspect, equinox as eqx"
+_IMPORTS = "import functools, inspect, equinox as eqx\n" + SETTINGS
 _MODEL = '''
 def make(train):
     model = net.load_weights(getattr(net, name)(key=jax.random.key(0)), weights)

@@ -3,7 +3,7 @@
 from fmapper.translation import proof_script
 from fmapper_adapters.jax.libraries import DRAWS, SETTINGS
 
-_IMPORTS = SETTINGS + "from flax import nnx"
+_IMPORTS = "from flax import nnx\n" + SETTINGS
 _MODEL = '''
 def array(value):
     return jnp.asarray(value)
@@ -33,7 +33,7 @@ def run(model, train):
 def loss(model):
     found = run(model, None)
     floats = [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
-    total = sum(jnp.mean(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in floats)
+    total = sum(jnp.mean(x * waves(x)) for x in floats)
     return total, found
 
 

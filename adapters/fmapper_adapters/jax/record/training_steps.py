@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,22 +14,28 @@ import numpy as np
 
 from fmapper import to_jax
 from fmapper_adapters.jax.record.trace import Source
+from fmapper_adapters.jax.verify import double
 
 _STEPS = 5
 
 
 def training_steps(
     source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Callable[[float, float], dict[str, Any]]:
-    """Returns a function of a rate and a disturbance that runs and trains the model.
+) -> Callable[..., dict[str, Any]]:
+    """Returns a function of a rate, a disturbance and a precision that runs and trains the model.
 
     Dropout is left out.
     """
-    run = _prepare(source, args, kwargs)
+    args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
 
-    def steps(rate: float, off: float) -> dict[str, Any]:
-        with _without_dropout():
-            return run(rate, off)
+    @functools.cache
+    def prepare(wide: bool) -> Callable[[float, float], dict[str, Any]]:
+        given = jax.tree.map(double, (args, kwargs)) if wide else (args, kwargs)
+        return _prepare(source, *given, double if wide else lambda x: x)
+
+    def steps(rate: float, off: float, *, double: bool = False) -> dict[str, Any]:
+        with _without_dropout(), jax.enable_x64(True if double else jax.config.jax_enable_x64):
+            return prepare(double)(rate, off)
 
     return steps
 
@@ -50,11 +57,10 @@ def _without_dropout() -> Iterator[None]:
 
 
 def _prepare(
-    source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any], widen: Callable[[Any], Any]
 ) -> Callable[[float, float], dict[str, Any]]:
-    args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
-    buffers = dict(source.buffers)
-    held = {name: to_jax(array) for name, array in source.parameters.items()}
+    buffers = {name: widen(array) for name, array in source.buffers.items()}
+    held = {name: widen(to_jax(array)) for name, array in source.parameters.items()}
     learned = {
         name: array
         for name, array in held.items()
@@ -71,11 +77,7 @@ def _prepare(
     def loss(parameters: Any, buffers: Any) -> Any:
         leaves, after = call(parameters, buffers)
         floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-        total = sum(
-            jnp.mean(x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape))
-            for x in floats
-        )
-        return total, after
+        return sum(jnp.mean(x * _waves(x)) for x in floats), after
 
     slope = jax.jit(jax.grad(loss, has_aux=True))
 
@@ -99,6 +101,8 @@ def _prepare(
             if step == 0:
                 found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
             now = {name: x - rate * gradients[name] for name, x in now.items()}
+            if not all(jnp.isfinite(x).all() for x in now.values()):
+                break  # nor will they be after another step
         found |= {f"after.{name}": np.asarray(x) for name, x in now.items()}
         for name, x in state.items():  # such as the statistics of batches
             if not jnp.issubdtype(x.dtype, jnp.floating):  # counts and keys
@@ -113,4 +117,10 @@ def _prepare(
 
 def _disturb(x: Any, off: float) -> Any:
     waves = np.cos(np.arange(x.size)).reshape(x.shape)
-    return (x * jnp.asarray(1 + off * waves, jnp.float32)).astype(x.dtype)
+    precision = jnp.float64 if x.dtype in (jnp.float64, jnp.complex128) else jnp.float32
+    return (x * jnp.asarray(1 + off * waves, precision)).astype(x.dtype)
+
+
+def _waves(x: Any) -> Any:
+    precision = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    return jnp.cos(jnp.arange(x.size, dtype=precision)).reshape(x.shape)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fmapper import fleaves, to_torch
+from fmapper import fleaves, fmap, to_torch
 from fmapper.translation import Draws
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
@@ -23,8 +24,8 @@ _STEPS = 5
 
 def training_steps(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-) -> Callable[[float, float], dict[str, Any]]:
-    """Returns a function of a rate and a disturbance that runs and trains a copy.
+) -> Callable[..., dict[str, Any]]:
+    """Returns a function of a rate, a disturbance and a precision that runs and trains a copy.
 
     Dropout is left out. The module is not changed.
     """
@@ -34,11 +35,31 @@ def training_steps(
     for inner in _find_noise(model, args, inputs) if train else ():
         inner.eval()
 
-    def run(rate: float, off: float) -> dict[str, Any]:
-        with _WithoutDropout(), SameDraws() as mode:
-            return _run(_copy(model), args, inputs, rate, off, mode.draws)
+    def run(rate: float, off: float, *, double: bool = False) -> dict[str, Any]:
+        copied, given = _copy(model), (args, inputs)
+        if double:
+            copied.double()
+            given = fmap(_double, given)
+        with _precision(double=double), _WithoutDropout(), SameDraws() as mode:
+            return _run(copied, *given, rate, off, mode.draws)
 
     return run
+
+
+@contextlib.contextmanager
+def _precision(*, double: bool) -> Iterator[None]:
+    """Has torch make tensors of double precision within the block, if wanted."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if double else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _double(x: Any) -> Any:
+    is_single = isinstance(x, torch.Tensor) and x.dtype == torch.float32
+    return x.double() if is_single else x
 
 
 def _copy(model: torch.nn.Module) -> torch.nn.Module:
@@ -156,6 +177,8 @@ def _run(
                 if step == 0:
                     found[f"gradient.{name}"] = gradient.detach().clone().numpy()
                 parameter.sub_(rate * gradient)
+        if not all(p.isfinite().all() for p in learned.values()):
+            break  # nor will they be after another step
     for name, parameter in learned.items():
         if f"gradient.{name}" in found:
             found[f"after.{name}"] = parameter.detach().numpy()
@@ -209,8 +232,9 @@ def _outputs(model: torch.nn.Module, args: Any, kwargs: Any, draws: Draws) -> li
 
 
 def _loss(outputs: list[torch.Tensor]) -> Any:
-    return sum(
-        (x * torch.cos(torch.arange(x.numel(), dtype=torch.float32)).reshape(x.shape)).mean()
-        for x in outputs
-        if x.is_floating_point()
-    )
+    return sum((x * _waves(x)).mean() for x in outputs if x.is_floating_point())
+
+
+def _waves(x: torch.Tensor) -> torch.Tensor:
+    dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+    return torch.cos(torch.arange(x.numel(), dtype=dtype)).reshape(x.shape)

@@ -2,7 +2,12 @@
 
 from fmapper.translation import proof_script
 
-_IMPORTS = "import re, torch\nfrom torch import nn"
+_IMPORTS = """
+import re, torch
+from torch import nn
+if double:
+    torch.set_default_dtype(torch.float64)
+"""
 _MODEL = '''
 def array(value):
     return torch.from_numpy(np.array(value))
@@ -27,12 +32,16 @@ def run(model, train):
         return [x.numpy() for x in leaves(model(*args, **kwargs))]
 
 
+def waves(x):
+    kind = x.dtype if x.dtype == torch.float64 else torch.float32
+    return torch.cos(torch.arange(x.numel(), dtype=kind)).reshape(x.shape)
+
+
 def learn(model, train):
     model.zero_grad()
     found = leaves(model(*args, **kwargs))
     floats = [x for x in found if x.is_floating_point()]
-    waves = [torch.cos(torch.arange(x.numel(), dtype=torch.float32)) for x in floats]
-    total = sum((x * w.reshape(x.shape)).mean() for x, w in zip(floats, waves))
+    total = sum((x * waves(x)).mean() for x in floats)
     if total.requires_grad:  # or they depend on no parameter, for which JAX has zeros
         total.backward()
     slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]

@@ -64,7 +64,7 @@ class Sources(Models):
 
     def training_steps(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[[float, float], dict[str, Any]]:
+    ) -> Callable[..., dict[str, Any]]:
         """Returns what runs a copy of the module and trains it for five steps."""
         from fmapper_adapters.torch.record import training_steps as _steps
 

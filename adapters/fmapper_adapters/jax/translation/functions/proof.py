@@ -3,7 +3,7 @@
 from fmapper.translation import proof_script
 from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
 
-_IMPORTS = SETTINGS + "import functools, inspect"
+_IMPORTS = "import functools, inspect\n" + SETTINGS
 _MODEL = '''
 has_buffers = hasattr(net, "BUFFERS")
 if hasattr(net, "dropout"):

@@ -10,6 +10,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     cache = tempfile.TemporaryDirectory()
     jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_cpu_enable_async_dispatch", False)
+if double:
+    jax.config.update("jax_enable_x64", True)
+
+
+def waves(x):
+    kind = x.dtype if x.dtype == jnp.float64 else jnp.float32
+    return jnp.cos(jnp.arange(x.size, dtype=kind)).reshape(x.shape)
 """
 
 # Gives functions of `jax.random` the numbers that the source is given.
@@ -63,7 +70,7 @@ def run(model, train):
 def loss(model, train):
     found = run(model, train)
     floats = [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
-    total = sum(jnp.mean(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in floats)
+    total = sum(jnp.mean(x * waves(x)) for x in floats)
     return total, found
 
 

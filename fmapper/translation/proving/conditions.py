@@ -1,0 +1,213 @@
+"""Finds the conditions under which what a model computes is certain enough to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# The contract of a translation: relative to the largest element.
+LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3, "draws": 0.0}
+# What a model multiplies a rounding of its weights to says how near its translation can be: it may
+# be that much off, times this, and a model that is further from itself than this cannot be proved.
+OWN, MOST = 4.0, 0.01
+# How far the weights are moved where a rounding of them changes outputs or gradients by more than
+# `MOST`: as where a grid is sampled at its own points, which is a bend of the interpolation, or as
+# the logarithm of a determinant that is 1.
+AWAY = 2.0**-6
+ROUNDING = {"single": 2.0**-22, "double": 2.0**-51}
+RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
+_FEW = (4, 16)  # roundings of the weights by which a bend is looked for where a proof fails
+_WORDS = {"output": "outputs", "gradient": "gradients", "after": "steps"}
+
+# Runs and trains a model: see `Models.training_steps`.
+Run = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How a model and its file are compared.
+
+    Attributes:
+        away: How far the weights are moved first, relative to themselves.
+        double: Compute in double precision.
+    """
+
+    away: float = 0.0
+    double: bool = False
+
+    @property
+    def rounding(self) -> float:
+        """How far a rounding moves the weights, relative to themselves."""
+        return ROUNDING["double" if self.double else "single"]
+
+    def run(self, run: Run, rate: float, off: float = 0.0) -> dict[str, Any]:
+        """Runs and trains a model; `off` moves its weights further."""
+        return run(rate, self.away + off, double=self.double)
+
+
+CHOICES = (
+    Conditions(),
+    Conditions(away=AWAY),
+    Conditions(double=True),
+    Conditions(away=AWAY, double=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a model gives and how it learns.
+
+    Attributes:
+        found: What `Models.training_steps` gives, and the `rate` of descent.
+        own: `outputs`, `gradients`, `steps` -> how far it is from itself when its weights are off
+            by a rounding.
+    """
+
+    found: Mapping[str, Any]
+    own: Mapping[str, float]
+
+    @property
+    def are_smooth(self) -> bool:
+        """Whether roundings of the weights change outputs and gradients by little."""
+        return max(self.own["outputs"], self.own["gradients"]) <= MOST
+
+    @property
+    def are_certain(self) -> bool:
+        """Whether roundings change them by less than the contract allows a file to be off."""
+        return all(OWN * own <= LIMITS[what] for what, own in self.own.items())
+
+
+def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str, Results]]]:
+    """Yields conditions under which a model and its file can be compared, and results in each mode.
+
+    First those of double precision if only under these a model is as near to itself as the contract
+    asks of its file: deep networks with batch norms, for instance, multiply a rounding by a million
+    while they train on few images, so that in single precision a model is 20 % from itself. Then
+    those of single precision: the first under which roundings change little, or the weights as they
+    are.
+
+    Args:
+        runs: Modes -> what runs and trains the model.
+    """
+    known: list[tuple[Conditions, dict[str, Results]]] = []
+    for conditions in CHOICES:
+        results: dict[str, Results] = {}
+        try:
+            for mode, run in runs.items():
+                results[mode] = learn(run, conditions)
+                if not results[mode].are_smooth:
+                    break
+        except Exception:  # such as that of a matrix of single precision among others
+            if not conditions.double:
+                raise
+            continue
+        if all(one.are_certain for one in results.values()):
+            yield conditions, results
+            if not conditions.double:
+                return
+            break
+        if all(one.are_smooth for one in results.values()) and not conditions.double:
+            known.append((conditions, results))
+    if known:
+        yield known[0]
+    else:
+        plain = Conditions()
+        yield plain, {mode: learn(run, plain, all_rates=True) for mode, run in runs.items()}
+
+
+def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Results:
+    """Returns what a model gives and how it learns, and its sensitivity to rounding.
+
+    The rate is so small that a rounding of the weights stays one through all steps: after larger
+    steps nobody could tell a wrong program from a rounding.
+
+    Args:
+        run: Runs and trains the model.
+        conditions: How.
+        all_rates: Look for that rate even where a rounding changes outputs or gradients by much.
+    """
+    import numpy as np
+
+    for rate in RATES:
+        found = conditions.run(run, rate)
+        own = dict.fromkeys(_WORDS.values(), 0.0)
+        if rate != RATES[-1] and not _is_finite(found):
+            continue
+        for off in (conditions.rounding, -conditions.rounding):  # a bend may lie on either side
+            for what, apart in find_distances(found, conditions.run(run, rate, off)).items():
+                own[what] = max(own[what], apart)
+        results = Results(found | {"rate": np.array(rate)}, own)
+        if own["steps"] <= LIMITS["steps"] / 10 or not (results.are_smooth or all_rates):
+            break
+    return results
+
+
+def _is_finite(found: Mapping[str, Any]) -> bool:
+    """Returns whether the steps of a model have not left the numbers."""
+    import numpy as np
+
+    return all(np.isfinite(x).all() for key, x in found.items() if key.startswith("after."))
+
+
+def are_at_bends(
+    runs: Mapping[str, Run], results: Mapping[str, Results], conditions: Conditions,
+    errors: Mapping[str, float], bounds: Mapping[str, float],
+) -> bool:  # fmt: skip
+    """Returns whether gradients are off by no more than a few roundings of the weights change them.
+
+    As where what a ReLU is given lies within some roundings of zero, on either side.
+    """
+    for what, error in errors.items():
+        mode, _, kind = what.rpartition(" ")
+        if error <= bounds[what]:
+            continue
+        if kind not in ("gradients", "steps"):
+            return False
+        found, apart = results[mode].found, 0.0
+        for times in _FEW:
+            for sign in (1, -1):
+                off = sign * times * conditions.rounding
+                again = conditions.run(runs[mode], float(found["rate"]), off)
+                apart = max(apart, find_distances(found, again)[kind])
+        if OWN * apart < error:
+            return False
+    return True
+
+
+def find_distances(found: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the largest relative distance of outputs, gradients and steps from others."""
+    import numpy as np
+
+    gradients = [one for key, one in found.items() if key.startswith("gradient.")]
+    largest = max(map(_largest, gradients), default=0.0)
+    least = {"output": 1e-6, "gradient": 1e-3 * largest, "after": 1e-3}
+    apart = dict.fromkeys(_WORDS.values(), 0.0)
+    for key, value in found.items():
+        kind = key.partition(".")[0]
+        if kind not in _WORDS:
+            continue
+        distance = _distance(other.get(key, value), value, least[kind])
+        if kind == "after" and not np.isfinite(value).all():
+            distance = 1.0  # it has left the numbers
+        apart[_WORDS[kind]] = max(apart[_WORDS[kind]], distance)
+    return apart
+
+
+def _largest(array: Any) -> float:
+    import numpy as np
+
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max(initial=0.0))
+
+
+def _distance(found: Any, wanted: Any, least: float) -> float:
+    """Returns the relative distance of numbers; 1 where one is not finite."""
+    import numpy as np
+
+    if found.shape != wanted.shape or found.dtype.kind not in "fc":
+        return 0.0
+    finite = np.isfinite(wanted)
+    apart = np.abs(found[finite] - wanted[finite])
+    apart = np.where(np.isfinite(apart), apart, 1.0)
+    return float(apart.max(initial=0.0) / max(_largest(wanted), least, 1e-30))
