@@ -15,7 +15,9 @@ OWN, MOST = 4.0, 0.01
 # `MOST`: as where a grid is sampled at its own points, which is a bend of the interpolation, or as
 # the logarithm of a determinant that is 1.
 AWAY = 2.0**-6
-ROUNDING = {"single": 2.0**-22, "double": 2.0**-51}
+# How far a rounding moves the weights. In double precision it is one of sums that a framework takes
+# in another order: a variance as the mean of squares less the square of the mean loses so much.
+ROUNDING = {"single": 2.0**-22, "double": 2.0**-36}
 RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
 _FEW = (4, 16)  # roundings of the weights by which a bend is looked for where a proof fails
 _WORDS = {"output": "outputs", "gradient": "gradients", "after": "steps"}
@@ -84,8 +86,8 @@ def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str,
     First those of double precision if only under these a model is as near to itself as the contract
     asks of its file: deep networks with batch norms, for instance, multiply a rounding by a million
     while they train on few images, so that in single precision a model is 20 % from itself. Then
-    those of single precision: the first under which roundings change little, or the weights as they
-    are.
+    those of single precision under which roundings change little; or the weights as they are, where
+    there are no others.
 
     Args:
         runs: Modes -> what runs and trains the model.
@@ -94,26 +96,28 @@ def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str,
     for conditions in CHOICES:
         results: dict[str, Results] = {}
         try:
-            for mode, run in runs.items():
-                results[mode] = learn(run, conditions)
+            for mode in sorted(runs, reverse=True):  # training multiplies roundings by more
+                results[mode] = learn(runs[mode], conditions)
                 if not results[mode].are_smooth:
                     break
         except Exception:  # such as that of a matrix of single precision among others
             if not conditions.double:
                 raise
             continue
+        results = {mode: results[mode] for mode in runs if mode in results}
         if all(one.are_certain for one in results.values()):
             yield conditions, results
-            if not conditions.double:
-                return
-            break
-        if all(one.are_smooth for one in results.values()) and not conditions.double:
+            yield from known if conditions.double else ()
+            return
+        if all(one.are_smooth for one in results.values()) and not conditions.double and not known:
             known.append((conditions, results))
-    if known:
-        yield known[0]
-    else:
-        plain = Conditions()
-        yield plain, {mode: learn(run, plain, all_rates=True) for mode, run in runs.items()}
+    yield from known or [learn_plainly(runs)]
+
+
+def learn_plainly(runs: Mapping[str, Run]) -> tuple[Conditions, dict[str, Results]]:
+    """Returns the results in single precision with the weights as they are, certain or not."""
+    plain = Conditions()
+    return plain, {mode: learn(run, plain, all_rates=True) for mode, run in runs.items()}
 
 
 def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Results:
@@ -137,8 +141,11 @@ def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Resul
         for off in (conditions.rounding, -conditions.rounding):  # a bend may lie on either side
             for what, apart in find_distances(found, conditions.run(run, rate, off)).items():
                 own[what] = max(own[what], apart)
+            is_small = own["steps"] <= LIMITS["steps"] / 10
+            if not is_small and rate != RATES[-1]:
+                break
         results = Results(found | {"rate": np.array(rate)}, own)
-        if own["steps"] <= LIMITS["steps"] / 10 or not (results.are_smooth or all_rates):
+        if is_small or not (results.are_smooth or all_rates):
             break
     return results
 

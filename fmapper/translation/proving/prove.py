@@ -33,6 +33,7 @@ from fmapper.translation.proving.conditions import (
     are_at_bends,
     learn,
     learn_modes,
+    learn_plainly,
 )
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def prove(
         mode: origin.training_steps(model, args, kwargs, train=mode == "train")
         for mode in source.modes
     }
+    proof = None
     for conditions, results in learn_modes(runs):
         try:
             proof = case.compare(results, conditions)
@@ -174,7 +176,10 @@ def prove(
             continue  # the file itself asks for single precision
         if proof:
             return proof
-    if conditions.away:
+    if proof is None:
+        conditions, results = learn_plainly(runs)
+        proof = case.compare(results, conditions)
+    if proof or conditions.away or conditions.double:
         return proof
     if are_at_bends(runs, results, conditions, proof.errors, proof.bounds):
         conditions = Conditions(AWAY)

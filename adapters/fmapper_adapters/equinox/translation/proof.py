@@ -6,7 +6,8 @@ from fmapper_adapters.jax.libraries import DRAWS, SETTINGS, STATELESS
 _IMPORTS = "import functools, inspect, equinox as eqx\n" + SETTINGS
 _MODEL = '''
 def make(train):
-    model = net.load_weights(getattr(net, name)(key=jax.random.key(0)), weights)
+    model = jax.tree.map(widen, getattr(net, name)(key=jax.random.key(0)))
+    model = net.load_weights(model, weights)
     return model if train else eqx.nn.inference_mode(model)
 
 

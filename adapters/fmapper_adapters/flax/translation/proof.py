@@ -15,6 +15,7 @@ def in_order(value):  # dicts in their own order, as the source has them; JAX wo
 
 def make(train):
     model = getattr(net, name)(rngs=nnx.Rngs(0))
+    nnx.update(model, jax.tree.map(widen, nnx.state(model)))
     net.load_weights(model, weights)
     model.train() if train else model.eval()
     for _, layer in nnx.iter_modules(model):

@@ -16,11 +16,16 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Puts numbers of `Draws` in place of those that operations draw.
 
     Operations that are not in the table below draw numbers of their own.
+
+    Attributes:
+        draws: What it gives.
+        found: Whether it has given any.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = Draws()
+        self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -28,6 +33,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(f"{name}.{overload}") or _DRAWS.get(name)
         if draw is None:
             return func(*args, **kwargs)
+        self.found = True
         takes = {key: value for key, value in kwargs.items() if key not in _OPTIONS}
         drawn = draw(self._take, *args, **takes)
         if name.endswith("_"):

@@ -35,13 +35,22 @@ def training_steps(
     for inner in _find_noise(model, args, inputs) if train else ():
         inner.eval()
 
+    is_quiet = False  # no dropout or draws were met; looking for them takes a third of the time
+
     def run(rate: float, off: float, *, double: bool = False) -> dict[str, Any]:
+        nonlocal is_quiet
         copied, given = _copy(model), (args, inputs)
         if double:
             copied.double()
             given = fmap(_double, given)
-        with _precision(double=double), _WithoutDropout(), SameDraws() as mode:
-            return _run(copied, *given, rate, off, mode.draws)
+        still, same = _WithoutDropout(), SameDraws()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_precision(double=double))
+            for mode in () if is_quiet else (still, same):
+                stack.enter_context(mode)
+            found = _run(copied, *given, rate, off, same.draws)
+        is_quiet = is_quiet or not (still.found or same.found)
+        return found
 
     return run
 
@@ -192,19 +201,31 @@ def _run(
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Leaves dropout out, also that inside of attention."""
+    """Leaves dropout out, also that inside of attention.
+
+    Attributes:
+        found: Whether there was anything that could have dropout.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in _DROPOUT:
+            self.found = True
             return args[0] if args else kwargs["input"]
         if func is torch.nn.functional.scaled_dot_product_attention:
+            self.found = True
             kwargs.pop("dropout_p", None)
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
         if func is torch.nn.functional.multi_head_attention_forward:
+            self.found = True
             args = (*args[:_ATTENTION_RATE], 0.0, *args[_ATTENTION_RATE + 1 :])
         if getattr(func, "__name__", "") in _RECURRENT:  # dropout stands before the mode
+            self.found = True
             at = 5 if isinstance(args[6], bool) else 6
             args = (*args[:at], 0.0, *args[at + 1 :])
         return func(*args, **kwargs)

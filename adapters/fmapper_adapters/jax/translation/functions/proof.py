@@ -13,7 +13,8 @@ if hasattr(net, "dropout"):
 def make(train):
     if not hasattr(net, "load_weights"):
         return ()
-    trees = net.load_weights(getattr(net, f"init_{name}")(jax.random.key(0)), weights)
+    trees = jax.tree.map(widen, getattr(net, f"init_{name}")(jax.random.key(0)))
+    trees = net.load_weights(trees, weights)
     return tuple(trees) if has_buffers else (trees,)
 
 

@@ -14,6 +14,11 @@ if double:
     jax.config.update("jax_enable_x64", True)
 
 
+def widen(x):  # arrays of a model that is made in single precision
+    is_single = double and getattr(x, "dtype", None) in (jnp.float32, jnp.complex64)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float64)) if is_single else x
+
+
 def waves(x):
     kind = x.dtype if x.dtype == jnp.float64 else jnp.float32
     return jnp.cos(jnp.arange(x.size, dtype=kind)).reshape(x.shape)
