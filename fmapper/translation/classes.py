@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ _MOST_GIVEN = 2  # parts that a constructor is given
 _FUNCTION = "activation"  # what a sequence is given
 _IDENTITY = "lambda x: x"
 _HEAD = 100  # characters of a class apart from its statements
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
@@ -200,7 +202,9 @@ def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
     _unify(changed, dialect)
     left = {sketch.shape(): sketch for sketch in changed}
     saved = sum(map(_size, shapes.values())) - sum(map(_size, left.values()))
-    if sum(len(text(node)) for node in nodes) < saved:
+    given = {(_DIGITS.sub("", one.path), text(node)) for one in changed
+             for node in one.given.values()}  # fmt: skip
+    if sum(len(code) for _, code in given) < saved:  # items of a list are made in one place
         for sketch, other in zip(sketches, changed, strict=True):
             sketch.made, sketch.methods, sketch.given = other.made, other.methods, other.given
 

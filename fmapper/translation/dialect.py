@@ -87,7 +87,8 @@ CHECK_SHAPES = '''def check_shapes(*expected):
             known = int(name) if name.isdigit() else sizes.setdefault(name, size)
             fits = size >= int(least or 0) and size % int(divisor or 1) == 0
             if not fits or size != known and name != "_":
-                raise ValueError(f"{tuple(array.shape)} is not ({shape}), with {name} = {known}")'''
+                known = "" if name.isdigit() else f", with {name} = {known}"
+                raise ValueError(f"{tuple(array.shape)} is not ({shape}){known}")'''
 
 
 class Dialect(ABC):

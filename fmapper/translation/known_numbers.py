@@ -70,11 +70,11 @@ def spell(value: float) -> ast.expr | None:
     """Returns what a number is: a root, a logarithm or a multiple of pi; None if it is not known.
 
     Examples:
-        >>> [text(spell(x)) for x in (3**-0.5, 2**0.5, math.log(16), 2 * math.pi)]
-        ['3 ** -0.5', '2 ** 0.5', 'math.log(16)', '2 * math.pi']
+        >>> [text(spell(x)) for x in (3**-0.5, 2**0.25, math.log(16), 2 * math.pi)]
+        ['3 ** -0.5', '2 ** 0.25', 'math.log(16)', '2 * math.pi']
         >>> spell(0.1234567890123)
     """
-    for power in (-0.5, 0.5):
+    for power in (-0.5, 0.5, -0.25, 0.25):
         base = round(value ** (1 / power)) if 1 / _MOST < value < _MOST else 0
         if 1 < base < _MOST and base**power == value:
             return ast.BinOp(ast.Constant(base), ast.Pow(), ast.Constant(power))

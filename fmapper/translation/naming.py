@@ -16,6 +16,9 @@ RESERVED = frozenset({"self", "rngs"}) | frozenset(
 )
 
 
+_IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")  # what torch calls methods that change a tensor
+
+
 @functools.lru_cache(maxsize=4096)
 def targets(statement: str) -> tuple[str, ...]:
     """Returns the variables that a statement assigns to; none for other statements.
@@ -23,6 +26,8 @@ def targets(statement: str) -> tuple[str, ...]:
     Examples:
         >>> targets("q, k = f(x)"), targets("x += 1"), targets("return x")
         (('q', 'k'), ('x',), ())
+        >>> targets("x.masked_fill_(mask, 0.0)"), targets("x.data.clamp_(0, 1)")
+        (('x',), ('x',))
     """
     return tuple(map(_name, _parts(_target(statement))))
 
@@ -54,7 +59,14 @@ def _target(statement: str) -> ast.AST | None:
     node = tree[0] if len(tree) == 1 else None
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         return node.targets[0]
-    return node.target if isinstance(node, ast.AugAssign | ast.AnnAssign) else None
+    match node:
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            return target
+        case ast.Expr(ast.Call(func=ast.Attribute(value, attr))) if _IN_PLACE.fullmatch(attr):
+            return (
+                value.value if isinstance(value, ast.Attribute) and value.attr == "data" else value
+            )
+    return None
 
 
 def _parts(target: ast.AST | None) -> list[Any]:

@@ -373,3 +373,24 @@ def test_paddings_on_one_side_are_arguments():
     assert proof, proof
     assert "class Strided_2(" not in source.code
     assert "pad=(0, pad, 0, pad)" in source.code
+
+
+class Heads(nn.Module):
+    def __init__(self, in_features, out_features, heads):
+        super().__init__()
+        self.num_of_heads, self.num_out_features = heads, out_features
+        self.proj = nn.Linear(in_features, heads * out_features)
+        self.query = nn.Parameter(torch.randn(1, heads, out_features))
+
+    def forward(self, x):
+        y = self.proj(x).view(-1, self.num_of_heads, self.num_out_features)
+        return (y * self.query).tanh().flatten(1)
+
+
+def test_products_of_arguments_that_methods_read():
+    """`out_features` was what the layer is given, not what the source calls so."""
+    net = nn.Sequential(Heads(5, 4, 4), Heads(16, 4, 4), Heads(16, 3, 6))
+    source, proof, _ = translate_proved(net, "flax", (torch.randn(2, 5),))
+    assert proof
+    assert "def __init__(self, in_features, out_features, heads, *, rngs" in source.code
+    assert "nnx.Linear(in_features, heads * out_features, rngs=rngs)" in source.code

@@ -54,6 +54,34 @@ def test_a_part_that_is_another_class_each_time_is_an_argument() -> None:
     assert "fn: eqx.Module" in source.code
 
 
+class Residual(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Any) -> Any:
+        return self.module(x) + x
+
+
+class Macaron(nn.Module):
+    """Wraps small parts in each of several blocks: the file has the code for one of those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = [Gate(8), nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8)), Gate(8)]
+        self.layers = nn.Sequential(*map(Residual, parts), nn.LayerNorm(8))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+def test_parts_that_items_of_lists_are_given_are_counted_once() -> None:
+    net = nn.Sequential(*(Macaron() for _ in range(4)))
+    source, proof, _ = translate_proved(net, "flax", (torch.randn(2, 5, 8),))
+    assert proof
+    assert "class Residual_2(" not in source.code
+
+
 class Skips(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -304,3 +304,77 @@ def test_scales_of_a_size_leave_it_free() -> None:
     model = fmapper.convert(module, "jax", (torch.randn(2, 3, 16, 24),), dynamic_shapes="auto")
     x = torch.randn(1, 3, 32, 8)
     assert np.allclose(model(x.numpy()), module(x), atol=1e-5)
+
+
+class CastConv(nn.Conv1d):
+    """A layer of a class of its own, as those of Whisper."""
+
+    def _conv_forward(self, x: Any, weight: Any, bias: Any) -> Any:
+        return super()._conv_forward(x, weight.to(x.dtype), bias.to(x.dtype))
+
+
+class Halving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = CastConv(4, 8, 3), CastConv(8, 8, 3, stride=2)
+
+    def forward(self, x: Any) -> Any:
+        return self.conv2(self.conv1(x))
+
+
+def test_methods_of_layers_are_layers() -> None:
+    source, proof, _ = translate_proved(Halving(), "flax", (torch.randn(2, 4, 9),))
+    assert proof
+    assert re.search(r"self\.\w+ = Conv\(", source.code)
+    assert "def _conv_forward(x, weight" not in source.code
+
+
+class Pool(nn.Module):
+    """Has a method with a stride that is not an argument of it."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def _pool(self, x: Any) -> Any:
+        x = F.avg_pool1d(torch.tanh(x), 2, self.step)
+        return x * torch.sigmoid(x)
+
+    def forward(self, x: Any) -> Any:
+        return self._pool(x) + self._pool(-x)
+
+
+class Pools(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 8)
+        self.one, self.two = Pool(1), Pool(2)
+
+    def forward(self, x: Any) -> Any:
+        return self.one(x.transpose(1, 2)), self.two(self.mix(x).transpose(1, 2))
+
+
+def test_strides_are_no_sizes() -> None:
+    """The channels are 4 and 8, the strides 1 and 2: no function may divide one by the other."""
+    source, proof, _ = translate_proved(Pools(), "flax", (torch.randn(2, 7, 4),))
+    assert proof
+    assert "shape[1] // 4" not in source.code
+
+
+class Changes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        sim = (self.q(x) * 8**-0.25) @ (self.k(x) * 8**-0.25).transpose(1, 2)
+        sim.masked_fill_(mask, -1e9)
+        return sim.softmax(-1) + sim.sum()
+
+
+def test_what_is_changed_in_place_keeps_its_name() -> None:
+    model, mask = Changes(), torch.tensor([[False, True], [False, False]])
+    source, proof, _ = translate_proved(model, "flax", (torch.randn(3, 2, 8), mask))
+    assert proof
+    assert "sim = jnp.where(mask, -1000000000.0, sim)" in source.code
+    assert "8 ** -0.25" in source.code.replace("8**-0.25", "8 ** -0.25")

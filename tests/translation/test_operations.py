@@ -305,3 +305,16 @@ def test_recurrent_layers_that_are_none_of_flax(net, x):
     model = fmapper.convert(nn.Sequential(net), "flax", (x,), structure=True)
     found, (wanted, _) = model(x.numpy()), nn.Sequential(net)(x)
     np.testing.assert_allclose(found[0], wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_shifts_of_bits():
+    class Halves(nn.Module):
+        def forward(self, lengths):
+            return lengths >> 2, lengths << 3
+
+    lengths = torch.tensor([9, -7, 40])
+    source = fmapper.source(Halves(), "flax", (lengths,))
+    assert "return lengths >> 2, lengths << 3" in source
+    model = fmapper.convert(Halves(), "flax", (lengths,), structure=True)
+    for ours, theirs in zip(model(lengths.numpy()), Halves()(lengths), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

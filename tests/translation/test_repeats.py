@@ -163,11 +163,15 @@ def test_a_detector_predicts_in_a_loop(target):
         assert "boxes.append(sides.reshape(batch, -1, 4))" in source.code
 
 
-def test_a_variable_that_a_round_assigns_before_it_reads_the_last_one_stays():
+def test_a_variable_that_a_round_assigns_before_it_reads_the_last_one_has_another_name():
     lines = ["y = f(p, 1)", "z = g(x, y)", "y = h(z, 1)"]
     for at in (2, 3):
         lines += [f"y_2 = f(p, {at})", "z = g(y, y_2)", f"y = h(z, {at})"]
-    assert with_repeats([*lines, "return y"], {}, {}, {}, {}) == [*lines, "return y"]
+    assert rolled([*lines, "return y"]) == (
+        "for n in range(1, 4):\n    y = f(p, n)\n    z = g(x, y)\n    x = h(z, n)\nreturn x"
+    )
+    read_later = [*lines, "return x, y"]  # which is then what the first round was given
+    assert with_repeats(read_later, {}, {}, {}, {}) == read_later
 
 
 def test_an_item_that_is_read_beside_the_list_has_a_variable():
@@ -188,3 +192,54 @@ def test_inner_loops_that_give_something_else_to_their_next_step_stay(first):
     rounds = ("y", first, 0), ("z", "y", 1), ("p", "z", 2)
     lines = [step.format(*one) for one in rounds]
     assert with_repeats([*lines, "return p"], {}, {}, {}, {}) == [*lines, "return p"]
+
+
+class TimeMix(nn.Module):
+    """What a step gives to the next has a second name, and lists have the names of their stacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.value, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first = nn.Parameter(torch.randn(4))
+
+    def mix(self, k, v):
+        hs = []
+        a, pp = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0]) - 1.0
+        for t in range(k.shape[1]):
+            kk, vv = k[:, t], v[:, t]
+            p = torch.maximum(pp, self.first + kk)
+            e1 = torch.exp(pp - p)
+            a = e1 * a + vv
+            hs.append(a / e1)
+            p = torch.maximum(pp + 1.0, kk)
+            pp = p
+        hs = torch.stack(hs, dim=1)
+        return hs * 2.0 + pp[:, None]
+
+    def attend(self, x):
+        k, v = self.key(x), self.value(x)
+        return self.mix(k, v)
+
+    def forward(self, x):
+        y = self.attend(x) + x
+        return self.out(y)
+
+
+def test_loops_over_steps_in_methods_of_methods_have_the_names_of_the_source():
+    source, proof, _ = translate_proved(TimeMix(), "flax", (torch.randn(2, 6, 4),))
+    assert proof
+    for line in (
+        "for i in range(6):",
+        "    kk = k[:, i]",
+        "    e1 = jnp.exp(pp - p)",
+        "    hs_2.append(a / e1)",
+        "return hs * 2.0 + pp",
+    ):
+        assert line in source.code
+    assert source.code.count("jnp.maximum(") == 2
+
+
+def test_numbers_that_grow_by_one_are_a_range():
+    lines = [f"x = f(x, {n})\ny = g(x)" for n in (3, 4, 5)]
+    found = with_repeats([one for line in lines for one in line.split("\n")], {}, {}, {}, {})
+    assert found[0].startswith("for n in range(3, 6):")

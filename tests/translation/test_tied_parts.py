@@ -87,3 +87,34 @@ def test_blocks_that_share_layers_or_parts_are_one_class_and_tied(cls, ties):
     np.testing.assert_allclose(made(x.numpy()), model(x).detach(), rtol=1e-4, atol=1e-6)
     sizes = [p.size for p in nnx.to_flat_state(nnx.state(made, nnx.Param)).leaves]
     assert sum(sizes) == sum(p.numel() for p in model.parameters())
+
+
+class Gated(nn.Module):
+    def __init__(self, fc=None):
+        super().__init__()
+        self.fc = fc if fc is not None else nn.Linear(8, 16)
+
+    def forward(self, x):
+        x = self.fc(x)
+        return x[:, :8] * torch.sigmoid(x[:, 8:])
+
+
+class Shares(nn.Module):
+    """Has blocks whose layers are those of others, as TabNet, and blocks that have their own."""
+
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(8, 16)
+        self.steps = nn.ModuleList([Gated(shared), Gated(), Gated(shared)])
+        self.first = shared
+
+    def forward(self, x):
+        for step in self.steps:
+            x = x + step(x)
+        return x + self.first(x)[:, :8]
+
+
+def test_layers_that_others_have_and_layers_of_their_own_are_of_one_class():
+    source, _, proof = translate(Shares(), "flax", (torch.randn(3, 8),), proved=True)
+    assert proof
+    assert source.code.count("class Gated") == 1

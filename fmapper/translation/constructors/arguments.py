@@ -74,9 +74,15 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
             found[column.values] = identifier(variable, {*reserved, *found.values()})
     derived: dict[Values, str] = {}
     own: dict[int, str] = {}
-    for column in columns:
-        if column.values not in found and (code := _derive(column, group, found, reserved)):
-            own[column.at] = derived[column.values] = code
+    for again in (False, True):
+        for column in columns:
+            if column.values not in found and (code := _derive(column, group, found, reserved)):
+                own[column.at] = derived[column.values] = code
+        for column in columns if not again else ():  # what methods read may tell the others
+            is_left = column.values not in found and column.values not in derived
+            known = "" if _code_at(column.place, group) else _attribute_with(column.values, group)
+            if is_left and known:
+                found[column.values] = identifier(known, {*reserved, *found.values()})
     for column in columns:
         if column.values not in found and column.values not in derived:
             known = _attribute_with(column.values, group)
@@ -201,6 +207,10 @@ def _derive(
 def _attribute_with(values: Values, group: Sequence[Sketch]) -> str:
     """Returns what the source calls a number of each submodule; empty where that is not clear."""
     found = [name for name in group[0].numbers if _agree(group, name, values)]
+    if len(found) > 1:  # an argument, and the attributes that hold it
+        sketch = _fullest(group)
+        given = {name for code in sketch.code.values() for name in names_in_code(code)}
+        found = [name for name in found if name in given]
     return found[0] if len(found) == 1 else ""
 
 

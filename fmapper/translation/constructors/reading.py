@@ -66,6 +66,9 @@ class _Constructor:
                     self._begin_list(name, value)
                 case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
                     self.attributes.setdefault(name, value)
+                case ast.Assign(targets=[ast.Tuple(names)], value=ast.Tuple(values)):
+                    pairs = zip(names, values, strict=False)
+                    self.read([ast.Assign([one], value) for one, value in pairs], always=always)
                 case ast.AugAssign(target=ast.Name(name), value=ast.List(items)):
                     self._add(name, items, always=always)
                 case ast.Expr(ast.Call() as call):

@@ -248,17 +248,22 @@ class Variables:
     def _among(self, value: str, hinted: tuple[str, ...], source: str) -> str:
         """Returns the name of a value among those that one statement assigns to."""
         line = self._line(source)
-        finals = []
-        for step in self._unit.steps:
-            if self._line_of(step) != line:
+        for its_line, steps in itertools.groupby(self._unit.steps, self._line_of):
+            made = [
+                one
+                for step in steps
+                for one in (step.gives if isinstance(step, Unit) else [step.name])
+            ]
+            if its_line != line or value not in made:  # of another round of a loop
                 continue
-            made = step.gives if isinstance(step, Unit) else [step.name]
-            finals += [
+            finals = [
                 one
                 for one in made
                 if any(self._line_of(user) != line for user in self._users.get(one, []))
             ]
-        return hinted[finals.index(value)] if value in finals and len(finals) == len(hinted) else ""
+            if value in finals and len(finals) == len(hinted):
+                return hinted[finals.index(value)]
+        return ""
 
     def _before(self, value: str, line: str) -> str:
         """Returns the name of what another line goes on with, as `x = x.reshape(-1)`."""

@@ -205,7 +205,10 @@ class _Loop:
             code += f" + {first}" if first else ""
             yield id(leaf.node), ast.parse(code, mode="eval").body
             return
-        variable = self._variable(repr(values), leaf.keyword or "n")
+        source = repr(values)
+        if is_even and step == 1 and len(values) > 2:
+            source = f"range({first}, {first + len(values)})"
+        variable = self._variable(source, leaf.keyword or "n")
         yield id(leaf.node), ast.Name(variable, ast.Load())
 
     def _item_of(self, base: str) -> str:

@@ -134,6 +134,7 @@ class Rounds:
             Mismatch: They read something that a loop would not have.
         """
         begun: dict[str, str] = {}
+        late: set[str] = set()  # of them, what is another value where later times read it
         last = self._last_versions()
         names = {version: name for name, version in last.items()}
         inside = set[int]().union(*self._own)
@@ -149,13 +150,17 @@ class Rounds:
             if carried is None or carried not in names:
                 raise Mismatch
             target = names[carried]
-            if self._is_read_late(leaves[0], target) or begun.setdefault(target, name) != name:
+            if begun.setdefault(target, name) != name:
                 raise Mismatch
+            if self._is_read_late(leaves[0], target):
+                if target == name:
+                    raise Mismatch
+                late.add(target)
             if target != name and self._assigns_around(leaves[0], name, target):
                 raise Mismatch
         outer = {leaf.name for leaf, *_ in self._outer()}
         for target, name in [*begun.items()]:
-            if target != name and target in outer:
+            if target != name and target in outer | late:
                 self._keep_name(last[target], name)
                 del begun[target]
         return {target: name for target, name in begun.items() if target != name}

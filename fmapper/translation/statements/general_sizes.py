@@ -108,6 +108,7 @@ class _General:
     ) -> None:
         self._structure, self._units, self._forms = structure, units, forms
         self.rows: dict[str, Row] = {}  # names of sizes that differ -> what they are in each call
+        self._named: set[str] = set()  # those of them that are arguments
         self._turns: Counter[Row] = Counter()  # how often a shape or call has such sizes so far
         self._known: set[int] = set()  # sizes of arguments that do not
         self._unknown: dict[Row, str] = {}  # sizes of results that the arguments do not tell
@@ -156,6 +157,7 @@ class _General:
             return several[0]
         name = identifier(key, self.rows)
         self.rows[name] = row
+        self._named.add(name)
         return Size(name)
 
     def _learn(self, values: Sequence[str]) -> None:
@@ -198,7 +200,9 @@ class _General:
     def _call(self, calls: Sequence[Call]) -> Call:
         first = calls[0]
         self._turns.clear()
-        rows = zip(*(_leaves((one.args, one.kwargs)) for one in calls), strict=True)
+        rows = [*zip(*(_leaves((one.args, one.kwargs)) for one in calls), strict=True)]
+        for row in rows:
+            self._check(row, calls)
         leaves = iter([self._leaf(row) for row in rows])
         args, kwargs = map_arguments((first.args, first.kwargs), lambda _: next(leaves))
         result = tuple(
@@ -208,6 +212,16 @@ class _General:
         if len(result) == 1:
             self.values[first.name] = result[0]
         return replace(first, args=args, kwargs=kwargs, result=result)
+
+    def _check(self, row: Sequence[Any], calls: Sequence[Call]) -> None:
+        """Refuses numbers that differ and are no sizes, as strides, whatever sizes they equal."""
+        are_numbers = all(type(one) is int for one in row)
+        if not are_numbers or len({*row}) == 1 or _takes_bounds(calls[0]):
+            return
+        dims = {size for one in calls for _, shape in one.result for size in shape}
+        is_given = tuple(row) in [self.rows[name] for name in self._named]
+        if not is_given and not {*row} - {-1} <= dims:
+            raise _UnknownError
 
     def _leaf(self, row: Sequence[Any]) -> Any:
         sizes = self._structure.sizes
@@ -281,6 +295,11 @@ class _General:
                 operation = ast.FloorDiv()
             if operation is not None:
                 yield _join(a or self._next(xs), operation, b or self._next(ys))
+
+
+def _takes_bounds(call: Call) -> bool:
+    """Returns whether an operation is given where a part of an array begins and ends."""
+    return call.op.partition("::")[2].startswith(("slice", "narrow", "select", "split", "arange"))
 
 
 def _parse(size: int | str) -> ast.expr:

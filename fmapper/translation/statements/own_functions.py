@@ -15,6 +15,7 @@ from typing import Any
 
 from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
+from fmapper.translation.reading.statements import statements_at
 
 # The calls of functions that a call was made in, outer ones first: their parts, and their lines.
 FunctionStack = tuple[tuple[str, str], ...]
@@ -54,10 +55,25 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
     )
     calls = []
     for call in program.graph.calls:
-        inner = [one for one in stacks.get(call.name, ()) if one[0] in kept]
-        name, line = inner[-1] if inner else (call.module, call.source)
+        stack = stacks.get(call.name, ())
+        at = max((at for at, (name, _) in enumerate(stack) if name in kept), default=-1)
+        name, line = stack[at] if at >= 0 else (call.module, call.source)
+        if name in methods:
+            line = _line_of_inner(stack[at:], functions)
         calls.append(replace(call, module=name, source=line or call.source))
     return replace(program, graph=replace(program.graph, calls=calls), parts=parts)
+
+
+def _line_of_inner(stack: FunctionStack, functions: Mapping[str, Part]) -> str:
+    """Returns the innermost line that names what it computes, of a method or of those it calls."""
+    (name, line), *others = stack
+    for inner, source in others:
+        part = functions.get(inner)
+        if part is None or not part.method or part.path != functions[name].path:
+            break
+        if not statements_at([source]).get(source, "return").startswith("return"):
+            line = source
+    return line
 
 
 class _Functions:
@@ -175,9 +191,8 @@ class _Functions:
         used = {value for call in computing for value in call.refs()} - inside - self._sizes
         told = {value for value in inside if {*self._users.get(value, ())} - inside} - self._sizes
         is_pure = all(map(_is_pure, computing))
-        return (
-            is_pure and len(computing) >= _FEWEST and used <= given and told <= gives and bool(told)
-        )
+        is_large = sum(not _is_cast(call) for call in computing) >= _FEWEST
+        return is_pure and is_large and used <= given and told <= gives and bool(told)
 
     def _content(self, part: Part) -> Any:
         """Returns what a function does, without the numbers in it."""
@@ -224,6 +239,11 @@ def is_copy(call: Call) -> bool:
     """Returns whether a call gives the values that it is given, as `contiguous` does."""
     name = call.op.partition("::")[2].partition(".")[0]
     return name in ("contiguous", "clone", "alias") and isinstance(call.args[0], Ref)
+
+
+def _is_cast(call: Call) -> bool:
+    """Returns whether a call gives the values that it is given, perhaps in another dtype."""
+    return is_copy(call) or call.op.partition("::")[2].partition(".")[0] in ("to", "_to_copy")
 
 
 def _is_size(call: Call) -> bool:

@@ -194,9 +194,22 @@ class FlaxDialect(JaxDialect):
                 (attr, with_comprehensions(node, names, self.general, {**self.defaults, **known}))
                 for attr, node in cls.sketch.made
             ]
+        set_later = {tie.partition(" = ")[0].rpartition(".")[2] for cls in classes
+                     for tie in cls.sketch.ties}  # fmt: skip
+        for cls in classes:
+            cls.sketch.made = [
+                (attr, _as_data(node) if attr in set_later else node)
+                for attr, node in cls.sketch.made
+            ]
         printed = [_class(cls, known.get(cls.name, {})) for cls in classes]
         blocks = [*printed, *tables, _print_loading(draft, root)]
         return self.assemble(draft, root.name, blocks)
+
+
+def _as_data(node: ast.expr) -> ast.expr:
+    """Returns what may be None as an attribute in which NNX allows a part in its place."""
+    may_be_none = isinstance(node, ast.IfExp) and text(node.orelse) == "None"
+    return expr("nnx.data({0})", node) if may_be_none else node
 
 
 def _frozen_parts(draft: Any) -> list[str]:

@@ -31,6 +31,7 @@ from fmapper.translation import (
     literal,
     names_in,
     print_imports,
+    text,
 )
 from fmapper_adapters.jax.aten import table as lowerings
 from fmapper_adapters.jax.translation import layers, table
@@ -231,6 +232,8 @@ class JaxDialect(Dialect):
         if known is not None:
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
+            if text(dtype) == "jnp.float32":  # which may be all that JAX has of float64
+                values = values.astype(np.float32)
             return expr("jnp.array({0}, dtype={1})", literal(elements(values)), dtype)
         shape = tuple(int(s) for s in values.shape)
         return expr("jnp.array({0}.reshape({1}))", _print_bytes(values), shape)

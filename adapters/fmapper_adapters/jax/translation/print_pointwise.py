@@ -177,6 +177,16 @@ for _op, _template in _BINARY.items():
     _enter_binary(_op, _template)
 
 
+@prints("aten::bitwise_left_shift", "aten::__lshift__", "aten::bitwise_right_shift",
+        "aten::__rshift__")  # fmt: skip
+def shift(p: Printing, x: Any, y: Any) -> Any:
+    """Prints `x << y` or `x >> y`, for a number of bits that every integer has."""
+    if not isinstance(x, Value) or not is_int(x.dtype) or type(y) is not int or not 0 <= y < 8:
+        return None
+    is_left = p.call.op.startswith(("aten::bitwise_left", "aten::__lshift"))
+    return elementwise(p, "{0} << {1}" if is_left else "{0} >> {1}", x, y)
+
+
 @prints("aten::atan2")
 def atan2(p: Printing, x: Any, y: Any) -> Any:
     """Prints `jnp.arctan2(x, y)`."""
