@@ -29,13 +29,15 @@ def training_steps(
     args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
 
     @functools.cache
-    def prepare(wide: bool) -> Callable[[float, float], dict[str, Any]]:
-        given = jax.tree.map(double, (args, kwargs)) if wide else (args, kwargs)
-        return _prepare(source, *given, double if wide else lambda x: x)
+    def prepare(*, wide: bool) -> Callable[[float, float], dict[str, Any]]:
+        widen: Callable[[Any], Any] = double if wide else lambda x: x
+        own_args, own_kwargs = jax.tree.map(widen, (args, kwargs))
+        return _prepare(source, own_args, own_kwargs, widen)
 
     def steps(rate: float, off: float, *, double: bool = False) -> dict[str, Any]:
-        with _without_dropout(), jax.enable_x64(True if double else jax.config.jax_enable_x64):
-            return prepare(double)(rate, off)
+        precision = jax.enable_x64(True) if double else contextlib.nullcontext()
+        with _without_dropout(), precision:
+            return prepare(wide=double)(rate, off)
 
     return steps
 
