@@ -214,7 +214,7 @@ class _General:
         return replace(first, args=args, kwargs=kwargs, result=result)
 
     def _check(self, row: Sequence[Any], calls: Sequence[Call]) -> None:
-        """Refuses numbers that differ and are no sizes, as strides, whatever sizes they equal."""
+        """Refuses numbers that differ and are not sizes, as strides, whatever sizes they equal."""
         are_numbers = all(type(one) is int for one in row)
         if not are_numbers or len({*row}) == 1 or _takes_bounds(calls[0]):
             return
