@@ -58,7 +58,7 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a model gives and how it learns.
+    """Outputs, gradients and steps of a model, and how certain they are.
 
     Attributes:
         found: What `Models.training_steps` gives, and the `rate` of descent.
