@@ -201,3 +201,22 @@ def test_a_deep_model_of_jax_is_proved_in_double_precision():
     assert proof, proof
     assert proof.double
     assert proof.errors["train gradients"] < 1e-6
+
+
+class Rooted(nn.Module):
+    """Has no gradient where its scale is zero, as it is, and no numbers after the first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.layer(x) * (self.scale * self.scale).sqrt()
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_models_that_leave_the_numbers_do_so_in_both(target):
+    given = (torch.randn(3, 6),)
+    *_, proof = translate(Rooted(), target, given, train=True, proved=True)
+    assert proof, proof
+    assert torch.from_numpy(proof.data["train.after.layer.weight"]).isnan().all()

@@ -103,8 +103,6 @@ def _prepare(
             if step == 0:
                 found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
             now = {name: x - rate * gradients[name] for name, x in now.items()}
-            if not all(jnp.isfinite(x).all() for x in now.values()):
-                break  # nor will they be after another step
         found |= {f"after.{name}": np.asarray(x) for name, x in now.items()}
         for name, x in state.items():  # such as the statistics of batches
             if not jnp.issubdtype(x.dtype, jnp.floating):  # counts and keys

@@ -186,8 +186,6 @@ def _run(
                 if step == 0:
                     found[f"gradient.{name}"] = gradient.detach().clone().numpy()
                 parameter.sub_(rate * gradient)
-        if not all(p.isfinite().all() for p in learned.values()):
-            break  # nor will they be after another step
     for name, parameter in learned.items():
         if f"gradient.{name}" in found:
             found[f"after.{name}"] = parameter.detach().numpy()
