@@ -190,7 +190,7 @@ def test_a_proof_runs_in_a_process_without_torch(net):
 
 def test_what_both_modes_compile_is_compiled_once(tmp_path):
     (tmp_path / "proof.py").write_text(
-        f"{SETTINGS}\n"
+        f"double = False\n{SETTINGS}\n"
         "found = []\n"
         "jax.monitoring.register_event_listener(lambda event, **_: found.append(event))\n"
         "for _ in range(2):\n"
