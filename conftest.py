@@ -1,6 +1,7 @@
 """How all tests run: on all processors, long ones apart, with the examples in docs."""
 
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -47,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks the tests that take more than half a second, as tests/durations.json has them.
 
     Those of less than a second are `thorough`. Of the others, the shortest case of each function is
-    `thorough`, unless it is long, and the rest are `slow`. Tests that are selected by name always
-    run.
+    `thorough`, unless it is long, and the rest are `slow`; but no file has slow tests alone. Tests
+    that are selected by name always run.
     """
     named = any("::" in argument for argument in config.args)
     if named or config.pluginmanager.has_plugin("support.durations") or not DURATIONS.exists():
@@ -58,8 +59,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name in filter(lambda name: seconds[name] >= SECOND, seconds):
         functions[re.sub(r"\[.*", "", name)].append(name)
     shortest = {min(names, key=seconds.__getitem__) for names in functions.values()}
+    limits = {name: LONG if name in shortest else SECOND for name in seconds}
+    files = defaultdict(list)
+    for item in items:
+        files[item.path].append(item.nodeid)
+    for names in files.values():
+        if all(seconds.get(name, 0.0) >= limits.get(name, LONG) for name in names):
+            limits[min(names, key=seconds.__getitem__)] = math.inf
     for item in items:
         if item.nodeid in seconds:
-            took = seconds[item.nodeid]
-            short = took < SECOND or (item.nodeid in shortest and took < LONG)
+            short = seconds[item.nodeid] < limits[item.nodeid]
             item.add_marker("thorough" if short else "slow")

@@ -180,6 +180,7 @@ class Part:
         numbers: Those that are numbers, as `num_heads`, and the variables of its constructor.
         code: Arguments of its parts -> how that writes them, `conv.padding` -> `size // 2`.
         words: Attributes that are None, True, False, texts or functions -> those as text.
+        defaults: Parameters of its constructor -> the numbers and flags that they are by default.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Part:
     code: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
     function: str = ""
+    defaults: Mapping[str, int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Sketch:
         numbers: The numbers that it has there, as `num_heads`, and those of its constructor.
         code: Arguments of parts -> what its constructor gives them, `conv.padding` -> `size // 2`.
         words: What it has there that is None, True, False, a text or a function, as text.
+        defaults: What parameters of its constructor there are by default.
         arrays: What it sets that is an array.
         given: What the constructor is given -> the code for it.
         is_sequence: Whether it calls its parts in order, which are the only thing that it sets.
@@ -59,6 +60,7 @@ class Sketch:
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, int | float] = field(default_factory=dict)
     arrays: frozenset[str] = frozenset()
     given: dict[str, ast.expr] = field(default_factory=dict)
     is_sequence: bool = False
@@ -66,7 +68,7 @@ class Sketch:
     def learn(self, part: Part) -> None:
         """Takes what a call of the submodule says of its attributes."""
         self.flags, self.numbers = part.flags, part.numbers
-        self.code, self.words = part.code, part.words
+        self.code, self.words, self.defaults = part.code, part.words, part.defaults
 
     def nodes(self) -> list[ast.AST]:
         """Returns all syntax trees of the class."""

@@ -106,7 +106,7 @@ CASES = {
     "dilated": (
         Blocks(Dilated(4), Dilated(4, 5), Dilated(4, 7)),
         torch.randn(2, 4, 11),
-        "size",
+        "size=3",
         ["// 2"],
     ),
     "basic": (

@@ -72,7 +72,7 @@ def test_a_file_has_layers_of_equinox(net, written):
         "    up: Linear",
         "self.up = Linear(8, 16, key=keys())",
         "self.blocks = [Block(key=keys()) for _ in range(2)]",
-        "eqx.nn.Lambda(gelu)",
+        "gelu,",
         "for block in self.blocks:",
         "x = block(x, key=keys())",
     ):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
+pytest.importorskip("equinox")
 
 from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
+from fmapper.translation.source import translate  # noqa: E402
 
 
 def make_conv_norm(inp, oup, stride):
@@ -67,6 +71,79 @@ def test_sequences_that_a_method_makes_are_one_class():
     code = fmapper.source(OfMethods().eval(), "flax", (torch.randn(2, 3),))
     assert "class Block(Sequential)" in code
     assert "self.second = Block(4, 6, rngs=rngs)" in code
+
+
+def conv_norm(inp, out, kernel=3, stride=1):
+    return nn.Sequential(
+        nn.Conv2d(inp, out, kernel, stride, kernel // 2, bias=False), nn.GroupNorm(2, out)
+    )
+
+
+class Chosen(nn.Module):
+    """Has a shortcut that depends on its arguments, as in ResNet."""
+
+    def __init__(self, inp, out, stride=1):
+        super().__init__()
+        self.body = nn.Sequential(conv_norm(inp, out, 3, stride), nn.ReLU(), conv_norm(out, out))
+        self.short = conv_norm(inp, out, 1, stride) if stride != 1 else nn.Identity()
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.short(x))
+
+
+class Residual(nn.Module):
+    """The same, written as a change of an empty sequence."""
+
+    def __init__(self, planes, out, stride=1):
+        super().__init__()
+        self.conv = nn.Conv2d(planes, out, 3, stride, 1)
+        self.shortcut = nn.Sequential()
+        if stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(planes, out, 1, stride), nn.GroupNorm(2, out))
+
+    def forward(self, x):
+        return torch.relu(self.conv(x) + self.shortcut(x))
+
+
+class Stages(nn.Module):
+    def __init__(self, block, *widths):
+        super().__init__()
+        pairs = itertools.pairwise(widths)
+        self.stages = nn.ModuleList([block(inp, out, 1 if inp == out else 2) for inp, out in pairs])
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_functions_and_blocks_around_them_have_the_arguments_and_defaults_of_the_source(target):
+    net = Stages(Chosen, 4, 4, 8, 8, 16).eval()
+    code = fmapper.source(net, target, (torch.randn(2, 4, 8, 8),))
+    for line in (
+        "class ConvNorm(Sequential):",
+        "def __init__(self, inp, out, kernel=3, stride=1, *, ",
+        "def __init__(self, inp, out, stride=1, has_short=False, *, ",
+        "ConvNorm(inp, out, stride=stride, ",
+        "self.short = ConvNorm(inp, out, kernel=1, stride=stride, ",
+    ):
+        assert line in code, line
+
+
+def test_attributes_that_are_set_anew_are_read_as_what_they_are():
+    net = Stages(Residual, 4, 4, 8, 16).eval()
+    code = fmapper.source(net, "flax", (torch.randn(2, 4, 8, 8),))
+    assert "def __init__(self, planes, out, stride=1, has_shortcut=" in code
+    assert "Conv(planes, out, (1, 1), strides=stride, " in code
+
+
+@pytest.mark.parametrize("block", [Chosen, Residual])
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_files_with_such_arguments_are_equal(target, block):
+    net = Stages(block, 4, 8, 8, 16)
+    _, _, proof = translate(net, target, (torch.randn(2, 4, 8, 8),), proved=True)
+    assert proof, proof
 
 
 def test_a_few_sequences_stay_what_they_are():

@@ -43,11 +43,18 @@ def omit_defaults(
     found: dict[str, dict[str, object]] = {}
     for cls in classes:
         own = [call for call in calls if text(call.func) == cls.name]
-        for name in cls.parameters:
-            given = [text(k.value) for call in own for k in call.keywords if k.arg == name]
-            usual = _usual(name, given)
-            if own and len(given) == len(own) and text(literal(usual)) in given:
+        by_name = [{str(k.arg): text(k.value) for k in call.keywords} for call in own]
+        told = [{**dict(zip(cls.parameters, map(text, call.args), strict=False)), **keys}
+                for call, keys in zip(own, by_name, strict=True)]  # fmt: skip
+        for name in cls.parameters if own else ():
+            default = cls.sketch.defaults.get(name)
+            rows = by_name if default is None else told
+            given = [row[name] for row in rows if name in row]
+            usual = _usual(name, given) if default is None else default
+            if len(given) == len(own) and text(literal(usual)) in given:
                 found.setdefault(cls.name, {})[name] = usual
+        for call in own if cls.name in found else ():
+            _give_by_name(call, cls.parameters, found[cls.name])
     for call in calls:
         kind = text(call.func)
         known = {
@@ -56,6 +63,14 @@ def omit_defaults(
         }
         call.keywords = [one for one in call.keywords if known.get(str(one.arg)) != text(one.value)]
     return found
+
+
+def _give_by_name(call: ast.Call, parameters: Sequence[str], usual: Mapping[str, object]) -> None:
+    """Gives by name the arguments that have defaults, and what is given after these."""
+    first = next((at for at, name in enumerate(parameters) if name in usual), len(parameters))
+    late = zip(parameters[first:], call.args[first:], strict=False)
+    call.keywords = [*(ast.keyword(name, node) for name, node in late), *call.keywords]
+    call.args = call.args[:first]
 
 
 def _usual(name: str, given: Sequence[str]) -> object:

@@ -8,7 +8,8 @@ from typing import Any
 
 from fmapper.translation.constructors.reading import Settings, settings_of
 
-_LEAST = 3  # sequences by one function, which are of one class then, and layers of each
+_LEAST = 3  # sequences by one function, which are of one class then
+_LAYERS = 2  # of each
 _WORDS = ("make_", "build_", "create_", "get_")
 
 
@@ -28,7 +29,7 @@ def titles_of_sequences(
     for path, module in modules:
         for part, function in settings_of(module, known).makers.items():
             place = f"{path}.{part}" if path else part
-            if len(layers.get(place, ())) >= _LEAST:
+            if len(layers.get(place, ())) >= _LAYERS:
                 makers.setdefault(place, function)
     kinds: dict[str, set[Hashable]] = {}
     for place, function in makers.items():

@@ -13,6 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fmapper.translation.constructors.calls import (
+    bound,
+    defaults_of,
+    function_called,
+    last_name,
+    made_by,
+)
+
 Number = int | float
 _MOST = 8  # parts that a sequence may have
 _DEEPEST = 4  # variables that are lists of variables, functions that call functions
@@ -27,12 +35,14 @@ class Settings:
         code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`.
         words: Attributes that are None, True, False, texts or functions -> those as text.
         makers: Parts -> the functions and methods of the model that have made them.
+        defaults: Parameters -> the numbers and flags that they are by default.
     """
 
     numbers: dict[str, Number] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Number] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -43,19 +53,21 @@ class _Constructor:
         parameters: Its parameters.
         space: What names in it are, besides its variables.
         loops: The variables of its comprehensions.
-        attributes: What it sets.
+        attributes: What it sets, each to one of several if that depends on its arguments.
         variables: What it assigns to variables once.
         lists: Variables -> the items of those that are lists, and whether each is there always.
         parts: What it gives the constructor of its base, as a sequence is given its parts.
+        defaults: Its parameters -> the numbers and flags that they are by default.
     """
 
     parameters: tuple[str, ...]
     space: Mapping[str, Any]
     loops: frozenset[str] = frozenset()
-    attributes: dict[str, ast.expr] = field(default_factory=dict)
+    attributes: dict[str, list[ast.expr]] = field(default_factory=dict)
     variables: dict[str, ast.expr | None] = field(default_factory=dict)
     lists: dict[str, list[tuple[ast.expr, bool]] | None] = field(default_factory=dict)
     parts: tuple[ast.expr, ...] = ()
+    defaults: Mapping[str, Number] = field(default_factory=dict)
 
     def read(self, body: list[ast.stmt], *, always: bool = True) -> None:
         """Reads statements; those of loops only change what is known of lists."""
@@ -65,7 +77,7 @@ class _Constructor:
                     self.variables[name] = None if name in self.variables else value
                     self._begin_list(name, value)
                 case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
-                    self.attributes.setdefault(name, value)
+                    self.attributes.setdefault(name, []).append(value)
                 case ast.Assign(targets=[ast.Tuple(names)], value=ast.Tuple(values)):
                     pairs = zip(names, values, strict=False)
                     self.read([ast.Assign([one], value) for one, value in pairs], always=always)
@@ -105,7 +117,7 @@ class _Constructor:
                 func=ast.Attribute(ast.Name("self"), "add_module"),
                 args=[ast.Constant(str(name)), value],
             ):
-                self.attributes.setdefault(name, value)
+                self.attributes.setdefault(name, []).append(value)
             case ast.Call(func=ast.Attribute(ast.Call(func=ast.Name("super")), "__init__")):
                 self.parts = tuple(call.args)
 
@@ -211,7 +223,8 @@ def _code_of(function: Any) -> _Constructor | None:
     parameters = tuple(one.arg for one in named if one.arg != "self")
     loops = (one.target for one in ast.walk(tree) if isinstance(one, ast.comprehension))
     variables = (one.id for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Name))
-    found = _Constructor(parameters, getattr(function, "__globals__", {}), frozenset(variables))
+    space = getattr(function, "__globals__", {})
+    found = _Constructor(parameters, space, frozenset(variables), defaults=defaults_of(function))
     found.read(tree.body)
     return found
 
@@ -234,6 +247,7 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
         try:
             found.makers = _makers(module, code, known)
             found.numbers, found.code = _read(module, code, known)
+            found.defaults = code.defaults
         except Exception:  # whatever a module of the user does when it is asked for its parts
             found.code = {}
     return found
@@ -272,14 +286,15 @@ def _makers(module: Any, code: _Constructor, known: dict[int, Settings]) -> dict
     found = {}
     for path, part, node in _parts_of(module, code):
         function = node.func if isinstance(node, ast.Call) else None
-        name = _last(function)
+        name = last_name(function)
         is_own = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"
         made_by = getattr(type(module), name, None) if is_own else code.space.get(name)
         if inspect.isfunction(made_by):
             found[path] = name
             inner = _code_of(made_by)
             if inner is not None and inner.parts and id(part) not in known:
-                known[id(part)] = Settings(*_read(part, inner, known))
+                read = _read(part, inner, known)
+                known[id(part)] = Settings(*read, defaults=inner.defaults)
     return found
 
 
@@ -347,8 +362,8 @@ def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
 
 def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.expr]]:
     """Yields the parts and numbers of a module that its constructor makes, with its code."""
-    named = [(name, code.value(node)) for name, node in code.attributes.items()]
-    own = [(path, _part_at(module, path), node) for path, node in named]
+    parts = {name: _part_at(module, name) for name in code.attributes}
+    own = [(name, part, _chosen(part, name, code)) for name, part in parts.items()]
     if code.parts:
         call = ast.Call(ast.Name("", ast.Load()), [*code.parts], [])
         own.append(("", module, call))
@@ -358,10 +373,28 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
             continue
         if path:
             yield path, part, node
-        for at, (key, inner) in enumerate(_match(part, code.items_in(path, node))):
+        for at, (key, inner) in enumerate(_match(part, _items_made(path, node, code))):
             below = f"{path}.{key}" if path else key
             if isinstance(code.value(inner), ast.Call) and below.count(".") < _DEEPEST:
                 own.insert(at, (below, _part_at(part, key), code.value(inner)))
+
+
+def _chosen(part: Any, name: str, code: _Constructor) -> ast.expr:
+    """Returns the code that has made an attribute; the first, where that is not clear."""
+    found: list[ast.expr] = []
+    for node in code.attributes[name]:
+        found += [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+    values = [code.value(node) for node in found]
+    kind = type(part).__name__
+    fits = [one for one in values if isinstance(one, ast.Call) and _may_be(one, kind)]
+    if len(fits) > 1:  # `nn.Sequential()`, and one with parts
+        fits = [one for one in fits if _match(part, _items_made(name, one, code))] or fits
+    return fits[0] if fits else values[0]
+
+
+def _items_made(path: str, node: ast.expr, code: _Constructor) -> list[tuple[ast.expr, bool]]:
+    whole = made_by(node, code.space) if isinstance(node, ast.Call) else node
+    return code.items_in(path, whole)
 
 
 def _part_at(module: Any, key: str) -> Any:
@@ -402,86 +435,18 @@ def _optional(items: list[tuple[ast.expr, bool]]) -> int:
 
 def _may_be(node: ast.expr, kind: str) -> bool:
     """Returns whether code may make a part of a class: functions and variables may."""
-    name = _last(node.func) if isinstance(node, ast.Call) else ""
+    name = last_name(node.func) if isinstance(node, ast.Call) else ""
     return name == kind or name[:1].islower() or not name
 
 
-def _last(node: ast.expr | None) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
 def _arguments(part: Any, call: ast.Call, code: _Constructor) -> Iterator[tuple[str, ast.expr]]:
-    """Yields the arguments of the constructor of a part, with the code for each."""
-    bases = {base.__name__ for base in type(part).__mro__}
-    for _ in range(_DEEPEST):
-        first = call.args[0] if call.args else None
-        if isinstance(first, ast.Call) and _last(first.func) in bases:  # `weight_norm(Conv(...))`
-            call = first
-        known = code.space.get(call.func.id) if isinstance(call.func, ast.Name) else None
-        if not inspect.isfunction(known):
-            break
-        made = _result(known, call)
-        if made is None:
-            return
-        call = made
-    yield from _bound(type(part), call)
+    """Yields the arguments of the constructor of a part, with the code for each.
 
-
-def _bound(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
-    given = _every_bound(function, call)
-    return [(name, node) for name, node in given.items() if isinstance(node, ast.expr)]
-
-
-def _every_bound(function: Any, call: ast.Call) -> Mapping[str, Any]:
-    """Returns the arguments of a call by the names of its function, also `*args` and `**kwargs`."""
-    if any(isinstance(one, ast.Starred) for one in call.args):
-        return {}
-    try:
-        given = {key.arg: key.value for key in call.keywords if key.arg}
-        own = (None,) if isinstance(function, type) else ()
-        code = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-        bound = inspect.signature(code).bind_partial(*own, *call.args, **given)
-    except (TypeError, ValueError):
-        return {}
-    return bound.arguments
-
-
-def _result(function: Any, call: ast.Call) -> ast.Call | None:
-    """Returns the call that a function of one statement returns, with its arguments put in."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
-        return None
-    last = tree.body[-1] if isinstance(tree, ast.FunctionDef) else None
-    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
-        return None
-    made: ast.Call = _Put(_every_bound(function, call)).visit(copy.deepcopy(last.value))
-    return made
-
-
-class _Put(ast.NodeTransformer):
-    """Puts the arguments of a call in place of the names that its function has for them."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        known = self._given.get(node.id, node)
-        return known if isinstance(known, ast.expr) else node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        args: list[ast.expr] = []
-        for one in node.args:  # `Conv(*args, **kwargs)`
-            rest = self._variadic(one.value) if isinstance(one, ast.Starred) else None
-            args += rest if isinstance(rest, tuple) else [one]
-        keywords: list[ast.keyword] = []
-        for key in node.keywords:
-            more = None if key.arg else self._variadic(key.value)
-            given = more.items() if isinstance(more, dict) else [(key.arg, key.value)]
-            keywords += [ast.keyword(name, value) for name, value in given]
-        node.args, node.keywords = args, keywords
-        self.generic_visit(node)
-        return node
-
-    def _variadic(self, node: ast.expr) -> Any:
-        return self._given.get(node.id) if isinstance(node, ast.Name) else None
+    Those of the function that makes it come first.
+    """
+    function = function_called(call, code.space)
+    if function is not None:
+        yield from bound(function, call)
+    made = made_by(call, code.space, type(part))
+    if function is None or function_called(made, code.space) is None:
+        yield from bound(type(part), made)

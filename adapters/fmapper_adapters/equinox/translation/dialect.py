@@ -48,6 +48,7 @@ class EquinoxDialect(JaxDialect):
     only_in_training: ClassVar[frozenset[str]] = frozenset({"Dropout", "DropPath"})
     has_variants: ClassVar[bool] = True
     takes_parts: ClassVar[bool] = True
+    names_sequences: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx",
@@ -164,16 +165,9 @@ class EquinoxDialect(JaxDialect):
         ]
 
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
-        """Returns an `eqx.nn.Sequential`."""
-        parts = [
-            expr("eqx.nn.Identity()")
-            if one is None
-            else one
-            if isinstance(one, ast.Call)
-            else expr("eqx.nn.Lambda({0})", one)
-            for one in made
-        ]
-        return expr("eqx.nn.Sequential({0})", parts)
+        """Returns a `Sequential`, which is that of Equinox and takes functions, too."""
+        parts = [expr("lambda x: x") if one is None else one for one in made]
+        return ast.Call(expr("Sequential"), parts, [])
 
     def state_name(self, draft: Any, path: str) -> str:
         """Returns the name of an array; the parts of a sequence are its `layers`."""
@@ -193,9 +187,7 @@ class EquinoxDialect(JaxDialect):
             ConversionError: A submodule is at two places.
         """
         known = {name: name for name in (*HELPERS, *(cls.name for cls in classes))}
-        known |= {
-            f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Sequential", "Lambda", "WeightNorm")
-        }
+        known |= {f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Lambda", "WeightNorm")}
         frozen = frozen_parts(draft)
         for method in root.sketch.methods if frozen else ():
             if method.name != "check_inputs":
@@ -222,7 +214,7 @@ def _class(
             f"Equinox has no submodule at two places. Give it to both as an argument of their "
             f"calls, or translate to flax."
         )
-    lines = [f"class {cls.name}(eqx.Module):"]
+    lines = [f"class {cls.name}({'Sequential' if sketch.is_sequence else 'eqx.Module'}):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
     general, usual = draft.dialect.general, {**draft.dialect.defaults, **defaults}
     made = [
@@ -234,7 +226,8 @@ def _class(
         attr: _kind_of_given(values[attr]) if text(node) == attr else kind_of(node, known)
         for attr, node in made
     }
-    lines += [f"    {attr}: {kind}" for attr, kind in kinds.items() if attr != MODE]
+    if not sketch.is_sequence:
+        lines += [f"    {attr}: {kind}" for attr, kind in kinds.items() if attr != MODE]
     if any(attr == MODE for attr, _ in made):
         lines.append(f"    {MODE}: bool  # set by eqx.nn.inference_mode")
     lines += [
@@ -267,7 +260,11 @@ def _constructor(
 ) -> list[str]:
     parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
     lines = [f"        self.{name} = {name}" for name in cls.stored]
-    lines += [f"        self.{attr} = {text(node)}" for attr, node in made]
+    if cls.sketch.is_sequence:
+        parts = [text(node).removeprefix("Sequential") for _, node in made]
+        lines += [f"        super().__init__{one}" for one in parts]
+    else:
+        lines += [f"        self.{attr} = {text(node)}" for attr, node in made]
     code = "\n".join(lines)
     if code.count(_DRAWS) == 1 and " for " not in code:
         lines = code.replace(_DRAWS, "key").split("\n")

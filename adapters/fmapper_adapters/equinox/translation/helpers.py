@@ -52,6 +52,11 @@ HELPERS = {
     **_CONVS,
     "LayerNorm": Helper(_NORM.format(name="LayerNorm", what="Normalisation")),
     "RMSNorm": Helper(_NORM.format(name="RMSNorm", what="Division by the root mean square")),
+    "Sequential": Helper('''class Sequential(eqx.nn.Sequential):
+    """Parts that are called one after the other, and functions."""
+
+    def __init__(self, *parts):
+        super().__init__([x if isinstance(x, eqx.Module) else eqx.nn.Lambda(x) for x in parts])'''),
     "Linear": Helper('''class Linear(eqx.nn.Linear):
     """A linear layer over the last dimension."""
 

@@ -24,11 +24,13 @@ def without_dropout(model):
 
 @functools.cache
 def differentiate(train):
-    return eqx.filter_jit(eqx.filter_grad(lambda model: loss(model, train), has_aux=True))
+    gradient = eqx.filter_grad(lambda model: loss(model, train), has_aux=True)
+    return eqx.filter_jit(lambda model: uphill(*gradient(model)))
 
 
 def descend(model, slopes, rate):
-    return eqx.apply_updates(model, jax.tree.map(lambda g: -rate * g, slopes))
+    weights, rest = eqx.partition(model, eqx.is_inexact_array)
+    return eqx.combine(stepped(weights, slopes, rate), rest)
 
 
 def named(model):

@@ -215,6 +215,7 @@ class PartCalls:
                 numbers=noted.get("numbers", {}),
                 code=noted.get("writes", {}),
                 words=noted.get("words", {}),
+                defaults=noted.get("defaults", {}),
                 masks=self.masks.get(noted["path"], {}) if "code" not in noted else {},
                 function=noted.get("function", ""),
             )
@@ -237,6 +238,7 @@ def _facts_of(module: torch.nn.Module, known: dict[int, Settings]) -> dict[str, 
         "numbers": settings.numbers,
         "writes": settings.code,
         "words": settings.words,
+        "defaults": settings.defaults,
     }
 
 

@@ -131,5 +131,6 @@ class PartReader:
             beside = noted["source"], noted["prefix"], noted["positional"], method
             told = noted["settings"]
             settings = {"numbers": told.numbers, "code": told.code, "words": told.words}
-            found.append(Part(*given, *beside, noted["other_names"], **settings))
+            own = {**settings, "defaults": told.defaults}
+            found.append(Part(*given, *beside, noted["other_names"], **own))
         return tuple(found)

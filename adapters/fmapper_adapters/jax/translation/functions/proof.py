@@ -29,13 +29,14 @@ def differentiate(train):
     def first_loss(first, rest):
         return loss((first, *rest), train)
 
-    compiled = jax.jit(jax.grad(first_loss, has_aux=True))
+    gradient = jax.grad(first_loss, has_aux=True)
+    compiled = jax.jit(lambda first, rest: uphill(*gradient(first, rest)))
     return lambda model: compiled(model[0], model[1:])
 
 
 def descend(model, slopes, rate):
     first, *rest = model
-    return jax.tree.map(lambda p, g: p - rate * g, first, slopes), *rest
+    return stepped(first, slopes, rate), *rest
 
 
 def named(model):

@@ -1,0 +1,125 @@
+"""Calls in constructors: their arguments by name, and what functions return for them."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+_DEEPEST = 4  # functions that call functions
+
+
+def last_name(node: ast.expr | None) -> str:
+    """Returns the name of what is called, without that of its owner."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def function_called(call: ast.Call, space: Mapping[str, Any]) -> Any:
+    """Returns the function of a call, if the names of a constructor's module have it."""
+    known = space.get(call.func.id) if isinstance(call.func, ast.Name) else None
+    return known if inspect.isfunction(known) else None
+
+
+def made_by(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) -> ast.Call:
+    """Returns the call of a class in the end, where functions return what they make by calls.
+
+    Examples:
+        >>> call = ast.parse("Conv(width, 3)", mode="eval").body
+        >>> made_by(call, {"Conv": object}) is call
+        True
+
+    Args:
+        call: The call.
+        space: What names in it are.
+        kind: The class of what is made, which functions may be given: `weight_norm(Conv(...))`.
+    """
+    bases = {base.__name__ for base in kind.__mro__} if kind is not None else set()
+    for _ in range(_DEEPEST):
+        first = call.args[0] if call.args else None
+        if isinstance(first, ast.Call) and last_name(first.func) in bases:
+            call = first
+        function = function_called(call, space)
+        made = _result(function, call) if function is not None else None
+        if made is None:
+            break
+        call, space = made, function.__globals__
+    return call
+
+
+def bound(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
+    """Returns the arguments of a call by the names of its function or class."""
+    given = _every_bound(function, call)
+    return [(name, node) for name, node in given.items() if isinstance(node, ast.expr)]
+
+
+def _every_bound(function: Any, call: ast.Call) -> Mapping[str, Any]:
+    """Returns the arguments of a call by the names of its function, also `*args` and `**kwargs`."""
+    if any(isinstance(one, ast.Starred) for one in call.args):
+        return {}
+    try:
+        given = {key.arg: key.value for key in call.keywords if key.arg}
+        own = (None,) if isinstance(function, type) else ()
+        code = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+        return inspect.signature(code).bind_partial(*own, *call.args, **given).arguments
+    except (TypeError, ValueError):
+        return {}
+
+
+def defaults_of(function: Any) -> dict[str, int | float]:
+    """Returns the parameters of a function that have numbers or flags as their defaults.
+
+    Examples:
+        >>> defaults_of(lambda width, stride=1, kind="conv", bias=True: None)
+        {'stride': 1, 'bias': True}
+    """
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {one.name: one.default for one in known if type(one.default) in (int, float, bool)}
+
+
+def _result(function: Any, call: ast.Call) -> ast.Call | None:
+    """Returns the call that a function of one statement returns, with its arguments put in."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return None
+    last = tree.body[-1] if isinstance(tree, ast.FunctionDef) else None
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
+        return None
+    usual = {name: ast.Constant(one) for name, one in defaults_of(function).items()}
+    given = {**usual, **_every_bound(function, call)}
+    made: ast.Call = _Put(given).visit(copy.deepcopy(last.value))
+    return made
+
+
+class _Put(ast.NodeTransformer):
+    """Puts the arguments of a call in place of the names that its function has for them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        known = self._given.get(node.id, node)
+        return known if isinstance(known, ast.expr) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        args: list[ast.expr] = []
+        for one in node.args:  # `Conv(*args, **kwargs)`
+            rest = self._variadic(one.value) if isinstance(one, ast.Starred) else None
+            args += rest if isinstance(rest, tuple) else [one]
+        keywords: list[ast.keyword] = []
+        for key in node.keywords:
+            more = None if key.arg else self._variadic(key.value)
+            given = more.items() if isinstance(more, dict) else [(key.arg, key.value)]
+            keywords += [ast.keyword(name, value) for name, value in given]
+        node.args, node.keywords = args, keywords
+        self.generic_visit(node)
+        return node
+
+    def _variadic(self, node: ast.expr) -> Any:
+        return self._given.get(node.id) if isinstance(node, ast.Name) else None
