@@ -424,11 +424,8 @@ class Program:
             ConversionError: It is that of a converted model, which holds the arrays itself.
         """
         held = {*self.parameters, *self.buffers, *self.constants, *self.aliases}
-        missing = [
-            str(one.target)
-            for one in self.inputs
-            if one.kind in ("parameter", "buffer", "constant") and one.target not in held
-        ]
+        kinds = ("parameter", "buffer", "constant")
+        missing = [str(i.target) for i in self.inputs if i.kind in kinds and i.target not in held]
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise ConversionError(

@@ -17,18 +17,18 @@ def last_name(node: ast.expr | None) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def function_called(call: ast.Call, space: Mapping[str, Any]) -> Any:
+def find_function(call: ast.Call, space: Mapping[str, Any]) -> Any:
     """Returns the function of a call, if the names of a constructor's module have it."""
     known = space.get(call.func.id) if isinstance(call.func, ast.Name) else None
     return known if inspect.isfunction(known) else None
 
 
-def made_by(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) -> ast.Call:
+def resolve(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) -> ast.Call:
     """Returns the call of a class in the end, where functions return what they make by calls.
 
     Examples:
         >>> call = ast.parse("Conv(width, 3)", mode="eval").body
-        >>> made_by(call, {"Conv": object}) is call
+        >>> resolve(call, {"Conv": object}) is call
         True
 
     Args:
@@ -41,7 +41,7 @@ def made_by(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) 
         first = call.args[0] if call.args else None
         if isinstance(first, ast.Call) and last_name(first.func) in bases:
             call = first
-        function = function_called(call, space)
+        function = find_function(call, space)
         made = _result(function, call) if function is not None else None
         if made is None:
             break
@@ -49,13 +49,13 @@ def made_by(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) 
     return call
 
 
-def bound(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
+def bind(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
     """Returns the arguments of a call by the names of its function or class."""
-    given = _every_bound(function, call)
+    given = _bind_all(function, call)
     return [(name, node) for name, node in given.items() if isinstance(node, ast.expr)]
 
 
-def _every_bound(function: Any, call: ast.Call) -> Mapping[str, Any]:
+def _bind_all(function: Any, call: ast.Call) -> Mapping[str, Any]:
     """Returns the arguments of a call by the names of its function, also `*args` and `**kwargs`."""
     if any(isinstance(one, ast.Starred) for one in call.args):
         return {}
@@ -92,7 +92,7 @@ def _result(function: Any, call: ast.Call) -> ast.Call | None:
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
         return None
     usual = {name: ast.Constant(one) for name, one in defaults_of(function).items()}
-    given = {**usual, **_every_bound(function, call)}
+    given = {**usual, **_bind_all(function, call)}
     made: ast.Call = _Put(given).visit(copy.deepcopy(last.value))
     return made
 

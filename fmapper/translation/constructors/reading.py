@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmapper.translation.constructors.calls import (
-    bound,
+    bind,
     defaults_of,
-    function_called,
+    find_function,
     last_name,
-    made_by,
+    resolve,
 )
 
 Number = int | float
@@ -288,10 +288,10 @@ def _makers(module: Any, code: _Constructor, known: dict[int, Settings]) -> dict
         function = node.func if isinstance(node, ast.Call) else None
         name = last_name(function)
         is_own = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"
-        made_by = getattr(type(module), name, None) if is_own else code.space.get(name)
-        if inspect.isfunction(made_by):
+        resolve = getattr(type(module), name, None) if is_own else code.space.get(name)
+        if inspect.isfunction(resolve):
             found[path] = name
-            inner = _code_of(made_by)
+            inner = _code_of(resolve)
             if inner is not None and inner.parts and id(part) not in known:
                 read = _read(part, inner, known)
                 known[id(part)] = Settings(*read, defaults=inner.defaults)
@@ -363,7 +363,7 @@ def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
 def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.expr]]:
     """Yields the parts and numbers of a module that its constructor makes, with its code."""
     parts = {name: _part_at(module, name) for name in code.attributes}
-    own = [(name, part, _chosen(part, name, code)) for name, part in parts.items()]
+    own = [(name, part, _choose(part, name, code)) for name, part in parts.items()]
     if code.parts:
         call = ast.Call(ast.Name("", ast.Load()), [*code.parts], [])
         own.append(("", module, call))
@@ -373,13 +373,13 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
             continue
         if path:
             yield path, part, node
-        for at, (key, inner) in enumerate(_match(part, _items_made(path, node, code))):
+        for at, (key, inner) in enumerate(_match(part, _find_items(path, node, code))):
             below = f"{path}.{key}" if path else key
             if isinstance(code.value(inner), ast.Call) and below.count(".") < _DEEPEST:
                 own.insert(at, (below, _part_at(part, key), code.value(inner)))
 
 
-def _chosen(part: Any, name: str, code: _Constructor) -> ast.expr:
+def _choose(part: Any, name: str, code: _Constructor) -> ast.expr:
     """Returns the code that has made an attribute; the first, where that is not clear."""
     found: list[ast.expr] = []
     for node in code.attributes[name]:
@@ -388,12 +388,12 @@ def _chosen(part: Any, name: str, code: _Constructor) -> ast.expr:
     kind = type(part).__name__
     fits = [one for one in values if isinstance(one, ast.Call) and _may_be(one, kind)]
     if len(fits) > 1:  # `nn.Sequential()`, and one with parts
-        fits = [one for one in fits if _match(part, _items_made(name, one, code))] or fits
+        fits = [one for one in fits if _match(part, _find_items(name, one, code))] or fits
     return fits[0] if fits else values[0]
 
 
-def _items_made(path: str, node: ast.expr, code: _Constructor) -> list[tuple[ast.expr, bool]]:
-    whole = made_by(node, code.space) if isinstance(node, ast.Call) else node
+def _find_items(path: str, node: ast.expr, code: _Constructor) -> list[tuple[ast.expr, bool]]:
+    whole = resolve(node, code.space) if isinstance(node, ast.Call) else node
     return code.items_in(path, whole)
 
 
@@ -444,9 +444,9 @@ def _arguments(part: Any, call: ast.Call, code: _Constructor) -> Iterator[tuple[
 
     Those of the function that makes it come first.
     """
-    function = function_called(call, code.space)
+    function = find_function(call, code.space)
     if function is not None:
-        yield from bound(function, call)
-    made = made_by(call, code.space, type(part))
-    if function is None or function_called(made, code.space) is None:
-        yield from bound(type(part), made)
+        yield from bind(function, call)
+    made = resolve(call, code.space, type(part))
+    if function is None or find_function(made, code.space) is None:
+        yield from bind(type(part), made)
