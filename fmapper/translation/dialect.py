@@ -76,16 +76,18 @@ class Helper:
 CHECK_SHAPES = '''def check_shapes(*expected):
     """Raises where arrays have other shapes than those that the code is written for.
 
-    A size is a number or a name, which may say what divides it and how small it may be:
-    `batch 3 height%16 width>=17`.
+    A size is a number or a name, which may say what divides it, and how small and large it may be:
+    `batch 3 height%16 width>=17<=64`.
     """
     sizes = {}
     for array, shape in expected:
         for size, word in zip(array.shape, shape.split(), strict=True):
+            word, _, most = word.partition("<=")
             word, _, least = word.partition(">=")
             name, _, divisor = word.partition("%")
             known = int(name) if name.isdigit() else sizes.setdefault(name, size)
             fits = size >= int(least or 0) and size % int(divisor or 1) == 0
+            fits = fits and (not most or size <= int(most))
             if not fits or size != known and name != "_":
                 known = "" if name.isdigit() else f", with {name} = {known}"
                 raise ValueError(f"{tuple(array.shape)} is not ({shape}){known}")'''
@@ -321,7 +323,7 @@ class Dialect(ABC):
         """Returns the code that raises where arrays have unexpected shapes.
 
         A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any. A
-        name may say what divides the size, and how small that may be: `height%16 width>=17`.
+        name may say what divides the size, and its limits: `height%16 width>=17<=64`.
         """
         return ast.Call(expr("check_shapes"), [literal(pair) for pair in arrays], [])
 

@@ -394,3 +394,23 @@ def test_products_of_arguments_that_methods_read():
     assert proof
     assert "def __init__(self, in_features, out_features, heads, *, rngs" in source.code
     assert "nnx.Linear(in_features, heads * out_features, rngs=rngs)" in source.code
+
+
+class Doubled(nn.Module):
+    """Has a width in between that is that of the output if nobody says otherwise, as in U-Net."""
+
+    def __init__(self, inside, outside, middle=None):
+        super().__init__()
+        middle = middle or outside
+        self.layers = nn.Sequential(
+            nn.Conv1d(inside, middle, 3, padding=1), nn.ReLU(), nn.Conv1d(middle, outside, 3)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_numbers_with_two_names_are_called_as_the_first_parameter():
+    net = nn.Sequential(Doubled(3, 4), Doubled(4, 8), Doubled(8, 16)).eval()
+    code = fmapper.source(net, "flax", (torch.randn(2, 3, 12),))
+    assert "def __init__(self, inside, outside, *, rngs: nnx.Rngs):" in code

@@ -257,7 +257,13 @@ def test_checks_of_many_arguments_have_no_method_of_their_own() -> None:
     given = [torch.randn(n, 4) for n in (5, 7, 5, 7, 5, 7)]
     source = translate(TakesMuch().eval(), "flax", tuple(given))[0]
     assert "check_inputs" not in source.code
-    assert "check(source.shape[0] <= 20, 'source.shape[0] <= 20')" in source.code
+    assert "(source, 'batch<=20 4')" in source.code
+    space: dict[str, Any] = {}
+    exec(source.code, space)
+    model = space[source.name](rngs=space["nnx"].Rngs(0))
+    long = [torch.randn(n, 4).numpy() for n in (21, 7, 21, 7, 21, 7)]
+    with pytest.raises(ValueError, match=r"\(21, 4\) is not \(batch<=20 4\)"):
+        model(*long)
 
 
 class Waves(nn.Module):

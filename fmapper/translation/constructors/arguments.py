@@ -68,10 +68,8 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
         return Arguments()
     reserved = _names_in_use(group[0])
     found: dict[Values, str] = {}
-    for column in columns:
-        variable = _variable_at(column, group)
-        if variable and column.values not in found:
-            found[column.values] = identifier(variable, {*reserved, *found.values()})
+    for values, variables in _variables(columns, group).items():
+        found[values] = identifier(variables[0], {*reserved, *found.values()})
     derived: dict[Values, str] = {}
     own: dict[int, str] = {}
     for again in (False, True):
@@ -162,12 +160,17 @@ def _fullest(group: Sequence[Sketch]) -> Sketch:
     return max(group, key=lambda one: len(one.code))
 
 
-def _variable_at(column: _Column, group: Sequence[Sketch]) -> str:
-    """Returns the variable of the source's constructor that is given in a place, if it is one."""
-    for written in _code_at(column.place, group):
-        if written.isidentifier() and _agree(group, written, column.values):
-            return written
-    return ""
+def _variables(columns: Sequence[_Column], group: Sequence[Sketch]) -> dict[Values, list[str]]:
+    """Returns what the source's constructor calls numbers, its first parameters first."""
+    order = {name: at for at, name in enumerate(_fullest(group).numbers)}
+    found: dict[Values, list[str]] = {}
+    for column in columns:
+        for written in _code_at(column.place, group):
+            if written.isidentifier() and _agree(group, written, column.values):
+                found.setdefault(column.values, []).append(written)
+    last = len(order)
+    return {values: sorted(names, key=lambda one: order.get(one, last))
+            for values, names in found.items()}  # fmt: skip
 
 
 def _agree(group: Sequence[Sketch], name: str, values: Values) -> bool:

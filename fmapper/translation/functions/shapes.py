@@ -174,8 +174,9 @@ def name_locally(shapes: Iterable[Shape], name: Callable[[str, int, int], str]) 
     return found
 
 
-_ON_ONE_SIZE = re.compile(r"(.+)\.shape\[(\d+)\] (?:% (\d+) == 0|>= (\d+))")
-_WORD = re.compile(r"(\w+)(?:%(\d+))?(?:>=(\d+))?")
+_ON_ONE_SIZE = re.compile(r"(.+)\.shape\[(\d+)\] (?:% (\d+) == 0|>= (\d+)|<= (\d+))")
+_WORD = re.compile(r"(\w+)(?:%(\d+))?(?:>=(\d+))?(?:<=(\d+))?")
+_SIGNS = "%", ">=", "<="
 
 
 def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]]]) -> bool:
@@ -187,8 +188,10 @@ def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]
         >>> words = ["batch", "height"]
         >>> add_to_words(ast.parse("x.shape[1] >= 3", mode="eval").body, [(ast.Name("x"), words)])
         True
+        >>> add_to_words(ast.parse("x.shape[1] <= 9", mode="eval").body, [(ast.Name("x"), words)])
+        True
         >>> words
-        ['batch', 'height>=3']
+        ['batch', 'height>=3<=9']
     """
     if not any(isinstance(one, ast.Name) for one in ast.walk(condition)):
         return True
@@ -200,8 +203,9 @@ def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]
         name, *known = _WORD.fullmatch(words[int(at)]).groups()  # type: ignore[union-attr]
         if name.isdigit() or any(old and new for old, new in zip(known, numbers, strict=True)):
             return False
-        divisor, least = (new or old for old, new in zip(known, numbers, strict=True))
-        words[int(at)] = name + (f"%{divisor}" if divisor else "") + (f">={least}" if least else "")
+        limits = zip(_SIGNS, known, numbers, strict=True)
+        told = (sign + (new or old) for sign, old, new in limits if old or new)
+        words[int(at)] = name + "".join(told)
         return True
     return False
 
