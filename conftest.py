@@ -32,7 +32,7 @@ collect_ignore_glob = ["docs/*.py", "docs/**/*.py"]  # programs that need more t
 
 WORKERS = 8  # each may take 5 GB
 SECOND = 1.0
-LONG = 4.0  # seconds
+LONG = 2.0  # seconds
 DURATIONS = Path(__file__).parent / "tests" / "durations.json"
 
 

@@ -159,7 +159,8 @@ def _measure(code: str, to: str, model: Any, args: Any, kwargs: Any) -> dict[str
 
     from fmapper.translation.source import format_code
 
-    helpers = importlib.import_module(f"fmapper_adapters.{to}.translation.helpers").HELPERS
+    modules = (f"fmapper_adapters.{one}.translation.helpers" for one in ("jax", to))
+    helpers = {name for one in modules for name in importlib.import_module(one).HELPERS}
 
     def run() -> None:
         with torch.no_grad():
