@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
-pytest.importorskip("equinox")
 
 from torch import nn  # noqa: E402
 
@@ -119,6 +118,7 @@ class Stages(nn.Module):
 
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_functions_and_blocks_around_them_have_the_arguments_and_defaults_of_the_source(target):
+    pytest.importorskip(target)
     net = Stages(Chosen, 4, 4, 8, 8, 16).eval()
     code = fmapper.source(net, target, (torch.randn(2, 4, 8, 8),))
     for line in (
@@ -141,6 +141,7 @@ def test_attributes_that_are_set_anew_are_read_as_what_they_are():
 @pytest.mark.parametrize("block", [Chosen, Residual])
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_files_with_such_arguments_are_equal(target, block):
+    pytest.importorskip(target)
     net = Stages(block, 4, 8, 8, 16)
     _, _, proof = translate(net, target, (torch.randn(2, 4, 8, 8),), proved=True)
     assert proof, proof

@@ -97,7 +97,7 @@ def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
     code = written[1]
     assert head(code, "Bottleneck") == "self, width, inner, stride, *, rngs: nnx.Rngs"
     assert "ConvLayer(width, inner, size=1, activation=jax.nn.relu, rngs=rngs)" in code
-    assert "ConvLayer(inner, 2 * width, " in code
+    assert "ConvLayer(inner, 2 * width, size=1, " in code
     assert "Bottleneck(8, 5, 2, rngs=rngs)" in code
 
 

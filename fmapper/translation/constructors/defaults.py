@@ -30,7 +30,8 @@ def omit_defaults(
 ) -> dict[str, dict[str, object]]:
     """Removes arguments that are the defaults of what they are given to.
 
-    Flags of the file's own classes have as default what most of their calls give them.
+    Arguments of the file's own classes have the defaults of the source where a call gives those.
+    Other flags have what most of their calls give them.
 
     Args:
         classes: The classes of the file; the code of their constructors is changed.

@@ -288,10 +288,10 @@ def _makers(module: Any, code: _Constructor, known: dict[int, Settings]) -> dict
         function = node.func if isinstance(node, ast.Call) else None
         name = last_name(function)
         is_own = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"
-        resolve = getattr(type(module), name, None) if is_own else code.space.get(name)
-        if inspect.isfunction(resolve):
+        maker = getattr(type(module), name, None) if is_own else code.space.get(name)
+        if inspect.isfunction(maker):
             found[path] = name
-            inner = _code_of(resolve)
+            inner = _code_of(maker)
             if inner is not None and inner.parts and id(part) not in known:
                 read = _read(part, inner, known)
                 known[id(part)] = Settings(*read, defaults=inner.defaults)

@@ -131,6 +131,6 @@ class PartReader:
             beside = noted["source"], noted["prefix"], noted["positional"], method
             told = noted["settings"]
             settings = {"numbers": told.numbers, "code": told.code, "words": told.words}
-            own = {**settings, "defaults": told.defaults}
-            found.append(Part(*given, *beside, noted["other_names"], **own))
+            part = Part(*given, *beside, noted["other_names"], **settings, defaults=told.defaults)
+            found.append(part)
         return tuple(found)
