@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fmapper.translation.code import expr, text
 
 if TYPE_CHECKING:
-    from fmapper.translation.classes import Class, Method
+    from fmapper.translation.classes import Class
 
 _LONG = re.compile(r"\d\.\d{9,}")
 _LARGEST = {
@@ -30,18 +30,28 @@ def restate(classes: Iterable[Class], limit: Callable[[str, str], ast.expr]) -> 
     """
     for cls in classes:
         for method in cls.sketch.methods:
-            _restate(method, _Restate(limit))
+            restate_lines(method.lines, method.comments, limit)
 
 
-def _restate(method: Method, change: _Restate) -> None:
-    for at, line in enumerate(method.lines):
+def restate_lines(
+    lines: list[str], comments: dict[str, str], limit: Callable[[str, str], ast.expr]
+) -> None:
+    """Rewrites the long numbers in statements, with what is a comment on which.
+
+    Args:
+        lines: The statements of a function, which are changed.
+        comments: Lines of them -> the comments on those; what is rewritten is added.
+        limit: As for all classes.
+    """
+    change = _Restate(limit)
+    for at, line in enumerate(lines):
         if not _LONG.search(line):
             continue
         found = text(change.visit(ast.parse(line)))
         for old, new in zip(line.splitlines(), found.splitlines(), strict=True):
-            if old.strip() in method.comments:
-                method.comments[new.strip()] = method.comments[old.strip()]
-        method.lines[at] = found
+            if old.strip() in comments:
+                comments[new.strip()] = comments[old.strip()]
+        lines[at] = found
 
 
 class _Restate(ast.NodeTransformer):
@@ -72,12 +82,16 @@ def spell(value: float) -> ast.expr | None:
     Examples:
         >>> [text(spell(x)) for x in (3**-0.5, 2**0.25, math.log(16), 2 * math.pi)]
         ['3 ** -0.5', '2 ** 0.25', 'math.log(16)', '2 * math.pi']
+        >>> text(spell(1 / math.sqrt(8)))
+        '1 / math.sqrt(8)'
         >>> spell(0.1234567890123)
     """
     for power in (-0.5, 0.5, -0.25, 0.25):
         base = round(value ** (1 / power)) if 1 / _MOST < value < _MOST else 0
         if 1 < base < _MOST and base**power == value:
             return ast.BinOp(ast.Constant(base), ast.Pow(), ast.Constant(power))
+        if 1 < base < _MOST and power == -0.5 and 1 / math.sqrt(base) == value:
+            return expr("1 / math.sqrt({0})", base)
     number = round(math.exp(value)) if 0 < value < math.log(_MOST) else 0
     if number > 1 and math.log(number) == value:
         return expr("math.log({0})", number)

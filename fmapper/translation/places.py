@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from fmapper.translation.units import Structure, Unit, is_own, local_array
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
-    from fmapper.translation.dialect import Layer
+    from fmapper.translation.dialect import Dialect, Layer
 
 _LEAST_NAMED = 3  # sequences of one class, which then is one of the file
 
@@ -94,13 +94,14 @@ def title_of(kind: str, path: str) -> str:
     Examples:
         >>> title_of("models.Block", "layers.0"), title_of("torch.nn.ModuleDict", "gpt.word_parts")
         ('Block', 'WordParts')
-        >>> title_of("", "blocks.0")
-        'Block'
+        >>> title_of("", "blocks.0"), title_of("nn.Module", "encoder.down.1")
+        ('Block', 'Down')
     """
     name = kind.rpartition(".")[2]
     steps = [step for step in path.split(".") if step and not step.isdigit()]
-    if name in ("", "ModuleDict", "Sequential") and steps:
-        is_item = not name and path.rpartition(".")[2].isdigit()
+    if name in ("", "Module", "ModuleDict", "Sequential") and steps:
+        is_item = name in ("", "Module") and path.rpartition(".")[2].isdigit()
+        is_item &= steps[-1].endswith("s")
         name = class_name(singular(steps[-1], "") if is_item else steps[-1])
     return identifier(name or "Model")
 
@@ -129,6 +130,31 @@ def arrays_at(
         str(structure.inputs[array].target): (f"{path}.{attr}" if path else attr, order)
         for array, (attr, order) in layer.arrays.items()
     }
+
+
+def layers_of_arrays(
+    structure: Structure, dialect: Dialect, claimed: Collection[str]
+) -> dict[str, Layer]:
+    """Maps the submodules that nobody calls, though their arrays are read, to layers for those.
+
+    Args:
+        structure: The program.
+        dialect: The target.
+        claimed: The arrays that other layers hold.
+    """
+    called = {one.path for one in structure.root.units()}
+    held: dict[str, dict[str, str]] = {}
+    for value, given in structure.inputs.items():
+        path, _, name = str(given.target).rpartition(".")
+        if given.kind in ("parameter", "buffer") and path and path not in called:
+            held.setdefault(path, {})[name] = value
+    found: dict[str, Layer] = {}
+    for path, arrays in held.items():
+        kind = structure.program.types.get(path, "")
+        layer = dialect.layer_of_arrays(structure, kind, arrays)
+        if layer and not {*claimed} & {f"{path}.{name}" for name in arrays}:
+            found[path] = layer
+    return found
 
 
 def is_chain(structure: Structure, unit: Unit) -> bool:

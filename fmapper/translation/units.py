@@ -115,6 +115,11 @@ class Unit:
         return found
 
 
+def uses_of(units: Iterable[Unit]) -> int:
+    """Returns how often others call a submodule: it may call methods of its own."""
+    return sum(one.parent is None or one.parent.path != one.path for one in units)
+
+
 @dataclass(slots=True, eq=False)
 class Structure:
     """A program, divided by its submodules.
@@ -368,6 +373,24 @@ def _settle(found: Structure, units: list[Unit]) -> None:
                 arguments=map_arguments(unit.part.arguments, _rename(became)),
                 result=map_arguments(unit.part.result, _rename(became)),
             )
+    calls = {call.name: call for call in found.root.calls()}
+    for unit in units:
+        told = {*refs_in((unit.part.arguments,))}
+        written = {_before_writing(name, calls): name for name in unit.given if name not in told}
+        became = {old: new for old, new in written.items() if old in told - {*unit.given}}
+        if became and unit.parent is not None:
+            arguments = map_arguments(unit.part.arguments, _rename(became))
+            unit.part = replace(unit.part, arguments=arguments)
+
+
+_WRITES = ("select_scatter", "slice_scatter", "diagonal_scatter")  # through a view
+
+
+def _before_writing(name: str, calls: Mapping[str, Call]) -> str:
+    """Returns the value that a tensor had before code wrote to parts of it."""
+    while name in calls and calls[name].op.partition("::")[2].partition(".")[0] in _WRITES:
+        name = calls[name].args[0].name
+    return name
 
 
 def _rename(names: Mapping[str, str]) -> Any:

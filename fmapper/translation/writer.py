@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Program, refs_in
-from fmapper.programs.treespec import Ref
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.constructors.ties import fill_tied, ties_below
@@ -19,9 +18,7 @@ from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import (
     Body,
     Form,
-    is_lost,
     objects_in,
-    with_objects,
 )
 from fmapper.translation.functions.keys import attributes_for, units_that_draw
 from fmapper.translation.functions.parameters import (
@@ -30,7 +27,7 @@ from fmapper.translation.functions.parameters import (
     leaves_in_objects,
     takes_first,
 )
-from fmapper.translation.functions.results import results_of
+from fmapper.translation.functions.results import find_method, results_of, results_of_unit
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.merging.inlining import find_functions, inline_functions
@@ -48,6 +45,7 @@ from fmapper.translation.places import (
     differs_by_module,
     is_chain,
     is_item,
+    layers_of_arrays,
     levels_of,
     lists_below,
     named_sequences,
@@ -60,7 +58,7 @@ from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
 from fmapper.translation.statements.origins import comments_of
 from fmapper.translation.statements.shared_values import with_own_values
-from fmapper.translation.units import Structure, Unit, dissolve, structure_of, with_inner
+from fmapper.translation.units import Structure, Unit, dissolve, structure_of, uses_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -114,6 +112,7 @@ class _Writer:
         self.root = Node("")
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
+        self.uncalled: dict[str, Layer] = {}  # layers of which the arrays are read
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
         self.attributes = {one.path: one.part for one in self.structure.root.units()}
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
@@ -134,6 +133,7 @@ class _Writer:
         self._find_sequences(root)
         inline_functions(self.structure, self.dialect, self.forms, self.sequences)
         self._claim_layers_of_calls(root)
+        self._claim_layers_of_arrays()
         self._write_units(root)
         changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
         self._build_tree()
@@ -170,7 +170,7 @@ class _Writer:
         for path, units in by_path.items():
             called = {s.path for u in units for s in u.steps if isinstance(s, Unit)}
             alone = all(
-                len(by_path[inner]) == len(units) and inner.startswith(f"{path}.")
+                inner.startswith(f"{path}.") and uses_of(by_path[inner]) == len(units)
                 for inner in called
             )
             chains = alone and all(is_chain(self.structure, unit) for unit in units)
@@ -204,6 +204,13 @@ class _Writer:
                         self.places[step.name] = attr
                         self._claim(layer, path)
 
+    def _claim_layers_of_arrays(self) -> None:
+        """Finds the layers that nobody calls, though their arrays are read."""
+        for path, layer in layers_of_arrays(self.structure, self.dialect, self.owners).items():
+            if self._can_claim(layer, path):
+                self._claim(layer, path)
+                self.uncalled[path] = layer
+
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
@@ -231,7 +238,7 @@ class _Writer:
                 return
             form = writer.write(unit, self._returns(unit))
             assert form.body is not None
-            form.method = self._method(unit, form.body)
+            form.method = self._method(unit, form, form.body)
             self.forms[id(unit)] = form
 
         visit(root)
@@ -245,23 +252,14 @@ class _Writer:
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
             return results_of(self.program, self.records)
-        result = with_objects(unit.own_result(self.structure.root), self.objects)
-        told = set(refs_in((result,)))
-        if told & {*unit.gives} and not is_lost(result):
-            hidden = tuple(Ref(value) for value in unit.gives if value not in told)
-            if not hidden:
-                return result
-            return (*(result if isinstance(result, tuple) else (result,)), *hidden)
-        return Ref(unit.gives[0]) if len(unit.gives) == 1 else tuple(map(Ref, unit.gives))
+        return results_of_unit(unit, self.structure.root, self.objects)
 
-    def _method(self, unit: Unit, body: Body) -> str:
+    def _method(self, unit: Unit, form: Form, body: Body) -> str:
         """Returns the method of a body: that of an equal call, or a new one."""
         known = self.bodies.setdefault(unit.path, [])
-        for method, other in known:
-            if (other.parameters, other.lines()) == (body.parameters, body.lines()):
-                other.shapes += body.shapes
-                other.tuples = dict(other.tuples.items() & body.tuples.items())
-                return method
+        found = find_method(known, form, self.forms.values())
+        if found is not None:
+            return found
         wanted = unit.part.method if unit.part.method not in self.dialect.own_methods() else ""
         method = identifier(wanted) if wanted else ""
         taken = {one for one, _ in known}
@@ -287,6 +285,8 @@ class _Writer:
                 self._node(unit.path).layer = form.layer
             else:
                 self._node(unit.path)
+        for path, layer in self.uncalled.items():
+            self._node(path).layer = layer
         for path, bodies in self.bodies.items():
             for _, body in bodies:
                 for attr, layer in body.layers.items():

@@ -179,6 +179,12 @@ class Calls:
             return
         if is_flat(returns):
             hinted = naming.targets_of(self._line(source), len(returns))
+        if isinstance(returns, tuple):  # with what it gives beside
+            result = unit.part.result
+            count = len(result) if isinstance(result, tuple) else 1
+            is_first = count > 1 or result == returns[0]
+            if is_first and len(hinted) == count < len(returns):
+                hinted += ("",) * (len(returns) - count)
         is_carried = isinstance(returns, tuple) and any(map(self._variable_of, returns))
         is_hinted = isinstance(returns, tuple) and len(hinted) == len(returns) > 1
         if is_flat(returns) or is_hinted or is_carried:

@@ -13,8 +13,10 @@ from fmapper.programs.treespec import Size
 from fmapper.translation.functions.forms import Body, Form
 from fmapper.translation.functions.parameters import varies
 from fmapper.translation.functions.shapes import combine, comment
+from fmapper.translation.known_numbers import restate_lines
 from fmapper.translation.statements.general_sizes import UNKNOWN, Row, content_of, general
 from fmapper.translation.statements.origins import with_comments
+from fmapper.translation.statements.own_functions import LONG, count_computing
 from fmapper.translation.units import Structure, Unit, dissolve
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ def _forms(
 ) -> list[Form]:
     """Returns the forms of calls of one function; none where they are better inlined."""
     is_several = len({_place(unit) for unit in units}) > 1
-    found = general(structure, units, forms) if is_several else None
+    is_long = len(units) == 1 and count_computing(units[0].calls()) >= LONG
+    found = general(structure, units, forms) if is_several or is_long else None
     if found is None:
         return []
     wider, unit, names = found
@@ -155,8 +158,10 @@ def inline_others(structure: Structure, spots: Collection[Spot] | None) -> None:
 
 def _add(title: str, body: Body, dialect: Dialect, taken: set[str]) -> str:
     """Adds a function to the file, and returns its name."""
-    lines = comment(combine(body.shapes), body.lines())
-    for line in body.lines():
+    statements = body.lines()
+    restate_lines(statements, body.comments, dialect.limit)
+    lines = comment(combine(body.shapes), statements)
+    for line in statements:
         lines += with_comments(line, body.comments)
     inner = textwrap.indent("\n".join(lines), "    ")
 

@@ -10,6 +10,7 @@ from fmapper.programs.program import Call, Program, refs_in
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation.code import identifier, literal, text
 from fmapper.translation.functions.forms import Argument, Form
+from fmapper.translation.naming import targets
 from fmapper.translation.units import (
     Structure,
     Unit,
@@ -36,6 +37,7 @@ class Parameters:
     """
 
     enclosing: Enclosing | None = None
+    _variables: dict[str, str] | None = None
     _structure: Structure
     _dialect: Dialect
     _forms: Mapping[int, Form]
@@ -173,10 +175,20 @@ class Parameters:
         given = self._structure.inputs.get(value)
         if given is not None and is_array(self._structure, value):
             return identifier("_".join(str(given.target).split(".")[-2:]), taken)
-        plain = re.sub(r"_\d+$", "", value)
+        plain = self._assigned().get(value) or re.sub(r"_\d+$", "", value)
         if unit.parent is not None:  # which says less of where it is in the model's argument
             plain = re.sub(r"_field\d+$", "", plain)
         return identifier(self.hints.get(value) or plain or value, taken)
+
+    def _assigned(self) -> dict[str, str]:
+        """Maps the values that statements of the source assign to variables to those."""
+        if self._variables is None:
+            calls = self._structure.program.graph.calls
+            last = {(call.source, call.module): call.name for call in calls}
+            lines = self._structure.program.lines
+            found = {name: targets(lines.get(at[0], "")) for at, name in last.items()}
+            self._variables = {name: one[0] for name, one in found.items() if len(one) == 1}
+        return self._variables
 
     def _is_constant(self, value: str) -> bool:
         given = self._structure.inputs.get(value)

@@ -175,6 +175,7 @@ def name_locally(shapes: Iterable[Shape], name: Callable[[str, int, int], str]) 
 
 
 _ON_ONE_SIZE = re.compile(r"(.+)\.shape\[(\d+)\] (?:% (\d+) == 0|>= (\d+)|<= (\d+))")
+_IS_NUMBER = re.compile(r"(.+)\.shape\[(\d+)\] == (\d+)")
 _WORD = re.compile(r"(\w+)(?:%(\d+))?(?:>=(\d+))?(?:<=(\d+))?")
 _SIGNS = "%", ">=", "<="
 
@@ -192,9 +193,16 @@ def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]
         True
         >>> words
         ['batch', 'height>=3<=9']
+        >>> add_to_words(ast.parse("x.shape[1] == 8", mode="eval").body, [(ast.Name("x"), words)])
+        True
+        >>> words
+        ['batch', '8']
     """
     if not any(isinstance(one, ast.Name) for one in ast.walk(condition)):
         return True
+    fixed = _IS_NUMBER.fullmatch(ast.unparse(condition))
+    if fixed:
+        return _fix_word(fixed[1], int(fixed[2]), fixed[3], [*arrays])
     found = _ON_ONE_SIZE.fullmatch(ast.unparse(condition))
     owner, at, *numbers = found.groups() if found else ("", "")
     for node, words in arrays:
@@ -208,6 +216,22 @@ def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]
         words[int(at)] = name + "".join(told)
         return True
     return False
+
+
+def _fix_word(
+    owner: str, at: int, number: str, arrays: Sequence[tuple[ast.expr, list[str]]]
+) -> bool:
+    """Writes a number for a size in the words of all arrays that have it, if that can be."""
+    names = [_name_in(words[at]) for node, words in arrays if ast.unparse(node) == owner]
+    if len(names) != 1 or not names[0].isidentifier() or names[0] == "_":
+        return False
+    for _, words in arrays:
+        words[:] = [number if _name_in(word) == names[0] else word for word in words]
+    return True
+
+
+def _name_in(word: str) -> str:
+    return re.match(r"\w+", word)[0]  # type: ignore[index]
 
 
 def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:

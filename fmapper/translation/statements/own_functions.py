@@ -20,7 +20,8 @@ from fmapper.translation.reading.statements import statements_at
 # The calls of functions that a call was made in, outer ones first: their parts, and their lines.
 FunctionStack = tuple[tuple[str, str], ...]
 
-_FEWEST = 3  # operations that are worth a function
+LONG = 8  # operations that are worth a function that is called once
+_FEWEST = 3  # those that are worth one that is called at several places
 _DRAWS = re.compile(  # as far as the names of operations say it; a target knows the others
     r"rand|dropout|bernoulli|multinomial|normal\b|normal_|uniform|rrelu|poisson|exponential"
     r"|cauchy|geometric"
@@ -58,18 +59,17 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
         stack = stacks.get(call.name, ())
         at = max((at for at, (name, _) in enumerate(stack) if name in kept), default=-1)
         name, line = stack[at] if at >= 0 else (call.module, call.source)
-        if name in methods:
-            line = _line_of_inner(stack[at:], functions)
+        if name in methods or stack[at + 1 :]:
+            line = _line_of_inner([(name, line), *stack[at + 1 :]], functions)
         calls.append(replace(call, module=name, source=line or call.source))
     return replace(program, graph=replace(program.graph, calls=calls), parts=parts)
 
 
-def _line_of_inner(stack: FunctionStack, functions: Mapping[str, Part]) -> str:
-    """Returns the innermost line that names what it computes, of a method or of those it calls."""
-    (name, line), *others = stack
-    for inner, source in others:
-        part = functions.get(inner)
-        if part is None or not part.method or part.path != functions[name].path:
+def _line_of_inner(stack: Sequence[tuple[str, str]], functions: Mapping[str, Part]) -> str:
+    """Returns the innermost line that names what it computes, of functions in one another."""
+    line = stack[0][1]
+    for inner, source in stack[1:]:
+        if inner not in functions:
             break
         if not statements_at([source]).get(source, "return").startswith("return"):
             line = source
@@ -116,7 +116,8 @@ class _Functions:
         found: set[str] = set()
         places = self._places()
         for group in groups.values():
-            if len({places[name] for name in group}) > 1:
+            is_long = len(group) == 1 and count_computing(self._calls[group[0]]) >= LONG
+            if len({places[name] for name in group}) > 1 or is_long:
                 found.update(group)
         others = {name for name in self._functions if name not in found and self._calls[name]}
         inlined = {_spot(self._functions[name]) for name in others}
@@ -191,7 +192,7 @@ class _Functions:
         used = {value for call in computing for value in call.refs()} - inside - self._sizes
         told = {value for value in inside if {*self._users.get(value, ())} - inside} - self._sizes
         is_pure = all(map(_is_pure, computing))
-        is_large = sum(not _is_cast(call) for call in computing) >= _FEWEST
+        is_large = count_computing(computing) >= _FEWEST
         return is_pure and is_large and used <= given and told <= gives and bool(told)
 
     def _content(self, part: Part) -> Any:
@@ -244,6 +245,11 @@ def is_copy(call: Call) -> bool:
 def _is_cast(call: Call) -> bool:
     """Returns whether a call gives the values that it is given, perhaps in another dtype."""
     return is_copy(call) or call.op.partition("::")[2].partition(".")[0] in ("to", "_to_copy")
+
+
+def count_computing(calls: Iterable[Call]) -> int:
+    """Returns the number of calls that compute, beyond sizes, copies and casts."""
+    return sum(not (_is_size(call) or _is_cast(call)) for call in calls)
 
 
 def _is_size(call: Call) -> bool:

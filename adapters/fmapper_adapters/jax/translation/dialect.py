@@ -150,6 +150,10 @@ class JaxDialect(Dialect):
         """Returns a layer, in the terms of NNX."""
         return layers.layer_of_call(structure, unit, call)
 
+    def layer_of_arrays(self, structure: Any, kind: str, arrays: Any) -> Layer | None:
+        """Returns a layer, in the terms of NNX."""
+        return layers.layer_of_arrays(structure, kind, arrays)
+
     def fallback(self, call: Call) -> str:
         """Returns the name of the helper that lowers a call.
 
@@ -312,12 +316,19 @@ def _fill(values: Any, dtype: ast.expr) -> ast.expr | None:
         return None
     shape = tuple(int(size) for size in values.shape)
     if values.ndim == 0:
-        return expr("jnp.array({0}, dtype={1})", _shortest(first), dtype)
+        return expr("jnp.array({0}, dtype={1})", _number(first), dtype)
     if first == 0 and not np.signbit(np.asarray(values, np.float64)).any():
         return expr("jnp.zeros({0}, {1})", shape, dtype)
     if first == 1:
         return expr("jnp.ones({0}, {1})", shape, dtype)
-    return expr("jnp.full({0}, {1}, {2})", shape, _shortest(first), dtype)
+    return expr("jnp.full({0}, {1}, {2})", shape, _number(first), dtype)
+
+
+def _number(value: Any) -> ast.expr:
+    """Returns the code for a number of NumPy."""
+    if value.dtype.kind == "f" and not np.isfinite(value):
+        return expr("jnp.nan" if np.isnan(value) else "jnp.inf" if value > 0 else "-jnp.inf")
+    return literal(_shortest(value))
 
 
 def _shortest(value: Any) -> Any:
@@ -346,6 +357,9 @@ def _compute(values: Any, dtype: ast.expr, *, saved: bool = True) -> ast.expr | 
         if (values == np.triu(square, 1 - width)).all():
             ones = expr("jnp.ones({0}, {1})", tuple(values.shape), dtype)
             return expr("jnp.tril(jnp.triu({0}, {1}))", ones, 1 - width)
+        triangle = _compute_triangle(values, dtype)
+        if triangle is not None:
+            return triangle
         if values.dtype == np.float32 and values.size > _MOST:
             found = _compute_sinusoids(values, saved=saved)
             if found is not None:
@@ -360,6 +374,29 @@ def _compute(values: Any, dtype: ast.expr, *, saved: bool = True) -> ast.expr | 
                     if np.allclose(values, wanted.astype(np.float32), rtol=3e-7, atol=0):
                         power = f"jnp.arange(0, {2 * size}, 2) / {2 * size}"
                         return expr(f"1.0 / {float(guess)!r} ** ({power})")
+    return None
+
+
+def _compute_triangle(values: Any, dtype: ast.expr) -> ast.expr | None:
+    """Returns the code for an array of one number up to a diagonal and another beyond it."""
+    shape = tuple(int(size) for size in values.shape)
+    first = values.reshape(-1, *shape[-2:])[0]
+    low, high = first[-1, 0], first[0, -1]
+    for diagonal in (0, -1, 1):
+        is_low = np.tri(shape[-2], shape[-1], diagonal, dtype=bool)
+        if np.broadcast_to(np.where(is_low, low, high), shape).tobytes() != values.tobytes():
+            continue
+        for function, zero, number, begin in (
+            ("triu", low, high, diagonal + 1),
+            ("tril", high, low, diagonal),
+        ):
+            if not any(zero.tobytes()):
+                full = _fill(np.broadcast_to(number, shape), dtype)
+                return expr(f"jnp.{function}({{0}}{f', {begin}' if begin else ''})", full)
+        at = f", {diagonal}" if diagonal else ""
+        numbers = (_fill(np.broadcast_to(one, shape), dtype) for one in (low, high))
+        is_low_code = expr(f"jnp.tri({{0}}, {{1}}{at}, dtype=bool)", *shape[-2:])
+        return expr("jnp.where({0}, {1}, {2})", is_low_code, *numbers)
     return None
 
 

@@ -87,7 +87,7 @@ def permute(p: Printing, x: Value, dims: Sequence[int]) -> Any:
     if not moved:
         return x
     if x.ndim == 2:
-        return expr("{0}.T", x)
+        return swapped(x)
     if len(moved) == 2:
         return _swap(x, *moved)
     return method(x, "transpose", *order)
@@ -105,14 +105,20 @@ def transpose(p: Printing, x: Value, dim0: int, dim1: int) -> Any:
     if not x.ndim or in_dims(dim0, x.ndim) == in_dims(dim1, x.ndim):
         return x
     if x.ndim == 2:
-        return expr("{0}.T", x)
+        return swapped(x)
     return _swap(x, *sorted((in_dims(dim0, x.ndim), in_dims(dim1, x.ndim))))
 
 
 @prints("aten::t")
 def t(p: Printing, x: Value) -> Any:
     """Prints `x.T`."""
-    return x if x.ndim < 2 else expr("{0}.T", x)
+    return x if x.ndim < 2 else swapped(x)
+
+
+def swapped(x: Value) -> ast.expr:
+    """Returns `x.T`, or `x` for what is `x.T` already, as the kernel of a layer."""
+    is_flipped = isinstance(x.node, ast.Attribute) and x.node.attr == "T"
+    return x.node.value if is_flipped else expr("{0}.T", x)  # type: ignore[attr-defined]
 
 
 @prints("aten::movedim.int", "aten::moveaxis.int")

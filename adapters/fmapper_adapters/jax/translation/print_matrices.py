@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fmapper.translation import Printing, Value, expr
+from fmapper_adapters.jax.translation.print_layout import swapped
 from fmapper_adapters.jax.translation.promotion import (
     call_of,
     convert,
@@ -21,7 +22,7 @@ from fmapper_adapters.jax.translation.table import prints
 def linear(p: Printing, x: Value, weight: Value, bias: Value | None = None) -> Any:
     """Prints `x @ weight.T + bias`."""
     x = convert(x, weight.dtype)
-    product = expr("{0} @ {1}.T" if weight.ndim == 2 else "{0} @ {1}", x, weight)
+    product = expr("{0} @ {1}", x, swapped(weight) if weight.ndim == 2 else weight)
     return product if bias is None else expr("{0} + {1}", product, convert(bias, weight.dtype))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fmapper import ConversionError
@@ -19,6 +20,12 @@ from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
 from fmapper_adapters.jax.translation.layers.slices import Slices, with_slices
 from fmapper_adapters.jax.translation.layers.stacks import with_broadcasts, with_stacks
 from fmapper_adapters.jax.translation.layers.weight_norms import layer_under_norm
+
+# Layers that a model may only read -> their arrays.
+_ARRAYS = {
+    "torch.nn.modules.linear.Linear": frozenset({"weight", "bias"}),
+    "torch.nn.modules.sparse.Embedding": frozenset({"weight"}),
+}
 
 
 def prepare_program(program: Program) -> tuple[Program, Slices]:
@@ -64,6 +71,26 @@ def layer_of_call(structure: Structure, unit: Unit, call: Call) -> Layer | None:
     name = call.op.partition("::")[2].partition(".")[0]
     make = _LAYERS.get(name)
     return make(Site(structure, unit, call)) if make is not None else None
+
+
+def layer_of_arrays(structure: Structure, kind: str, arrays: Mapping[str, str]) -> Layer | None:
+    """Returns the layer of NNX for a linear layer or a table that the code only reads."""
+    names = {*arrays} if {*arrays} <= _ARRAYS.get(kind, frozenset()) else set()
+    if "weight" not in names or any(
+        structure.inputs[one].kind != "parameter" for one in arrays.values()
+    ):
+        return None
+    weight = arrays["weight"]
+    rows, columns = structure.values[weight][1]
+    options = keywords(structure.values[weight][0])
+    held: dict[str, Any] = {weight: ("embedding", None)}
+    if kind.endswith(".Embedding"):
+        code = expr(f"nnx.Embed({rows}, {columns}, {options}rngs=rngs)")
+        return Layer(code, (), "", held, "nnx.Embed")
+    options = options if "bias" in names else f"use_bias=False, {options}"
+    held = {weight: ("kernel", (1, 0))} | {arrays[one]: ("bias", None) for one in names & {"bias"}}
+    code = expr(f"nnx.Linear({columns}, {rows}, {options}rngs=rngs)")
+    return Layer(code, (), "", held, "nnx.Linear")
 
 
 def _linear(site: Site) -> Layer | None:

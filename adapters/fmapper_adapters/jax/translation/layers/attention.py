@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fmapper.programs import Other, refs_in
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
 from fmapper_adapters.jax.translation.layers.site import keywords
 
 _KIND = "torch.nn.modules.activation.MultiheadAttention"
 # The layers that the projections may be.
 _PACKED = ({"in_proj"}, {"q_proj", "kv_proj"}, {"q_proj", "k_proj", "v_proj"})
+_MASKS = ("key_padding_mask", "attn_mask")
 _WEIGHT = frozenset({"weight"})
 _KERNELS = ("scaled_dot_product_attention", "scaled_dot_product_attention_with_dropout")
 _PRODUCTS = ("bmm", "baddbmm")
@@ -29,8 +31,10 @@ def multihead_attention(structure: Structure, unit: Unit, calls: Sequence[Call])
         return None
     arrays = {name: local_array(structure, unit, name) for name in unit.given}
     held = {name: local for name, local in arrays.items() if local is not None}
-    places, (inputs, names) = _places(held), _inputs(unit)
-    size, told, rate = _size_of_head(structure, calls), _options_of_call(unit, calls), _rate(calls)
+    told_beside = _arguments(structure, unit, held)
+    places, (inputs, names) = _places(held), _inputs(unit, told_beside)
+    size, rate = _size_of_head(structure, calls), _rate(calls)
+    told = _options_of_call(told_beside, calls)
     if not places or not size or told is None or rate is None:
         return None
     if {*inputs} != {*unit.given} - held.keys() or not _computes_nothing_else(calls, size):
@@ -80,9 +84,19 @@ def _places(held: Mapping[str, str]) -> dict[str, Any]:
     return places
 
 
-def _inputs(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the values that the layer is called with, and the names of those by keyword."""
+def _arguments(structure: Structure, unit: Unit, held: Mapping[str, str]) -> Mapping[str, Any]:
+    """Returns the arguments of the call, with the constant for a mask that is one."""
     given = unit.part.arguments
+    masks = [name for name in _MASKS if isinstance(given.get(name), Other)]
+    known = {*refs_in((given,)), *held}
+    left = [name for name in unit.given if name not in known]
+    if len(masks) != 1 or len(left) != 1 or left[0] not in structure.inputs:
+        return given
+    return {**given, masks[0]: Ref(left[0])}
+
+
+def _inputs(unit: Unit, given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the values that the layer is called with, and the names of those by keyword."""
     query, key, value = (given.get(name) for name in ("query", "key", "value"))
     if not isinstance(query, Ref) or not isinstance(key, Ref) or not isinstance(value, Ref):
         return (), ()
@@ -90,19 +104,17 @@ def _inputs(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
     while len(inputs) > 1 and inputs[-1] == inputs[-2]:  # a value is the key, a key the query
         inputs.pop()
     names = [
-        name for name in ("key_padding_mask", "attn_mask")
+        name for name in _MASKS
         if isinstance(given.get(name), Ref) and given[name].name in unit.given
     ]  # fmt: skip
     return (*inputs, *(given[name].name for name in names)), tuple(names)
 
 
-def _options_of_call(unit: Unit, calls: Sequence[Call]) -> dict[str, bool] | None:
+def _options_of_call(given: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, bool] | None:
     """Returns what the call is told beside; None where it does something else."""
-    given = unit.part.arguments
     wants, averages = (given.get(name, True) for name in ("need_weights", "average_attn_weights"))
     kernels = [call for call in calls if _name_of(call) in _KERNELS]
-    masks = {"key_padding_mask", "attn_mask"}
-    others = [value for name, value in given.items() if name in masks and value is not None]
+    others = [given[name] for name in _MASKS if given.get(name) is not None]
     if not all(isinstance(one, Ref) for one in others) or (wants is False) != bool(kernels):
         return None
     told: dict[str, bool] = {}
