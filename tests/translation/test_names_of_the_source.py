@@ -179,6 +179,23 @@ class Levels(nn.Module):
         return x
 
 
+class Strided(nn.Module):
+    """A block of which some have a pooling and a shortcut, as in CLIP's ResNet."""
+
+    def __init__(self, inplanes, planes, stride=1):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inplanes, planes, 3, padding=1)
+        self.conv2 = nn.Conv2d(planes, planes, 3, padding=1)
+        self.avgpool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+        self.conv3 = nn.Conv2d(planes, inplanes, 1)
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        x = self.avgpool(x)
+        return F.relu(self.conv3(x))
+
+
 def agrees(model, *inputs):
     """Returns the code of a model's file, after it has computed what the model does."""
     source, _, _ = translate(model, "flax", inputs, {}, "auto")
@@ -248,6 +265,14 @@ def test_containers_without_a_class_are_called_after_their_places():
     code = agrees(Levels().eval(), torch.randn(3, 4))
     assert "class Down(nnx.Module)" in code
     assert "class Module" not in code
+
+
+def test_layers_that_some_blocks_have_are_no_reason_for_a_class():
+    model = nn.Sequential(Strided(4, 8), Strided(4, 8, stride=2), Strided(4, 6)).eval()
+    code = agrees(model, torch.randn(2, 4, 8, 8))
+    assert code.count("class Strided") == 1
+    assert "if self.has_avgpool:" in code
+    assert "Strided(4, 8, has_avgpool=True, rngs=rngs)" in code.replace("stride=2, ", "")
 
 
 @pytest.mark.parametrize(

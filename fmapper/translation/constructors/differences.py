@@ -55,7 +55,8 @@ def _flags_for(key: str, values: Sequence[Any]) -> list[tuple[str, list[bool]]]:
     if {*values} <= {"True", "False"}:
         return [(key, [one == "True" for one in values])]
     found = [(f"has_{key}", [one not in (_NONE, 0) for one in values])]
-    words = sorted({one for one in values if isinstance(one, str) and one != _NONE})
+    plain = (_NONE, "True", "False")
+    words = sorted({one for one in values if isinstance(one, str) and one not in plain})
     if len(words) <= _MOST:
         for word in words:
             name = f"is_{word}".replace("-", "_")

@@ -334,6 +334,9 @@ def _words(module: Any) -> dict[str, str]:
                 found[key] = str(value)
             elif inspect.isroutine(value):
                 found[key] = value.__name__
+    for key, part in getattr(module, "named_children", dict)():
+        if key.isidentifier() and not any(True for _ in part.children()):
+            found[key] = "None" if type(part).__name__ == "Identity" else "True"
     return found
 
 

@@ -175,12 +175,12 @@ class Parameters:
         given = self._structure.inputs.get(value)
         if given is not None and is_array(self._structure, value):
             return identifier("_".join(str(given.target).split(".")[-2:]), taken)
-        plain = self._assigned().get(value) or re.sub(r"_\d+$", "", value)
+        plain = self._names_of_source().get(value) or re.sub(r"_\d+$", "", value)
         if unit.parent is not None:  # which says less of where it is in the model's argument
             plain = re.sub(r"_field\d+$", "", plain)
         return identifier(self.hints.get(value) or plain or value, taken)
 
-    def _assigned(self) -> dict[str, str]:
+    def _names_of_source(self) -> dict[str, str]:
         """Maps the values that statements of the source assign to variables to those."""
         if self._variables is None:
             calls = self._structure.program.graph.calls

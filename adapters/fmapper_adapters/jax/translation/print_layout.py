@@ -19,7 +19,7 @@ from fmapper_adapters.jax.translation.promotion import (
     number_in,
     promote,
 )
-from fmapper_adapters.jax.translation.subscripts import insert, pick, replace, slice_of
+from fmapper_adapters.jax.translation.subscripts import insert, pick, replace, slice_of, swap
 from fmapper_adapters.jax.translation.table import dtype_code, prints
 
 
@@ -87,7 +87,7 @@ def permute(p: Printing, x: Value, dims: Sequence[int]) -> Any:
     if not moved:
         return x
     if x.ndim == 2:
-        return swapped(x)
+        return swap(x)
     if len(moved) == 2:
         return _swap(x, *moved)
     return method(x, "transpose", *order)
@@ -105,20 +105,14 @@ def transpose(p: Printing, x: Value, dim0: int, dim1: int) -> Any:
     if not x.ndim or in_dims(dim0, x.ndim) == in_dims(dim1, x.ndim):
         return x
     if x.ndim == 2:
-        return swapped(x)
+        return swap(x)
     return _swap(x, *sorted((in_dims(dim0, x.ndim), in_dims(dim1, x.ndim))))
 
 
 @prints("aten::t")
 def t(p: Printing, x: Value) -> Any:
     """Prints `x.T`."""
-    return x if x.ndim < 2 else swapped(x)
-
-
-def swapped(x: Value) -> ast.expr:
-    """Returns `x.T`, or `x` for what is `x.T` already, as the kernel of a layer."""
-    is_flipped = isinstance(x.node, ast.Attribute) and x.node.attr == "T"
-    return x.node.value if is_flipped else expr("{0}.T", x)  # type: ignore[attr-defined]
+    return x if x.ndim < 2 else swap(x)
 
 
 @prints("aten::movedim.int", "aten::moveaxis.int")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fmapper.translation import Printing, Value, expr
-from fmapper_adapters.jax.translation.print_layout import swapped
 from fmapper_adapters.jax.translation.promotion import (
     call_of,
     convert,
@@ -15,6 +14,7 @@ from fmapper_adapters.jax.translation.promotion import (
     number,
     promote,
 )
+from fmapper_adapters.jax.translation.subscripts import swap
 from fmapper_adapters.jax.translation.table import prints
 
 
@@ -22,7 +22,7 @@ from fmapper_adapters.jax.translation.table import prints
 def linear(p: Printing, x: Value, weight: Value, bias: Value | None = None) -> Any:
     """Prints `x @ weight.T + bias`."""
     x = convert(x, weight.dtype)
-    product = expr("{0} @ {1}", x, swapped(weight) if weight.ndim == 2 else weight)
+    product = expr("{0} @ {1}", x, swap(weight) if weight.ndim == 2 else weight)
     return product if bias is None else expr("{0} + {1}", product, convert(bias, weight.dtype))
 
 

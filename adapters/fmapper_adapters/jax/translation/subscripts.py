@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from fmapper.translation import Value, literal
+from fmapper.translation import Value, expr, literal
 
 Items = list[ast.expr]
 
@@ -119,3 +119,9 @@ def _write_subscript(base: ast.expr, items: Items, ndim: int) -> ast.expr:
         items = items[: last + 1]
     index = items[0] if len(items) == 1 else ast.Tuple(items, ast.Load())
     return ast.Subscript(literal(base), index, ast.Load())
+
+
+def swap(x: Value) -> ast.expr:
+    """Returns `x.T`, or `x` for what is `x.T` already, as the kernel of a layer."""
+    is_flipped = isinstance(x.node, ast.Attribute) and x.node.attr == "T"
+    return x.node.value if is_flipped else expr("{0}.T", x)  # type: ignore[attr-defined]
