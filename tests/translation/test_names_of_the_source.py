@@ -272,7 +272,7 @@ def test_layers_that_some_blocks_have_are_no_reason_for_a_class():
     code = agrees(model, torch.randn(2, 4, 8, 8))
     assert code.count("class Strided") == 1
     assert "if self.has_avgpool:" in code
-    assert "Strided(4, 8, has_avgpool=True, rngs=rngs)" in code.replace("stride=2, ", "")
+    assert code.count("has_avgpool=True") == 1
 
 
 @pytest.mark.parametrize(
