@@ -476,10 +476,9 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
 def _is_alone(found: Structure, unit: Unit) -> bool:
     """Returns whether a function gives all that others use, and is given what it uses."""
     given, gives = {*refs_in((unit.part.arguments,))}, {*refs_in((unit.part.result,))}
-    inputs = [found.inputs[name] for name in unit.given if name in found.inputs]
-    has_constants = any(one.kind == "constant" for one in inputs)
-    is_told = gives >= {*unit.gives} and given >= {*unit.given}
-    return bool(unit.gives) and is_told and not has_constants
+    kinds = {name: found.inputs[name].kind for name in unit.given if name in found.inputs}
+    used = {name for name in unit.given if kinds.get(name) != "constant"}
+    return bool(unit.gives) and gives >= {*unit.gives} and given >= used
 
 
 def _acts(unit: Unit, changed: set[str]) -> bool:

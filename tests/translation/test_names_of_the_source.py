@@ -22,7 +22,7 @@ from fmapper_adapters.flax.translation.dialect import FlaxDialect  # noqa: E402
 def composite(raw, depths):
     """Returns the colour, the opacity and the depth of rays, as volume rendering does."""
     gaps = depths[:, 1:] - depths[:, :-1]
-    gaps = torch.cat([gaps, gaps[:, -1:] * 2], dim=-1)
+    gaps = torch.cat([gaps, torch.Tensor([1e10]).expand(gaps[:, :1].shape)], dim=-1)
     alpha = 1 - torch.exp(-F.relu(raw[..., 3]) * gaps)
     left = torch.cumprod(1 - alpha + 1e-6, dim=-1)
     weights = alpha * left

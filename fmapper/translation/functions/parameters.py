@@ -61,8 +61,8 @@ class Parameters:
         wanted = {
             value
             for value in unit.given
-            if unit.is_function
-            or not (local_array(self._structure, unit, value) or self._is_constant(value))
+            if not self._is_constant(value)
+            and (unit.is_function or not local_array(self._structure, unit, value))
         }
         found: list[Argument] = []
         names: set[str] = set()

@@ -126,7 +126,8 @@ class _General:
         rows = zip(*map(_steps_of, self._units), strict=True)
         for step in first.steps:
             if isinstance(step, Call) and is_copy(step):
-                self.values[step.name] = self.values[step.args[0].name]
+                of = step.args[0].name
+                self.values[step.name] = self.values.get(of) or self._structure.values[of]
                 steps.append(replace(step, result=(self.values[step.name],)))
                 continue
             several = next(rows)

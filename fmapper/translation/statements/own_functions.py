@@ -86,6 +86,11 @@ class _Functions:
         self._program, self._functions = program, functions
         self._calls: dict[str, list[Call]] = {name: [] for name in functions}
         self._sizes = {call.name for call in program.graph.calls if _is_size(call)}
+        self._constants = {
+            value
+            for value, given in zip(program.graph.inputs, program.inputs, strict=True)
+            if given.kind == "constant"
+        }
         self._users: dict[str, list[str]] = {}
         for call in program.graph.calls:
             for name, _ in stacks.get(call.name, ()):
@@ -111,13 +116,14 @@ class _Functions:
         """Returns the calls of functions that are equal to calls at other places."""
         groups: dict[Any, list[str]] = {}
         for name, part in self._functions.items():
-            if name not in self._with_parts and self._is_alone(part):
+            if name not in self._with_parts and self._is_alone(part, self._constants):
                 groups.setdefault((part.function, self._content(part)), []).append(name)
         found: set[str] = set()
-        places = self._places()
+        places, functions = self._places(), self._functions
         for group in groups.values():
             is_long = len(group) == 1 and count_computing(self._calls[group[0]]) >= LONG
-            if len({places[name] for name in group}) > 1 or is_long:
+            is_several = len({places[name] for name in group}) > 1
+            if is_long or (is_several and all(self._is_alone(functions[one]) for one in group)):
                 found.update(group)
         others = {name for name in self._functions if name not in found and self._calls[name]}
         inlined = {_spot(self._functions[name]) for name in others}
@@ -183,8 +189,13 @@ class _Functions:
             counts[at] += 1
         return found
 
-    def _is_alone(self, part: Part) -> bool:
-        """Returns whether a function computes with nothing but what it is given, and no more."""
+    def _is_alone(self, part: Part, beside: Collection[str] = ()) -> bool:
+        """Returns whether a function computes with nothing but what it is given, and no more.
+
+        Args:
+            part: The function.
+            beside: What it may compute with, too.
+        """
         calls = self._calls[part.name]
         inside = {call.name for call in calls}
         given, gives = {*refs_in((part.arguments,))}, {*refs_in((part.result,))}
@@ -193,7 +204,7 @@ class _Functions:
         told = {value for value in inside if {*self._users.get(value, ())} - inside} - self._sizes
         is_pure = all(map(_is_pure, computing))
         is_large = count_computing(computing) >= _FEWEST
-        return is_pure and is_large and used <= given and told <= gives and bool(told)
+        return is_pure and is_large and used <= {*given, *beside} and told <= gives and bool(told)
 
     def _content(self, part: Part) -> Any:
         """Returns what a function does, without the numbers in it."""
