@@ -414,3 +414,25 @@ def test_numbers_with_two_names_are_called_as_the_first_parameter():
     net = nn.Sequential(Doubled(3, 4), Doubled(4, 8), Doubled(8, 16)).eval()
     code = fmapper.source(net, "flax", (torch.randn(2, 3, 12),))
     assert "def __init__(self, inside, outside, *, rngs: nnx.Rngs):" in code
+
+
+class Table(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(size))
+
+
+class RowsTaken(torch.overrides.TorchFunctionMode):
+    """Counts the rows that code takes of tensors."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.Tensor.__getitem__
+        return func(*args, **(kwargs or {}))
+
+
+def test_arrays_are_not_read_row_by_row():
+    with RowsTaken() as rows:
+        settings_of(Table(50))
+    assert rows.count == 0  # or each would be recorded where a model is

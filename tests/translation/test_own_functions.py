@@ -348,8 +348,8 @@ def test_functions_that_functions_call_are_functions_too():
     model = Rotary().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.rand(5, 8), torch.rand(5, 8)))
     assert "rotate_half" in functions_of(code)
-    assert "rotate_both" not in functions_of(code)  # it is called once
-    assert "q * cos + rotate_half(q) * sin" in code
+    assert "q, k = rotate_both(q, k, cos, sin)" in code  # it is called once, and long
+    assert "q = q * cos + rotate_half(q) * sin" in code
     agree(model, code, torch.randn(3, 4, 8), torch.rand(4, 8), torch.rand(4, 8))
 
 

@@ -417,6 +417,7 @@ def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast
     Code that is not run always is left out where the others are of the classes of the parts.
     """
     are_made = any(isinstance(node, ast.Call | ast.Starred) for node, _ in items)
+    are_made = are_made and not hasattr(type(part), "__array__")  # it has rows, and no parts
     try:
         count = len(part) if are_made else 0
     except TypeError:

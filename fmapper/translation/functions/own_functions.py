@@ -8,15 +8,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fmapper.programs.program import Call, Part
+from fmapper.programs.program import Call, Part, refs_in
 from fmapper.programs.treespec import Size
 from fmapper.translation.functions.forms import Body, Form
 from fmapper.translation.functions.parameters import varies
 from fmapper.translation.functions.shapes import combine, comment
 from fmapper.translation.known_numbers import restate_lines
+from fmapper.translation.reading.statements import pick
 from fmapper.translation.statements.general_sizes import UNKNOWN, Row, content_of, general
 from fmapper.translation.statements.origins import with_comments
-from fmapper.translation.statements.own_functions import LONG, count_computing
+from fmapper.translation.statements.own_functions import (
+    LONG,
+    count_computing,
+    line_of_result,
+)
 from fmapper.translation.units import Structure, Unit, dissolve
 
 if TYPE_CHECKING:
@@ -53,7 +58,7 @@ def write_functions(
         for group, made in found:
             if inlined & {_spot(unit)[1:] for unit in group}:  # as what other objects do there
                 for unit in group:
-                    _inline(unit)
+                    _inline(structure, unit)
                 continue
             body = made[0].body
             assert body is not None
@@ -153,7 +158,7 @@ def inline_others(structure: Structure, spots: Collection[Spot] | None) -> None:
         return
     for unit in _own_calls(structure):
         if _spot(unit) not in spots:
-            _inline(unit)
+            _inline(structure, unit)
 
 
 def _add(title: str, body: Body, dialect: Dialect, taken: set[str]) -> str:
@@ -171,12 +176,24 @@ def _add(title: str, body: Body, dialect: Dialect, taken: set[str]) -> str:
     return dialect.add_function(title, code, taken)
 
 
-def _inline(unit: Unit) -> None:
+def _inline(structure: Structure, unit: Unit) -> None:
     """Makes the statements of a function those of its caller."""
+    lines, part = structure.program.lines, unit.part
+    told = {*refs_in((part.result,))}
+    results = [one for one in unit.steps if isinstance(one, Call) and one.name in told]
+
+    def line_of(step: Call) -> str:
+        several = [one for one in results if one.source == step.source]
+        value = several[0].name if len(several) == 1 else step.name
+        named = line_of_result(value, part, part.source, lines)
+        place, _, at = named.partition("#")
+        if at:
+            lines[named] = pick(lines[place], int(at))
+        is_variable = not lines.get(step.source, "return").startswith("return")
+        return named or (step.source if is_variable else part.source or step.source)
+
     unit.steps = [
-        replace(step, source=unit.part.source or step.source, module=unit.part.parent)
-        if isinstance(step, Call)
-        else step
+        replace(step, source=line_of(step), module=part.parent) if isinstance(step, Call) else step
         for step in unit.steps
     ]
     dissolve(unit)

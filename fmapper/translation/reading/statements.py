@@ -12,14 +12,31 @@ from typing import Any
 
 
 def statements_at(sources: Iterable[str]) -> dict[str, str]:
-    """Returns the statements at places, each `file:line`; without those that cannot be read."""
+    """Returns the statements at places, each `file:line`; without those that cannot be read.
+
+    Of one that assigns several results `file:line#1` is the second assignment.
+    """
     found = {}
     for source in sources:
-        file, _, line = source.rpartition(":")
+        place, _, at = source.partition("#")
+        file, _, line = place.rpartition(":")
         text = _by_line(file).get(int(line)) if line.isdigit() else None
         if text is not None:
-            found[source] = text
+            found[source] = pick(text, int(at)) if at else text
     return found
+
+
+def pick(statement: str, at: int) -> str:
+    """Returns one of the assignments of a statement.
+
+    Examples:
+        >>> pick("q, k = rotate(q, k)", 1)
+        'k = rotate(q, k)'
+    """
+    match ast.parse(statement).body:
+        case [ast.Assign(targets=[ast.Tuple(elts)], value=value)] if at < len(elts):
+            return f"{ast.unparse(elts[at])} = {ast.unparse(value)}"
+    return statement
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
+from fmapper.translation.naming import targets
 from fmapper.translation.reading.statements import statements_at
 
 # The calls of functions that a call was made in, outer ones first: their parts, and their lines.
@@ -40,13 +41,16 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
     plain = found.find_kept()
     methods = found.find_methods(plain)
     kept = plain | methods
+    given = _results_by_line(functions, stacks)
 
     def place(part: Part) -> Part:
         """Returns a part as its caller has it: the code of other functions is that of theirs."""
+        inner: list[tuple[str, str]] = []
         parent, source = part.parent, part.source
         while parent in functions and parent not in kept:
-            caller = functions[parent]
-            parent, source = caller.parent, source if caller.method else caller.source
+            inner.insert(0, (parent, source))
+            parent, source = functions[parent].parent, functions[parent].source
+        source = _line_of_inner("", [(parent, source), *inner], functions, given)
         source = source if part.name in functions else part.source
         function = "" if part.name in methods else part.function
         return replace(part, parent=parent, source=source, function=function)
@@ -60,20 +64,73 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
         at = max((at for at, (name, _) in enumerate(stack) if name in kept), default=-1)
         name, line = stack[at] if at >= 0 else (call.module, call.source)
         if name in methods or stack[at + 1 :]:
-            line = _line_of_inner([(name, line), *stack[at + 1 :]], functions)
+            line = _line_of_inner(call.name, [(name, line), *stack[at + 1 :]], functions, given)
         calls.append(replace(call, module=name, source=line or call.source))
     return replace(program, graph=replace(program.graph, calls=calls), parts=parts)
 
 
-def _line_of_inner(stack: Sequence[tuple[str, str]], functions: Mapping[str, Part]) -> str:
-    """Returns the innermost line that names what it computes, of functions in one another."""
+def _results_by_line(
+    functions: Mapping[str, Part], stacks: Mapping[str, FunctionStack]
+) -> dict[tuple[str, str], list[str]]:
+    """Maps calls of functions and lines in those to the results that are computed there."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, part in functions.items():
+        for value in dict.fromkeys(refs_in((part.result,))):
+            for inner, line in stacks.get(value, ()):
+                if inner == name:
+                    found.setdefault((inner, line), []).append(value)
+    return found
+
+
+def _line_of_inner(
+    value: str,
+    stack: Sequence[tuple[str, str]],
+    functions: Mapping[str, Part],
+    given: Mapping[tuple[str, str], Sequence[str]],
+) -> str:
+    """Returns the line that names a value: of functions in one another, of which it is no result.
+
+    Args:
+        value: The value.
+        stack: The functions that are part of the first one, with the lines in each.
+        functions: All of them.
+        given: Functions and lines in them -> the results that are computed there.
+    """
     line = stack[0][1]
     for inner, source in stack[1:]:
         if inner not in functions:
             break
-        if not statements_at([source]).get(source, "return").startswith("return"):
+        several = given.get((inner, source), ())
+        value_there = several[0] if len(several) == 1 else value
+        named = line_of_result(value_there, functions[inner], line, statements_at([line]))
+        if named:
+            return named
+        if _names_what_it_computes(source):
             line = source
     return line
+
+
+def line_of_result(value: str, part: Part, line: str, lines: Mapping[str, str]) -> str:
+    """Returns the line of a call that names a value which the call gives; empty for others.
+
+    Args:
+        value: The value.
+        part: The call of a function.
+        line: Where it is.
+        lines: Lines -> the statements there.
+    """
+    results = [*refs_in((part.result,))]
+    names = targets(lines.get(line, ""))
+    if value not in results or len(names) != len(results):
+        return ""
+    if len(results) == 1:
+        return line
+    is_plain = re.search(rf"= (?:\w+\.)*{part.function or part.method}\([^()]*\)$", lines[line])
+    return f"{line}#{results.index(value)}" if is_plain else ""
+
+
+def _names_what_it_computes(line: str) -> bool:
+    return not statements_at([line]).get(line, "return").startswith("return")
 
 
 class _Functions:
