@@ -335,7 +335,8 @@ def _words(module: Any) -> dict[str, str]:
             elif inspect.isroutine(value):
                 found[key] = value.__name__
     for key, part in getattr(module, "named_children", dict)():
-        if key.isidentifier() and not any(True for _ in part.children()):
+        is_plain = not any(True for _ in part.children())
+        if is_plain and key.isidentifier() and "activation" not in type(part).__module__:
             found[key] = "None" if type(part).__name__ == "Identity" else "True"
     return found
 

@@ -26,6 +26,21 @@ def statements_at(sources: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def count_targets(statement: str) -> int:
+    """Returns to how many variables a statement assigns.
+
+    Examples:
+        >>> count_targets("q, k = rotate(q, k)"), count_targets("return x")
+        (2, 0)
+    """
+    match ast.parse(statement).body:
+        case [ast.Assign(targets=[ast.Tuple(elts)])]:
+            return len(elts)
+        case [ast.Assign(targets=[_]) | ast.AugAssign() | ast.AnnAssign()]:
+            return 1
+    return 0
+
+
 def pick(statement: str, at: int) -> str:
     """Returns one of the assignments of a statement.
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in
 from fmapper.programs.treespec import Ref, Size
-from fmapper.translation.naming import targets
-from fmapper.translation.reading.statements import statements_at
+from fmapper.translation.reading.statements import count_targets, statements_at
 
 # The calls of functions that a call was made in, outer ones first: their parts, and their lines.
 FunctionStack = tuple[tuple[str, str], ...]
@@ -88,7 +87,7 @@ def _line_of_inner(
     functions: Mapping[str, Part],
     given: Mapping[tuple[str, str], Sequence[str]],
 ) -> str:
-    """Returns the line that names a value: of functions in one another, of which it is no result.
+    """Returns the line that names a value: that of a call which gives it, or the innermost.
 
     Args:
         value: The value.
@@ -120,8 +119,7 @@ def line_of_result(value: str, part: Part, line: str, lines: Mapping[str, str]) 
         lines: Lines -> the statements there.
     """
     results = [*refs_in((part.result,))]
-    names = targets(lines.get(line, ""))
-    if value not in results or len(names) != len(results):
+    if value not in results or count_targets(lines.get(line, "")) != len(results):
         return ""
     if len(results) == 1:
         return line
