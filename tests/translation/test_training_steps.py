@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -218,3 +220,30 @@ def test_a_part_without_arrays_is_proved_in_both_modes():
     assert proof, proof
     assert not reason
     assert source.modes == ("eval", "train")
+
+
+@dataclasses.dataclass
+class Output:
+    """What a model gives that torch knows no pytree for."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        logits = self.linear(x)
+        return Output(logits=logits, loss=logits.square().mean())
+
+
+def test_what_objects_hold_is_compared():
+    found = training_steps(Scored(), (torch.randn(2, 4),), {}, train=True)(0.1, 0.0)
+    assert found["output.0"].shape == (2, 3)
+    assert found["output.1"].shape == ()
+    _, proof, reason = translate_proved(Scored(), "flax", (torch.randn(2, 4),), {})
+    assert proof
+    assert reason == ""

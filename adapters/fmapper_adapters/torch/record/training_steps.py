@@ -17,6 +17,7 @@ from fmapper import fleaves, fmap, to_torch
 from fmapper.translation import Draws
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
+from fmapper_adapters.torch.record.patches.foreign_classes import fields_of
 from fmapper_adapters.torch.record.same_draws import SameDraws
 
 _STEPS = 5
@@ -245,9 +246,18 @@ _DROPOUT = {
 
 def _outputs(model: torch.nn.Module, args: Any, kwargs: Any, draws: Draws) -> list[torch.Tensor]:
     draws.begin()
-    leaves = fleaves(model(*args, **kwargs))
+    found = [*_tensors_in(model(*args, **kwargs))]
     draws.end()
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in what a module returns, also those in objects that are no pytrees."""
+    for leaf in fleaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif fields := fields_of(leaf):
+            yield from _tensors_in(tuple(fields.values()))
 
 
 def _loss(outputs: list[torch.Tensor]) -> Any:
