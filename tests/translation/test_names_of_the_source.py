@@ -196,6 +196,26 @@ class Strided(nn.Module):
         return F.relu(self.conv3(x))
 
 
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return {"low": self.low(x["low"]), "high": self.high(x["high"]) + x["low"]}
+
+
+class Pyramid(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Scales(), Scales()
+
+    def forward(self, x):
+        feats = self.first({"low": x, "high": x.relu()})
+        feats = self.second(feats)
+        return feats, feats["low"].mean()
+
+
 def agrees(model, *inputs):
     """Returns the code of a model's file, after it has computed what the model does."""
     source, _, _ = translate(model, "flax", inputs, {}, "auto")
@@ -273,6 +293,12 @@ def test_layers_that_some_blocks_have_are_no_reason_for_a_class():
     assert code.count("class Strided") == 1
     assert "if self.has_avgpool:" in code
     assert code.count("has_avgpool=True") == 1
+
+
+def test_a_dict_is_given_on_as_a_whole():
+    code = agrees(Pyramid().eval(), torch.randn(3, 4))
+    assert "feats = self.second(feats)" in code
+    assert "return feats, feats['low'].mean()" in code
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Graph, refs_in
 from fmapper.programs.treespec import DType, Ref, Size
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, name, text
-from fmapper.translation.functions.forms import Argument, Body, Made
+from fmapper.translation.functions.forms import Argument, Body, Made, is_plain
 from fmapper.translation.printing import Printing
 from fmapper.translation.units import Structure, Unit, local_array
 
@@ -189,12 +189,12 @@ class Expressions:
             return self._use(structure.name) if known else literal(None)
         if isinstance(structure, Size):
             return self._size(structure.expression)
+        whole = next((node for one, node in self._wholes if one == structure), None)
+        if is_plain(structure) and structure and whole is not None:
+            for value in refs_in((structure,)):
+                self._left[value] -= 1
+            return copy.deepcopy(whole)
         if isinstance(structure, tuple):
-            whole = next((node for one, node in self._wholes if one == structure), None)
-            if structure and whole is not None:
-                for value in refs_in(structure):
-                    self._left[value] -= 1
-                return copy.deepcopy(whole)
             return ast.Tuple([self._print_structure(one) for one in structure], ast.Load())
         held = next((node for made, node in self._objects if made == structure), None)
         if isinstance(structure, Made) and held is not None:

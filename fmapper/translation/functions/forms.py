@@ -273,10 +273,15 @@ def objects_in(structure: Any) -> Iterator[tuple[tuple[Any, ...], Made]]:
 
 
 def tuples_in(structure: Any, node: ast.expr) -> Iterator[tuple[Any, ast.expr]]:
-    """Yields the tuples in a structure, outer ones first, with the code for each."""
+    """Yields the tuples and dicts in a structure, outer ones first, with the code for each."""
     for path, one in _inside(structure):
-        if isinstance(one, tuple) and any(True for _ in places(one)):
+        if is_plain(one) and any(True for _ in places(one)):
             yield one, at(node, path)
+
+
+def is_plain(structure: Any) -> bool:
+    """Returns whether a structure is a tuple or a dict, and no object of a class of the file."""
+    return isinstance(structure, tuple | Mapping) and not isinstance(structure, Made)
 
 
 def _inside(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
