@@ -123,7 +123,8 @@ def line_of_result(value: str, part: Part, line: str, lines: Mapping[str, str]) 
         return ""
     if len(results) == 1:
         return line
-    is_plain = re.search(rf"= (?:\w+\.)*{part.function or part.method}\([^()]*\)$", lines[line])
+    called = re.escape(part.function or part.method)
+    is_plain = re.search(rf"= (?:\w+\.)*{called}\([^()]*\)$", lines[line])
     return f"{line}#{results.index(value)}" if is_plain else ""
 
 
