@@ -179,7 +179,7 @@ class Calls:
             return
         if is_flat(returns):
             hinted = naming.targets_of(self._line(source), len(returns))
-        if isinstance(returns, tuple):  # with what it gives beside
+        if isinstance(returns, tuple) and returns:  # with what it gives beside
             result = unit.part.result
             count = len(result) if isinstance(result, tuple) else 1
             is_first = count > 1 or result == returns[0]
