@@ -334,7 +334,8 @@ def _words(module: Any) -> dict[str, str]:
                 found[key] = str(value)
             elif inspect.isroutine(value):
                 found[key] = value.__name__
-    for key, part in getattr(module, "named_children", dict)():
+    named = getattr(type(module), "named_children", None)  # an object may draw for any name
+    for key, part in named(module) if named else ():
         is_plain = not any(True for _ in part.children())
         if is_plain and key.isidentifier() and "activation" not in type(part).__module__:
             found[key] = "None" if type(part).__name__ == "Identity" else "True"
