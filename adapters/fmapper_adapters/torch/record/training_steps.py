@@ -252,7 +252,7 @@ def _outputs(model: torch.nn.Module, args: Any, kwargs: Any, draws: Draws) -> li
 
 
 def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in what a module returns, also those in objects that are no pytrees."""
+    """Yields the tensors in what a module returns, also those in objects without a pytree."""
     for leaf in fleaves(output):
         if isinstance(leaf, torch.Tensor):
             yield leaf
