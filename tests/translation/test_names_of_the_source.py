@@ -97,10 +97,10 @@ class Machine(nn.Module):
 class Block(nn.Module):
     """A block with a method of its own, as CLIP's."""
 
-    def __init__(self):
+    def __init__(self, mask):
         super().__init__()
         self.linear, self.attn = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
-        self.mask = torch.full((5, 5), float("-inf")).triu(1)
+        self.mask = mask
 
     def attend(self, x):
         return self.attn(x, x, x, need_weights=False, attn_mask=self.mask)[0]
@@ -111,9 +111,9 @@ class Block(nn.Module):
 
 
 class Tower(nn.Module):
-    def __init__(self):
+    def __init__(self, mask):
         super().__init__()
-        self.blocks = nn.Sequential(*[Block() for _ in range(3)])
+        self.blocks = nn.Sequential(*[Block(mask) for _ in range(3)])
 
     def forward(self, x):
         return self.blocks(x)
@@ -254,10 +254,15 @@ def test_a_value_from_beside_has_the_name_of_its_variable():
     assert "call_2" not in code.partition("class Head")[2].partition("class Machine")[0]
 
 
-def test_parts_with_methods_of_their_own_are_in_a_sequence():
-    code = agrees(Tower().eval(), torch.randn(2, 5, 8))
-    assert "self.blocks = Sequential(" in code
-    assert "attn_mask=jnp.triu(jnp.full((5, 5), -jnp.inf, jnp.float32), 1)" in code
+@pytest.mark.parametrize(
+    ("full", "code"),
+    [(float("-inf"), "jnp.full((5, 5), -jnp.inf, jnp.float32)"), (True, "jnp.ones((5, 5), bool)")],
+    ids=["numbers", "bool"],
+)
+def test_parts_with_methods_of_their_own_are_in_a_sequence(full, code):
+    found = agrees(Tower(torch.full((5, 5), full).triu(1)).eval(), torch.randn(2, 5, 8))
+    assert "self.blocks = Sequential(" in found
+    assert f"attn_mask=jnp.triu({code}, 1)" in found
 
 
 def test_a_size_that_the_code_works_out_is_a_number():

@@ -141,7 +141,7 @@ def find_method(known: Sequence[tuple[str, Body]], form: Form, forms: Iterable[F
 def _does_all(whole: Body, body: Body) -> bool:
     """Returns whether a function does what another one does, and more that does not matter there.
 
-    That are variables of its own: no later statement of the other one reads them.
+    What is more sets variables that no later statement of the other one reads.
     """
     if whole.written != body.written or whole.randoms != body.randoms:
         return False

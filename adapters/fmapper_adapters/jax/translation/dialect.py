@@ -357,7 +357,7 @@ def _compute(values: Any, dtype: ast.expr, *, saved: bool = True) -> ast.expr | 
         if (values == np.triu(square, 1 - width)).all():
             ones = expr("jnp.ones({0}, {1})", tuple(values.shape), dtype)
             return expr("jnp.tril(jnp.triu({0}, {1}))", ones, 1 - width)
-        triangle = _compute_triangle(values, dtype)
+        triangle = _compute_triangle(values, dtype) if values.shape[-2] > 1 else None
         if triangle is not None:
             return triangle
         if values.dtype == np.float32 and values.size > _MOST:

@@ -74,7 +74,7 @@ class FunctionsDialect(JaxDialect):
         return restate(super().layer_of_call(structure, unit, call))
 
     def layer_of_arrays(self, structure: Any, kind: str, arrays: Any) -> Layer | None:
-        """Returns none: arrays that nobody calls a function with are as they are."""
+        """Returns None: arrays that a model only reads stay arrays."""
         return None
 
     def parameter(self, array: Any) -> ast.expr:

@@ -90,7 +90,8 @@ def _arguments(structure: Structure, unit: Unit, held: Mapping[str, str]) -> Map
     masks = [name for name in _MASKS if isinstance(given.get(name), Other)]
     known = {*refs_in((given,)), *held}
     left = [name for name in unit.given if name not in known]
-    if len(masks) != 1 or len(left) != 1 or left[0] not in structure.inputs:
+    kinds = [structure.inputs[name].kind for name in left if name in structure.inputs]
+    if len(masks) != 1 or len(left) != 1 or kinds != ["constant"]:
         return given
     return {**given, masks[0]: Ref(left[0])}
 
