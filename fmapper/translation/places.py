@@ -12,7 +12,7 @@ from fmapper.programs.program import refs_in
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import attribute_name, identifier
 from fmapper.translation.naming import singular
-from fmapper.translation.units import Structure, Unit, is_own, local_array
+from fmapper.translation.units import Structure, Unit, is_own, local_array, refs_of
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -143,6 +143,7 @@ def layers_of_arrays(
         claimed: The arrays that other layers hold.
     """
     called = {one.path for one in structure.root.units()}
+    read = {name for call in structure.root.calls() for name in refs_of(call)}
     held: dict[str, dict[str, str]] = {}
     for value, given in structure.inputs.items():
         path, _, name = str(given.target).rpartition(".")
@@ -152,7 +153,8 @@ def layers_of_arrays(
     for path, arrays in held.items():
         kind = structure.program.types.get(path, "")
         layer = dialect.layer_of_arrays(structure, kind, arrays)
-        if layer and not {*claimed} & {f"{path}.{name}" for name in arrays}:
+        is_free = not {*claimed} & {f"{path}.{name}" for name in arrays}
+        if layer and is_free and read & {*arrays.values()}:
             found[path] = layer
     return found
 

@@ -32,7 +32,6 @@ from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.merging.inlining import find_functions, inline_functions
 from fmapper.translation.merging.modes import combine, refusal
-from fmapper.translation.merging.repeats import with_repeats
 from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_whole_lists
 from fmapper.translation.naming import renumber
 from fmapper.translation.places import (
@@ -53,6 +52,7 @@ from fmapper.translation.places import (
     size_of_array,
     title_of,
 )
+from fmapper.translation.repeats.loops import shortest
 from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
@@ -406,7 +406,7 @@ class _Writer:
             return lines
         lists = self._lists(node)
         lines = with_lists_of_parts(lines, *lists)
-        found = with_repeats(lines, *lists, body.by_line(), body.comments)
+        found = shortest((lines, collect(body.lines())), *lists, body.by_line(), body.comments)
         if found == body.lines():
             return found
         renumbered = renumber(found, body.parameters)

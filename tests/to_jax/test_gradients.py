@@ -14,6 +14,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
+from models import extremes  # noqa: E402
 from support import converting  # noqa: E402
 
 Autograd: Any = torch.autograd.Function
@@ -668,3 +669,28 @@ def test_attention_with_scores_beyond_the_last_digit_of_an_exponent() -> None:
 def test_spreads_whose_squares_overflow_when_they_are_added_up(function: Any) -> None:
     x = torch.tensor([1.0, 2.5e19, 1.0, 2.0])
     converting.check_gradients(converting.Function(function), x if function is torch.var else 4 * x)
+
+
+@pytest.mark.parametrize("name", extremes.REDUCTIONS)
+def test_gradients_of_extremes_are_those_of_torch_where_xla_computes_twice(name: str) -> None:
+    """Those of `jnp.max` are zero there: it compares what was rounded in two ways."""
+    torch.manual_seed(0)
+    module, x = extremes.Extremes(extremes.REDUCTIONS[name]).train(), extremes.inputs()
+    model = fmapper.convert(copy.deepcopy(module), "jax", (x,), train=True)
+    found = module(x)
+    waves = np.cos(np.arange(found.numel(), dtype="float32"))
+    (found.flatten() * torch.tensor(waves)).sum().backward()
+
+    def loss(params: Any) -> Any:
+        return (model.replace(params=params)(x.numpy()).reshape(-1) * waves).sum()
+
+    slopes = jax.jit(jax.grad(loss))(model.params)
+    for path, parameter in module.named_parameters():
+        wanted = parameter.grad.numpy()
+        scale = max(np.abs(wanted).max(), 0.05)  # those of the biases of layers are zero
+        np.testing.assert_allclose(slopes[path] / scale, wanted / scale, atol=1e-3)
+
+
+def test_elements_that_are_equal_share_the_gradient_of_amax_alone() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0], [2.0, float("-inf"), 2.0]])
+    converting.check_gradients(lambda x: (x.amax(1), x.max(1)[0], (-x).amin(1), x.max()), x)

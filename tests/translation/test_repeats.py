@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fmapper.translation.merging.repeats import with_repeats
+from fmapper.translation.repeats.loops import with_repeats
 from fmapper.translation.source import translate_proved
 
 VARIABLES = ["x", "y", "y_2", "z", "p"]
@@ -75,6 +75,71 @@ def test_a_loop_computes_what_the_statements_do(lines):
     found = with_repeats(lines, {"self.m": 5}, {}, {}, {})
     arguments = [hash(("argument", i)) for i in range(len(VARIABLES))]
     assert run(found, arguments) == run(lines, arguments)
+
+
+@settings(max_examples=600, deadline=None)
+@given(functions(), st.data())
+def test_rounds_that_begin_or_end_otherwise_compute_what_the_statements_do(lines, data):
+    """The first statements read code, and the last ones are left out or read where they are."""
+    *body, last = lines
+    for at in data.draw(st.lists(st.integers(0, len(body) - 1), max_size=2)):
+        code = data.draw(st.sampled_from(["f(p, z, 7)", "x * 3", "f(y, x, 1)", "f(y_2, p, 0)"]))
+        head, equals, tail = body[at].partition(" = ")
+        if equals and "\n" not in body[at]:
+            tail = re.sub(
+                r"(?<![.\w])[xyzp](_2)?(?=[,) ])", lambda _, code=code: code, tail, count=1
+            )
+            body[at] = f"{head}{equals}{tail}"
+    body = body[: len(body) - data.draw(st.integers(0, 4))]
+    if body and re.fullmatch(r"\w+ = .*", body[-1]) and data.draw(st.booleans()):
+        target, _, code = body.pop().partition(" = ")
+        last = re.sub(rf"(?<![.\w]){target}\b", lambda _: f"({code})", last, count=1)
+    origin = data.draw(st.sampled_from(["", "a line of a loop"]))
+    known = {line: SimpleNamespace(shapes={}, origin=origin) for line in body}
+    found = with_repeats([*body, last], {"self.m": 5}, {}, known, {})
+    arguments = [hash(("argument", i)) for i in range(len(VARIABLES))]
+    assert run(found, arguments) == run([*body, last], arguments)
+
+
+def test_the_first_round_may_have_code_for_what_others_are_given():
+    lines = ["y = f(x, z(3))", "b = g(y)", "a = h(b)"]
+    lines += ["y = f(x, a)", "b = g(y)", "a = h(b)"] * 2
+    assert rolled([*lines, "return f(b, a)"]) == (
+        "a = z(3)\nfor _ in range(3):\n    y = f(x, a)\n    b = g(y)\n    a = h(b)\nreturn f(b, a)"
+    )
+
+
+def test_what_only_the_first_round_has_a_variable_for_gets_one():
+    lines = ["t = zeros(3)", "h = self.m[0](t, x)", "y = p(h)"]
+    for _ in range(3):
+        lines += ["h = self.m[0](y.argmax(-1), h)", "y = p(h)"]
+    known = {line: SimpleNamespace(shapes={}, origin=f"{line[0]} = a line") for line in lines}
+    found = with_repeats([*lines, "return y"], {}, {}, known, {})
+    assert found[1:] == [
+        "h = x",
+        "for _ in range(4):\n    h = self.m[0](t_2, h)\n    y = p(h)\n    t_2 = y.argmax(-1)",
+        "return y",
+    ]
+
+
+@pytest.mark.parametrize(("call", "loops"), [("g(y, a)", 3), ("self.drop(y, a)", 0)])
+def test_the_last_round_computes_what_nobody_reads(call, loops):
+    lines = []
+    for _ in range(3):
+        lines += ["y = f(a, x)", "y = y * y", f"a = {call}"]
+    known = {line: SimpleNamespace(shapes={}, origin="y = f(a, x)") for line in lines}
+    found = "\n".join(with_repeats([*lines[:-1], "return y"], {}, {}, known, {}))
+    assert found.count("range(3)") == bool(loops)
+    known = {line: SimpleNamespace(shapes={}, origin=f"line {at}") for at, line in enumerate(lines)}
+    lines[-3:-1] = ["y = f(a, x)  ", "y = y * y  "]  # of other lines of the model's code
+    assert "range(3)" not in "\n".join(with_repeats([*lines[:-1], "return y"], {}, {}, known, {}))
+
+
+def test_numbers_that_come_again_are_of_longer_rounds():
+    lines = [f"y = f(y, {at})" for at in (1, 2, 1, 2, 1, 2)]
+    assert rolled([*lines, "return y"]) == (
+        "for _ in range(3):\n    y = f(y, 1)\n    y = f(y, 2)\nreturn y"
+    )
 
 
 def rolled(lines):

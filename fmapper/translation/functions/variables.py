@@ -28,7 +28,7 @@ from fmapper.translation.units import Structure, Unit, refs_of
 _LONGEST = 88
 _ATOMS = (ast.Name, ast.Constant)
 _ITEM = re.compile(r"\.\d+(?=\.|$)")
-_VIEWS = ("unsqueeze", "slice", "select", "view", "transpose")
+_VIEWS = ("unsqueeze", "slice.", "select.", "view", "transpose")
 
 
 class Namer(Protocol):

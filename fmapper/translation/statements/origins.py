@@ -52,6 +52,9 @@ def _groups(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
 
 def _is_hard(group: Sequence[Statement], opaque: Collection[str]) -> bool:
     several = {"; ".join(map(str, group)), *map(str, group)}
+    if all(len(one.targets or ()) == 1 for one in group):  # `a, b = f(x), g(x)`
+        targets = ", ".join(one.targets[0] for one in group if one.targets)
+        several.add(f"{targets} = ({', '.join(text(one.node) for one in group)})")
     line = _plain(group[0].origin)
     if any(difflib.SequenceMatcher(None, line, _plain(one)).ratio() > _ALIKE for one in several):
         return False

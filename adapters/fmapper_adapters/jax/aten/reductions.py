@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten.extremes import axes, elements_at, largest, smallest
 from fmapper_adapters.jax.aten.matrices.norms import vector_norm
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
 from fmapper_adapters.jax.aten.pointwise.special import logaddexp
@@ -23,14 +24,6 @@ from fmapper_adapters.jax.aten.types import (
     promote,
     wide,
 )
-
-
-def axes(x: Any, dim: Any) -> tuple[int, ...]:
-    """Returns the dimensions that a reduction goes over; none or an empty list means all."""
-    if dim is None or dim == ():
-        return tuple(range(x.ndim))
-    dims = dim if isinstance(dim, tuple) else (dim,)
-    return tuple(d % x.ndim for d in dims) if x.ndim else ()
 
 
 def count_of(x: Any, dims: Sequence[int]) -> Any:
@@ -185,66 +178,6 @@ def is_any_true(x: Any) -> jax.Array:
 def count_nonzero(x: Any, dim: Any = None) -> jax.Array:
     """Counts the elements that are not zero."""
     return jnp.sum((x != 0).astype(dtype_of("int64")), axes(x, dim))
-
-
-# --- extremes -------------------------------------------------------------------------------
-
-
-def _highest(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    return jnp.max(x, axes(x, dim), keepdims=keepdim)
-
-
-def _lowest(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    return jnp.min(x, axes(x, dim), keepdims=keepdim)
-
-
-# where several elements are the largest their gradients are even, as in torch
-lowering("aten::amax", "aten::max.default", int64="moves")(_highest)
-lowering("aten::amin", "aten::min.default", int64="moves")(_lowest)
-
-
-@lowering("aten::argmax", int64="looks")
-def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Returns the index of the first largest element; NaN is larger than all others."""
-    return _place(jnp.argmax, x, dim, keepdim)
-
-
-@lowering("aten::argmin", int64="looks")
-def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Returns the index of the first smallest element; NaN is smaller than all others."""
-    return _place(jnp.argmin, x, dim, keepdim)
-
-
-def _place(function: Callable[..., Any], x: Any, dim: Any, keepdim: bool) -> jax.Array:
-    if x.ndim == 0:
-        return jnp.zeros((), dtype_of("int64"))
-    return function(x, dim, keepdims=keepdim).astype(dtype_of("int64"))
-
-
-def _at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns the elements at an index with a dimension of size one, and the index."""
-    if x.ndim == 0:
-        return x, index.reshape(())
-    values = jnp.take_along_axis(x, index, dim)
-    return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
-
-
-@lowering("aten::max.dim", int64="picks")
-def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest elements along a dimension and their first indices."""
-    return _at(x, argmax(x, dim, True), dim, keepdim)
-
-
-@lowering("aten::min.dim", int64="picks")
-def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest elements along a dimension and their first indices."""
-    return _at(x, argmin(x, dim, True), dim, keepdim)
-
-
-@lowering("aten::aminmax", int64="moves")
-def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest and the largest elements."""
-    return _lowest(x, dim, keepdim), _highest(x, dim, keepdim)
 
 
 # --- softmax and logsumexp ------------------------------------------------------------------
@@ -429,7 +362,7 @@ def _median(x: Any, dim: int, keepdim: bool, *, ignore_nan: bool) -> tuple[jax.A
         place = jnp.maximum(good - 1, 0) // 2
     else:
         place = jnp.where(bad > 0, good, (x.shape[dim] - 1) // 2)
-    return _at(x, jnp.take_along_axis(order, place, dim), dim, keepdim)
+    return elements_at(x, jnp.take_along_axis(order, place, dim), dim, keepdim)
 
 
 @lowering("aten::mode")
@@ -446,7 +379,7 @@ def mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.A
     starts = jnp.where((ordered != before) | (places == 0), places, 0)
     runs = places - jax.lax.cummax(starts, dim)
     longest = jnp.argmax(runs, dim, keepdims=True)
-    return _at(x, jnp.take_along_axis(order, longest, dim), dim, keepdim)
+    return elements_at(x, jnp.take_along_axis(order, longest, dim), dim, keepdim)
 
 
 # --- pieces of a dimension ------------------------------------------------------------------
@@ -477,7 +410,7 @@ def segment_reduce(
         inside = inside.reshape(*inside.shape, *(1,) * (data.ndim - 1))
         pieces: dict[str, tuple[float, Callable[..., Any]]] = {
             "sum": (0, jnp.sum), "mean": (0, jnp.sum), "prod": (1, jnp.prod),
-            "max": (-math.inf, jnp.max), "min": (math.inf, jnp.min),
+            "max": (-math.inf, largest), "min": (math.inf, smallest),
         }  # fmt: skip
         neutral, function = pieces[reduce]
         start = cast(neutral if initial is None else initial, data.dtype)

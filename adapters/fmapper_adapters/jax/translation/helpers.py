@@ -114,12 +114,35 @@ def prelu(x, weight):
 _enter('''
 def max_with_index(x, axis, keepdims=False):
     """Returns the largest elements along an axis and where they are."""
-    return x.max(axis=axis, keepdims=keepdims), x.argmax(axis=axis, keepdims=keepdims)
+    return largest(x, axis, keepdims), x.argmax(axis=axis, keepdims=keepdims)
 ''')
 _enter('''
 def min_with_index(x, axis, keepdims=False):
     """Returns the smallest elements along an axis and where they are."""
-    return x.min(axis=axis, keepdims=keepdims), x.argmin(axis=axis, keepdims=keepdims)
+    return -largest(-x, axis, keepdims), x.argmin(axis=axis, keepdims=keepdims)
+''')
+_enter('''
+def largest(x, axis=None, keepdims=False):
+    """Returns the largest elements; the gradient goes to the first of them, as in PyTorch.
+
+    That of `x.max` is zero where XLA computes `x` once more to compare it, and rounds otherwise.
+    """
+    axes = axis if isinstance(axis, tuple) else range(x.ndim) if axis is None else (axis,)
+    rows = jnp.moveaxis(x, axes, range(-len(axes), 0))
+    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
+    found = jnp.take_along_axis(rows, rows.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
+    return jnp.expand_dims(found, axes) if keepdims else found
+''')
+_enter('''
+def amax(x, axis=None, keepdims=False):
+    """Returns the largest elements, which share the gradient, as in PyTorch."""
+    found = largest(x, axis, keepdims=True)
+    is_one = (x == found) & jnp.isfinite(x)
+    count = is_one.sum(axis=axis, keepdims=True)
+    slope = jnp.where(is_one, x - jax.lax.stop_gradient(x), 0).sum(axis=axis, keepdims=True)
+    even = jax.lax.stop_gradient(found) + slope / jnp.maximum(count, 1)
+    found = jnp.where(count > 0, even, found)
+    return found if keepdims else found.squeeze(axis)
 ''')
 _enter('''
 def sort_with_index(x, axis=-1, descending=False):

@@ -103,12 +103,12 @@ def adaptive_avg_pool(p: Printing, x: Value, output_size: Any) -> Any:
 
 @prints("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
 def adaptive_max_pool(p: Printing, x: Value, output_size: Any) -> Any:
-    """Prints `x.max(axis=(-2, -1), keepdims=True)` for one bin whose place nothing reads."""
+    """Prints `largest(x, axis=(-2, -1), keepdims=True)` for a bin whose place nothing reads."""
     sizes = output_size if isinstance(output_size, tuple) else (output_size,)
     if set(sizes) != {1} or p.picked != frozenset({0}):
         return None
     axes = tuple(range(-len(sizes), 0))
-    found = method(x, "max", axis=axes if len(axes) > 1 else -1, keepdims=True)
+    found = call_of("largest", x, axis=axes if len(axes) > 1 else -1, keepdims=True)
     return expr("({0}, None)", found)
 
 

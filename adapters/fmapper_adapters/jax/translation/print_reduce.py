@@ -103,14 +103,24 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 
 @prints("aten::amax", "aten::max.default")
 def highest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    """Prints `x.max(axis=dim)`."""
-    return reduce(x, "max", dim, keepdim)
+    """Prints `amax(x, axis=dim)`, or `x.max(axis=dim)` of what has no gradient."""
+    return _extreme("amax", x, "max", dim, keepdim)
 
 
 @prints("aten::amin", "aten::min.default")
 def lowest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    """Prints `x.min(axis=dim)`."""
-    return reduce(x, "min", dim, keepdim)
+    """Prints `-amax(-x, axis=dim)`, or `x.min(axis=dim)` of what has no gradient."""
+    return _extreme("amax", x, "min", dim, keepdim)
+
+
+def _extreme(function: str, x: Value, name: str, dim: Any, keepdim: bool) -> Any:
+    """Prints the call of a function whose gradient is that of torch; it gives the largest."""
+    if not x.ndim or not is_float(x.dtype):
+        return reduce(x, name, dim, keepdim)
+    more = {"axis": axis_of(x, dim), "keepdims": True if keepdim else None}
+    if name == "max":
+        return call_of(function, x, **more)
+    return expr("-{0}", call_of(function, expr("-{0}", x), **more))
 
 
 @prints("aten::any", "aten::all")
@@ -145,15 +155,14 @@ def place(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
 
 @prints("aten::max.dim", "aten::min.dim")
 def extreme(p: Printing, x: Value, dim: int, keepdim: bool = False) -> Any:
-    """Prints `(x.max(axis=dim), x.argmax(axis=dim))`."""
+    """Prints `(largest(x, axis=dim), x.argmax(axis=dim))`."""
     if not x.ndim:
         return None
     name = p.call.op[6:9]
-    if is_simple(x):
-        more = ", keepdims=True" if keepdim else ""
-        template = f"({{0}}.{name}(axis={{1}}{more}), {{0}}.arg{name}(axis={{1}}{more}))"
-        return expr(template, x, dim)
-    return call_of(f"{name}_with_index", x, dim, keepdims=True if keepdim else None)
+    if not is_float(x.dtype) or (not is_simple(x) and p.picked != frozenset({0})):
+        return call_of(f"{name}_with_index", x, dim, keepdims=True if keepdim else None)
+    place = method(x, f"arg{name}", axis=dim, keepdims=True if keepdim else None)
+    return expr("({0}, {1})", _extreme("largest", x, name, dim, keepdim), place)
 
 
 @prints("aten::cumsum", "aten::cumprod")
@@ -191,7 +200,7 @@ def vector_norm(
     elif is_number(ord, 2):
         node = call_of("vector_norm", y, **more)
     else:
-        node = call_of("jnp.linalg.vector_norm", y, **more, ord=expr("jnp.inf"))
+        node = call_of("amax", call_of("absolute", y), **more)
     return convert(node, p.dtype) if is_half(p.dtype) else node
 
 

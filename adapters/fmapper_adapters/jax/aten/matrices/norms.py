@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten.extremes import largest, smallest
 from fmapper_adapters.jax.aten.pointwise.elementwise import absolute
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, promote, wide
@@ -45,9 +46,12 @@ def p_norm(y: Any, p: Any, dims: tuple[int, ...], keepdim: bool = False) -> jax.
     if p == 1:
         return jnp.sum(y, dims, keepdims=keepdim)
     if math.isinf(p):
-        if p > 0:
-            return jnp.max(y, dims, keepdims=keepdim, initial=0)
-        return jnp.min(y, dims, keepdims=keepdim)
+        if p < 0:
+            return smallest(y, dims, keepdim)
+        is_empty = 0 in y.shape
+        return (
+            jnp.max(y, dims, keepdims=keepdim, initial=0) if is_empty else largest(y, dims, keepdim)
+        )
     if p == 2:
         total = jnp.sum(y * y, dims, keepdims=keepdim)
         return jnp.where(total == 0, zero, jnp.sqrt(jnp.where(total == 0, 1, total)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from fmapper.translation.code import replace_nodes, statement_text, text
@@ -384,9 +386,39 @@ class Rounds:
                 (tree,) = ast.parse(code).body
                 yield Line(code, tree, "", [])
 
-    def before(self) -> list[str]:
-        """Returns the statements before."""
-        return [code for line in self._lines[: self._at] for code in (line.code, *line.after)]
+    def before(self, begun: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+        """Returns the statements before, with those that give the first time its variables.
+
+        Args:
+            begun: The variables -> those that have their values, which are left out where nothing
+                else reads them.
+        """
+        lines, given = [*self._lines[: self._at]], []
+        for target, name in begun.items():
+            place = self._place_of_given(target, name)
+            if place is None:
+                given.append(f"{target} = {name}")
+            else:
+                line = lines[place]
+                lines[place] = replace(line, code=f"{target} = {line.code.partition(' = ')[2]}")
+        return [code for line in lines for code in (line.code, *line.after)] + given
+
+    def _place_of_given(self, target: str, name: str) -> int | None:
+        """Returns the statement whose variable only the rounds read, and may have another name."""
+        version = next(leaves[0].version for leaves in self._outer() if leaves[0].name == name)
+        reads = [
+            (at, leaf) for at, line in enumerate(self._lines) for leaf in line.leaves
+            if leaf.version == version and not leaf.is_store
+        ]  # fmt: skip
+        made = [at for at, line in enumerate(self._lines[: self._at])
+                if any(leaf.version == version for leaf in line.stores())]  # fmt: skip
+        first = range(self._at, self._at + self.period)
+        if not made or any(at not in first for at, _ in reads):
+            return None
+        line, later = self._lines[made[0]], self._lines[made[0] + 1 : self._at]
+        is_free = not any(target in (leaf.name, *one.sizes) for one in later for leaf in one.leaves)
+        is_plain = line.code.startswith(f"{name} = ") and not line.after
+        return made[0] if is_free and is_plain else None
 
     def after(self) -> list[str]:
         """Returns the statements afterwards, as `gather` has rewritten them."""

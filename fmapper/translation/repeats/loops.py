@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import expr, identifier, replace_nodes, text
-from fmapper.translation.merging.rounds import Mismatch, Rounds
 from fmapper.translation.merging.statements import Leaf, Line, read_lines
 from fmapper.translation.naming import singular
+from fmapper.translation.repeats.edges import with_whole_rounds
+from fmapper.translation.repeats.rounds import Mismatch, Rounds
 
 if TYPE_CHECKING:
     from fmapper.translation.functions.forms import Statement
@@ -24,6 +25,31 @@ _MOST_LINES = 600  # of a function that is searched
 _MOST_LOOPS = 20
 _MOST_SOURCES = 3  # that a loop goes through together
 _LEAST = {2: 5}  # rounds -> the statements that each has at least; 1 for more rounds
+_LEAST_WITH_MORE = {2: 3}  # the same, where parts of other rounds are before or after them
+
+
+_OF_SLICE = re.compile(r"for .* in .*\w\[\d*:\d*\]")
+
+
+def shortest(choices: Sequence[Sequence[str]], *facts: Any) -> list[str]:
+    """Writes statements that come again as loops, with loops over parts of lists or without them.
+
+    Args:
+        choices: The statements of a function with loops over lists of parts; those without, which
+            may have a longer one where one of these goes over a part of a list.
+        *facts: What `with_repeats` takes beside them, with the comments as the last.
+    """
+    lines, bare = choices
+    lengths, titles, known, comments = facts
+    found = with_repeats(lines, lengths, titles, known, comments)
+    if not any(_OF_SLICE.match(line) for line in lines):
+        return found
+    more = {**comments}
+    other = with_repeats(bare, lengths, titles, known, more)
+    if _count_lines(other) >= _count_lines(found):
+        return found
+    comments |= more
+    return other
 
 
 def with_repeats(
@@ -73,17 +99,28 @@ def _roll(
     except SyntaxError:
         return None
     for place in itertools.islice(_places([line.key for line in read]), _MOST_TRIES):
-        try:
-            Rounds(read, *place).check_variables()  # before all is read anew, to be changed
-            rounds = Rounds(read_lines(lines, known), *place)
-            rolled = _Loop(rounds, lengths, titles).write(comments)
-        except Mismatch:
-            continue
-        saved = len("\n".join(lines).splitlines()) - len("\n".join(rolled).splitlines())
-        is_one = rounds.period == 1 and len({*lines[place[0] : place[0] + place[2]]}) > 1
-        if saved > is_one:
-            return rolled
+        at, period, count = place
+        tries = [(lines, place)] if period >= _LEAST.get(count, 1) else []
+        more = with_whole_rounds(lines, place, known)
+        best, least = None, 1 + (period == 1 and len({*lines[at : at + count]}) > 1)
+        for written, where in [*tries, *([more] if more else [])]:
+            try:
+                as_read = read if written is lines else read_lines(written, known)
+                Rounds(as_read, *where).check_variables()  # before all is read anew, to be changed
+                rounds = Rounds(read_lines(written, known), *where)
+                rolled = _Loop(rounds, lengths, titles).write(comments)
+            except Mismatch:
+                continue
+            saved = _count_lines(lines) - _count_lines(rolled)
+            if saved >= least:
+                best, least = rolled, saved
+        if best is not None:
+            return best
     return None
+
+
+def _count_lines(statements: Sequence[str]) -> int:
+    return len("\n".join(statements).splitlines())
 
 
 def _places(keys: Sequence[str]) -> Iterator[tuple[int, int, int]]:
@@ -95,7 +132,7 @@ def _places(keys: Sequence[str]) -> Iterator[tuple[int, int, int]]:
         for period in range(1, min(_LONGEST, (len(keys) - at) // 2) + 1):
             if keys[at + period] == key:
                 count = _count(keys, at, period)
-                if count > 1 and period >= _LEAST.get(count, 1):
+                if count > 1 and period >= _LEAST_WITH_MORE.get(count, 1):
                     yield at, period, count
 
 
@@ -170,9 +207,9 @@ class _Loop:
                 head = self._head().removesuffix(":")
                 return [*rounds.before(), f"{name} = [{item} {head}]", *rounds.after()]
         inner = "\n".join(body).replace("\n", "\n    ")
-        before = [f"{name} = {given}" for name, given in begun.items()]
-        before += [f"{name} = []" for name in kept]
-        return [*rounds.before(), *before, f"{self._head()}\n    {inner}", *rounds.after()]
+        lists = [f"{name} = []" for name in kept]
+        before = [*rounds.before(begun), *lists]
+        return [*before, f"{self._head()}\n    {inner}", *rounds.after()]
 
     def _head(self) -> str:
         sources, names = [*self.sources], [*self.sources.values()]
@@ -188,6 +225,8 @@ class _Loop:
     def _number(self, leaf: Leaf, values: tuple[Any, ...]) -> Iterator[tuple[int, ast.expr]]:
         """Yields the code for a number, or for the item of a list whose index it is."""
         first, step = values[0], values[1] - values[0]
+        if any(values == values[:n] * (len(values) // n) for n in range(2, len(values) // 3 + 1)):
+            raise Mismatch  # as many rounds of more statements
         is_even = all(type(v) is int for v in values) and values == tuple(
             range(first, first + step * len(values), step) if step else ()
         )
@@ -195,7 +234,9 @@ class _Loop:
         if is_even and owner is not None and step == 1 and text(owner.value) in self.lengths:
             base = text(owner.value)
             is_all = (first, len(values)) == (0, self.lengths[base])
-            source = base if is_all else f"{base}[{first or ''}:{first + len(values)}]"
+            end = first + len(values)
+            bounds = f"{first or ''}:{'' if end == self.lengths[base] else end}"
+            source = base if is_all else f"{base}[{bounds}]"
             yield id(owner), ast.Name(self._variable(source, self._item_of(base)), ast.Load())
             return
         is_count = (first, step) == (0, 1)

@@ -1,0 +1,1 @@
+"""Loops in the place of statements that come again."""
