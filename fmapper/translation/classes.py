@@ -16,6 +16,7 @@ from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
 from fmapper.translation.merging.conditions import without_flags
 from fmapper.translation.merging.numbers import mask_numbers
+from fmapper.translation.merging.twins import share_methods
 from fmapper.translation.merging.variants import unify
 from fmapper.translation.statements.origins import with_comments
 
@@ -150,6 +151,7 @@ def merge(
         names: Classes of the target -> the names of the parameters of their constructors.
         dialect: The target.
     """
+    share_methods(sketches)
     for group in _by_title(sketches) if dialect.takes_parts else ():
         _give_activations(group, dialect)
     _unify(sketches, dialect)
