@@ -436,3 +436,17 @@ def test_arrays_are_not_read_row_by_row():
     with RowsTaken() as rows:
         settings_of(Table(50))
     assert rows.count == 0  # or each would be recorded where a model is
+
+
+def test_a_module_that_does_not_tell_its_parts_has_no_words():
+    class Closed(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.width, self.mode = width, "fast"
+
+        def named_children(self):
+            raise RuntimeError("not in this state")
+
+    found = settings_of(Closed(3))
+    assert found.numbers["width"] == 3
+    assert found.words == {}

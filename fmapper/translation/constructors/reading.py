@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import inspect
@@ -241,7 +242,9 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
     known = {} if known is None else known
     if id(module) in known:
         return known[id(module)]
-    found = known[id(module)] = Settings(_attributes(module), words=_words(module))
+    found = known[id(module)] = Settings(_attributes(module))
+    with contextlib.suppress(Exception):  # whatever one of the user does when asked for its parts
+        found.words = _words(module)
     code = _constructor_of(type(module))
     if code is not None:
         try:
