@@ -161,7 +161,7 @@ class Calls:
         """Binds the results of a unit: one value, or a structure."""
         source = unit.part.source
         if isinstance(returns, Ref):
-            self._define(returns.name, node, source, "")
+            self._define(returns.name, node, source, "part::x")  # whatever it did last
             return
         new = [v for v in dict.fromkeys(refs_in((returns,))) if v in unit.gives]
         self._pending = node
