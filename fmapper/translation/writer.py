@@ -52,7 +52,7 @@ from fmapper.translation.places import (
     size_of_array,
     title_of,
 )
-from fmapper.translation.repeats.loops import shortest
+from fmapper.translation.repeats.loops import with_repeats
 from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
@@ -406,7 +406,7 @@ class _Writer:
             return lines
         lists = self._lists(node)
         lines = with_lists_of_parts(lines, *lists)
-        found = shortest((lines, collect(body.lines())), *lists, body.by_line(), body.comments)
+        found = with_repeats(lines, *lists, body.by_line(), body.comments, collect(body.lines()))
         if found == body.lines():
             return found
         renumbered = renumber(found, body.parameters)

@@ -122,17 +122,54 @@ def test_what_only_the_first_round_has_a_variable_for_gets_one():
     ]
 
 
-@pytest.mark.parametrize(("call", "loops"), [("g(y, a)", 3), ("self.drop(y, a)", 0)])
-def test_the_last_round_computes_what_nobody_reads(call, loops):
-    lines = []
-    for _ in range(3):
-        lines += ["y = f(a, x)", "y = y * y", f"a = {call}"]
-    known = {line: SimpleNamespace(shapes={}, origin="y = f(a, x)") for line in lines}
+def _known(lines, origins):
+    return {
+        line: SimpleNamespace(shapes={}, origin=origin)
+        for line, origin in zip(lines, origins, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("last", "is_whole"),
+    [
+        ("a = g(y, a)", True),
+        ("a = self.drop(y, a)", False),  # it may count, or draw
+        ("a = torch.rand(y, a)", False),
+        ("a = y.add_(a)", False),
+    ],
+)
+def test_the_last_round_computes_what_nobody_reads(last, is_whole):
+    lines = ["y = f(a, x)", "y = y * y", last] * 3
+    known = _known(lines, ["in a loop"] * 9)
     found = "\n".join(with_repeats([*lines[:-1], "return y"], {}, {}, known, {}))
-    assert found.count("range(3)") == bool(loops)
-    known = {line: SimpleNamespace(shapes={}, origin=f"line {at}") for at, line in enumerate(lines)}
-    lines[-3:-1] = ["y = f(a, x)  ", "y = y * y  "]  # of other lines of the model's code
-    assert "range(3)" not in "\n".join(with_repeats([*lines[:-1], "return y"], {}, {}, known, {}))
+    assert ("range(3)" in found) is is_whole
+
+
+def test_numbers_of_what_nobody_reads_are_not_guessed():
+    """The next number would be an index that the array may not have."""
+    lines = [
+        line.format(at) for at in range(3) for line in ("y = f(a, x)", "y = y * y", "a = y[{0}]")
+    ]
+    known = _known(lines, ["in a loop"] * 9)
+    found = "\n".join(with_repeats([*lines[:-1], "return y"], {}, {}, known, {}))
+    assert "range(3)" not in found
+    assert "y[2]" not in found
+
+
+def test_nothing_is_computed_in_vain_where_the_source_has_no_loop():
+    lines = ["y = f(a, x)", "y = y * y", "a = g(y, a)"] * 3
+    rest = ["y = f(a,  x)", "y = y *  y", "return y"]  # of other lines of the model's code
+    known = _known(lines[:6], ["in a loop"] * 6) | _known(rest, ["one", "another", ""])
+    assert "range(3)" not in "\n".join(with_repeats([*lines[:6], *rest], {}, {}, known, {}))
+
+
+def test_one_value_may_begin_several_states():
+    lines = ["z = f(x, 0)", "h, c = g(x, z, z)", "h = h * x"]
+    lines += ["h, c = g(x, h, c)", "h = h * x"] * 3
+    found = rolled([*lines, "return h"]).splitlines()
+    assert found[0] == "z = f(x, 0)"
+    assert {*found[1:3]} == {"h = z", "c = z"}
+    assert found[3] == "for _ in range(4):"
 
 
 def test_numbers_that_come_again_are_of_longer_rounds():

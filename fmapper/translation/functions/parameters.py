@@ -246,15 +246,17 @@ def sign(
         for size, name in sizes.items()
         if name not in of_size
     ]
-    told = {id(one) for one in taken if one.kind == "fixed" or (one.is_fixed and not unit.parent)}
-    required = [one.at for one in taken if id(one) not in told and one.at < part.positional]
+    omitted = (
+        {"fixed"} if unit.parent else {"fixed", "twin"}
+    )  # by callers; not what a part is given
+    required = [one.at for one in taken if one.kind not in omitted and one.at < part.positional]
     last = max(required, default=-1)
     expected, has_defaults, by_keyword = 0, False, False
     for one in taken:
         by_keyword = by_keyword or part.prefix <= one.at < len(part.arguments)
         by_keyword = by_keyword or (one.at != expected and one.at < len(part.arguments))
         expected = one.at + 1
-        one.has_default = id(one) in told and (by_keyword or one.at > last)
+        one.has_default = one.kind in omitted and (by_keyword or one.at > last)
         by_keyword = by_keyword or (has_defaults and not one.has_default)
         has_defaults = has_defaults or one.has_default
         one.by_keyword = by_keyword

@@ -28,7 +28,7 @@ from fmapper.translation.units import Structure, Unit, refs_of
 _LONGEST = 88
 _ATOMS = (ast.Name, ast.Constant)
 _ITEM = re.compile(r"\.\d+(?=\.|$)")
-_VIEWS = ("unsqueeze", "slice.", "select.", "view", "transpose")
+_VIEWS = ("unsqueeze", "slice", "select", "view", "transpose")
 
 
 class Namer(Protocol):
@@ -279,7 +279,9 @@ class Variables:
         """Returns whether a value and its user are two iterations of a loop."""
         for step in self._unit.steps:
             if isinstance(step, Call) and step.name == value and isinstance(user, Call):
-                return step.op == user.op and not step.op.partition("::")[2].startswith(_VIEWS)
+                base = step.op.partition("::")[2].partition(".")[0]
+                is_view = base.startswith(_VIEWS) and not base.endswith("scatter")
+                return step.op == user.op and not is_view
             if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
                 return re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
         return isinstance(user, Unit) and self._follows_item(value, user)

@@ -58,6 +58,23 @@ return y * a_2; (1, 2, 3)
     return (edges.statements(), edges.place) if edges.place[2] > place[2] else None
 
 
+def may_have_more(read: Sequence[Line], place: Place) -> bool:
+    """Returns whether a statement beside rounds is like one of theirs: those have to be read anew.
+
+    Args:
+        read: The statements of a function.
+        place: Rounds that are alike.
+    """
+    at, period, count = place
+    end = at + period * count
+    if at and None not in _compare(read[at - 1].tree, read[at - 1 + period].tree):
+        return True
+    if end == len(read):
+        return False
+    other = read[end - period]
+    return read[end].key == other.key or _find_made(read[end].tree, other) is not None
+
+
 class _Edges:
     """Rounds, with what comes before and after them.
 
@@ -221,12 +238,8 @@ def _find_missing(read: Sequence[Line], place: Place, left: int) -> list[str]:
                 swaps[id(leaf.node)] = ast.Name(names[told.version], ast.Store())
             elif leaf.name:
                 swaps[id(leaf.node)] = ast.Name(names.get(told.version, leaf.name), ast.Load())
-            elif isinstance(told.node, ast.Constant) and isinstance(other.node, ast.Constant):
-                number, first = told.node.value, other.node.value
-                if number != first and not (isinstance(number, int) and isinstance(first, int)):
-                    return []
-                if isinstance(number, int) and isinstance(first, int):
-                    swaps[id(leaf.node)] = ast.Constant(2 * number - first)
+            elif text(told.node) != text(other.node):
+                return []  # the next number may be no index of what it is for
         if any(isinstance(one, ast.Name) and not one.id for one in swaps.values()):
             return []
         found.append(statement_text(replace_nodes(tree, swaps)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.translation.code import expr, identifier, replace_nodes, text
 from fmapper.translation.merging.statements import Leaf, Line, read_lines
 from fmapper.translation.naming import singular
-from fmapper.translation.repeats.edges import with_whole_rounds
+from fmapper.translation.repeats.edges import may_have_more, with_whole_rounds
 from fmapper.translation.repeats.rounds import Mismatch, Rounds
 
 if TYPE_CHECKING:
@@ -26,30 +25,7 @@ _MOST_LOOPS = 20
 _MOST_SOURCES = 3  # that a loop goes through together
 _LEAST = {2: 5}  # rounds -> the statements that each has at least; 1 for more rounds
 _LEAST_WITH_MORE = {2: 3}  # the same, where parts of other rounds are before or after them
-
-
 _OF_SLICE = re.compile(r"for .* in .*\w\[\d*:\d*\]")
-
-
-def shortest(choices: Sequence[Sequence[str]], *facts: Any) -> list[str]:
-    """Writes statements that come again as loops, with loops over parts of lists or without them.
-
-    Args:
-        choices: The statements of a function with loops over lists of parts; those without, which
-            may have a longer one where one of these goes over a part of a list.
-        *facts: What `with_repeats` takes beside them, with the comments as the last.
-    """
-    lines, bare = choices
-    lengths, titles, known, comments = facts
-    found = with_repeats(lines, lengths, titles, known, comments)
-    if not any(_OF_SLICE.match(line) for line in lines):
-        return found
-    more = {**comments}
-    other = with_repeats(bare, lengths, titles, known, more)
-    if _count_lines(other) >= _count_lines(found):
-        return found
-    comments |= more
-    return other
 
 
 def with_repeats(
@@ -58,15 +34,18 @@ def with_repeats(
     titles: Mapping[str, Sequence[str]],
     known: Mapping[str, Statement],
     comments: dict[str, str],
+    bare: Sequence[str] = (),
 ) -> list[str]:
     """Writes statements that come again as a loop, where they differ in numbers and variables.
 
     Args:
-        lines: The statements of a function.
+        lines: The statements of a function, with loops over lists of parts.
         lengths: Lists of parts, as `self.heads` -> how many parts they have.
         titles: The same -> what the classes of their parts are called.
         known: What is known of statements.
         comments: The comments on statements; those that change are added.
+        bare: The statements without loops, from which there may be a longer one where one of those
+            has a part of a list.
 
     Examples:
         >>> one = ["y = self.m[{0}](x[{0}])", "y = y.reshape(-1, 2)", "y = g(y * {1})"]
@@ -83,6 +62,12 @@ def with_repeats(
         if rolled is None:
             break
         found = rolled
+    if bare and any(_OF_SLICE.match(line) for line in lines):
+        more = {**comments}
+        other = with_repeats(bare, lengths, titles, known, more)
+        if _count_lines(other) < _count_lines(found):
+            comments |= more
+            return other
     return found
 
 
@@ -98,12 +83,17 @@ def _roll(
         read = read_lines(lines, known)
     except SyntaxError:
         return None
-    for place in itertools.islice(_places([line.key for line in read]), _MOST_TRIES):
+    tried = 0
+    for place in _places([line.key for line in read]):
         at, period, count = place
         tries = [(lines, place)] if period >= _LEAST.get(count, 1) else []
-        more = with_whole_rounds(lines, place, known)
+        if may_have_more(read, place) and (more := with_whole_rounds(lines, place, known)):
+            tries.append(more)
+        tried += bool(tries)
+        if tried > _MOST_TRIES:
+            break
         best, least = None, 1 + (period == 1 and len({*lines[at : at + count]}) > 1)
-        for written, where in [*tries, *([more] if more else [])]:
+        for written, where in tries:
             try:
                 as_read = read if written is lines else read_lines(written, known)
                 Rounds(as_read, *where).check_variables()  # before all is read anew, to be changed

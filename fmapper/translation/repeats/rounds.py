@@ -394,8 +394,10 @@ class Rounds:
                 else reads them.
         """
         lines, given = [*self._lines[: self._at]], []
+        names = [*begun.values()]
         for target, name in begun.items():
-            place = self._place_of_given(target, name)
+            is_one = names.count(name) == 1  # zeros may be both states of a cell
+            place = self._place_of_given(target, name) if is_one else None
             if place is None:
                 given.append(f"{target} = {name}")
             else:

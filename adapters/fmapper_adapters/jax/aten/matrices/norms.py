@@ -46,12 +46,9 @@ def p_norm(y: Any, p: Any, dims: tuple[int, ...], keepdim: bool = False) -> jax.
     if p == 1:
         return jnp.sum(y, dims, keepdims=keepdim)
     if math.isinf(p):
-        if p < 0:
-            return smallest(y, dims, keepdim)
-        is_empty = 0 in y.shape
-        return (
-            jnp.max(y, dims, keepdims=keepdim, initial=0) if is_empty else largest(y, dims, keepdim)
-        )
+        if p > 0 and 0 in y.shape:  # it is zero, of no elements
+            return jnp.max(y, dims, keepdims=keepdim, initial=0)
+        return (largest if p > 0 else smallest)(y, dims, keepdim)
     if p == 2:
         total = jnp.sum(y * y, dims, keepdims=keepdim)
         return jnp.where(total == 0, zero, jnp.sqrt(jnp.where(total == 0, 1, total)))
