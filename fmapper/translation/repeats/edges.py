@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fmapper.translation.functions.forms import Statement
 
 Place = tuple[int, int, int]  # where rounds begin, how many statements each has, how many they are
-_DRAWS = re.compile(r"dropout|rand|normal|uniform|bernoulli|multinomial|gumbel|exponential")
+_DRAWS = re.compile(r"dropout|\brand|\b(normal|uniform|bernoulli|multinomial|gumbel|exponential)\b")
 
 
 def with_whole_rounds(

@@ -122,27 +122,31 @@ def min_with_index(x, axis, keepdims=False):
     return -largest(-x, axis, keepdims), x.argmin(axis=axis, keepdims=keepdims)
 ''')
 _enter('''
-def largest(x, axis=None, keepdims=False):
-    """Returns the largest elements; the gradient goes to the first of them, as in PyTorch.
+def largest(x, axis=None, keepdims=False, shared=False):
+    """Returns the largest elements; the first of equal ones has the gradient, or all share it.
 
     That of `x.max` is zero where XLA computes `x` once more to compare it, and rounds otherwise.
     """
     axes = axis if isinstance(axis, tuple) else range(x.ndim) if axis is None else (axis,)
-    rows = jnp.moveaxis(x, axes, range(-len(axes), 0))
-    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
-    found = jnp.take_along_axis(rows, rows.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
-    return jnp.expand_dims(found, axes) if keepdims else found
-''')
-_enter('''
-def amax(x, axis=None, keepdims=False):
-    """Returns the largest elements, which share the gradient, as in PyTorch."""
-    found = largest(x, axis, keepdims=True)
-    is_one = (x == found) & jnp.isfinite(x)
-    count = is_one.sum(axis=axis, keepdims=True)
-    slope = jnp.where(is_one, x - jax.lax.stop_gradient(x), 0).sum(axis=axis, keepdims=True)
-    even = jax.lax.stop_gradient(found) + slope / jnp.maximum(count, 1)
-    found = jnp.where(count > 0, even, found)
-    return found if keepdims else found.squeeze(axis)
+
+    def rows_of(y):
+        y = jnp.moveaxis(y, axes, range(-len(axes), 0))
+        return y.reshape(*y.shape[: y.ndim - len(axes)], -1)
+
+    @jax.custom_jvp
+    def compute(x):
+        return x.max(axis=axis, keepdims=keepdims)
+
+    @compute.defjvp
+    def differentiate(given, slopes):
+        rows, slope = rows_of(given[0]), rows_of(slopes[0])
+        is_one = jax.nn.one_hot(rows.argmax(axis=-1), rows.shape[-1], dtype=bool)
+        if shared:
+            is_one = is_one | (rows == rows.max(axis=-1, keepdims=True))
+        slope = jnp.where(is_one, slope, 0).sum(axis=-1) / is_one.sum(axis=-1)
+        return compute(*given), jnp.expand_dims(slope, axes) if keepdims else slope
+
+    return compute(x)
 ''')
 _enter('''
 def sort_with_index(x, axis=-1, descending=False):

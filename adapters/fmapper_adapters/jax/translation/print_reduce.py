@@ -103,24 +103,24 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 
 @prints("aten::amax", "aten::max.default")
 def highest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    """Prints `amax(x, axis=dim)`, or `x.max(axis=dim)` of what has no gradient."""
-    return _extreme("amax", x, "max", dim, keepdim)
+    """Prints `largest(x, axis=dim, shared=True)`, or `x.max(axis=dim)` of what has no gradient."""
+    return _extreme(x, "max", dim, keepdim, shared=True)
 
 
 @prints("aten::amin", "aten::min.default")
 def lowest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    """Prints `-amax(-x, axis=dim)`, or `x.min(axis=dim)` of what has no gradient."""
-    return _extreme("amax", x, "min", dim, keepdim)
+    """Prints `-largest(-x, axis=dim, shared=True)`, or `x.min(axis=dim)`."""
+    return _extreme(x, "min", dim, keepdim, shared=True)
 
 
-def _extreme(function: str, x: Value, name: str, dim: Any, keepdim: bool) -> Any:
-    """Prints the call of a function whose gradient is that of torch; it gives the largest."""
+def _extreme(x: Value, name: str, dim: Any, keepdim: bool, *, shared: bool = False) -> Any:
+    """Prints the largest or smallest elements with the gradient of torch, where they have one."""
     if not x.ndim or not is_float(x.dtype):
         return reduce(x, name, dim, keepdim)
-    more = {"axis": axis_of(x, dim), "keepdims": True if keepdim else None}
+    more = {"axis": axis_of(x, dim), "keepdims": keepdim or None, "shared": shared or None}
     if name == "max":
-        return call_of(function, x, **more)
-    return expr("-{0}", call_of(function, expr("-{0}", x), **more))
+        return call_of("largest", x, **more)
+    return expr("-{0}", call_of("largest", expr("-{0}", x), **more))
 
 
 @prints("aten::any", "aten::all")
@@ -162,7 +162,7 @@ def extreme(p: Printing, x: Value, dim: int, keepdim: bool = False) -> Any:
     if not is_float(x.dtype) or (not is_simple(x) and p.picked != frozenset({0})):
         return call_of(f"{name}_with_index", x, dim, keepdims=True if keepdim else None)
     place = method(x, f"arg{name}", axis=dim, keepdims=True if keepdim else None)
-    return expr("({0}, {1})", _extreme("largest", x, name, dim, keepdim), place)
+    return expr("({0}, {1})", _extreme(x, name, dim, keepdim), place)
 
 
 @prints("aten::cumsum", "aten::cumprod")
@@ -200,7 +200,7 @@ def vector_norm(
     elif is_number(ord, 2):
         node = call_of("vector_norm", y, **more)
     else:
-        node = call_of("amax", call_of("absolute", y), **more)
+        node = call_of("largest", call_of("absolute", y), **more, shared=True)
     return convert(node, p.dtype) if is_half(p.dtype) else node
 
 
