@@ -239,7 +239,7 @@ def _find_missing(read: Sequence[Line], place: Place, left: int) -> list[str]:
             elif leaf.name:
                 swaps[id(leaf.node)] = ast.Name(names.get(told.version, leaf.name), ast.Load())
             elif text(told.node) != text(other.node):
-                return []  # the next number may be no index of what it is for
+                return []  # the next number may be beyond the end of an array
         if any(isinstance(one, ast.Name) and not one.id for one in swaps.values()):
             return []
         found.append(statement_text(replace_nodes(tree, swaps)))
