@@ -14,6 +14,7 @@ from fmapper.translation.constructors.arguments import arguments_of_class, with_
 from fmapper.translation.functions.forms import Terms
 from fmapper.translation.functions.shapes import Shapes, combine, comment
 from fmapper.translation.merging.align import align
+from fmapper.translation.merging.alternatives import choose_parts, form_of_parts
 from fmapper.translation.merging.conditions import without_flags
 from fmapper.translation.merging.numbers import mask_numbers
 from fmapper.translation.merging.twins import share_methods
@@ -29,6 +30,7 @@ _MOST_GIVEN = 2  # parts that a constructor is given
 _FUNCTION = "activation"  # what a sequence is given
 _IDENTITY = "lambda x: x"
 _HEAD = 100  # characters of a class apart from its statements
+_TAKEN = ("self", "rngs", "key", "keys")  # what a constructor has besides
 _DIGITS = re.compile(r"\d+")
 
 
@@ -155,11 +157,13 @@ def merge(
     for group in _by_title(sketches) if dialect.takes_parts else ():
         _give_activations(group, dialect)
     _unify(sketches, dialect)
+    _choose_parts(sketches, dialect, only_told=True)
     for group in _by_title(sketches) if dialect.takes_parts else ():
         if group[0].is_sequence:
             _give_functions(group, dialect)
         else:
             _give_parts(group, dialect)
+    _choose_parts(sketches, dialect, only_told=False)
     groups: dict[str, list[Sketch]] = {}
     for sketch in sketches:
         groups.setdefault(sketch.shape(), []).append(sketch)
@@ -187,8 +191,8 @@ def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
         dialect: The target.
     """
     shapes = {sketch.shape(): sketch for sketch in sketches}
-    names = {tuple(attr for attr, _ in sketch.made) for sketch in sketches}
-    if len(shapes) < 2 or len(names) > 1:
+    attributes = {tuple(attr for attr, _ in sketch.made) for sketch in sketches}
+    if len(shapes) < 2 or len(attributes) > 1:
         return
     rows = zip(*(sketch.made for sketch in sketches), strict=True)
     differing = {row[0][0] for row in rows if len({mask_numbers(node) for _, node in row}) > 1}
@@ -198,10 +202,11 @@ def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
     if not are_parts or not 1 <= len(differing) <= _MOST_GIVEN:
         return
     changed = copy.deepcopy(sketches)
+    names = {attr: f"{attr}_" if attr in _TAKEN else attr for attr in differing}
     for sketch in changed:
-        sketch.given = {attr: node for attr, node in sketch.made if attr in differing}
+        sketch.given = {names[attr]: node for attr, node in sketch.made if attr in differing}
         sketch.made = [
-            (attr, expr(attr) if attr in differing else node) for attr, node in sketch.made
+            (attr, expr(names[attr]) if attr in differing else node) for attr, node in sketch.made
         ]
     _unify(changed, dialect)
     left = {sketch.shape(): sketch for sketch in changed}
@@ -211,6 +216,31 @@ def _give_parts(sketches: list[Sketch], dialect: Dialect) -> None:
     if sum(len(code) for _, code in given) < saved:  # items of a list are made in one place
         for sketch, other in zip(sketches, changed, strict=True):
             sketch.made, sketch.methods, sketch.given = other.made, other.methods, other.given
+
+
+def _choose_parts(sketches: Sequence[Sketch], dialect: Dialect, *, only_told: bool) -> None:
+    """Writes parts that are of two kinds below flags: `silu() if use_silu else relu`.
+
+    Args:
+        sketches: All; those of one class of the source change where they become fewer classes.
+        dialect: The target.
+        only_told: Whether only items of sequences, and what a variable of the source decides on.
+    """
+    by_form: dict[tuple[object, ...], list[Sketch]] = {}
+    for sketch in sketches if dialect.has_variants else ():
+        key = sketch.title, sketch.is_sequence, form_of_parts(sketch)
+        by_form.setdefault(key, []).append(sketch)
+    for group in by_form.values():
+        shapes = {sketch.shape(): sketch for sketch in group}
+        changed = copy.deepcopy(group)
+        if len(shapes) < 2 or not choose_parts(changed, dialect.defaults, only_told=only_told):
+            continue
+        _unify(changed, dialect)
+        left = {sketch.shape(): sketch for sketch in changed}
+        saved = sum(map(_size, shapes.values())) - sum(map(_size, left.values()))
+        if len(left) < len(shapes) and saved > 0:
+            for sketch, other in zip(group, changed, strict=True):
+                sketch.made, sketch.methods, sketch.given = other.made, other.methods, other.given
 
 
 def _give_functions(sketches: list[Sketch], dialect: Dialect) -> None:

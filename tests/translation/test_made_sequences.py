@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 
 import pytest
 
@@ -12,7 +13,7 @@ pytest.importorskip("flax.nnx")
 from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
-from fmapper.translation.source import translate  # noqa: E402
+from fmapper.translation.source import translate, translate_proved  # noqa: E402
 
 
 def make_conv_norm(inp, oup, stride):
@@ -150,3 +151,36 @@ def test_files_with_such_arguments_are_equal(target, block):
 def test_a_few_sequences_stay_what_they_are():
     code = fmapper.source(Twice().eval(), "flax", (torch.randn(2, 3, 8, 8),))
     assert code.count("(Sequential)") == 0
+
+
+def conv_3x3_norm(inp, oup):
+    parts = {"conv": nn.Conv2d(inp, oup, 3, padding=1), "norm": nn.GroupNorm(2, oup)}
+    return nn.Sequential(OrderedDict(parts))
+
+
+def conv_1x1_norm(inp, oup):
+    return nn.Sequential(
+        OrderedDict([("conv", nn.Conv2d(inp, oup, 1)), ("norm", nn.GroupNorm(2, oup))])
+    )
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [conv_3x3_norm(3, 8)]
+        layers += [nn.Tanh() for _ in range(2)]
+        self.features = nn.Sequential(*layers)
+        self.last = conv_1x1_norm(8, 4)
+
+    def forward(self, x):
+        return self.last(self.features(x))
+
+
+@pytest.mark.parametrize("target", ["flax", "equinox"])
+def test_sequences_with_names_are_called_after_what_functions_have_in_common(target):
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Named(), target, (torch.randn(2, 3, 6, 6),))
+    assert proof
+    assert source.code.count("class ConvNorm(") == 1
+    assert "class Last(" not in source.code
+    assert "return self.norm(self.conv(x))" in source.code

@@ -16,7 +16,7 @@ from fmapper.translation.classes import Sketch
 from fmapper.translation.code import expr
 from fmapper.translation.merging import bypasses
 from fmapper.translation.merging.align import fill_lacking, split_sequences
-from fmapper.translation.merging.conditions import Case, choose, evaluate, rules
+from fmapper.translation.merging.conditions import Case, choose_shortest, evaluate, rules
 from fmapper.translation.source import translate
 
 pytest.importorskip("flax")
@@ -141,8 +141,7 @@ def case(given: str = "", parts: str = "", **flags: bool) -> Case:
 def test_conditions_pick_what_each_has() -> None:
     cases = [case("x", "a", b=True), case("x", "a", b=False), case("x y", "", b=False)]
     codes = ["y = 1", "y = 2", ""]
-    choice = choose(codes, cases)
-    assert choice is not None
+    (choice,) = choose_shortest([[one] if one else [] for one in codes], cases)
     assert [choice.pick(one) for one in cases] == codes
     (code,) = choice.statements()
     for one, wanted in zip(cases, codes, strict=True):
@@ -150,7 +149,7 @@ def test_conditions_pick_what_each_has() -> None:
 
 
 def test_what_no_condition_tells_apart_stays_apart() -> None:
-    assert choose(["y = 1", "y = 2"], [case("x"), case("x")]) is None
+    assert not choose_shortest([["y = 1"], ["y = 2"]], [case("x"), case("x")])
 
 
 class Doubled(nn.Module):

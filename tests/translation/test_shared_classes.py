@@ -88,7 +88,7 @@ def test_it_computes_the_same(written: Any) -> None:
 def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
     code = written[1]
     assert head(code, "ConvLayer") == (
-        "self, width, out, activation, size=3, stride=1, *, rngs: nnx.Rngs"
+        "self, width, out, size=3, stride=1, act=True, *, rngs: nnx.Rngs"
     )
     assert "class ConvLayer_2" not in code
 
@@ -96,8 +96,8 @@ def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
 def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
     code = written[1]
     assert head(code, "Bottleneck") == "self, width, inner, stride, *, rngs: nnx.Rngs"
-    assert "ConvLayer(width, inner, size=1, activation=jax.nn.relu, rngs=rngs)" in code
-    assert "ConvLayer(inner, 2 * width, size=1, " in code
+    assert "ConvLayer(width, inner, size=1, rngs=rngs)" in code
+    assert "ConvLayer(inner, 2 * width, size=1, act=False, rngs=rngs)" in code
     assert "Bottleneck(8, 5, 2, rngs=rngs)" in code
 
 

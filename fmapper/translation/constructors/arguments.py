@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.code import expr, identifier, replace_nodes, text
-from fmapper.translation.constructors.reading import CALLED, compute, names_in_code
+from fmapper.translation.constructors.arithmetic import CALLED, compute, names_in_code
 from fmapper.translation.merging.numbers import SHORTER, numbers_in
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
         group: Submodules whose classes differ only in numbers.
         names: Classes of the target -> the names of the parameters of their constructors.
     """
-    columns = _columns_that_differ(group)
-    if not columns:
+    every = _columns_that_differ(group)
+    if not every:
         return Arguments()
+    columns = [one for one in every if not _is_flag(one, group[0])]
     reserved = _names_in_use(group[0])
     found: dict[Values, str] = {}
     for values, variables in _variables(columns, group).items():
@@ -87,6 +88,11 @@ def arguments_of_class(group: Sequence[Sketch], names: Mapping[str, Sequence[str
             wanted = known or _parameter_name(column.key, names)
             found[column.values] = identifier(wanted, {*reserved, *found.values()})
     by_column = {one.at: own.get(one.at) or (found | derived)[one.values] for one in columns}
+    for column in every:
+        if _is_flag(column, group[0]):  # two that happen to be equal are two arguments still
+            values = *column.values, column.key
+            name = identifier(column.key, {*reserved, *found.values()})
+            by_column[column.at] = found.setdefault(values, name)
     ordered = _sort(found, [*_fullest(group).numbers])
     rows = [tuple(values[at] for values, _ in ordered) for at in range(len(group))]
     return Arguments(tuple(name for _, name in ordered), rows, by_column)
@@ -104,6 +110,11 @@ def _columns_that_differ(group: Sequence[Sketch]) -> list[_Column]:
     return found
 
 
+def _is_flag(column: _Column, sketch: Sketch) -> bool:
+    """Returns whether a column is a variable of the source that is true or false."""
+    return type(column.values[0]) is bool and column.key in sketch.words
+
+
 def _places(sketch: Sketch) -> list[str]:
     """Returns for each number in the code for the parts of a submodule which part is given it."""
     found: dict[int, str] = {}
@@ -118,11 +129,13 @@ def _places(sketch: Sketch) -> list[str]:
                 only = items[0]
                 items = only.elts if isinstance(only, ast.List) else [only.elt]
         for at, item in enumerate(_flat(items)):
-            if isinstance(item, ast.Call):
-                visit(item, f"{path}.{at}" if path else str(at))
+            for one in _sides(item):
+                if isinstance(one, ast.Call):
+                    visit(one, f"{path}.{at}" if path else str(at))
 
     for attr, node in sketch.made:
-        visit(node, "" if sketch.is_sequence else attr)
+        for one in _sides(node):
+            visit(one, "" if sketch.is_sequence else attr)
     return [found[id(one)] for _, node in sketch.made for one, _ in numbers_in(node)]
 
 
@@ -134,6 +147,11 @@ def _flat(items: Sequence[ast.expr]) -> Iterator[ast.expr]:
                 yield from inner
             case _:
                 yield item
+
+
+def _sides(node: ast.expr) -> list[ast.expr]:
+    """Returns what may be there below a condition, after it; the code itself without one."""
+    return [node, node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
 
 
 def _names_in_use(sketch: Sketch) -> set[str]:

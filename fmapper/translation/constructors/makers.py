@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fmapper.translation.constructors.reading import Settings, settings_of
 
 _LEAST = 3  # sequences by one function, which are of one class then
 _LAYERS = 2  # of each
+_DIGIT = re.compile(r"\d")
 _WORDS = ("make_", "build_", "create_", "get_")
 
 
@@ -17,29 +19,59 @@ def titles_of_sequences(
     modules: Iterable[tuple[str, Any]],
     layers: Mapping[str, tuple[Hashable, ...]],
     known: dict[int, Settings],
+    named: Mapping[str, Hashable],
 ) -> dict[str, str]:
-    """Maps the paths of sequences that one function has made to what their class is called.
+    """Maps the paths of sequences that functions have made to what their class is called.
 
     Args:
         modules: The modules of a model by path, each of which may have made some.
         layers: The paths of sequences of layers alone -> the classes of these.
         known: The settings that are known; they are added to.
+        named: The paths of sequences whose parts have names -> these, and their classes.
     """
     makers: dict[str, str] = {}
     for path, module in modules:
         for part, function in settings_of(module, known).makers.items():
             place = f"{path}.{part}" if path else part
-            if len(layers.get(place, ())) >= _LAYERS:
+            if len(layers.get(place, ())) >= _LAYERS or place in named:
                 makers.setdefault(place, function)
+    alike: dict[Hashable, list[str]] = {}
+    for place in makers.keys() & named.keys():
+        alike.setdefault(named[place], []).append(makers.pop(place))
+    every = Counter(named.values())
+    titles = {
+        form: _common_title(functions, is_all=every[form] == len(functions))
+        for form, functions in alike.items()
+    }
     kinds: dict[str, set[Hashable]] = {}
     for place, function in makers.items():
         kinds.setdefault(function, set()).add(layers[place])
     counts = Counter(makers.values())
-    return {
+    found = {
         place: title_of_function(function)
         for place, function in makers.items()
         if counts[function] >= _LEAST and len(kinds[function]) == 1
     }
+    return found | {place: titles[form] for place, form in named.items() if titles.get(form)}
+
+
+def _common_title(functions: Sequence[str], *, is_all: bool) -> str:
+    """Returns a title of the words that all functions have: `ConvBn` for `conv_1x1_bn` and others.
+
+    Args:
+        functions: Those that are known.
+        is_all: Whether they are all; the others may have other sizes in their names.
+
+    Returns:
+        The title; empty where they have no words in common.
+    """
+    rows = [one.split("_") for one in functions]
+    common = [
+        word
+        for word in min(rows, key=len)
+        if all(word in row for row in rows) and (is_all or not _DIGIT.search(word))
+    ]
+    return title_of_function("_".join(common)) if any(common) else ""
 
 
 def title_of_function(function: str) -> str:

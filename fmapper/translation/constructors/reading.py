@@ -8,12 +8,12 @@ import copy
 import functools
 import inspect
 import itertools
-import operator
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fmapper.translation.constructors.arithmetic import Number, number_of
 from fmapper.translation.constructors.calls import (
     bind,
     defaults_of,
@@ -22,7 +22,6 @@ from fmapper.translation.constructors.calls import (
     resolve,
 )
 
-Number = int | float
 _MOST = 8  # parts that a sequence may have
 _DEEPEST = 4  # variables that are lists of variables, functions that call functions
 
@@ -33,8 +32,10 @@ class Settings:
 
     Attributes:
         numbers: Its parameters and variables, and attributes of the submodule -> their values.
-        code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`.
-        words: Attributes that are None, True, False, texts or functions -> those as text.
+        code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`; and parts
+            with `if` -> the variable that decides on them, `act.if` -> `use_relu`.
+        words: Attributes that are None, True, False, texts or functions -> those as text; and the
+            variables of the constructor that decide which parts are made, where these tell.
         makers: Parts -> the functions and methods of the model that have made them.
         defaults: Parameters -> the numbers and flags that they are by default.
     """
@@ -59,6 +60,8 @@ class _Constructor:
         lists: Variables -> the items of those that are lists, and whether each is there always.
         parts: What it gives the constructor of its base, as a sequence is given its parts.
         defaults: Its parameters -> the numbers and flags that they are by default.
+        tests: What is made where a variable is true or false, by its identity -> that variable,
+            and which of both.
     """
 
     parameters: tuple[str, ...]
@@ -69,6 +72,7 @@ class _Constructor:
     lists: dict[str, list[tuple[ast.expr, bool]] | None] = field(default_factory=dict)
     parts: tuple[ast.expr, ...] = ()
     defaults: Mapping[str, Number] = field(default_factory=dict)
+    tests: Mapping[int, tuple[str, bool]] = field(default_factory=dict)
 
     def read(self, body: list[ast.stmt], *, always: bool = True) -> None:
         """Reads statements; those of loops only change what is known of lists."""
@@ -149,61 +153,17 @@ class _Constructor:
     def value(self, node: ast.expr) -> ast.expr:
         """Returns what a variable is that is a call, or the code itself."""
         known = self.variables.get(node.id) if isinstance(node, ast.Name) else None
-        return known if isinstance(known, ast.Call) else node
+        return known if isinstance(known, ast.Call | ast.IfExp) else node
 
-
-CALLED: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "max": max,
-    "min": min,
-    "round": round,
-    "abs": abs,
-    "float": float,
-}
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-}  # fmt: skip
-
-
-def names_in_code(code: str) -> list[str]:
-    """Returns the variables that code for a number reads.
-
-    Examples:
-        >>> names_in_code("max(1, width // 4)")
-        ['width']
-    """
-    names = [one.id for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Name)]
-    return [*dict.fromkeys(name for name in names if name not in CALLED)]
-
-
-def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
-    """Computes a number; None where its code is more than arithmetic with these variables.
-
-    Examples:
-        >>> compute("max(1, width // 4)", {"width": 32}), compute("depth + 1", {"width": 32})
-        (8, None)
-    """
-
-    def visit(node: ast.expr) -> Any:
-        match node:
-            case ast.Constant(value=int() | float() as value):
-                return value
-            case ast.Name(id=name):
-                return numbers[name]
-            case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATORS[type(op)](visit(left), visit(right))
-            case ast.UnaryOp(op=op, operand=operand):
-                return _OPERATORS[type(op)](visit(operand))
-            case ast.Call(func=ast.Name(name), args=args, keywords=[]):
-                return CALLED[name](*map(visit, args))
-        raise KeyError(type(node))
-
-    try:
-        return _number(visit(ast.parse(code, mode="eval").body))
-    except (KeyError, TypeError, ValueError, ArithmeticError):
-        return None
+    def side(self, node: ast.expr, kind: str) -> ast.expr:
+        """Returns the side of a condition that makes parts of a class, or the code itself."""
+        known = self.value(node)
+        if not isinstance(known, ast.IfExp):
+            return known
+        sides = [self.side(one, kind) for one in (known.body, known.orelse)]
+        calls = [one for one in sides if isinstance(one, ast.Call) and _may_be(one, kind)]
+        fits = [one for one in calls if last_name(one.func) == kind] or calls
+        return fits[0] if len(fits) == 1 else known
 
 
 def _constructor_of(cls: type) -> _Constructor | None:
@@ -225,8 +185,26 @@ def _code_of(function: Any) -> _Constructor | None:
     loops = (one.target for one in ast.walk(tree) if isinstance(one, ast.comprehension))
     variables = (one.id for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Name))
     space = getattr(function, "__globals__", {})
-    found = _Constructor(parameters, space, frozenset(variables), defaults=defaults_of(function))
+    defaults, tests = defaults_of(function), _tests_in(tree)
+    found = _Constructor(parameters, space, frozenset(variables), defaults=defaults, tests=tests)
     found.read(tree.body)
+    return found
+
+
+def _tests_in(tree: ast.AST) -> dict[int, tuple[str, bool]]:
+    """Maps what is made where a variable is true or false to that variable, and which of both."""
+    found: dict[int, tuple[str, bool]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.If | ast.IfExp):
+            continue
+        test, wanted = node.test, True
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, wanted = test.operand, not wanted
+        if isinstance(test, ast.Name | ast.Attribute):
+            for side, is_true in ((node.body, wanted), (node.orelse, not wanted)):
+                for one in side if isinstance(side, list) else [side]:
+                    made = one.value if isinstance(one, ast.Assign) else one
+                    found[id(made)] = last_name(test), is_true
     return found
 
 
@@ -251,6 +229,9 @@ def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settin
             found.makers = _makers(module, code, known)
             found.numbers, found.code = _read(module, code, known)
             found.defaults = code.defaults
+            for name, value in _decisions(module, code, found.numbers).items():
+                if found.words.get(name, "None") in ("None", "True", "False"):
+                    found.words[name] = value
         except Exception:  # whatever a module of the user does when it is asked for its parts
             found.code = {}
     return found
@@ -263,9 +244,11 @@ def _read(
     written: dict[str, str] = {}
     numbers: dict[str, set[Number]] = {}
     for path, part, node in _parts_of(module, code):
+        if id(node) in code.tests:
+            written[f"{path}.if"] = code.tests[id(node)][0]
         if not isinstance(node, ast.Call):
-            if isinstance(node, ast.Name) and _number(part) is not None:
-                numbers.setdefault(node.id, set()).add(_number(part))  # type: ignore[arg-type]
+            if isinstance(node, ast.Name) and number_of(part) is not None:
+                numbers.setdefault(node.id, set()).add(number_of(part))  # type: ignore[arg-type]
             continue
         own = _numbers_given(part, node, code, known)
         loop = {x.id: n for x, n in own.values() if isinstance(x, ast.Name) and x.id in code.loops}
@@ -279,6 +262,16 @@ def _read(
     order = [name for name in code.parameters if name in single or name in attributes]
     every = {**attributes, **single}
     return {name: every[name] for name in [*order, *single, *attributes]}, written
+
+
+def _decisions(module: Any, code: _Constructor, numbers: Mapping[str, Number]) -> dict[str, str]:
+    """Returns the variables that decide which parts are made -> whether they were true."""
+    found: dict[str, set[str]] = {}
+    for _, _, node in _parts_of(module, code):
+        name, is_true = code.tests.get(id(node), ("", False))
+        if name and name not in numbers:
+            found.setdefault(name, set()).add(str(is_true))
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
 def _makers(module: Any, code: _Constructor, known: dict[int, Settings]) -> dict[str, str]:
@@ -307,7 +300,7 @@ def _numbers_given(
     """Returns the numbers that the constructor of a part is given as variables, with the code."""
     found = {}
     for name, given in _arguments(part, call, code):
-        value = settings_of(part, known).numbers.get(name, _number(_own(part).get(name)))
+        value = settings_of(part, known).numbers.get(name, number_of(_own(part).get(name)))
         items = {ast.unparse(one): one for one in getattr(given, "elts", [given])}
         written = items.popitem()[1] if len(items) == 1 else None
         if value is not None and written and not isinstance(written, ast.Constant):
@@ -345,21 +338,14 @@ def _words(module: Any) -> dict[str, str]:
     return found
 
 
-def _number(value: Any) -> Number | None:
-    """Returns a number, or that which all items of a tuple are."""
-    if isinstance(value, tuple) and value and len({*map(repr, value)}) == 1:
-        value = value[0]
-    return value if type(value) in (int, float) else None
-
-
 def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
     """Returns code with names for attributes of objects, and the numbers of classes and loops."""
 
     class Name(ast.NodeTransformer):
         def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
             value = getattr(type(module), node.attr, None)
-            if isinstance(node.value, ast.Name) and node.value.id == "self" and _number(value):
-                return ast.Constant(_number(value))
+            if isinstance(node.value, ast.Name) and node.value.id == "self" and number_of(value):
+                return ast.Constant(number_of(value))
             return ast.Name(node.attr, ast.Load())
 
         def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -383,8 +369,10 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
             yield path, part, node
         for at, (key, inner) in enumerate(_match(part, _find_items(path, node, code))):
             below = f"{path}.{key}" if path else key
-            if isinstance(code.value(inner), ast.Call) and below.count(".") < _DEEPEST:
-                own.insert(at, (below, _part_at(part, key), code.value(inner)))
+            item = _part_at(part, key)
+            made = code.side(inner, type(item).__name__)
+            if isinstance(made, ast.Call) and below.count(".") < _DEEPEST:
+                own.insert(at, (below, item, made))
 
 
 def _choose(part: Any, name: str, code: _Constructor) -> ast.expr:

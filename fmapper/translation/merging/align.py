@@ -98,12 +98,37 @@ def fill_lacking(sketches: Sequence[Sketch]) -> dict[int, dict[str, ast.expr]]:
                     for purpose, several in columns
                     if (purpose, tuple(several[i] for i in having)) == wanted
                 ]
+                alike += rows_by_name(values, sketches, having)
+                alike += [
+                    several
+                    for _, several in columns
+                    if len({*values}) > 1 and tuple(several[i] for i in having) == values
+                ]
                 if alike:
                     constant.value = alike[0][at]
                 elif wanted[0] == "width" and own_widths[at] and len({*values}) > 1:
                     constant.value = own_widths[at][0]
             found[id(sketches[at])][attr] = node
     return found
+
+
+def rows_by_name(
+    values: Sequence[Any], sketches: Sequence[Sketch], having: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """Returns what submodules have as numbers that those with a part call its numbers.
+
+    Args:
+        values: What some of them have in one place of the part.
+        sketches: All of them.
+        having: Which of them have it.
+    """
+    rows = {name: tuple(one.numbers.get(name) for one in sketches) for name in sketches[0].numbers}
+    own = [repr(value) for value in values]
+    return [
+        row
+        for row in rows.values()
+        if None not in row and [repr(row[i]) for i in having] == own and len({*map(repr, row)}) > 1
+    ]
 
 
 def split_sequences(sketches: Sequence[Sketch]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,14 @@ class Bypass:
         result: The result.
         other: What it is without the part.
         renamed: Indices of statements -> which of the names in them are the result.
+        later: What is called like `other` from where it is set: nothing else reads that then.
     """
 
     at: int
     result: str
     other: str
     renamed: tuple[tuple[int, frozenset[int]], ...]
+    later: str = ""
 
     def rewrite(self, lines: Sequence[str]) -> list[str]:
         """Returns the statements, one more than before."""
@@ -35,6 +38,8 @@ class Bypass:
                 if place in places:
                     one.id = self.result
             found[index] = text(tree)
+        if self.later:
+            found = [text(Swap(self.later, self.other).visit(ast.parse(line))) for line in found]
         found.insert(self.at, f"{self.result} = {self.other}")
         return found
 
@@ -62,6 +67,13 @@ def find(part: str, having: Sequence[str], lacking: Sequence[str]) -> Bypass | N
     other = text(called.args[0])
     if not other.isidentifier():
         return None
+    return _keep(at, result, other, having, lacking) or _rename(at, result, other, having, lacking)
+
+
+def _keep(
+    at: int, result: str, other: str, having: Sequence[str], lacking: Sequence[str]
+) -> Bypass | None:
+    """Returns the way where all other names stay."""
     masked = [mask_numbers(ast.parse(line)) for line in lacking]
     renamed: dict[int, frozenset[int]] = {}
     for line in having[at + 1 :]:
@@ -80,6 +92,37 @@ def find(part: str, having: Sequence[str], lacking: Sequence[str]) -> Bypass | N
     if any(sets[begin:last]):
         return None
     return Bypass(begin, result, other, tuple(renamed.items()))
+
+
+def _rename(
+    at: int, result: str, other: str, having: Sequence[str], lacking: Sequence[str]
+) -> Bypass | None:
+    """Returns the way where `x_2` becomes `x`, which was in use for as long as nothing kept it."""
+    names = [[*_names(ast.parse(line))] for line in lacking]
+    wanted = re.compile(rf"{re.escape(other)}_\d+")
+    set_at = [
+        (i, one.id)
+        for i, row in enumerate(names)
+        for one in row
+        if isinstance(one.ctx, ast.Store) and wanted.fullmatch(one.id)
+    ]
+    later = {name for _, name in set_at}
+    of_both = [i for i, row in enumerate(names) if {one.id for one in row} & {other, *later}]
+    if len(later) != 1 or any("\n" in lacking[i] for i in of_both):
+        return None
+    if any(_is_set(one, other) for row in names for one in row):
+        return None
+    begin = set_at[0][0]
+    renamed = {}
+    for i, row in enumerate(names[begin + 1 :], begin + 1):
+        if places := frozenset(at for at, one in enumerate(row) if one.id == other):
+            renamed[i] = places
+    found = Bypass(min(at, begin), result, other, tuple(renamed.items()), later.pop())
+    masked = {mask_numbers(ast.parse(line)) for line in having}
+    lines = found.rewrite(lacking)
+    del lines[found.at]
+    alike = [mask_numbers(ast.parse(lines[i])) in masked for i in of_both]
+    return found if renamed and all(alike) else None
 
 
 def _names(tree: ast.AST) -> Iterator[ast.Name]:

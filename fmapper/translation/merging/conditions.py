@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import operator
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,7 +129,21 @@ class Choice:
         return "\n".join(self.statements()).splitlines()
 
 
-def choose(codes: Sequence[str], cases: Sequence[Case]) -> Choice | None:
+def choose_shortest(parts: Sequence[Sequence[str]], cases: Sequence[Case]) -> list[Choice]:
+    """Returns the choices by which each submodule has its statements; none if there are none.
+
+    Args:
+        parts: The statements of each submodule.
+        cases: What conditions can ask of it.
+    """
+    each = _choose_each(parts, cases)
+    whole = _choose(["\n".join(part) for part in parts], cases)
+    if whole is None or 0 < sum(len(one.lines()) for one in each) < len(whole.lines()):
+        return each
+    return [whole]
+
+
+def _choose(codes: Sequence[str], cases: Sequence[Case]) -> Choice | None:
     """Returns the choice by which each submodule has its statements; None if there is none."""
     groups = list(dict.fromkeys(codes))
     if len(groups) > _MOST_GROUPS:
@@ -144,6 +159,41 @@ def choose(codes: Sequence[str], cases: Sequence[Case]) -> Choice | None:
             if best is None or cost < best[0]:
                 best = cost, found
     return best[1] if best else None
+
+
+def _choose_each(parts: Sequence[Sequence[str]], cases: Sequence[Case]) -> list[Choice]:
+    """Returns choices for statements that are there or not, whichever of the others are.
+
+    Args:
+        parts: The statements of each submodule.
+        cases: What conditions can ask of it.
+
+    Returns:
+        Those, one after the other; nothing where there are none, or fewer than two.
+    """
+    order: list[str] = []
+    for part in parts:
+        at = 0
+        for line in part:
+            if line in order[at:]:
+                at = order.index(line, at) + 1
+            else:
+                order.insert(at, line)
+                at += 1
+    if any([line for line in order if line in part] != [*part] for part in parts):
+        return []
+    rows = [(line, tuple(line in part for part in parts)) for line in order]
+    found = []
+    for presence, several in itertools.groupby(rows, operator.itemgetter(1)):
+        code = "\n".join(line for line, _ in several)
+        fits = [
+            test for test in _tests(cases) if tuple(test.holds(case) for case in cases) == presence
+        ]
+        if not fits or "return" in code:
+            return []
+        test = min(fits, key=lambda one: code.find(f"self.{one.name}(") % len(code))
+        found.append(Choice((((test,), code),)))
+    return found if len(found) > 1 else []
 
 
 def _chains(

@@ -29,7 +29,7 @@ from fmapper.translation.merging.conditions import (
     FLAG,
     Case,
     Choice,
-    choose,
+    choose_shortest,
     evaluate,
     rules,
     with_flags,
@@ -279,10 +279,10 @@ def _merge(variants: Sequence[Variant], check: Check, lacking: frozenset[str]) -
     for common in [*_common(keys), tuple(len(one.lines) for one in variants)]:
         parts = [one.lines[a:b] for one, a, b in zip(variants, begins, common, strict=True)]
         if any(parts):
-            chosen = choose(["\n".join(part) for part in parts], cases)
-            if chosen is None or _vary(variants, begins, common):
+            chosen = choose_shortest(parts, cases)
+            if not chosen or _vary(variants, begins, common):
                 return None
-            pieces.append(chosen)
+            pieces += chosen
         pieces.append(common)
         begins = [at + 1 for at in common]
     pieces.pop()

@@ -202,6 +202,8 @@ class _General:
         first = calls[0]
         self._turns.clear()
         rows = [*zip(*(_leaves((one.args, one.kwargs)) for one in calls), strict=True)]
+        if _takes_bounds(first) and len({repr(_dimension(one)) for one in calls}) > 1:
+            raise _UnknownError
         for row in rows:
             self._check(row, calls)
         leaves = iter([self._leaf(row) for row in rows])
@@ -301,6 +303,12 @@ class _General:
 def _takes_bounds(call: Call) -> bool:
     """Returns whether an operation is given where a part of an array begins and ends."""
     return call.op.partition("::")[2].startswith(("slice", "narrow", "select", "split", "arange"))
+
+
+def _dimension(call: Call) -> Any:
+    """Returns along which dimension such an operation goes."""
+    at = 2 if call.op.partition("::")[2].startswith("split") else 1
+    return call.args[at] if at < len(call.args) else 0
 
 
 def _parse(size: int | str) -> ast.expr:

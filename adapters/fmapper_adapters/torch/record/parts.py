@@ -69,9 +69,16 @@ class PartCalls:
             if type(inner) is torch.nn.Sequential
             and not any([*one.children()] or not _is_of_torch(one) for one in inner)
         }
-        if layers:
-            titles = titles_of_sequences(modules.items(), layers, self._settings)
-            self.types |= {path: f"{package}.{title}" for path, title in titles.items()}
+        named = {
+            path: tuple((key, type(part)) for key, part in inner.named_children())
+            for path, inner in modules.items()
+            if type(inner) is torch.nn.Sequential
+            and any(not key.isdigit() for key, _ in inner.named_children())
+        }
+        if layers or named:
+            titles = titles_of_sequences(modules.items(), layers, self._settings, named)
+            owners = {path: "torch.nn" if path in named else package for path in titles}
+            self.types |= {path: f"{owners[path]}.{title}" for path, title in titles.items()}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
