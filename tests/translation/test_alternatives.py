@@ -196,6 +196,38 @@ def test_parts_that_are_there_independently_have_a_condition_each() -> None:
     assert "if self.conv is not None:" in code
 
 
+class Residual(nn.Module):
+    """Has a part for its input or none, and then another part or none."""
+
+    def __init__(self, inputs: int, outputs: int, *, gate: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, outputs)
+        self.down = nn.Linear(inputs, outputs) if inputs != outputs else None
+        self.gate = Squeeze(outputs) if gate else None
+
+    def forward(self, x: Any) -> Any:
+        residual = x
+        out = torch.relu(self.first(x))
+        if self.down is not None:
+            residual = self.down(x)
+        if self.gate is not None:
+            out = self.gate(out)
+        return out + residual
+
+
+def test_one_or_the_other_is_one_statement_beside_other_conditions() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        Residual(4, 4, gate=True), Residual(4, 6, gate=True), Residual(6, 8, gate=False),
+        Residual(8, 8, gate=False),
+    )  # fmt: skip
+    source, proof, _ = translate_proved(model, "flax", (torch.randn(3, 4),))
+    assert proof
+    assert source.code.count("self.down is") == 1
+    assert source.code.count("self.gate is not None") == 1
+    assert re.search(r"residual = .* if self.down is (not )?None else ", source.code)
+
+
 def test_numbers_of_parts_that_are_not_there_are_those_of_the_others() -> None:
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Bottlenecks(), "flax", (torch.randn(4, 3, 16),))

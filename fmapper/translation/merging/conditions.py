@@ -183,16 +183,21 @@ def _choose_each(parts: Sequence[Sequence[str]], cases: Sequence[Case]) -> list[
     if any([line for line in order if line in part] != [*part] for part in parts):
         return []
     rows = [(line, tuple(line in part for part in parts)) for line in order]
+    runs = [
+        (presence, "\n".join(line for line, _ in several))
+        for presence, several in itertools.groupby(rows, operator.itemgetter(1))
+    ]
     found = []
-    for presence, several in itertools.groupby(rows, operator.itemgetter(1)):
-        code = "\n".join(line for line, _ in several)
-        fits = [
-            test for test in _tests(cases) if tuple(test.holds(case) for case in cases) == presence
-        ]
-        if not fits or "return" in code:
+    while runs:
+        presence, code = runs.pop(0)
+        tests = [one for one in _tests(cases) if tuple(map(one.holds, cases)) == presence]
+        if not tests or "return" in code:
             return []
-        test = min(fits, key=lambda one: code.find(f"self.{one.name}(") % len(code))
-        found.append(Choice((((test,), code),)))
+        test = min(tests, key=lambda one: code.find(f"self.{one.name}(") % len(code))
+        branches: list[tuple[tuple[Test, ...], str]] = [((test,), code)]
+        if runs and runs[0][0] == tuple(not one for one in presence):
+            branches.append(((), runs.pop(0)[1]))
+        found.append(Choice(tuple(branches)))
     return found if len(found) > 1 else []
 
 
