@@ -255,7 +255,8 @@ def _give_functions(sketches: list[Sketch], dialect: Dialect) -> None:
         rows = [*zip(*(one.args for one in calls if isinstance(one, ast.Call)), strict=True)]
         places = [
             at for at, row in enumerate(rows)
-            if not any(isinstance(one, ast.Call) for one in row) and len({*map(text, row)}) > 1
+            if not any(isinstance(one, ast.Call | ast.IfExp) for one in row)
+            and len({*map(text, row)}) > 1
         ]  # fmt: skip
         for sketch, call in zip(group, calls, strict=True) if len(places) == 1 else ():
             changed = copy.deepcopy(call)

@@ -284,3 +284,66 @@ def test_a_function_along_several_axes_is_written_for_each() -> None:
     source, proof, _ = translate_proved(Halved(), "flax", (torch.randn(4, 4),))
     assert proof
     assert source.code.count("jax.nn.sigmoid(") == 2
+
+
+class Mixed(nn.Module):
+    """Has one part or another where a variable says so, outside of a sequence."""
+
+    def __init__(self, width: int, *, use_se: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        if use_se:
+            self.mix = Squeeze(width)
+        else:
+            self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Any) -> Any:
+        return torch.tanh(self.first(x)) + self.mix(x)
+
+
+class Sequence(nn.Sequential):
+    def __init__(self, width: int, *, use_se: bool, act: nn.Module) -> None:
+        other = Squeeze(width) if use_se else nn.LayerNorm(width)
+        super().__init__(nn.Linear(width, width), other, act, nn.Linear(width, width))
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList([Mixed(6, use_se=True), Mixed(6, use_se=False)])
+        self.layers = nn.ModuleList(
+            [
+                Sequence(6, use_se=True, act=Swish()),
+                Sequence(6, use_se=False, act=nn.ReLU()),
+                Sequence(6, use_se=True, act=nn.ReLU()),
+            ]
+        )
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.mixers:
+            x = layer(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_attributes_and_items_of_sequences_of_the_source_are_below_flags(target: str) -> None:
+    torch.manual_seed(0)
+    source, proof, _ = translate_proved(Lists(), target, (torch.randn(3, 6),))
+    assert proof
+    code = re.sub(r"\s+", " ", source.code)
+    assert re.search(r"self.mix = \(? ?Squeeze\(\w+=\w+(\(\))?\) if use_se else \w", code)
+    assert re.search(r"Squeeze\(\w+=\w+(\(\))?\) if use_se else (nnx.)?LayerNorm\(6", code)
+    assert "Mixed_2" not in code
+    assert "Sequence_2" not in code
+    if target == "equinox":
+        assert "mix: Squeeze | Linear" in code
+
+
+def test_two_lists_that_one_line_goes_through_are_two_loops() -> None:
+    source, _, _ = translate_proved(Lists(), "flax", (torch.randn(3, 6),))
+    code = source.code[source.code.index("class Lists") :]
+    assert "in self.mixers:" in code
+    assert "in self.layers:" in code
+    assert "self.layers[0]" not in code

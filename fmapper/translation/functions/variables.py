@@ -276,14 +276,17 @@ class Variables:
         return found[2] if found and found[1] == found[2] else ""
 
     def _repeats(self, value: str, user: Any) -> bool:
-        """Returns whether a value and its user are two iterations of a loop."""
+        """Returns whether a value and its user are two iterations of a loop, or of two loops."""
         for step in self._unit.steps:
             if isinstance(step, Call) and step.name == value and isinstance(user, Call):
                 base = step.op.partition("::")[2].partition(".")[0]
                 is_view = base.startswith(_VIEWS) and not base.endswith("scatter")
                 return step.op == user.op and not is_view
             if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
-                return re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
+                are_items = step.path[-1:].isdigit() and user.path[-1:].isdigit()
+                return (are_items and step.part.source != user.part.source) or (
+                    re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
+                )
         return isinstance(user, Unit) and self._follows_item(value, user)
 
     def _follows_item(self, value: str, user: Unit) -> bool:

@@ -40,7 +40,8 @@ def choose_parts(sketches: Sequence[Sketch], defaults: Defaults, *, only_told: b
     changed: list[list[tuple[str, ast.expr]]] = [[] for _ in sketches]
     for row in zip(*(sketch.made for sketch in sketches), strict=True):
         attr = row[0][0]
-        nodes = group.combine([node for _, node in row], attr)
+        path = "" if sketches[0].is_sequence else attr
+        nodes = group.combine([node for _, node in row], path)
         if nodes is None or any(attr in sketch.arrays for sketch in sketches):
             return False
         for made, node in zip(changed, nodes, strict=True):
@@ -71,19 +72,27 @@ class _Group:
     defaults: Defaults
     only_told: bool
 
-    def combine(self, nodes: Sequence[ast.expr], path: str) -> list[ast.expr] | None:
-        """Returns what makes a part for each, in one form but for numbers; None without one."""
+    def combine(
+        self, nodes: Sequence[ast.expr], path: str, *, is_item: bool = False
+    ) -> list[ast.expr] | None:
+        """Returns what makes a part for each, in one form but for numbers; None without one.
+
+        Args:
+            nodes: What each submodule has there.
+            path: The part, as its owner calls it.
+            is_item: Whether it is an item of a sequence.
+        """
         nodes = copy_aligned(nodes, self.defaults)
         if len({*map(mask_numbers, nodes)}) == 1:
             return nodes
         kinds = [*dict.fromkeys(map(_kind, nodes))]
         calls = [node for node in nodes if isinstance(node, ast.Call) and _is_sequence(node)]
         if len(kinds) == _KINDS:
-            return self._decide(nodes, kinds, path)
+            return self._decide(nodes, kinds, path, is_item=is_item)
         if len(kinds) > 1 or len(calls) < len(nodes):
             return None
         for at, row in enumerate(zip(*(call.args for call in calls), strict=True)):
-            items = self.combine(row, f"{path}.{at}")
+            items = self.combine(row, f"{path}.{at}" if path else str(at), is_item=True)
             if items is None:
                 return None
             for call, item in zip(calls, items, strict=True):
@@ -91,7 +100,7 @@ class _Group:
         return nodes
 
     def _decide(
-        self, nodes: Sequence[ast.expr], kinds: Sequence[str], path: str
+        self, nodes: Sequence[ast.expr], kinds: Sequence[str], path: str, *, is_item: bool
     ) -> list[ast.expr] | None:
         """Returns parts of two kinds below a flag, which names the first or is of the source."""
         having = {one: [at for at, node in enumerate(nodes) if _kind(node) == one] for one in kinds}
@@ -99,13 +108,14 @@ class _Group:
         for kind, places in having.items():
             own = [[each[at] for at in places] for each in (self.sketches, self.flags)]
             inner = _Group(own[0], own[1], self.defaults, self.only_told)  # type: ignore[arg-type]
-            found = inner.combine([nodes[at] for at in places], path)
+            found = inner.combine([nodes[at] for at in places], path, is_item=is_item)
             if found is None:
                 return None
             forms[kind] = _everywhere(found, places, self.sketches)
-        decided = self._flag_for(having[kinds[0]], path)
+        may_guess = is_item or not self.only_told
+        decided = self._flag_for(having[kinds[0]], path, may_guess=may_guess)
         if decided is None:
-            if self.only_told and "." not in path:
+            if not may_guess:
                 return None
             named = [one for one in kinds if _snake(one).isidentifier()]
             if not named or len({*map(_snake, kinds)}) < _KINDS:
@@ -118,7 +128,9 @@ class _Group:
         rows = zip(tests, forms[then], forms[other], strict=True)
         return [ast.IfExp(test, first, second) for test, first, second in rows]
 
-    def _flag_for(self, having: Sequence[int], path: str) -> tuple[str, list[bool]] | None:
+    def _flag_for(
+        self, having: Sequence[int], path: str, *, may_guess: bool
+    ) -> tuple[str, list[bool]] | None:
         """Returns a flag that is true or false for parts of one kind alone, and its values."""
         is_first = [at in having for at in range(len(self.sketches))]
         is_other = [not one for one in is_first]
@@ -126,7 +138,7 @@ class _Group:
         fits = [name for name, row in rows.items() if row in (is_first, is_other)]
         told = (sketch.code.get(f"{path}.if") for sketch in self.sketches)
         wanted = next(filter(None, told), "")
-        others = () if self.only_told and "." not in path else fits
+        others = fits if may_guess else ()
         name = next((one for one in (wanted, f"has_{wanted}", *others) if one in fits), None)
         return None if name is None else (name, rows[name])
 

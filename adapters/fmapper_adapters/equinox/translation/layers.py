@@ -138,7 +138,9 @@ def _same(values: tuple[int, ...]) -> Any:
 def kind_of(made: ast.expr, classes: Mapping[str, str]) -> str:
     """Returns the annotation of a field for the code that makes it."""
     if isinstance(made, ast.IfExp):
-        return f"{kind_of(made.body, classes)} | None"
+        sides = (made.body, made.orelse)
+        kinds = ["None" if text(one) == "None" else kind_of(one, classes) for one in sides]
+        return " | ".join(dict.fromkeys(kinds))
     if isinstance(made, ast.List | ast.ListComp):
         items = made.elts if isinstance(made, ast.List) else [made.elt]
         kinds = {kind_of(one, classes) for one in items}
@@ -148,4 +150,5 @@ def kind_of(made: ast.expr, classes: Mapping[str, str]) -> str:
             return kind_of(made.func.args[0].body, classes)  # blocks that are one module
         name = text(made.func)
         return classes.get(name, "jax.Array")
-    return "Callable" if isinstance(made, ast.Lambda) else "jax.Array"
+    is_function = isinstance(made, ast.Lambda) or text(made).startswith("jax.nn.")
+    return "Callable" if is_function else "jax.Array"
