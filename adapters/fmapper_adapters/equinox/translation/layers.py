@@ -139,8 +139,8 @@ def kind_of(made: ast.expr, classes: Mapping[str, str]) -> str:
     """Returns the annotation of a field for the code that makes it."""
     if isinstance(made, ast.IfExp):
         sides = (made.body, made.orelse)
-        kinds = ["None" if text(one) == "None" else kind_of(one, classes) for one in sides]
-        return " | ".join(dict.fromkeys(kinds))
+        several = ("None" if text(one) == "None" else kind_of(one, classes) for one in sides)
+        return " | ".join(dict.fromkeys(several))
     if isinstance(made, ast.List | ast.ListComp):
         items = made.elts if isinstance(made, ast.List) else [made.elt]
         kinds = {kind_of(one, classes) for one in items}
