@@ -11,6 +11,7 @@ import torch
 from flax import nnx
 from torch import nn
 
+from fmapper.translation.merging import bypasses
 from fmapper.translation.source import translate_proved
 
 TARGETS = ("flax", "equinox")
@@ -347,3 +348,10 @@ def test_two_lists_that_one_line_goes_through_are_two_loops() -> None:
     assert "in self.mixers:" in code
     assert "in self.layers:" in code
     assert "self.layers[0]" not in code
+
+
+@pytest.mark.parametrize("line", ["x_2 = jax.vmap(lambda x: x + 1)(x)", "x_2 = f(x)"])
+def test_variables_of_lambdas_are_not_renamed(line: str) -> None:
+    having = ["residual = self.down(x)", line.replace("x_2", "x", 1), "return x + residual"]
+    found = bypasses.find("down", having, [line, "return x_2 + x"])
+    assert (found is None) == ("lambda" in line)

@@ -112,6 +112,8 @@ def _rename(
         return None
     if any(_is_set(one, other) for row in names for one in row):
         return None
+    if any(isinstance(one, ast.Lambda) for i in of_both for one in ast.walk(ast.parse(lacking[i]))):
+        return None  # its `x` may be its own
     begin = set_at[0][0]
     renamed = {}
     for i, row in enumerate(names[begin + 1 :], begin + 1):

@@ -202,7 +202,7 @@ class _General:
         first = calls[0]
         self._turns.clear()
         rows = [*zip(*(_leaves((one.args, one.kwargs)) for one in calls), strict=True)]
-        if _takes_bounds(first) and len({repr(_dimension(one)) for one in calls}) > 1:
+        if len({*map(_dimension, calls)}) > 1:
             raise _UnknownError
         for row in rows:
             self._check(row, calls)
@@ -305,10 +305,14 @@ def _takes_bounds(call: Call) -> bool:
     return call.op.partition("::")[2].startswith(("slice", "narrow", "select", "split", "arange"))
 
 
-def _dimension(call: Call) -> Any:
-    """Returns along which dimension such an operation goes."""
-    at = 2 if call.op.partition("::")[2].startswith("split") else 1
-    return call.args[at] if at < len(call.args) else 0
+def _dimension(call: Call) -> int | None:
+    """Returns along which dimension a part of an array is taken: that is not a size."""
+    name = call.op.partition("::")[2].partition(".")[0]
+    if not name.startswith(("slice", "narrow", "select", "split")):
+        return None
+    at = 2 if name.startswith("split") or name.endswith("scatter") else 1
+    found = call.args[at] if at < len(call.args) else None
+    return found if type(found) is int else None
 
 
 def _parse(size: int | str) -> ast.expr:
