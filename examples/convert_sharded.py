@@ -56,7 +56,8 @@ def main():
     torch.manual_seed(0)
     x, target = torch.randn(2, 16, 10, 32)
     module = Block().eval()
-    model = fmapper.convert(module, "jax", (x,), verify=True)
+    model = fmapper.convert(module, "jax", (x,))
+    assert fmapper.verify(module, model, x)
 
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
     places = {name: NamedSharding(mesh, SPECS.get(name, P())) for name in model.params}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper.backends.compute import Compute
@@ -62,6 +63,8 @@ class Models(Framework):
         fixes_sizes: `export_program` heeds `Auto.fixed`; else a recording for fewer varying sizes
             would be the same again.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
+        targets: Other names of targets than that of the framework, with the options of
+            `from_program` that each stands for.
         conversion_options: The keywords of `from_program` and `from_generation`, so that `convert`
             and `generator` refuse others before they record; None where they are not to look.
     """
@@ -74,6 +77,7 @@ class Models(Framework):
     compares: ClassVar[bool] = False
     fixes_sizes: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
+    targets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     conversion_options: ClassVar[tuple[str, ...] | None] = None
 
     # models

@@ -18,6 +18,7 @@ from fmapper.errors import ConversionError
 from fmapper.profiles import timing
 from fmapper.profiles.timing import Timing
 from fmapper.programs.steps import lower_trained, record_program, source_of, source_of_callable
+from fmapper.programs.targets import find_target
 from fmapper.programs.verify import Report, inputs_for, verify
 from fmapper.render import pairs, readable_bytes, readable_seconds
 
@@ -111,7 +112,7 @@ class Conversion:
         yield "recorded in", readable_seconds(self.export_seconds)
         yield "lowered in", readable_seconds(self.lowering_seconds)
         if self.first_call_seconds is not None:
-            compiled = ", with compilation" if get_adapter(self.target, Models).compiles else ""
+            compiled = ", with compilation" if find_target(self.target)[0].compiles else ""
             yield "first call", f"{readable_seconds(self.first_call_seconds)}{compiled}"
         if self.per_call is not None and self.per_call_before is not None:
             now, before = self.per_call, self.per_call_before
@@ -168,7 +169,7 @@ def measure(
     Raises:
         ConversionError: As for `convert`; also if the object is not a model.
     """
-    target = get_adapter(to, Models)
+    target, variant = find_target(to)
     source = source_of(model) or source_of_callable(model, target)
     if source is None or source is target:
         what = "not a model that can be recorded"
@@ -184,7 +185,7 @@ def measure(
         model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
     exported = timing.clock()
-    converted = lower_trained(program, target, train=train)
+    converted = lower_trained(program, target, train=train, **variant)
     finished = timing.clock()
     found: dict[str, Any] = {
         "model": program.name or type(model).__name__,

@@ -21,6 +21,7 @@ from fmapper.generation import prompts
 from fmapper.generation.decoding import Decoding, options_of
 from fmapper.generation.generation import Generation
 from fmapper.programs.steps import in_turn, source_of, user_lowerings
+from fmapper.programs.targets import find_target
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback
@@ -330,8 +331,8 @@ def _target(to: str | None) -> Models:
         BackendUnavailableError: None that is here generates.
     """
     if to is not None:
-        found = get_adapter(to, Models)
-        if not _generates(found):
+        found, variant = find_target(to)
+        if variant or not _generates(found):
             raise BackendUnavailableError(f"{to} has no generators")
         return found
     for name in known_frameworks():

@@ -66,7 +66,12 @@ def check(
             )
             return
         found = _outcome(converted, target, recorded, examples, "the examples")
-        _compare(recorded, run, found, "the examples")
+        try:
+            _compare(recorded, run, found, "the examples")
+        except ConversionError as error:
+            if recorded.train:
+                raise
+            raise ConversionError(f"{error}. {_where(model, converted, args, kwargs)}") from None
     if program.symbols:
         reasons = [
             _compare_other_sizes(model, source, converted, target, recorded, examples, own)
@@ -79,6 +84,13 @@ def check(
                 f"{next(filter(None, reasons))}",
                 ConversionWarning,
             )
+
+
+def _where(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Names the operations whose results differ first."""
+    from fmapper.programs.verify import verify
+
+    return str(verify(model, converted, *args, example_kwargs=kwargs))
 
 
 def _compare_other_sizes(
@@ -169,7 +181,8 @@ def _compare(
                 continue  # the values agree up to their signs
         raise ConversionError(
             f"{program.name}: on {about} the converted model differs from the original: {path} "
-            f"{problem}. Please report this as a bug; check=False accepts the program as it is"
+            f"{problem}. Please report this as a bug, unless it is a lowering of yours; "
+            "check=False accepts the program as it is"
         )
     if chosen:
         warn(

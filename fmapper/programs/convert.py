@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
-from fmapper.backends.discovery import (
-    adapter_of,
-    adapters,
-    get_adapter,
-    known_frameworks,
-)
+from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.models import Models
-from fmapper.errors import (
-    BackendUnavailableError,
-    ConversionError,
-    FixedSizeWarning,
-)
+from fmapper.errors import ConversionError, FixedSizeWarning
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
 from fmapper.programs.program import Program
@@ -33,8 +24,8 @@ from fmapper.programs.steps import (
     source_of_callable,
     with_arrays,
 )
+from fmapper.programs.targets import check_options, find_target, is_target, no_target
 from fmapper.progress import step
-from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fleaves
 from fmapper.tree.functor import declaration_of
@@ -56,7 +47,6 @@ T = TypeVar("T")
 class _Options(TypedDict, total=False):
     dynamic_shapes: Any
     train: bool
-    verify: bool
     check: bool
     strict: bool | None
     specialize: bool
@@ -68,33 +58,39 @@ class _ForJax(_Options, total=False):
 
 class _ForFlax(_ForJax, total=False):
     rngs: Any
-    linen: Literal[False]
-
-
-class _ForLinen(_ForJax, total=False):
-    linen: Required[Literal[True]]
+    structure: Literal[False]
 
 
 class _ForTorch(_Options, total=False):
     fused: bool
+    structure: Literal[False]
 
 
-# A tree that nobody can call is not a model: it is moved, and keeps its class.
+class _Structured(_Options, total=False):
+    structure: Required[bool]
+
+
+class _Scanned(_Structured, total=False):
+    scan: bool
+
+
+# A tree that nobody can call is not a model: it is moved, and keeps its class. A structured model
+# is of a class that is written when the program runs: no type is known of it.
 # fmt: off
 @overload
 def convert(model: Model, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForJax]) -> JaxModel: ...  # noqa: E501
 @overload
-def convert(model: Model, to: Literal["flax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForLinen]) -> LinenModel: ...  # noqa: E501
+def convert(model: Model, to: Literal["flax", "nnx"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForFlax]) -> FlaxModel: ...  # noqa: E501
 @overload
-def convert(model: Model, to: Literal["flax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForFlax]) -> FlaxModel: ...  # noqa: E501
+def convert(model: Model, to: Literal["linen"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForJax]) -> LinenModel: ...  # noqa: E501
 @overload
 def convert(model: Model, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForTorch]) -> TorchModel: ...  # noqa: E501
 @overload
-def convert(model: T, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+def convert(model: Model, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Structured]) -> Any: ...  # noqa: E501
 @overload
-def convert(model: T, to: Literal["flax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+def convert(model: Model, to: Literal["flax", "nnx", "equinox"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Scanned]) -> Any: ...  # noqa: E501
 @overload
-def convert(model: T, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+def convert(model: T, to: Literal["jax", "flax", "nnx", "torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
 # fmt: on
 @short_traceback
 def convert(
@@ -105,7 +101,6 @@ def convert(
     *,
     dynamic_shapes: Any = None,
     train: bool = False,
-    verify: bool = False,
     check: bool = True,
     strict: bool | None = None,
     specialize: bool = False,
@@ -120,7 +115,8 @@ def convert(
             variables, an Equinox module or another tree of JAX arrays that is called, a function,
             or a pair of a function and its parameters. It is not changed. Or a `Program` from
             `load_program`.
-        to: The target: `jax`, `flax` or `torch`; with `structure=True` also `equinox`.
+        to: The target: `jax`, `flax` (or `nnx`, the same), `linen` or `torch`; with
+            `structure=True` also `equinox`.
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
@@ -133,7 +129,6 @@ def convert(
             the model raises `ProgramInputError`.
         train: Record what the model does in training: dropout, batch statistics. For `torch` that
             is recorded unasked where it can be, beside evaluation; True makes it an error if not.
-        verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
         check: Compare with the model on the example inputs: what was recorded, in its own
             framework, for a model of torch, which may do something else while it is recorded, and
             then the converted model, whose operations must give the dtypes of torch, too (its first
@@ -144,24 +139,24 @@ def convert(
         specialize: Where sizes depend on the values of tensors and are not padded, take those that
             the values of the examples give: the program checks them, and compiles.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
-            unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
-            `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen;
-            `structure=True` for a module with the model's own classes and layers of NNX in them,
-            whose code `fmapper.source` shows, which `equinox` always needs; with it `scan=True` for
-            blocks that repeat as one with stacked arrays, called by a scan. For `torch`:
-            `structure=True` for a module with the model's own classes and layers of
-            `torch.nn` in them; `fused=False`, to compute everything as the program spells it out,
-            where torch's own softmax, norms and attention will not do, as for second derivatives
-            of attention.
+            unless given; None leaves it to `jax.default_matmul_precision`. For `linen` the same.
+            For `flax` the same and `rngs`, an `nnx.Rngs` that the model keeps; `structure=True` for
+            a module with the model's own classes and layers of NNX in them, whose code
+            `fmapper.source` shows, which `equinox` always needs; with it `scan=True` for blocks
+            that repeat as one with stacked arrays, called by a scan. For `torch`: `structure=True`
+            for a module with the model's own classes and layers of `torch.nn` in them;
+            `fused=False`, to compute everything as the program spells it out, where torch's own
+            softmax, norms and attention will not do, as for second derivatives of attention.
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
         `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names.
+        For `linen` a `LinenModel`, a `linen.Module` whose `init` returns the converted arrays.
         For `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
 
     Raises:
-        ConversionError: The program cannot be recorded, or its results differ and `verify` is set;
-            or there is no such option, or value of it.
+        ConversionError: The program cannot be recorded, or `check` finds a difference; or there
+            is no such option, or value of it.
         NotAFunctorError: An object that nobody declared holds arrays of the model.
         UnsupportedOpsError: Operations have no lowering; lists all of them.
         BackendUnavailableError: There is no such target, or it is not installed.
@@ -183,7 +178,6 @@ def convert(
         example_kwargs,
         dynamic_shapes=dynamic_shapes,
         train=train,
-        verify=verify,
         check=check,
         strict=strict,
         specialize=specialize,
@@ -200,7 +194,6 @@ def convert_with_arrays(
     arrays: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     train: bool = False,
-    verify: bool = False,
     check: bool = True,
     strict: bool | None = None,
     specialize: bool = False,
@@ -212,8 +205,10 @@ def convert_with_arrays(
     With `modes` the model's own code is recorded for evaluation, too. `convert` tries that where
     the program for training alone gives other results in evaluation.
     """
-    target = _target(to)
-    _check_options(target, options)
+    target, variant = find_target(to)
+    others = {*_Options.__annotations__, "example_inputs", "example_kwargs"}
+    check_options(target, options, others, variant)
+    options |= variant
     if not isinstance(example_inputs, tuple | list):
         example_inputs = (example_inputs,)
     example_inputs = tuple(example_inputs)
@@ -242,12 +237,8 @@ def convert_with_arrays(
         if is_called:
             _check_moved(moved, target, example_inputs, example_kwargs or {})
         return moved
-    if not _lowers(target):
-        raise _no_target(to)
-    if verify and train and not target.has_modes:
-        raise ConversionError(
-            "verify=True compares in evaluation mode: convert with train=False as well"
-        )
+    if not is_target(target):
+        raise no_target(to)
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
     settings["specialize"] = specialize
     settings["parts"] = bool(options.get("structure"))
@@ -295,11 +286,9 @@ def convert_with_arrays(
                 if modes or not (is_one and train and target.writes_modes == "layers"):
                     raise
                 return convert_with_arrays(
-                    model, to, *given, dynamic_shapes=dynamic_shapes, train=True, verify=verify,
+                    model, to, *given, dynamic_shapes=dynamic_shapes, train=True,
                     strict=strict, specialize=specialize, modes=True, **options,
                 )  # fmt: skip
-        if verify:
-            _check(model, converted, example_inputs, example_kwargs or {})
     return converted
 
 
@@ -310,68 +299,6 @@ def _modes_of(program: Program, *, is_one: bool) -> list[Program]:
         program = replace(program, evaluation=None)
         return [program, replace(program, train=False)]
     return [program]
-
-
-def _target(to: str) -> Models:
-    """Returns the adapter of the target framework.
-
-    Raises:
-        ConversionError: It is not asked for by its name.
-        BackendUnavailableError: There is none of this name, it is not here, or it has no models.
-    """
-    if not isinstance(to, str):
-        raise ConversionError(
-            f"convert takes the name of the target as its second argument, not "
-            f"{type(to).__name__}: "
-            "convert(model, 'jax', example_inputs)."
-        )
-    try:
-        return get_adapter(to, Models)
-    except BackendUnavailableError as error:
-        if error.__cause__ is not None:  # it is known, and not installed
-            raise
-        raise _no_target(to) from None
-
-
-def _no_target(to: str) -> BackendUnavailableError:
-    targets = sorted(_targets())
-    return BackendUnavailableError(
-        f"{to!r} is not a target of convert.{did_you_mean(to, targets)} Available targets: "
-        f"{', '.join(map(repr, targets))}."
-    )
-
-
-def _targets() -> Iterator[str]:
-    """Yields the installed frameworks that programs can be lowered to; imports them."""
-    for name in known_frameworks():
-        try:
-            adapter = get_adapter(name, Models)
-        except BackendUnavailableError:  # it is not installed, does not work, or has no models
-            continue
-        if _lowers(adapter):
-            yield adapter.name
-
-
-def _lowers(adapter: Models) -> bool:
-    return type(adapter).from_program is not Models.from_program
-
-
-def _check_options(target: Models, options: Mapping[str, Any]) -> None:
-    """Raises for an option that the target does not have, before anything is recorded.
-
-    Raises:
-        ConversionError: There is one.
-    """
-    own = target.conversion_options
-    if own is not None:
-        known = sorted({*_Options.__annotations__, "example_inputs", "example_kwargs", *own})
-        for name in options:
-            if name not in known:
-                raise ConversionError(
-                    f"convert to {target.name} has no option {name!r}.{did_you_mean(name, known)} "
-                    f"It takes {', '.join(known)}."
-                )
-    target.check_options(**options)
 
 
 def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -> None:
@@ -408,7 +335,7 @@ def _why_no_source(model: Any, to: str) -> str:
     first = model[0] if isinstance(model, tuple) else model
     name = getattr(first, "__qualname__", type(first).__name__)
     way = (
-        get_adapter(family_of(get_adapter(to, Models)), Models).needs_source
+        get_adapter(family_of(find_target(to)[0]), Models).needs_source
         or f"programs cannot be lowered to {to}"
     )
     return f"{name} cannot be converted to {to}: no framework can record it; {way}"
@@ -479,11 +406,3 @@ def _check_moved(
             f"({problem}). No framework records the code of a functor: write it with "
             "fmapper.array_namespace, or omit example_inputs to move the arrays only."
         )
-
-
-def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    from fmapper.programs.verify import verify
-
-    report = verify(model, converted, *args, example_kwargs=kwargs)
-    if not report:
-        raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")

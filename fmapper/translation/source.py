@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
@@ -22,6 +21,7 @@ from fmapper.programs.steps import (
     source_of,
     source_of_callable,
 )
+from fmapper.programs.targets import find_target
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proving.prove import HalfPrecisionError, Proof, prove
@@ -49,8 +49,8 @@ def source(
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.
-        to: For the latter, the target: `flax`, `equinox` or `jax` (functions and trees of arrays)
-            for models of torch, `torch` for those of JAX, Flax and Equinox.
+        to: For the latter, the target: `flax` (or `nnx`), `equinox` or `jax` (functions and trees
+            of arrays) for models of torch, `torch` for those of JAX, Flax and Equinox.
         example_inputs: What it is called with, by position.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary: by default all that the code does not fix.
@@ -106,8 +106,22 @@ def source(
 
 def _ways(to: str, *, train: bool) -> tuple[bool, ...]:
     """Returns whether a file is to have another program for evaluation: at first not."""
-    how = get_adapter(to, Models).writes_modes
+    how = _target(to).writes_modes
     return (False, True) if how == "all" or (train and how) else (False,)
+
+
+def _target(to: str) -> Models:
+    """Returns the adapter that writes files of a target.
+
+    Raises:
+        ConversionError: There are none of this variant of the target.
+    """
+    target, variant = find_target(to)
+    if variant:
+        raise ConversionError(
+            f"models cannot be written as source code for {to}: use {target.name}"
+        )
+    return target
 
 
 def translate_proved(
@@ -197,7 +211,7 @@ def translate(
     Raises:
         ConversionError: It cannot be recorded or written; or it does not run.
     """
-    target = get_adapter(to, Models)
+    target = _target(to)
     origin = source_of(model) or source_of_callable(model, target)
     if origin is None:
         raise ConversionError(f"{type(model).__name__} is not a model that can be translated")

@@ -104,7 +104,7 @@ def models():
 
     yield fmapper.convert(module, "jax", (x,))
     yield fmapper.convert(module, "flax", (x,))
-    yield fmapper.convert(module, "flax", (x,), linen=True)
+    yield fmapper.convert(module, "linen", (x,))
     yield fmapper.convert((line, {"w": np.ones((2, 3), np.float32)}), "torch", (x,))
 
 

@@ -51,7 +51,7 @@ def test_an_error_of_fmapper_shows_the_function_that_was_called_and_nothing_belo
 
 def test_an_error_whose_cause_has_no_frame_of_the_user():
     """A target that is misspelt: what it comes from was raised and caught within fmapper."""
-    with pytest.raises(fmapper.BackendUnavailableError, match="'jaxx' is not a target of convert"):
+    with pytest.raises(fmapper.BackendUnavailableError, match="'jaxx' is not a target"):
         fmapper.convert(abs, "jaxx", (np.ones(2),))
 
 

@@ -26,7 +26,7 @@ module, x = torch.nn.Linear(2, 3), torch.ones(4, 2)
 fmapper.convert(module, "pytorch", (x,))  # wrong
 fmapper.convert(module, "jax", (x,), precison=None)  # wrong
 fmapper.convert(module, "jax", (x,), fused=False)  # wrong
-fmapper.convert(module, "torch", (x,), linen=True)  # wrong
+fmapper.convert(module, "linen", (x,), rngs=None)  # wrong
 fmapper.convert(module, "jax", (x,), dynamic_shapes="auto")
 fmapper.to_jax(module, devise="cpu")  # wrong
 fmapper.to_cpu(module, device="cpu")  # wrong

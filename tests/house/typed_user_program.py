@@ -141,8 +141,8 @@ def transforms(model: Model, x: torch.Tensor) -> None:
 def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path, mesh: Any) -> None:
     model = fmapper.convert(module, "jax", (x,), dynamic_shapes="auto", precision=None)
     assert_type(model, JaxModel)
-    assert_type(fmapper.convert(module, "flax", (x,), {}, train=True, verify=True), FlaxModel)
-    assert_type(fmapper.convert(module, "flax", (x,), linen=True), LinenModel)
+    assert_type(fmapper.convert(module, "flax", (x,), {}, train=True, check=False), FlaxModel)
+    assert_type(fmapper.convert(module, "linen", (x,)), LinenModel)
     assert_type(fmapper.convert(jax.numpy.tanh, "torch", (x,), fused=False), TorchModel)
     assert_type(fmapper.convert((jax.numpy.tanh, {"w": x}), "torch", [x]), TorchModel)
     assert_type(fmapper.convert({"w": x}, "jax"), dict[str, torch.Tensor])

@@ -123,11 +123,6 @@ def test_a_structure_that_the_program_is_not_for_is_refused():
         converted(J, mask=J)
 
 
-def test_verification_is_of_evaluation():
-    with pytest.raises(fmapper.ConversionError, match="train=False"):
-        fmapper.convert(nn.Linear(3, 3), "jax", (X,), train=True, verify=True)
-
-
 @pytest.mark.parametrize("value", [False, 1, 1.0, 2, None, "x"])
 def test_a_static_input_must_be_what_it_was(value):
     converted = fmapper.convert(Flexible(), "jax", (X,), {"flag": True, "mask": None})

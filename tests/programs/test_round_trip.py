@@ -167,5 +167,6 @@ def test_a_functor_goes_there_and_back():
 
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     middle = fmapper.convert(Model(), "torch", (x,))
-    back = fmapper.convert(middle, "jax", (torch.from_numpy(x),), verify=True)
+    back = fmapper.convert(middle, "jax", (torch.from_numpy(x),))
+    assert fmapper.verify(middle, back, torch.from_numpy(x))
     np.testing.assert_allclose(back(x), Model()(x), rtol=1e-5)

@@ -91,7 +91,7 @@ def test_code_that_takes_no_float64_is_no_obstacle():
     assert report.exact is None
 
 
-def test_convert_verifies_if_asked():
+def test_convert_says_where_a_lowering_differs():
     @fmapper.lowering("aten::relu")
     def relu(x):
         return jnp.maximum(x, 0.01)
@@ -99,10 +99,10 @@ def test_convert_verifies_if_asked():
     x = torch.randn(5, 3)
     try:
         with pytest.raises(fmapper.ConversionError, match=r"(?s)differs.*in body\.2: aten::relu"):
-            fmapper.convert(Model(), "jax", (x,), verify=True)
+            fmapper.convert(Model(), "jax", (x,))
     finally:
         fmapper.programs.lowering.added[None].pop("aten::relu")
-    assert fmapper.convert(Model(), "jax", (x,), verify=True)
+    assert fmapper.convert(Model(), "jax", (x,))
 
 
 @pytest.mark.parametrize(
@@ -170,15 +170,6 @@ def test_numbers_and_empty_arrays_beside_others_are_compared():
     assert not fmapper.verify(lambda: [float("nan")], lambda: [1.0])
     assert fmapper.verify(lambda: [np.ones(0), np.ones(1)], lambda: [np.ones(0), np.ones(1)])
     assert not fmapper.verify(lambda: [np.ones((0, 2)), 1], lambda: [np.ones(0), 1])
-
-
-def test_convert_refuses_to_verify_nothing():
-    class Emptied(nn.Module):
-        def forward(self, x):
-            return x[:0]
-
-    with pytest.raises(fmapper.ConversionError, match="nothing was compared"):
-        fmapper.convert(Emptied(), "jax", (torch.ones(3),), verify=True)
 
 
 class Scaled(nn.Module):

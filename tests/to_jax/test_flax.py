@@ -191,7 +191,8 @@ def test_what_is_trained_and_what_is_not_are_variables_of_their_own_kinds():
 
     model = Kinds().eval()
     x = torch.randn(5, 3)
-    converted = fmapper.convert(model, "flax", (x,), verify=True)
+    converted = fmapper.convert(model, "flax", (x,))
+    assert fmapper.verify(model, converted, x)
     assert set(by_name(nnx.state(converted, nnx.BatchStat))) == {
         "norm.running_mean",
         "norm.running_var",
@@ -315,9 +316,9 @@ def test_other_names_are_free(name):
     compare(converted(x.numpy()), model(x))
     if name == "params":
         with pytest.raises(fmapper.ConversionError, match="child 'params' has a name"):
-            fmapper.convert(model, "flax", (x,), linen=True)
+            fmapper.convert(model, "linen", (x,))
         return
-    module = fmapper.convert(model, "flax", (x,), linen=True)
+    module = fmapper.convert(model, "linen", (x,))
     compare(module.apply(module.init(jax.random.key(0), x.numpy()), x.numpy()), model(x))
 
 
@@ -549,7 +550,7 @@ def test_a_checkpoint_of_orbax_is_restored(tmp_path):
 
 def test_a_linen_module_has_the_variables_as_nested_dicts():
     model, inputs = CASES["tied"]()
-    module = fmapper.convert(model, "flax", inputs, linen=True)
+    module = fmapper.convert(model, "linen", inputs)
     assert isinstance(module, linen.Module)
     variables = module.init(jax.random.key(0), *arrays(inputs))
     assert sorted(variables) == ["params"]
@@ -578,7 +579,7 @@ def test_a_linen_module_is_trained_with_a_train_state():
 
     model = Convolutional()
     x, y = torch.randn(8, 2, 6, 6), torch.randint(0, 3, (8,))
-    module = fmapper.convert(model, "flax", (x,), train=True, linen=True)
+    module = fmapper.convert(model, "linen", (x,), train=True)
     variables = module.init(jax.random.key(0), x.numpy())
     assert sorted(variables) == ["batch_stats", "params"]
     assert int(variables["batch_stats"]["body"]["1"]["num_batches_tracked"]) == 0
@@ -625,7 +626,7 @@ def linen_dict(tree):
 def test_linen_dropout_and_immutable_statistics():
     model = Convolutional(p=0.5)
     x = jnp.asarray(torch.randn(5, 2, 6, 6).numpy())
-    module = fmapper.convert(model, "flax", (torch.ones(5, 2, 6, 6),), train=True, linen=True)
+    module = fmapper.convert(model, "linen", (torch.ones(5, 2, 6, 6),), train=True)
     variables = module.init(jax.random.key(0), x)
 
     def run(seed):
@@ -647,7 +648,7 @@ def test_linen_dropout_and_immutable_statistics():
 
 def test_a_linen_module_inside_another():
     model, inputs = CASES["tied"]()
-    module = fmapper.convert(model, "flax", inputs, linen=True)
+    module = fmapper.convert(model, "linen", inputs)
 
     class Around(linen.Module):
         inner: linen.Module
@@ -662,4 +663,4 @@ def test_a_linen_module_inside_another():
     want = model(*inputs).detach().numpy() @ np.asarray(variables["params"]["Dense_0"]["kernel"])
     np.testing.assert_allclose(around.apply(variables, *arrays(inputs)), want, atol=1e-5)
     with pytest.raises(fmapper.ConversionError, match="pass them to apply"):
-        fmapper.convert(model, "flax", inputs, linen=True, rngs=nnx.Rngs(0))
+        fmapper.convert(model, "linen", inputs, rngs=nnx.Rngs(0))

@@ -257,8 +257,8 @@ def test_missing_operations_are_listed_whole(net):
 
 
 def test_a_conversion_can_be_verified(net):
-    assert fmapper.convert(net, "torch", (X,), verify=True)
     wrong = fmapper.convert(net, "torch", (X,))
+    assert fmapper.verify(net, wrong, X)
     with torch.no_grad():
         wrong.first.bias += 1
     report = fmapper.verify(net, wrong, X)

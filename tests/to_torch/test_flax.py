@@ -98,7 +98,7 @@ def test_evaluation_changes_no_statistics(net):
 
 def test_the_module_is_not_changed(net):
     before = jax.tree.map(np.asarray, fmapper.state({"b": net.blocks, "n": net.norm}))
-    fmapper.convert(net, "torch", (X,), verify=True)
+    assert fmapper.verify(net, fmapper.convert(net, "torch", (X,)), X)
     after = fmapper.state({"b": net.blocks, "n": net.norm})
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array)
@@ -371,7 +371,8 @@ def test_frozen_dicts_and_partitioned_parameters():
 
     model = Sharded()
     variables = model.init(jax.random.key(0), X)
-    converted = fmapper.convert((model, freeze(variables)), "torch", (X,), verify=True)
+    converted = fmapper.convert((model, freeze(variables)), "torch", (X,))
+    assert fmapper.verify((model, freeze(variables)), converted, X)
     assert set(converted.state_dict()) == {"w", "b"}
     near(converted(T), model.apply(variables, X))
 
@@ -433,7 +434,7 @@ def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
     x = np.random.RandomState(0).randn(5, 4).astype(np.float32)
     module = Normed()
     model = module, module.init(jax.random.key(0), x, False)
-    converted = fmapper.convert(model, "torch", (x, *more), kwargs, verify=True)
+    converted = fmapper.convert(model, "torch", (x, *more), kwargs)
     before = {name: array.clone() for name, array in converted.state_dict().items()}
     assert fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)
     for name, array in converted.state_dict().items():

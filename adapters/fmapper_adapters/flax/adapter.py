@@ -22,13 +22,8 @@ class FlaxAdapter(JaxModels, Nodes):
 
     name: ClassVar[str] = "flax"
     compiles: ClassVar[bool] = True
-    conversion_options: ClassVar[tuple[str, ...]] = (
-        "linen",
-        "precision",
-        "rngs",
-        "scan",
-        "structure",
-    )
+    targets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"nnx": {}, "linen": {"linen": True}}
+    conversion_options: ClassVar[tuple[str, ...]] = ("precision", "rngs", "scan", "structure")
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     writes_modes: ClassVar[str] = "layers"
@@ -114,20 +109,24 @@ class FlaxAdapter(JaxModels, Nodes):
         return None
 
     def check_options(self, **options: Any) -> None:
-        """Checks the precision, and that `rngs` are passed only for models that store some.
+        """Checks the precision, and which options go together.
 
         Raises:
-            ConversionError: The model stores no `rngs`, or the precision does not exist.
+            ConversionError: Options exclude each other, or the precision does not exist.
         """
         super().check_options(**options)
         if options.get("linen") and options.get("rngs") is not None:
             raise ConversionError("a Linen module does not store rngs: pass them to apply")
+        if options.get("linen") and options.get("structure"):
+            raise ConversionError(
+                "structure=True writes modules of NNX, none of Linen: convert to 'nnx', or omit it"
+            )
         if options.get("scan") and not options.get("structure"):
             raise ConversionError(
                 "scan=True is for models of written classes: pass structure=True as well"
             )
-        others = [name for name in ("linen", "precision", "rngs") if options.get(name) is not None]
-        if options.get("structure") and others and options.get(others[0]):
+        others = [name for name in ("precision", "rngs") if options.get(name) is not None]
+        if options.get("structure") and others:
             raise ConversionError(
                 f"structure=True does not accept {others[0]}, because the model is plain NNX "
                 f"code. Set its precision with jax.default_matmul_precision when you call it; its "
@@ -137,7 +136,7 @@ class FlaxAdapter(JaxModels, Nodes):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """Returns a `FlaxModel`, or with `linen=True` a `LinenModel`."""
+        """Returns a `FlaxModel`, or for the target `linen` a `LinenModel`."""
         from fmapper_adapters.flax import flax_model
 
         scan = options.pop("scan", False)
