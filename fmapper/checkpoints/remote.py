@@ -23,7 +23,7 @@ class UrlFile(SourceFile):
 
     __slots__ = ("_url",)
 
-    is_local = False
+    is_local = is_copied = False
 
     def __init__(self, url: Url) -> None:
         self._url = url

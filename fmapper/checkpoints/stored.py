@@ -52,6 +52,7 @@ class SourceFile:
     __slots__ = ("_known", "path", "size")
 
     is_local: ClassVar[bool] = True
+    is_copied: ClassVar[bool] = True  # its bytes may be copied without being read
 
     def __init__(self, path: Path) -> None:
         status = path.stat()

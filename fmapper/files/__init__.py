@@ -7,6 +7,7 @@ written lies beside its target until it is complete.
     bounds       how many names, numbers and texts a file may have
     bounded_json JSON within bounds
     zips         the members of zip files
+    checksums    the CRC-32 of bytes that are read in parts
     whole        files and folders that appear when they are complete
     safetensors  the header of that format
     gguf         the header of that format

@@ -26,7 +26,6 @@ MOST_HEADER = 100_000_000  # bytes, the limit of the format
 _MOST_READ = 64_000_000  # bytes, of an untrusted file
 _MOST_WIDE = 16_000_000  # bytes of texts that are not ASCII
 _LONGEST_ENTRY = 1 << 12  # bytes of the entry of an array in an unusual form
-_LONGEST_VALUE = 1 << 16
 _MOST_DIMENSIONS = 64
 MOST_BYTES = 2**63 - 1  # of an array, not counting sizes of zero: NumPy's limit
 _ALIGNMENT = 64  # arrays begin at multiples of it, so that JAX need not copy them
@@ -76,12 +75,12 @@ class Header:
 
     Attributes:
         entries: The arrays by name, in the order of the header.
-        metadata: Texts by name; not checked.
+        metadata: Texts by name.
         begin: Where the first array begins.
     """
 
     entries: dict[str, Entry]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
     begin: int = 0
 
 
@@ -112,6 +111,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
         position = 8 + length
         for name, (start, end, _, _) in order:
             if end > size:
+                position = end
                 break
             if start != position:
                 raise Misfit(f"is damaged at {show(name)}: its offsets do not fit its size")
@@ -142,7 +142,7 @@ class _Parser:
         self._at = 0
         self._forms: dict[tuple[bytes, bytes], tuple[str, tuple[int, ...], int]] = {}
         self.entries: dict[str, Entry] = {}
-        self.metadata: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}
 
     def header(self) -> None:
         """Parses all of it.
@@ -287,11 +287,14 @@ class _Parser:
         self._at += len(text[:end].encode())
         return value
 
-    def _texts(self) -> dict[str, Any]:
-        """Reads the metadata; bounds values other than texts, which the format does not allow."""
+    def _texts(self) -> dict[str, str]:
+        """Reads the metadata: texts by name, or null."""
+        if self._data.startswith(b"null", self._at):
+            self._at += 4
+            return {}
         if self._data[self._at : self._at + 1] != b"{":
             raise self._misfit("has metadata that are not an object")
-        texts: dict[str, Any] = {}
+        texts: dict[str, str] = {}
         wide = 0
         is_open = self._open()
         while is_open:
@@ -301,9 +304,7 @@ class _Parser:
                 raise Misfit("is not a safetensors file: its header has a key twice")
             found = _TEXT.match(self._data, self._at)
             if found is None:
-                texts[key] = self._value(_LONGEST_VALUE)
-                is_open = self._is_more()
-                continue
+                raise self._misfit("has metadata that are not texts")
             if b"\\u" in found[1] or not found[1].isascii():  # it takes four bytes a character
                 wide += len(found[1])
                 if wide > _MOST_WIDE and settings.bounds:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+_LONGEST_REASON = 300  # characters
+
 
 class Misfit(Exception):
     """Raised for malformed contents; the place is completed on the way out.
@@ -68,6 +70,16 @@ def show(value: Any) -> str:
     """Formats a value from a file for an error: short, and without control characters."""
     text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the message of another library's error: short, and without control characters.
+
+    It may quote what the file holds.
+    """
+    text = str(error).partition("\n")[0] or type(error).__name__
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -159,12 +159,15 @@ class ZipMembers(dict[str, ZipMember]):
             self._near, self._near_at, at = self.bytes_at(start, max(count, _NEAR)), start, 0
         return self._near[at : at + count]
 
-    def parts(self, member: ZipMember, most: int | None = None) -> Iterator[bytes]:
+    def parts(
+        self, member: ZipMember, most: int | None = None, *, check: bool = True
+    ) -> Iterator[bytes]:
         """Yields the decompressed bytes of a member, and verifies the checksum at the end.
 
         Args:
             member: The member.
             most: How many bytes are wanted; None for all.
+            check: Whether the file has checksums.
 
         Raises:
             Misfit: The member is not compressed by deflate, or is damaged.
@@ -172,7 +175,7 @@ class ZipMembers(dict[str, ZipMember]):
         if member.method not in (STORED, DEFLATED):
             raise Misfit(f"{show(member.name)} uses a compression that NumPy does not write")
         left = member.size if most is None else min(most, member.size)
-        is_whole, checksum = left == member.size, 0
+        is_whole, checksum = check and left == member.size, 0
         step = min(_PIECE, max(left, _NEAR))  # of a header, which is in the first few bytes
         try:
             for data in (self._pieces if member.is_stored else self._unpack)(member, step):

@@ -66,12 +66,38 @@ def entry(start, end, shape=(2,), dtype="F32"):
         (b"[" * 100_000, 0, "not an object"),
         (b'{"a": ' + b"9" * 5000 + b"}", 0, "a number with too many digits"),
         (b"[]", 0, "not an object"),
+        ({"a": entry(0, 8), "b": entry(100, 100, (0,))}, 8, "longer or shorter"),
+        ({"b": entry(100, 100, (0,)), "a": entry(0, 8)}, 8, "longer or shorter"),
+        *(({"__metadata__": {"a": value}}, 0, "not texts") for value in (1, None, ["b"], {})),
+        ({"__metadata__": ["a"]}, 0, "not an object"),
     ],
 )
 def test_headers_of_safetensors(tmp_path, fields, data, said):
     path = header(tmp_path / "x.safetensors", fields, b"\0" * data)
     with pytest.raises(fmapper.CheckpointError, match=said):
         fmapper.load(path)
+
+
+def test_metadata_may_be_null(tmp_path):
+    path = header(tmp_path / "x.safetensors", {"__metadata__": None, "a": entry(0, 8)}, b"\0" * 8)
+    assert list(fmapper.load(path)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"(" * 30_000 + b")" * 30_000,
+        b"{'descr': '" + b"[" * 60_000 + b"', 'fortran_order': False, 'shape': ()}",
+        b"{'\x1b[2J': 1}",
+    ],
+)
+def test_what_numpy_says_of_a_header_is_short_and_names_the_array(tmp_path, text):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    with pytest.raises(fmapper.CheckpointError, match=r"'a\.npy' has a damaged header") as caught:
+        fmapper.load(tmp_path / "x.npz")
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
 
 
 def test_an_empty_array_of_another_format_is_no_larger_than_memory_either(tmp_path):

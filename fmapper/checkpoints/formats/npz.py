@@ -21,8 +21,9 @@ from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json
 from fmapper.files.bounds import check_count, check_name
+from fmapper.files.checksums import Checksum
 from fmapper.files.dtypes import STORED_DTYPES, name_of_dtype, numpy_dtype
-from fmapper.files.untrusted import Misfit, show, within
+from fmapper.files.untrusted import Misfit, reason_of, show, within
 from fmapper.files.zips import DEFLATED, STORED, Unpacking, ZipMember, ZipMembers
 
 _ABOUT = "__fmapper__.json"
@@ -86,7 +87,8 @@ class Npz(Format):
         except (*_DAMAGED, Misfit) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{path}: {str(error) or type(error).__name__}") from None
+            text = str(error) if isinstance(error, Misfit) else reason_of(error)
+            raise CheckpointError(f"{path}: {text}") from None
 
     def write(self, out: Writer, contents: Contents) -> None:
         """Writes a member for each array, in its memory order."""
@@ -200,7 +202,10 @@ class _Headers:
         stream = io.BytesIO(head)
         read = _HEADERS[np.lib.format.read_magic(stream)]
         parse: Any = getattr(np.lib.format, read)
-        shape, fortran, dtype = parse(stream, max_header_size=_MOST_HEADER)
+        try:
+            shape, fortran, dtype = parse(stream, max_header_size=_MOST_HEADER)
+        except _DAMAGED as error:
+            raise Misfit(f"{show(name)} has a damaged header: {reason_of(error)}") from None
         if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 64:
             raise Misfit(f"{show(name)} has an invalid size")
         return shape, fortran, dtype
@@ -224,11 +229,13 @@ def _member(
         begin = begin or archive.begin(member)
         return archive.bytes_near(begin, min(most, member.size))
 
+    first = head(_FIRST)
     try:
-        shape, fortran, found, header_size = headers.read(name, head(_FIRST))
+        shape, fortran, found, header_size = headers.read(name, first)
     except _CutOff as error:
+        first = head(error.args[0])
         try:
-            shape, fortran, found, header_size = headers.read(name, head(error.args[0]))
+            shape, fortran, found, header_size = headers.read(name, first)
         except _CutOff:
             raise Misfit(f"{show(name)} is truncated") from None
     if found.hasobject or found.kind not in "biufcV":
@@ -245,12 +252,16 @@ def _member(
     stored_shape = shape[::-1] if fortran else shape
     if found.byteorder == ">":
         raise Misfit(f"{show(name)} is big-endian, which is not supported")
+    checksum = Checksum(show(name), member.size, member.checksum, first[:header_size])
     if member.method == STORED:
         array: LazyArray = StoredArray(
-            file, begin + header_size, stored_shape, name_of_dtype(found)
+            _MemberFile(file, begin, checksum),
+            begin + header_size,
+            stored_shape,
+            name_of_dtype(found),
         )
     else:
-        array = _Packed(file, member, header_size, stored_shape, found)
+        array = _Packed(file, member, header_size, stored_shape, found, checksum)
     return array.transpose(tuple(range(len(shape)))[::-1]) if fortran and len(shape) > 1 else array
 
 
@@ -258,6 +269,26 @@ def _check_dtype(dtype: str) -> str:
     if dtype not in _AS_INTEGERS:
         raise Misfit(f"{show(dtype)} is an unknown dtype")
     return dtype
+
+
+class _MemberFile(SourceFile):
+    """The file of a stored member, whose checksum is verified once all of it has been read."""
+
+    __slots__ = ("_begin", "_checksum")
+
+    is_copied = False
+
+    def __init__(self, file: SourceFile, begin: int, checksum: Checksum) -> None:
+        self.path, self.size, self._known = file.path, file.size, file._known
+        self._begin, self._checksum = begin, checksum
+
+    def read_into(self, handle: int, out: memoryview, offset: int) -> None:
+        """Fills a buffer from a place in the file."""
+        super().read_into(handle, out, offset)
+        try:
+            self._checksum.add(out, offset - self._begin)
+        except Misfit as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
 
 
 class _Packed(LazyArray):
@@ -270,10 +301,12 @@ class _Packed(LazyArray):
         header: int,
         shape: tuple[int, ...],
         dtype: Any,
+        checksum: Checksum,
     ) -> None:
         self.shape, self.dtype = shape, dtype
         self._file, self._member, self._header = file, member, header
         self._unpacking = Unpacking(member)
+        self._checksum = checksum
 
     def _read(self, box: Box) -> Any:
         import numpy as np
@@ -295,7 +328,10 @@ class _Packed(LazyArray):
 
     def _parts(self, archive: ZipMembers, start: int, count: int) -> Iterator[bytes]:
         if start > self._header or start + count < self._member.size:
-            yield from self._unpacking.parts(archive, start, count)
+            for part in self._unpacking.parts(archive, start, count):
+                self._checksum.add(part, start)
+                yield part
+                start += len(part)
             return
         for part in archive.parts(self._member):  # the whole, with its checksum
             yield part[start:]

@@ -79,7 +79,7 @@ class SafetensorsFolder(Format):
     def read(self, path: Path) -> Contents:
         """Reads the headers of all shards, or of those in the index if there is one."""
         arrays: dict[str, LazyArray] = {}
-        metadata: dict[str, Any] = {}
+        metadata: dict[str, str] = {}
         index = _read_index(file_in(path, INDEX)) if _is_there(path / INDEX) else None
         names = sorted(set(index.values())) if index is not None else _files(path)
         places: dict[str, str] = {}
@@ -227,9 +227,9 @@ def _metadata(contents: Contents) -> dict[str, str]:
 
 
 def _with_about(
-    arrays: dict[str, LazyArray], metadata: dict[str, Any], files: tuple[Path, ...]
+    arrays: dict[str, LazyArray], metadata: dict[str, str], files: tuple[Path, ...]
 ) -> Contents:
-    texts = {k: v for k, v in metadata.items() if isinstance(v, str)}
+    texts = {**metadata}
     try:
         ties, values = about_from_text(texts.pop(_ABOUT, ""), arrays)
     except Misfit as error:
@@ -237,7 +237,7 @@ def _with_about(
     return Contents(arrays, ties, values, texts, files)
 
 
-def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
+def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, str]]:
     try:
         file = UrlFile(path) if isinstance(path, Url) else SourceFile(path)
         with _open(path) as handle:

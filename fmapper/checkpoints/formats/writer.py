@@ -99,7 +99,7 @@ def pieces(name: str, array: LazyArray, offset: int) -> Iterator[Piece]:
     if runs is not None and all(isinstance(run.array, StoredArray) for run in runs):
         for stored, start, stop in runs:
             assert isinstance(stored, StoredArray)
-            most = _COPY if stored.file.is_local else _PANEL
+            most = _COPY if stored.file.is_copied else _PANEL
             for at in range(start, stop, most):
                 part = min(most, stop - at)
                 yield Piece(name, (stored.file, stored.offset + at), (), offset, part)
@@ -117,7 +117,7 @@ def write_piece(handle: int, piece: Piece, check: bool) -> int | None:
     Returns:
         The checksum of what was written, if it is to be compared later; None where it was copied.
     """
-    if isinstance(piece.array, tuple) and piece.array[0].is_local:
+    if isinstance(piece.array, tuple) and piece.array[0].is_copied:
         file, start = piece.array
         with file.handle() as source:
             _copy(source, handle, start, piece.offset, piece.nbytes)

@@ -105,6 +105,8 @@ class Archive:
         if len(pickles) != 1:
             raise Misfit(f"has {len(pickles)} members named data.pkl, where torch writes one")
         self._part, self._members = part, members
+        # torch verifies none, and writes none under torch.serialization.set_crc32_options(False)
+        self._has_checksums = any(member.checksum for member in members.values())
         self._prefix = pickles[0].removesuffix("data.pkl")
         self._begins: dict[str, int] = {}
         self.pickled = self._members[pickles[0]].size
@@ -135,7 +137,7 @@ class Archive:
         member = self._members.get(self._prefix + name)
         if member is not None and member.size > most:
             raise Misfit(f"its {name} is too large")
-        return b"".join(self._members.parts(member)) if member else b""
+        return b"".join(self._members.parts(member, check=self._has_checksums)) if member else b""
 
     def array(self, name: str, tensor: StoredTensor) -> LazyArray:
         """Returns the stored array of a tensor."""
