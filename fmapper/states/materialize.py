@@ -228,7 +228,8 @@ class _Filling:
             routes, _ = mover.routes(values, links.__getitem__)
             for route in routes:
                 if whole is not None:
-                    route.wanted = route.held = whole
+                    route.wanted = whole
+                    route.held = route.target.storable(whole) or whole
             news = carry_out(routes, values, links.__getitem__, copy=None)
             for identity, new in zip(identities, news, strict=True):
                 old = self.sources[identity][2]

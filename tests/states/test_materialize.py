@@ -296,6 +296,15 @@ def test_what_jax_cannot_hold_is_narrowed_as_in_a_move() -> None:
         materialize([jax.ShapeDtypeStruct((1,), jnp.int32)], {"0": torch.tensor([2**40])})
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor])
+def test_wide_integers_that_jax_cannot_hold_are_refused(dtype: str, convert: Any) -> None:
+    like = {"n": jax.ShapeDtypeStruct((2,), dtype)}  # as `jax.eval_shape` and files may have it
+    assert materialize(like, {"n": convert(np.array([5, 3], dtype))})["n"].tolist() == [5, 3]
+    with pytest.raises(fmapper.LossyCastError, match=r"model\.n: integers do not fit"):
+        materialize(like, {"n": convert(np.array([2**40 + 7, 3], dtype))})
+
+
 @pytest.mark.gpu("torch")
 def test_straight_to_the_gpu() -> None:
     with torch.device("meta"):
