@@ -94,6 +94,8 @@ def load(
         CheckpointError: The checkpoint is damaged, or in no known format.
         StructureMismatchError: Names are missing or left over, or a shape differs; lists them all.
         LossyCastError: A value does not fit into its dtype.
+        TypeError: `device`, `dtype`, `default`, `strict` or `sharding` without `like`: nothing is
+            filled.
         OSError: There is nothing of this name, or it may not be read.
 
     Examples:
@@ -104,6 +106,8 @@ def load(
         >>> fmapper.load(path)["weight"].shape
         (1, 2)
     """
+    if like is None:
+        _check_unused(device=device, dtype=dtype, default=default, sharding=sharding, strict=strict)
     source = place_of(path)
     with step(f"loading {source.name}"):
         checkpoint = read_checkpoint(source, format)
@@ -117,6 +121,17 @@ def load(
         filled = _fill(tree, checkpoint, device, dtype, default, strict, placer)
         filled = back(_from_portable_form(filled, stay))
         return filled if placer is None else placer.finish(filled)
+
+
+def _check_unused(*, strict: bool, **options: Any) -> None:
+    """Raises for options of filling where there is nothing to fill."""
+    unused = [f"{name}=" for name, value in options.items() if value is not None]
+    unused += ["strict="] if strict is not True else []
+    if unused:
+        raise TypeError(
+            f"load: {', '.join(unused)} applies only with like=, a tree to fill. Without it, load "
+            f"gives lazy arrays: move them with a mover, such as to_jax(load(path), dtype=...)."
+        )
 
 
 def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:

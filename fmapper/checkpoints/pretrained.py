@@ -175,8 +175,11 @@ def from_pretrained(
         _check_shapes(state, model, source)
         _say_left(arrays, chosen, found, source)
         target = None if to == found.backend else to
-        if options and target is None:
-            raise TypeError(f"loading to {to} takes no {', '.join(options)}: nothing is converted")
+        recorded = {"example_inputs": example_inputs, "example_kwargs": example_kwargs}
+        recorded["dynamic_shapes"] = None if dynamic_shapes == "auto" else dynamic_shapes
+        unused = [*options, *(name for name, value in recorded.items() if value is not None)]
+        if unused and target is None:
+            raise TypeError(f"loading to {to} takes no {', '.join(unused)}: nothing is converted")
         is_whole = sharding is None and offload is None and not options.get("structure")
         early = target is not None and is_whole and _is_host(device)
         with read_ahead(state.values() if early else ()):

@@ -465,6 +465,14 @@ def test_classes_with_layers_are_not_divided_while_they_are_read(folders):
         fmapper.from_pretrained(folders["llama"][0], "torch", structure=True)
 
 
+@pytest.mark.parametrize(
+    "option", [{"example_inputs": ()}, {"example_kwargs": {}}, {"dynamic_shapes": ()}]
+)
+def test_options_of_recording_need_a_conversion(folders, option):
+    with pytest.raises(TypeError, match=f"loading to torch takes no {next(iter(option))}"):
+        fmapper.from_pretrained(folders["resnet"][0], "torch", **option)
+
+
 def test_tensors_that_are_plain_attributes_are_in_no_folder(tmp_path):
     config = transformers.VideoMAEConfig(
         **SMALL, num_attention_heads=4, image_size=32, num_frames=4, decoder_hidden_size=32

@@ -131,6 +131,22 @@ def test_shapes_of_jax_are_filled(tmp_path):
     assert found["w"].sum() == 6
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"dtype": "bfloat16"},
+        {"device": "nonsense"},
+        {"sharding": object()},
+        {"default": {}},
+        {"strict": False},
+    ],
+)
+def test_options_of_filling_need_a_tree_to_fill(tmp_path, option):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.npz")
+    with pytest.raises(TypeError, match=f"load: {next(iter(option))}= applies only with like="):
+        fmapper.load(tmp_path / "x.npz", **option)
+
+
 def test_what_does_not_fit_is_listed(tmp_path):
     path = tmp_path / "x.safetensors"
     fmapper.save({"a": np.ones(2), "b": np.ones(2), "d": np.ones(3)}, path)
