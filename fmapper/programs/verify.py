@@ -16,6 +16,7 @@ from fmapper.errors import ConversionError, NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.plots import draw_differences
 from fmapper.programs.steps import in_turn, source_of_callable, user_lowerings
+from fmapper.programs.treespec import match, parts_of, path_of
 from fmapper.progress import step
 from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback
@@ -238,25 +239,8 @@ def verify(
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
-    """Compares two outputs, one difference per array, with rounding allowed for.
-
-    Outputs that hold other numbers of arrays are not compared: objects keep some that are no
-    results, and what a program gives for those is what it was recorded with.
-    """
-    ours, theirs = list(_arrays(a, "output")), list(_arrays(b, "output"))
-    if len(ours) != len(theirs):
-        return []
-    pairs = zip(ours, theirs, strict=True)
-    return [_difference(x, y, path, None, None) for (path, x), (_, y) in pairs]
-
-
-def _arrays(x: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays that a structure holds, with their paths."""
-    if adapter_of(x) is not None:
-        yield path, x
-        return
-    for key, value in (_parts(x) or {}).items():
-        yield from _arrays(value, f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]")
+    """Compares two outputs, with rounding allowed for: one difference per array."""
+    return list(_differences(a, b, "output", None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,60 +334,35 @@ def _of_backend(name: str) -> Models | None:
 def _differences(
     a: Any, b: Any, path: str, rtol: float | None, atol: float | None
 ) -> Iterator[Difference]:
-    """Yields one difference per array; structures are compared by contents, not by class."""
+    """Yields one difference per array; structures are compared by contents, not by class.
+
+    Arrays in parts with names are compared by name, in sequences by position.
+    """
     if adapter_of(a) is not None or adapter_of(b) is not None:
         yield _difference(a, b, path, rtol, atol)
         return
-    ours, theirs = _parts(a), _parts(b)
-    if ours is None or theirs is None:
+    pairs = match(a, b)
+    if pairs is None:
         if not equals(a, b) and a != b:
             yield Difference(path, math.inf, 0.0, 0.0, f"{a!r} and {b!r}")
-        return
-    if len(ours) != len(theirs):
-        yield Difference(path, math.inf, 0.0, 0.0, f"{len(ours)} and {len(theirs)} parts")
-        return
-    if type(a) is type(b) is dict and set(ours) != set(theirs):
-        yield Difference(path, math.inf, 0.0, 0.0, f"the keys {list(ours)} and {list(theirs)}")
-        return
-    for i, (key, value) in enumerate(ours.items()):
-        other = theirs[key] if key in theirs else list(theirs.values())[i]
-        at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
-        yield from _differences(value, other, at, rtol, atol)
+    elif isinstance(pairs, str):
+        yield Difference(path, math.inf, 0.0, 0.0, pairs)
+    else:
+        for key, value, other in pairs:
+            yield from _differences(value, other, path_of(path, key), rtol, atol)
 
 
 def _plain_values(x: Any, path: str) -> Iterator[Difference]:
     """Yields the numbers and strings of an output without arrays."""
-    parts = _parts(x)
+    parts = parts_of(x)
     if parts is None and x is not None:
         yield Difference(path, 0.0, 0.0, 0.0)
     for key, value in (parts or {}).items():
-        at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
-        yield from _plain_values(value, at)
-
-
-def _parts(x: Any) -> dict[Any, Any] | None:
-    """Returns the children of a structure by key; None for a leaf."""
-    if isinstance(x, Mapping):
-        return dict(x)
-    fields = getattr(x, "_fields", None)
-    if isinstance(x, tuple) and fields is not None:
-        return dict(zip(fields, x, strict=True))
-    if isinstance(x, list | tuple):
-        return dict(enumerate(x))
-    if hasattr(x, "__dict__") and not callable(x):
-        held = {key: value for key, value in vars(x).items() if _holds_arrays(value)}
-        return held or None
-    return None
-
-
-def _holds_arrays(x: Any) -> bool:
-    if adapter_of(x) is not None:
-        return True
-    parts = _parts(x)
-    return parts is not None and any(map(_holds_arrays, parts.values()))
+        yield from _plain_values(value, path_of(path, key))
 
 
 def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | None) -> Difference:
+    a, b = _as_array(a, b), _as_array(b, a)
     owner = adapter_of(a)
     if owner is None or adapter_of(b) is None:
         return Difference(path, math.inf, 0.0, 0.0, f"{type(a).__name__} and {type(b).__name__}")
@@ -411,6 +370,14 @@ def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | Non
     factor = _ROUNDING.get(dtype, 0.0) if rtol is None else rtol
     size = math.prod(owner.shape(a))
     return Difference(path, error, scale, factor * scale + (atol or 0.0), note, size)
+
+
+def _as_array(x: Any, other: Any) -> Any:
+    """Returns a number as an array if the other is an array without dimensions."""
+    import numpy as np
+
+    is_scalar = isinstance(x, bool | int | float | complex) and getattr(other, "shape", None) == ()
+    return np.asarray(x) if is_scalar else x
 
 
 def _adapter_of_array(array: Any) -> Arrays:

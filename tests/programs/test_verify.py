@@ -1,6 +1,7 @@
 """Comparing models: what counts as equal, and where the first difference is found."""
 
 import math
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -205,3 +206,23 @@ def test_a_constant_is_told_from_that_with_another_sign():
     model(np.ones(2, np.float32), 0.0)
     with pytest.raises(fmapper.ProgramInputError, match=r"fill is -0\.0"):
         model(np.ones(2, np.float32), -0.0)
+
+
+def test_parts_are_compared_by_name_and_not_by_position():
+    class AB(NamedTuple):
+        a: Any
+        b: Any
+
+    class BA(NamedTuple):
+        b: Any
+        a: Any
+
+    one, two = np.ones(2), np.full(2, 2.0)
+    right = [AB(one, two), BA(two, one), {"b": two, "a": one}, (one, two), [one, two]]
+    right += [{"b": two, "c": None, "a": one}]
+    for other in right:
+        assert fmapper.verify(lambda: AB(one, two), lambda other=other: other), other
+    for other in [BA(one, two), {"a": one, "c": two}, {"a": two, "b": one}, {"a": one}]:
+        assert not fmapper.verify(lambda: AB(one, two), lambda other=other: other), other
+    report = fmapper.verify(lambda: AB(one, two), lambda: {"a": one, "c": two})
+    assert "output: the keys ['a', 'b'] and ['a', 'c']" in str(report)

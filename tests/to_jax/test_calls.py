@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -275,3 +276,46 @@ def test_attention_recorded_with_itself_takes_other_keys_and_values(structure: b
         want = attention(*given)[0].detach().numpy()
         found = model(*(one.numpy() for one in given))[0]
         np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+class Fields(OrderedDict):
+    """Has what was set last at its end, and new ones in the order of the class, as ModelOutput."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__((name, fields[name]) for name in "abc" if name in fields)
+
+
+torch.utils._pytree.register_pytree_node(
+    Fields,
+    lambda node: ([*node.values()], [*node]),
+    lambda values, names: Fields(**dict(zip(names, values, strict=True))),
+    flatten_with_keys_fn=lambda node: (
+        [(torch.utils._pytree.MappingKey(name), value) for name, value in node.items()],
+        [*node],
+    ),
+)
+
+
+class SetsLater(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        found = Fields(a=x, c=(x * 2, x * 3))
+        found["b"] = x * 4
+        return {"sum": x.sum(), "found": found}  # a sum is decomposed: torch traces again
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_outputs_have_their_names_whatever_order_these_were_set_in(check):
+    model = fmapper.convert(SetsLater(), "jax", (X,), check=check)
+    found = model(A)["found"]
+    assert found._fields == ("a", "c", "b")
+    assert [float(found[name][0, 0]) for name in "ab"] == [1, 4]
+    assert [float(part[0, 0]) for part in found["c"]] == [2, 3]
+
+
+def test_a_strict_recording_has_its_outputs_in_the_order_of_their_structure():
+    from fmapper_adapters.torch.record import ways
+
+    exported = ways.STRICTLY(SetsLater(), (X,), {}, None)
+    found = exported.module()(X)["found"]
+    assert [float(found[name][0, 0]) for name in "ab"] == [1, 4]
+    assert [float(part[0, 0]) for part in found["c"]] == [2, 3]

@@ -35,7 +35,7 @@ from fmapper_adapters.torch.from_fx import (
     overlaps,
 )
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
-from fmapper_adapters.torch.record import failures, masks, obstacles, sizes
+from fmapper_adapters.torch.record import failures, masks, obstacles, output_order, sizes
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import (
     autograd,
@@ -391,7 +391,7 @@ def _decompose(
     if others is not None:
         return Recording(exported, others)
     with quiet(), step("decomposing"):
-        return Recording(exported.run_decompositions(table.table))
+        return Recording(output_order.decompose(exported, table.table))
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:

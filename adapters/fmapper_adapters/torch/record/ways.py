@@ -17,6 +17,7 @@ from torch.fx.experimental import sym_node
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import check, trusted_asserts
+from fmapper_adapters.torch.record import output_order
 from fmapper_adapters.torch.record.patches import operations
 from fmapper_adapters.torch.record.values import examples, expert_loops, loop_proof, split_rows
 
@@ -33,9 +34,12 @@ def _plainly(
     strict: bool,
 ) -> torch.export.ExportedProgram:
     with quiet(), torch.set_grad_enabled(grad), operations.stand_ins(unless=strict):
-        return torch.export.export(
+        found = torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
+    if strict:
+        output_order.restore(found)
+    return found
 
 
 def is_data_dependent(error: Exception) -> bool:
