@@ -1,4 +1,4 @@
-"""`fmapper inspect PATH`, `fmapper diff A B`, and `fmapper convert IN OUT`."""
+"""`fmapper checkpoint convert IN OUT`, `inspect PATH` and `diff A B`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,77 @@ from pathlib import Path
 
 import click
 
+from fmapper.cli.output import PATH
 from fmapper.render import readable_bytes, readable_seconds
 
+CONVERT = """
+\b
+Examples:
+  fmapper checkpoint convert llama/ llama-bf16/ --to safetensors --dtype bfloat16
+  fmapper checkpoint convert model.pt model.orbax --rules rename.toml
+"""
 INSPECT = """
 \b
 Examples:
-  fmapper inspect model.safetensors
-  fmapper inspect ~/models/llama          # a folder of shards
-  fmapper inspect s3://bucket/llama       # through fsspec; of safetensors
+  fmapper checkpoint inspect model.safetensors
+  fmapper checkpoint inspect ~/models/llama       # a folder of shards
+  fmapper checkpoint inspect s3://bucket/llama    # through fsspec; of safetensors
 """
 DIFF = """
 \b
 Examples:
-  fmapper diff before.safetensors after.safetensors
-  fmapper diff checkpoints/100 model.pt --headers
+  fmapper checkpoint diff before.safetensors after.safetensors
+  fmapper checkpoint diff checkpoints/100 model.pt --headers
 """
 
 
-@click.command(epilog=INSPECT)
+@click.group()
+def checkpoint() -> None:
+    """Convert, list or compare checkpoints: arrays in files, of any format."""
+
+
+@checkpoint.command(epilog=CONVERT)
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@click.option(
+    "--to",
+    metavar="FORMAT",
+    help="safetensors, orbax, flax, npz, torch or dcp (default: by the ending of OUT).",
+)
+@click.option("--dtype", help="The dtype of the floating arrays.")
+@click.option("--rules", type=PATH, help="Rules for names and shapes of the arrays, as TOML.")
+@click.option("--check/--no-check", default=True, help="Compare what was written (default).")
+def convert(
+    source: str,
+    target: str,
+    to: str | None,
+    dtype: str | None,
+    rules: Path | None,
+    check: bool,
+) -> int:
+    """Convert a checkpoint to another format, piece by piece, and compare what was written.
+
+    The same command continues a conversion that was interrupted.
+    """
+    from fmapper.checkpoints import Rules, convert_checkpoint
+
+    done = convert_checkpoint(
+        source,
+        target,
+        to,
+        dtype=dtype,
+        rules=None if rules is None else Rules.from_toml(rules),
+        check=check,
+    )
+    rate = readable_bytes(int(done.nbytes / max(done.seconds, 1e-6)))
+    print(
+        f"{done.path}: {done.format}, {done.arrays} arrays, {readable_bytes(done.nbytes)} "
+        f"in {readable_seconds(done.seconds)}, {rate}/s{', compared' * check}"
+    )
+    return 0
+
+
+@checkpoint.command(epilog=INSPECT)
 @click.argument("path")
 def inspect(path: str) -> int:
     """List the arrays of a checkpoint: names, shapes, dtypes, bytes, ties; from headers alone."""
@@ -33,7 +86,7 @@ def inspect(path: str) -> int:
     return 0
 
 
-@click.command(epilog=DIFF)
+@checkpoint.command(epilog=DIFF)
 @click.argument("first")
 @click.argument("second")
 @click.option("--headers", is_flag=True, help="Compare only names, shapes and dtypes.")
@@ -41,38 +94,6 @@ def diff(first: str, second: str, headers: bool) -> int:
     """Compare two checkpoints. The exit status is 1 if anything differs."""
     from fmapper.checkpoints import diff as diff_checkpoints
 
-    found = diff_checkpoints(first, second, values=not headers)
-    print(found)
-    return int(bool(found))
-
-
-def convert_files(
-    source: str,
-    target: str,
-    to: str | None,
-    dtype: str | None,
-    rules: Path | None,
-    check: bool,
-) -> int:
-    """Converts a checkpoint and prints a line about it."""
-    from fmapper.checkpoints import convert_checkpoint
-
-    found = None
-    if rules is not None:
-        from fmapper.checkpoints import Rules
-
-        found = Rules.from_toml(rules)
-    done = convert_checkpoint(
-        source,
-        target,
-        to,
-        dtype=dtype,
-        rules=found,
-        check=check,
-    )
-    rate = readable_bytes(int(done.nbytes / max(done.seconds, 1e-6)))
-    print(
-        f"{done.path}: {done.format}, {done.arrays} arrays, {readable_bytes(done.nbytes)} "
-        f"in {readable_seconds(done.seconds)}, {rate}/s{', compared' * check}"
-    )
-    return 0
+    differences = diff_checkpoints(first, second, values=not headers)
+    print(differences)
+    return int(bool(differences))

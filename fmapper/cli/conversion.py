@@ -17,8 +17,13 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.profiles import timing
 from fmapper.profiles.timing import Timing
-from fmapper.programs.steps import lower_trained, record_program, source_of, source_of_callable
-from fmapper.programs.targets import find_target
+from fmapper.programs.steps import (
+    find_target,
+    lower_trained,
+    record_program,
+    source_of,
+    source_of_callable,
+)
 from fmapper.programs.verify import Report, inputs_for, verify
 from fmapper.render import pairs, readable_bytes, readable_seconds
 

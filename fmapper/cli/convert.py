@@ -1,4 +1,4 @@
-"""`fmapper convert FILE:MODEL --to FRAMEWORK`, and of checkpoints `fmapper convert IN OUT`."""
+"""`fmapper convert FILE:MODEL --to FRAMEWORK`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,17 @@ Examples:
   fmapper convert net.py:model --to jax --example 'randn(1,3,224,224)'
   fmapper convert net.py:Net --to flax --example-kwargs "{'x': randn(2,4)}" --out net.safetensors
   fmapper convert encoder.py:make --to torch --example 'randint(0,99,(2,8))' --dynamic auto
-  fmapper convert llama/ llama-bf16/ --to safetensors --dtype bfloat16   # a checkpoint
-  fmapper convert model.pt model.orbax --rules rename.toml
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", metavar="FILE:MODEL")
-@click.argument("target", metavar="[OUT]", required=False)
 @click.option(
     "--to",
-    metavar="FRAMEWORK | FORMAT",
-    help="jax, flax or torch; for a checkpoint safetensors, orbax, flax, npz, torch or dcp "
-    "(default: by the ending of OUT).",
+    required=True,
+    metavar="FRAMEWORK",
+    help="The target: jax, flax (or nnx), linen or torch.",
 )
-@click.option("--dtype", help="The dtype of the floating arrays of a checkpoint.")
-@click.option("--rules", type=PATH, help="Rules for the arrays of a checkpoint, as TOML.")
 @click.option(
     "--example",
     "examples",
@@ -59,7 +54,7 @@ Examples:
     help="Let sizes vary where the code does not fix them; give examples of two or more.",
 )
 @click.option("--train", is_flag=True, help="Record the training mode, without running the result.")
-@click.option("--verify/--no-verify", default=True, help="Compare the outputs (default).")
+@click.option("--check/--no-check", default=True, help="Compare the outputs (default).")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
@@ -71,37 +66,23 @@ Examples:
 @click.option("--json", type=PATH, help="Write the report to this file.")
 def convert(
     model: str,
-    target: str | None,
-    to: str | None,
-    dtype: str | None,
-    rules: Path | None,
+    to: str,
     examples: tuple[str, ...],
     kwargs: str | None,
     dynamic: str | None,
     train: bool,
-    verify: bool,
+    check: bool,
     seconds: float,
     out: Path | None,
     json: Path | None,
 ) -> int:
-    """Convert a model to another framework, or a checkpoint to another format.
-
-    For a model, report how exact and how fast the result is.
+    """Convert a model to another framework, and report how exact and how fast the result is.
 
     FILE:MODEL is a model in a Python file: a torch module, or one of Flax, Equinox or JAX; an
     instance, a class, a function that makes one, or a function with its parameters.
 
-    With OUT, FILE is a checkpoint of any format. It is converted piece by piece and compared; the
-    same command continues a conversion that was interrupted.
+    To convert a checkpoint to another format, use `fmapper checkpoint convert`.
     """
-    if target is not None:
-        from fmapper.cli.checkpoints import convert_files
-
-        return convert_files(model, target, to, dtype, rules, verify)
-    if to is None:
-        raise click.MissingParameter(param_type="option", param_hint="'--to'")
-    if dtype is not None or rules is not None:
-        raise click.UsageError("--dtype and --rules apply only to checkpoints: pass a second path")
     from fmapper.cli.conversion import measure
     from fmapper.cli.target import load_model
 
@@ -114,7 +95,7 @@ def convert(
             example_kwargs(kwargs),
             dynamic_shapes=dynamic,
             train=train,
-            compare=verify,
+            compare=check,
             seconds=seconds,
             say=say,
         )

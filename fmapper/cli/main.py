@@ -10,7 +10,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from fmapper import __version__
-from fmapper.cli.checkpoints import diff, inspect
+from fmapper.cli.checkpoints import checkpoint
 from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
@@ -56,8 +56,21 @@ def completion(shell: str) -> None:
     click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
-for _command in (devices, convert, translate, inspect, diff, profile, completion):
+for _command in (convert, translate, checkpoint, profile, devices, completion):
     command.add_command(_command)
+
+
+def _names(words: Sequence[str]) -> list[str]:
+    """Returns the names of the command that words on the command line call, outermost first."""
+    names: list[str] = []
+    group: click.Command | None = command
+    for word in words:
+        if not isinstance(group, click.Group):
+            break
+        if word in group.commands:
+            names.append(word)
+            group = group.commands[word]
+    return names
 
 
 def _say(error: Exception) -> str:
@@ -76,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _DEBUG in given
     settings.full_tracebacks = settings.full_tracebacks or debug
     given = [word for word in given if word != _DEBUG]
-    title = " ".join([NAME, *[word for word in given if word in command.commands][:1]])
+    title = " ".join([NAME, *_names(given)])
     try:
         return int(command.main(given, prog_name=NAME, standalone_mode=False) or 0)
     except click.ClickException as error:

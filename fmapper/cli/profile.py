@@ -1,4 +1,4 @@
-"""`fmapper profile FILE:MODEL --inputs INPUTS`."""
+"""`fmapper profile FILE:MODEL --example INPUTS`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from fmapper.cli.target import inputs_of, load_model
 EXAMPLES = """
 \b
 Examples:
-  fmapper profile net.py:model --inputs 'randn(1,3,32,32)'
-  fmapper profile net.py:make --inputs net.py:batch --devices torch:cpu,jax:cpu --train
+  fmapper profile net.py:model --example 'randn(1,3,32,32)'
+  fmapper profile net.py:make --example net.py:batch --devices torch:cpu,jax:cpu --train
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", metavar="FILE:MODEL")
 @click.option(
-    "--inputs",
+    "--example",
+    "example",
+    metavar="INPUTS",
     required=True,
-    help="Inputs at any batch size: 'randn(1,3,32,32)', 'randint(0,99,(1,8)), 2.0', or "
+    help="Example inputs at any batch size: 'randn(1,3,32,32)', 'randint(0,99,(1,8)), 2.0', or "
     "FILE:INPUTS for an array, a tuple, or a function of the batch size.",
 )
 @click.option("--batch-sizes", metavar="N,N,...", default="1,8,64,512", show_default=True)
@@ -54,7 +56,7 @@ Examples:
 @click.option("--plot", type=PATH, help="Draw the results to this file (needs matplotlib).")
 def profile(
     model: str,
-    inputs: str,
+    example: str,
     batch_sizes: str,
     devices: str | None,
     seconds: float,
@@ -74,7 +76,7 @@ def profile(
     check_folders(json, plot)
     made = measure(
         load_model(model),
-        inputs_of(inputs),
+        inputs_of(example),
         None if devices is None else _words(devices),
         _sizes(batch_sizes),
         train=train,

@@ -9,6 +9,8 @@ import click
 
 from fmapper.cli.convert import example_args, example_kwargs
 from fmapper.cli.output import PATH, check_folders, write_text
+from fmapper.errors import TargetError
+from fmapper.files.stamp import is_edited, with_stamp
 from fmapper.progress import step
 
 EXAMPLES = """
@@ -25,7 +27,7 @@ Examples:
     "--to",
     required=True,
     metavar="FRAMEWORK",
-    help="The target: flax, equinox, jax or torch.",
+    help="The target: flax (or nnx), equinox, jax or torch.",
 )
 @click.option(
     "--example",
@@ -53,6 +55,9 @@ Examples:
 )
 @click.option("--tests", is_flag=True, help="Write a test of the file, and its data, beside it.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
+@click.option(
+    "--force", is_flag=True, help="Overwrite files at these places that were edited, or are others."
+)
 def translate(
     model: str,
     to: str,
@@ -63,14 +68,16 @@ def translate(
     scan: bool,
     tests: bool,
     out: Path,
+    force: bool,
 ) -> int:
     """Write a model as source code of another framework, and prove that it computes the same.
 
     The file is run in a process of its own. Its outputs, gradients and five training steps must
-    agree with those of the model; otherwise nothing is written.
+    agree with those of the model; otherwise nothing is written. A file that was edited since it was
+    written is not overwritten without --force.
     """
     from fmapper.cli.target import load_model
-    from fmapper.translation.proving.written_test import write_test
+    from fmapper.translation.proving.written_test import files_of_test, write_test
     from fmapper.translation.source import (
         format_code,
         translate_for_evaluation,
@@ -79,6 +86,12 @@ def translate(
     from fmapper.translation.source import translate as run
 
     check_folders(out)
+    edited = [path for path in (out, *(files_of_test(out) if tests else ())) if is_edited(path)]
+    if edited and not force:
+        raise TargetError(
+            f"{', '.join(map(str, edited))} would be overwritten, but was edited or not written by "
+            "fmapper translate. Choose another --out, or pass --force."
+        )
     with step(f"loading {model}"):
         loaded = load_model(model)
     args, given = example_args(examples), example_kwargs(kwargs)
@@ -111,7 +124,7 @@ def translate(
     if not proof:
         print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
         return 1
-    write_text(out, format_code(source.code))
+    write_text(out, with_stamp(format_code(source.code)))
     print(f"written to {out}")
     if tests:
         print(f"its test is {write_test(out, proof)}")

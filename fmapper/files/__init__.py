@@ -9,6 +9,7 @@ written lies beside its target until it is complete.
     zips         the members of zip files
     checksums    the CRC-32 of bytes that are read in parts
     whole        files and folders that appear when they are complete
+    stamp        source files that tell whether they were edited
     safetensors  the header of that format
     gguf         the header of that format
     urls         files behind URLs, through fsspec

@@ -14,17 +14,20 @@ from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
 from fmapper.programs.program import Program
 from fmapper.programs.steps import (
+    check_options,
     family_of,
+    find_target,
+    is_target,
     lower,
     lower_trained,
     lower_with_fixed_sizes,
     lower_with_varying_sizes,
+    no_target,
     record_program,
     source_of,
     source_of_callable,
     with_arrays,
 )
-from fmapper.programs.targets import check_options, find_target, is_target, no_target
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fleaves

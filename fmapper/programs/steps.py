@@ -6,11 +6,17 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-from fmapper.backends.discovery import adapters, get_adapter, installed_backends
+from fmapper.backends.discovery import (
+    adapters,
+    get_adapter,
+    installed_backends,
+    known_frameworks,
+)
 from fmapper.backends.models import Models
 from fmapper.errors import (
     BackendUnavailableError,
@@ -21,6 +27,7 @@ from fmapper.errors import (
 from fmapper.programs.lowering import Lowering, added
 from fmapper.programs.program import Program
 from fmapper.progress import step
+from fmapper.suggest import did_you_mean
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -187,6 +194,88 @@ def _recorders() -> Iterator[Models]:
                 yield get_adapter(name, Models)
             except BackendUnavailableError:  # it does not work, or has no models
                 continue
+
+
+def find_target(to: Any) -> tuple[Models, dict[str, Any]]:
+    """Returns the adapter of a target, and the options that the name of the target stands for.
+
+    Args:
+        to: The name of a framework, or a name of `Models.targets`: `"nnx"`, `"linen"`.
+
+    Raises:
+        ConversionError: It is not a name.
+        BackendUnavailableError: There is no such target, it is not installed, or it has no models.
+    """
+    if not isinstance(to, str):
+        raise ConversionError(
+            f"convert takes the name of the target as its second argument, not "
+            f"{type(to).__name__}: convert(model, 'jax', example_inputs)."
+        )
+    for adapter in adapters(Models):
+        if to in adapter.targets:
+            return adapter, dict(adapter.targets[to])
+    builtin: Mapping[str, str] = import_module("fmapper_adapters").TARGETS
+    if to in builtin:
+        adapter = get_adapter(builtin[to], Models)
+        return adapter, dict(adapter.targets[to])
+    try:
+        return get_adapter(to, Models), {}
+    except BackendUnavailableError as error:
+        if error.__cause__ is not None:  # it exists, and is not installed
+            raise
+        raise no_target(to) from None
+
+
+def no_target(to: str) -> BackendUnavailableError:
+    """Returns the error for a name that is not a target; it lists the targets."""
+    targets = sorted(_targets())
+    return BackendUnavailableError(
+        f"{to!r} is not a target.{did_you_mean(to, targets)} Available targets: "
+        f"{', '.join(map(repr, targets))}."
+    )
+
+
+def _targets() -> Iterator[str]:
+    """Yields the names of the installed targets; imports their frameworks."""
+    for name in known_frameworks():
+        try:
+            adapter = get_adapter(name, Models)
+        except BackendUnavailableError:  # it is not installed, does not work, or has no models
+            continue
+        if is_target(adapter):
+            yield adapter.name
+            yield from adapter.targets
+
+
+def is_target(adapter: Models) -> bool:
+    """Returns whether programs can be lowered to a framework."""
+    return type(adapter).from_program is not Models.from_program
+
+
+def check_options(
+    target: Models, options: Mapping[str, Any], others: Collection[str], variant: Mapping[str, Any]
+) -> None:
+    """Raises for an option that a target does not have, before anything is recorded.
+
+    Args:
+        target: The adapter of the target.
+        options: The options for the target, as a user gave them.
+        others: The options that every target has.
+        variant: The options that the name of the target stands for.
+
+    Raises:
+        ConversionError: There is one, or options exclude each other.
+    """
+    accepted = target.conversion_options
+    if accepted is not None:
+        names = sorted({*others, *accepted})
+        for name in options:
+            if name not in names:
+                raise ConversionError(
+                    f"convert to {target.name} has no option {name!r}.{did_you_mean(name, names)} "
+                    f"It takes {', '.join(names)}."
+                )
+    target.check_options(**options, **variant)
 
 
 def family_of(adapter: Models) -> str:

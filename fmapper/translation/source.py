@@ -15,13 +15,13 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
     family_of,
+    find_target,
     lower_with_fixed_sizes,
     lower_with_varying_sizes,
     record_program,
     source_of,
     source_of_callable,
 )
-from fmapper.programs.targets import find_target
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proving.prove import HalfPrecisionError, Proof, prove

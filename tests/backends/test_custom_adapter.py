@@ -295,7 +295,7 @@ def test_the_convert_command_takes_a_backend_of_ones_own(
         # The toy multiplies without transposing: its outputs differ, which is found and said.
         assert main([*command, "--seconds", "0.01"]) == 1
         assert "the outputs differ" in capsys.readouterr().out
-        assert main([*command, "--no-verify", "--seconds", "0.01"]) == 0
+        assert main([*command, "--no-check", "--seconds", "0.01"]) == 0
     finally:
         fmapper.backends.unregister_adapter("toy")
 

@@ -16,7 +16,7 @@ def path(tmp_path):
 
 
 def test_inspect_lists_arrays(path, capsys):
-    assert main(["inspect", str(path)]) == 0
+    assert main(["checkpoint", "inspect", str(path)]) == 0
     out = capsys.readouterr().out
     assert "float64  [2, 3]  48" in out
     assert "step = 3" in out
@@ -25,31 +25,30 @@ def test_inspect_lists_arrays(path, capsys):
 
 def test_convert_and_diff(path, tmp_path, capsys):
     target = tmp_path / "b.npz"
-    assert main(["convert", str(path), str(target), "--dtype", "float32"]) == 0
+    assert main(["checkpoint", "convert", str(path), str(target), "--dtype", "float32"]) == 0
     assert "npz, 1 arrays" in capsys.readouterr().out
-    assert main(["diff", str(path), str(target)]) == 1
+    assert main(["checkpoint", "diff", str(path), str(target)]) == 1
     assert "w: dtype float64 and float32" in capsys.readouterr().out
-    assert main(["diff", str(path), str(path)]) == 0
-    assert main(["convert", str(path), str(target)]) == 1
+    assert main(["checkpoint", "diff", str(path), str(path)]) == 0
+    assert main(["checkpoint", "convert", str(path), str(target)]) == 1
     assert "already exists" in capsys.readouterr().err
 
 
 def test_values_that_differ_are_measured(path, tmp_path, capsys):
     other = tmp_path / "c.npz"
     fmapper.save({"w": np.arange(6.0).reshape(2, 3) + 0.5, "step": 4}, other)
-    assert main(["diff", str(path), str(other)]) == 1
+    assert main(["checkpoint", "diff", str(path), str(other)]) == 1
     out = capsys.readouterr().out
     assert "w: 6 elements differ, by up to 0.5 (0.1 of the largest)" in out
     assert "step: value 3 and 4" in out
-    assert main(["diff", "--headers", str(path), str(other)]) == 1
+    assert main(["checkpoint", "diff", "--headers", str(path), str(other)]) == 1
     assert "elements differ" not in capsys.readouterr().out
 
 
 def test_wrong_usage_is_said(path, capsys):
-    assert main(["convert", str(path)]) == 2
-    assert "Missing option '--to'" in capsys.readouterr().err
-    assert main(["convert", "net.py:Net", "--to", "jax", "--dtype", "float16"]) == 2
-    assert main(["convert", str(path), "x", "--to", "orbx"]) == 1
+    assert main(["checkpoint", "convert", str(path)]) == 2
+    assert "Missing argument 'OUT'" in capsys.readouterr().err
+    assert main(["checkpoint", "convert", str(path), "x", "--to", "orbx"]) == 1
     assert "Did you mean 'orbax'" in capsys.readouterr().err
 
 
@@ -57,7 +56,10 @@ def test_rules_are_read_from_a_file(path, tmp_path, capsys):
     rules = tmp_path / "rules.toml"
     made = Rules([Rename("w", "v"), Transpose("v")])
     rules.write_text(made.to_toml())
-    assert main(["convert", str(path), str(tmp_path / "d.npz"), "--rules", str(rules)]) == 0
+    assert (
+        main(["checkpoint", "convert", str(path), str(tmp_path / "d.npz"), "--rules", str(rules)])
+        == 0
+    )
     found = fmapper.to_numpy(fmapper.load(tmp_path / "d.npz"))
     assert found["v"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
@@ -71,16 +73,31 @@ def test_what_is_wrong_with_a_path_is_one_line(path, tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("hello")
     for arguments, said in (
-        (["inspect", "gone"], "gone: no such file or folder"),
-        (["diff", str(path), "gone"], "gone: no such file or folder"),
-        (["convert", "gone", "x.npz"], "gone: no such file or folder"),
-        (["inspect", str(tmp_path / "empty")], "is a folder without a checkpoint: it is empty"),
-        (["inspect", str(tmp_path / "run")], "without a checkpoint; '10' in it is one"),
-        (["inspect", str(tmp_path / "texts")], "would have files such as model.safetensors"),
-        (["inspect", str(tmp_path / "text.txt")], "is not in a known format"),
-        (["convert", str(path), str(tmp_path / "x.xyz")], "--to on the command line"),
-        (["convert", str(path), "x.npz", "--rules", "gone.toml"], "gone.toml: no such file"),
-        (["convert", str(path), str(tmp_path / "gone" / "x.npz")], "gone: no such folder"),
+        (["checkpoint", "inspect", "gone"], "gone: no such file or folder"),
+        (["checkpoint", "diff", str(path), "gone"], "gone: no such file or folder"),
+        (["checkpoint", "convert", "gone", "x.npz"], "gone: no such file or folder"),
+        (
+            ["checkpoint", "inspect", str(tmp_path / "empty")],
+            "is a folder without a checkpoint: it is empty",
+        ),
+        (
+            ["checkpoint", "inspect", str(tmp_path / "run")],
+            "without a checkpoint; '10' in it is one",
+        ),
+        (
+            ["checkpoint", "inspect", str(tmp_path / "texts")],
+            "would have files such as model.safetensors",
+        ),
+        (["checkpoint", "inspect", str(tmp_path / "text.txt")], "is not in a known format"),
+        (["checkpoint", "convert", str(path), str(tmp_path / "x.xyz")], "--to on the command line"),
+        (
+            ["checkpoint", "convert", str(path), "x.npz", "--rules", "gone.toml"],
+            "gone.toml: no such file",
+        ),
+        (
+            ["checkpoint", "convert", str(path), str(tmp_path / "gone" / "x.npz")],
+            "gone: no such folder",
+        ),
     ):
         assert main(arguments) == 1
         out, err = capsys.readouterr()

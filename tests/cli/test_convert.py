@@ -120,7 +120,7 @@ def test_a_varying_batch(file: Path, tmp_path: Path) -> None:
             "randn(5, 4)",
             "--dynamic",
             "auto",
-            "--no-verify",
+            "--no-check",
             *QUICK,
             "--out",
             str(out),
@@ -146,7 +146,7 @@ def test_a_varying_batch(file: Path, tmp_path: Path) -> None:
 def test_inputs(file: Path, tmp_path: Path, options: list[str], shape: tuple[int, ...]) -> None:
     out = tmp_path / "net.safetensors"
     given = [option.format(file=file) for option in options]
-    assert convert(file, "Net", *given, *QUICK, "--no-verify", "--out", str(out)) == 0
+    assert convert(file, "Net", *given, *QUICK, "--no-check", "--out", str(out)) == 0
     program = fmapper.load_program(out)
     assert program.graph.calls[-1].result[0][1] == shape
 

@@ -39,17 +39,25 @@ def test_help_of_all_commands(
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    names = {"devices", "convert", "translate", "inspect", "diff", "profile", "completion"}
+    names = {"convert", "translate", "checkpoint", "profile", "devices", "completion"}
     assert names == COMMANDS
     assert all(command in shown for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - {"devices"}))
+WITH_EXAMPLES = [
+    *sorted(COMMANDS - {"checkpoint", "devices"}),
+    "checkpoint convert",
+    "checkpoint inspect",
+    "checkpoint diff",
+]
+
+
+@pytest.mark.parametrize("command", WITH_EXAMPLES)
 def test_help_has_examples(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert main([command, "-h"]) == 0
+    assert main([*command.split(), "-h"]) == 0
     shown = capsys.readouterr().out
     assert shown.count(f"fmapper {command} ") >= 3  # the usage, and examples
 
@@ -61,7 +69,7 @@ def test_help_has_examples(
         (["convert"], "Missing argument 'FILE:MODEL'"),
         (["convert", "net.py:model"], "Missing option '--to'"),
         (["convert", "net.py:model", "--to", "jax", "--dynamic", "some"], "'auto'"),
-        (["profile", "net.py:model", "--inputs", "ones(1)", "--seconds", "-1"], "--seconds"),
+        (["profile", "net.py:model", "--example", "ones(1)", "--seconds", "-1"], "--seconds"),
         (["devices", "--everywhere"], "No such option"),
     ],
 )
@@ -87,6 +95,11 @@ def test_an_error_is_one_line_and_debug_raises_it(capsys: pytest.CaptureFixture[
     for place in (0, 1, len(words)):
         with pytest.raises(fmapper.TargetError):
             main([*words[:place], "--debug", *words[place:]])
+
+
+def test_an_error_names_the_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "inspect", "/no/such/checkpoint"]) == 1
+    assert capsys.readouterr().err.startswith("fmapper checkpoint inspect: /no/such/checkpoint: ")
 
 
 def test_an_error_that_nobody_foresaw_names_its_class(

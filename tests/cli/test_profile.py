@@ -205,7 +205,7 @@ QUICK = ["--seconds", "0.01", "--devices", "numpy:cpu", "--no-predict", "--batch
 
 def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = file.parent / "out.json"
-    command = ["profile", f"{file}:model", "--inputs", "randn(1, 3)", "--json", str(out)]
+    command = ["profile", f"{file}:model", "--example", "randn(1, 3)", "--json", str(out)]
     assert main([*command, *QUICK]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Where the time of Scale goes")
@@ -217,7 +217,7 @@ def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("name", "bytes_in"), [("X", 4 * 3 * 4), ("inputs", 4 * 5 * 4)])
 def test_inputs_from_a_file(file: Path, name: str, bytes_in: int) -> None:
     out = file.parent / "out.json"
-    command = ["profile", f"{file}:double", "--inputs", f"{file}:{name}", "--json", str(out)]
+    command = ["profile", f"{file}:double", "--example", f"{file}:{name}", "--json", str(out)]
     assert main([*command, *QUICK]) == 0
     assert fmapper.Profile.from_json(out.read_text()).cell("numpy:cpu", 4).bytes_in == bytes_in
 
@@ -225,16 +225,16 @@ def test_inputs_from_a_file(file: Path, name: str, bytes_in: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{file}:nothing", "--inputs", "ones(1)"], "there is no nothing in"),
-        (["{file}:model", "--inputs", "one(1)"], "'one' is not known"),
-        (["{file}:model", "--inputs", "{file}:Y"], "there is no Y in"),
-        (["{file}:model", "--inputs", "ones(1)", "--accelerator", "Z80"], "'Z80' is not in"),
-        (["{file}:model", "--inputs", "ones(1)", "--devices", "what"], "is not a device"),
+        (["{file}:nothing", "--example", "ones(1)"], "there is no nothing in"),
+        (["{file}:model", "--example", "one(1)"], "'one' is not known"),
+        (["{file}:model", "--example", "{file}:Y"], "there is no Y in"),
+        (["{file}:model", "--example", "ones(1)", "--accelerator", "Z80"], "'Z80' is not in"),
+        (["{file}:model", "--example", "ones(1)", "--devices", "what"], "is not a device"),
         (
-            ["{file}:model", "--inputs", "ones(1)", "--json", "/no/such/x.json"],
+            ["{file}:model", "--example", "ones(1)", "--json", "/no/such/x.json"],
             "does not exist",
         ),
-        (["{file}:Needy", "--inputs", "ones(1)"], "is a class that needs width"),
+        (["{file}:Needy", "--example", "ones(1)"], "is a class that needs width"),
     ],
 )
 def test_errors_are_words_and_a_status(
@@ -250,7 +250,7 @@ def test_errors_are_words_and_a_status(
 
 @pytest.mark.parametrize("sizes", ["0", "x", "1,,x", ""])
 def test_bad_batch_sizes(file: Path, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", f"{file}:model", "--inputs", "ones(1)", "--batch-sizes", sizes]) == 2
+    assert main(["profile", f"{file}:model", "--example", "ones(1)", "--batch-sizes", sizes]) == 2
     assert "--batch-sizes" in capsys.readouterr().err
 
 
@@ -269,7 +269,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"}
     environment.pop("COLUMNS", None)
     command = [sys.executable, "-W", "error", "-m", "fmapper", "profile", "net.py:Net"]
-    options = ["--inputs", "randn(1, 8)", "--batch-sizes", "1,16", "--devices", "torch:cpu"]
+    options = ["--example", "randn(1, 8)", "--batch-sizes", "1,16", "--devices", "torch:cpu"]
     files = ["--seconds", "0.02", "--json", "out.json", "--plot", "out.png"]
     done = subprocess.run(
         [*command, *options, *files],

@@ -1,6 +1,7 @@
 """Every public name stands on exactly one page of the reference, and every page can be reached."""
 
 import importlib
+import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_every_public_name_stands_in_a_guide(face: str) -> None:
     names = importlib.import_module(face).__all__
     names = [name for name in names if not name.endswith(("Error", "Warning"))]
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_the_page_of_the_command_line_is_that_of_the_commands() -> None:
+    """`python docs/commands.py` writes it."""
+    spec = importlib.util.spec_from_file_location("commands_of_docs", DOCS / "commands.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text("utf-8") == module.page()
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -53,7 +53,9 @@ def test_inputs_in_the_place_of_the_target_are_told_from_it():
         ("torch", {"precision": None}, "convert to torch has no option 'precision'"),
         ("jax", {"precision": "hihgest"}, "precision='hihgest'"),
         ("flax", {"precision": "hihgest"}, "precision='hihgest'"),
-        ("flax", {"linen": True, "rngs": 1}, "a Linen module does not store rngs"),
+        ("linen", {"rngs": 1}, "a Linen module does not store rngs"),
+        ("linen", {"structure": True}, "structure=True writes modules of NNX"),
+        ("flax", {"linen": True}, "convert to flax has no option 'linen'"),
     ],
 )
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do(target, options, message):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fmapper.files.stamp import with_stamp
+
 if TYPE_CHECKING:
     from fmapper.translation.proving.prove import Proof
 
@@ -21,17 +23,22 @@ def write_test(file: Path, proof: Proof) -> Path:
     import numpy as np
 
     data = file.with_name(f"{file.stem}_data.npz")
-    script = file.with_name(f"{file.stem}_proof.py")
-    test = file.with_name(f"test_{file.stem}.py")
+    test, script = files_of_test(file)
     given: dict[str, Any] = {key: np.asarray(value) for key, value in proof.data.items()}
     np.savez(data, **given)
-    script.write_text(proof.script, encoding="utf-8")
+    script.write_text(with_stamp(proof.script), encoding="utf-8")
     modes = sorted({what.split()[0] for what in proof.errors})
-    test.write_text(_TEST.format(
+    code = _TEST.format(
         file=file.name, script=script.name, data=data.name, name=proof.name,
         modes=json.dumps(modes), limits=proof.bounds,
-    ), encoding="utf-8")  # fmt: skip
+    )  # fmt: skip
+    test.write_text(with_stamp(code), encoding="utf-8")
     return test
+
+
+def files_of_test(file: Path) -> tuple[Path, Path]:
+    """Returns the paths of the test of a translated file, and of the script that the test runs."""
+    return file.with_name(f"test_{file.stem}.py"), file.with_name(f"{file.stem}_proof.py")
 
 
 _TEST = '''"""{file} gives what its source gave: outputs, gradients, five steps of training."""

@@ -1,0 +1,34 @@
+"""Source files that carry a digest of their text, so that a file that was edited is recognised."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+_MARK = "# Written by fmapper, which does not overwrite it once it is edited: "
+_LENGTH = 16  # hexadecimal digits of the digest: it guards against accidents, not against attacks
+
+
+def with_stamp(text: str) -> str:
+    """Returns source code with a comment as its last line that holds a digest of the rest."""
+    return f"{text}\n{_MARK}{_digest(text)}\n"
+
+
+def is_edited(path: Path) -> bool:
+    """Returns whether a file exists and is not as `with_stamp` made it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    except UnicodeDecodeError:
+        return True
+    rest, mark, digest = text.rpartition(f"\n{_MARK}")
+    return not mark or digest != f"{_digest(rest)}\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
