@@ -110,6 +110,15 @@ class Meshes(Framework):
         """
         raise NotImplementedError
 
+    def boxes_by_process(
+        self, mesh: Any, shape: Sequence[int], spec: Spec
+    ) -> Mapping[int, Sequence[Box]]:
+        """Returns the parts of an array that devices of each process hold, by its index.
+
+        Every process gets the same answer, and nothing is sent.
+        """
+        raise NotImplementedError
+
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
         """Returns the parts of an array that devices of this process hold, each once."""
         raise NotImplementedError

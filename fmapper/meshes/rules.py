@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Rule: TypeAlias = "Axes | Keep | None"
 """The axes of an array, `keep` for one that stays as it is, or None for one that is not divided."""
 
-Rules: TypeAlias = "Mapping[Any, Rule] | Callable[[str, Any], Rule] | Axes | str"
+Rules: TypeAlias = "Mapping[Any, Rule] | Callable[[str, Any], Rule] | Axes | str | None"
 
 Said: TypeAlias = "list[tuple[str, Any, Axes]]"
 
@@ -64,7 +64,7 @@ class Found:
         self._nodes: list[Any] = []
         if isinstance(rules, Mapping):
             self._by_patterns(rules, tree)
-        elif isinstance(rules, tuple):
+        elif isinstance(rules, tuple) or rules is None:
             self._by_patterns({"*": rules}, tree, may_be_empty=True)
         elif callable(rules):
             self._walk(tree)

@@ -317,9 +317,10 @@ def shard(
         tree: A model, an optimizer, a batch: anything.
         mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
             names.
-        rules: `{pattern or class: axes}`; axes alone, for all arrays; a function of the name and
-            the array that gives axes; or what says them: `"model"` for the model itself
-            (transformers' `tp_plan`, also of what was converted; the metadata of Flax's variables),
+        rules: `{pattern or class: axes}`; axes alone, for all arrays; None, which replicates them;
+            a function of the name and the array that gives axes; or what says them: `"model"` for
+            the model itself (transformers' `tp_plan`, also of what was converted; the metadata of
+            Flax's variables),
             `"derive"` for what follows from the program of a converted model, `"layout"` for how
             each array lies now on a mesh with such axes, of this framework or the other.
         names: What words for axes mean that are not the mesh's own: `{"mlp": "model", "embed":

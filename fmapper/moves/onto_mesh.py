@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fmapper.backends.arrays import Arrays
@@ -74,43 +75,73 @@ def _bridge(
         raise CopyNeededError(
             "copy=False: arrays that lie side by side in one are joined anew. Leave out copy=False"
         )
+    _check_parts(array, source, mesh, spec, adapter, copy)
     shape, held = source.shape(array), source.held_parts(array)
     move = Mover("shard", adapter.name, copy=copy)
-    parts = {}
-    for box in adapter.own_boxes(mesh, shape, spec):
-        if box in held:
-            parts[box] = move(held[box])
-        elif copy is False:
-            raise CopyNeededError(
-                f"copy=False: this process holds {[*held]}, but needs {box} in one piece"
-            )
-        else:
-            parts[box] = move(_paste(box, held, str([*held])))
+    parts = {
+        box: move(held[box] if box in held else _paste(box, held))
+        for box in adapter.own_boxes(mesh, shape, spec)
+    }
     return adapter.join(shape, mesh, spec, parts)
 
 
-def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:
-    """Assembles a part from several others, on the host.
+def _check_parts(
+    array: Any, source: Meshes, mesh: Any, spec: Spec, adapter: Meshes, copy: bool | None
+) -> None:
+    """Checks that every process holds the parts that it needs.
+
+    All processes raise or none does: one that went on alone would wait for the others forever.
 
     Raises:
-        PlacementError: They lack some of it.
+        CopyNeededError: `copy=False`, and a process holds a part in pieces.
+        PlacementError: A process lacks some of a part.
     """
+    assert isinstance(source, Arrays)
+    shape, layout = source.shape(array), source.layout(array)
+    assert layout is not None
+    held = source.boxes_by_process(layout[0], shape, layout[1])
+    needed = adapter.boxes_by_process(mesh, shape, spec)
+    worlds = source.process()[1], adapter.process()[1]
+    lacking, pieces = [], []
+    for process in range(max(worlds)):
+        # A framework that was not started across processes is alone in each of them.
+        own = held.get(process if worlds[0] > 1 else 0, ())
+        for box in needed.get(process if worlds[1] > 1 else 0, ()):
+            if sum(_common(box, other) for other in own) < _common(box, box):
+                lacking.append((process, box, own))
+            elif box not in own:
+                pieces.append((process, box, own))
+    if lacking:
+        raise PlacementError(
+            f"{_describe(*lacking[0])}, and the rest is in other processes. Reshard it in its own "
+            "framework first."
+        )
+    if copy is False and pieces:
+        raise CopyNeededError(f"copy=False: {_describe(*pieces[0])} in one piece")
+
+
+def _common(box: Box, other: Box) -> int:
+    """Returns the number of elements that two boxes have in common."""
+    ranges = zip(box, other, strict=True)
+    return math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in ranges)
+
+
+def _describe(process: int, box: Box, held: Sequence[Box]) -> str:
+    return f"process {process} holds {[*held]}, but needs {box}"
+
+
+def _paste(box: Box, held: Mapping[Box, Any]) -> Any:
+    """Assembles a part from several others, on the host."""
     import numpy as np
 
     parts = {own: to_numpy(array) for own, array in held.items()}
     new = np.empty([stop - start for start, stop in box], next(iter(parts.values())).dtype)
-    filled = np.zeros(new.shape, bool)
     for own, values in parts.items():
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
         if all(start < stop for start, stop in common):
             to = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, box, strict=True))
             of = tuple(slice(s - c, e - c) for (s, e), (c, _) in zip(common, own, strict=True))
-            new[to], filled[to] = values[of], True
-    if not filled.all():
-        raise PlacementError(
-            f"process holds {where}, but needs {box}, and the rest is in other processes. Reshard "
-            f"it in its own framework first."
-        )
+            new[to] = values[of]
     return new
 
 

@@ -130,8 +130,15 @@ def check_copies_and_casts_stay_on_the_mesh() -> None:
         assert twin.get_parameter(name).to_local().data_ptr() != old.to_local().data_ptr()
         assert empty.get_parameter(name).device.type == "meta"
     assert twin.head.weight is twin.back
-    with pytest.raises(fmapper.UnsupportedLeafError, match=r"full_tensor\(\), which gathers them"):
+    with pytest.raises(fmapper.UnsupportedLeafError, match=r"divided among processes"):
         fmapper.to_numpy(fmapper.state(net))
+    gathered = fmapper.to_numpy(fmapper.shard(fmapper.state(net), MESH, None))
+    for name, tensor in net.named_parameters():
+        np.testing.assert_array_equal(gathered[name], tensor.full_tensor().detach().numpy())
+    model = fmapper.convert(torch.nn.Linear(4, 2), "jax", (torch.ones(3, 4),))
+    new = {"weight": torch.ones(2, 4), "bias": torch.ones(2)}
+    loaded = model.load_state_dict(fmapper.shard(new, MESH, None))
+    np.testing.assert_array_equal(loaded.params["weight"], np.ones((2, 4)))
 
 
 def check_what_a_dtensor_cannot_be_is_refused_by_name() -> None:

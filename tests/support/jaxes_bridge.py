@@ -89,6 +89,36 @@ def check_other_layouts_need_what_this_process_holds() -> None:
         fmapper.shard({"whole": start["whole"]}, IN_TORCH, {"whole": ("data",)}, copy=False)
 
 
+def check_every_process_refuses_what_some_cannot_make() -> None:
+    # Processes 0 and 3 hold the rows that they need, 1 and 2 do not.
+    start = fmapper.shard({"w": ARRAY}, IN_JAX, {"w": ("data",)})
+    with pytest.raises(fmapper.PlacementError, match=r"model.w: process 1 holds .*but needs"):
+        fmapper.shard(start, IN_TORCH, {"w": ("model",)})
+    there = fmapper.shard(start, IN_TORCH, "layout")
+    with pytest.raises(fmapper.PlacementError, match=r"model.w: process 1 holds .*but needs"):
+        fmapper.shard(there, IN_JAX, {"w": ("model",)})
+    # In the flat layout only process 0 begins where its part of the rows does.
+    flat = fmapper.shard({"w": ARRAY, "v": ARRAY}, IN_JAX, {"w": ("data",), "v": None})
+    with pytest.raises(fmapper.CopyNeededError, match=r"process 0 holds .* in one piece"):
+        fmapper.shard(flat, IN_TORCH, {"w": (("data", "model"),), "v": None}, copy=False)
+
+
+def check_whole_dtensors_leave_torch_and_others_on_request() -> None:
+    there = fmapper.shard({"w": torch.from_numpy(ARRAY)}, IN_TORCH, {"w": ("data",)})
+    for move in (fmapper.to_jax, fmapper.to_numpy):
+        with pytest.raises(fmapper.UnsupportedLeafError, match=r"shard\(tree, mesh, None\)"):
+            move(there)
+    whole = fmapper.shard(there, IN_TORCH, None)
+    assert whole["w"].placements == (Replicate(), Replicate())
+    with CommDebugMode() as sent:
+        for move in (fmapper.to_jax, fmapper.to_numpy):
+            np.testing.assert_array_equal(move(whole)["w"], ARRAY)
+    assert sent.get_total_counts() == 0
+    host = fmapper.to_numpy(whole)["w"]
+    host[0] = -1
+    assert torch.equal(whole["w"].to_local(), torch.from_numpy(ARRAY))
+
+
 def check_arrays_that_hold_several() -> None:
     rules = {
         "rows": (PackedAxes(["model"], [32, 32]),),

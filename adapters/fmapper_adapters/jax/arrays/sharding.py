@@ -54,6 +54,19 @@ class JaxMeshes(Meshes):
             results[at] = _like(new, results[at])
         return results
 
+    def boxes_by_process(
+        self, mesh: Any, shape: Sequence[int], spec: Spec
+    ) -> Mapping[int, Sequence[Box]]:
+        """Returns the boxes that the devices of each process hold."""
+        how = _blocks(shape, spec, mesh)
+        held = tuple(shape if how is None else how.blocks.shape)
+        boxes: dict[int, dict[Box, None]] = {}
+        for device, index in named_sharding(mesh, spec).devices_indices_map(held).items():
+            box = _box(index, held)
+            inner = [box] if how is None else [own for own, _ in boxes_in_order(how, box)]
+            boxes.setdefault(device.process_index, {}).update(dict.fromkeys(inner))
+        return {process: [*held] for process, held in boxes.items()}
+
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
         """Returns the boxes that the devices of this process hold."""
         how = _blocks(shape, spec, mesh)

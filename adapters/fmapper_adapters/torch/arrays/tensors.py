@@ -83,7 +83,7 @@ def check(tensor: torch.Tensor) -> None:
     Raises:
         TypeError: It has none; the message says what it is.
     """
-    if not has_memory(tensor):
+    if not has_memory(wrappers.local_values(tensor)):
         raise TypeError(_why_not(tensor))
 
 
@@ -93,6 +93,7 @@ def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
     Raises:
         TypeError: The tensor has no values, or not as strided memory.
     """
+    tensor = wrappers.local_values(tensor)
     check(tensor)
     bare = tensor.detach()
     if type(bare) is not torch.Tensor:

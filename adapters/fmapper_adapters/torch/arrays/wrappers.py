@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,35 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
         return True
 
 
+def is_dtensor(tensor: Any) -> bool:
+    """Returns whether a tensor is a `DTensor`, or a parameter that is one."""
+    if type(tensor) is torch.Tensor or not isinstance(tensor, torch.Tensor):
+        return False
+    if "torch.distributed.tensor" not in sys.modules:  # importing it takes a while
+        return False
+    from torch.distributed.tensor import DTensor
+
+    own = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
+    return isinstance(own, DTensor)
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the plain values of a `DTensor` that every process has whole; others as they are.
+
+    Nothing is sent: each axis of the mesh replicates the tensor, or has one process.
+    """
+    if not is_dtensor(tensor):
+        return tensor
+    own: Any = tensor.detach()
+    mesh = own.device_mesh
+    is_whole = all(
+        placement.is_replicate() or size == 1
+        for placement, size in zip(own.placements, mesh.shape, strict=True)
+    )
+    values: torch.Tensor = own.full_tensor() if is_whole and mesh.get_coordinate() else own
+    return values
+
+
 def inner_names(tensor: torch.Tensor) -> list[str]:
     """Returns the attributes in which a wrapper holds its tensors."""
     if not is_traceable_wrapper_subclass(tensor):
@@ -46,10 +76,16 @@ def why_not(tensor: torch.Tensor) -> str:
     inside = f" ({', '.join(names)})" if names else ""
     cls = type(tensor).__name__
     article = "an" if cls[0] in "AEIOU" else "a"
-    way_out = "tensor.dequantize() if it exists"
-    if hasattr(tensor, "full_tensor"):
-        way_out = "tensor.full_tensor(), which gathers them"
-    return f"{article} {cls} keeps its values in other tensors{inside}: move those, or {way_out}"
+    if is_dtensor(tensor):
+        return (
+            "a DTensor that is divided among processes: replicate it first with "
+            "fmapper.shard(tree, mesh, None) in every process, or bring it to a mesh of JAX with "
+            'fmapper.shard(tree, jax_mesh, "layout")'
+        )
+    return (
+        f"{article} {cls} keeps its values in other tensors{inside}: move those, or "
+        "tensor.dequantize() if it exists"
+    )
 
 
 def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:

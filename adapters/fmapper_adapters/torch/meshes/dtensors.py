@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from fmapper.backends import Box, Meshes, Packed, PackedAxes, Spec
 from fmapper.meshes import DimensionRule, boxes_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
+from fmapper_adapters.torch.arrays.wrappers import is_dtensor
 from fmapper_adapters.torch.meshes import experts, fully_shard, layers, tp_plan
 
 if TYPE_CHECKING:
@@ -75,6 +75,16 @@ class TorchMeshes(Meshes):
             _check(tensor, mesh, where(at))
         for tensor, spec, wanted in zip(arrays, specs, planned, strict=True):
             yield _divide(tensor, mesh, spec, wanted)
+
+    def boxes_by_process(
+        self, mesh: Any, shape: Sequence[int], spec: Spec
+    ) -> Mapping[int, Sequence[Box]]:
+        """Returns the part of each rank of the mesh."""
+        axes = self.mesh_axes(mesh) or {}
+        return {
+            int(mesh.mesh[place]): boxes_at(spec, shape, axes, dict(zip(axes, place, strict=True)))
+            for place in itertools.product(*map(range, mesh.shape))
+        }
 
     def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
         """Returns the part of this process; none for a process off the mesh."""
@@ -199,13 +209,10 @@ class TorchMeshes(Meshes):
         found = self.layout(array)
         if found is None:
             return None
-        mesh, spec = found
-        axes = self.mesh_axes(mesh) or {}
         boxes: dict[Box, int] = {}
-        for place in itertools.product(*map(range, mesh.shape)):
-            rank = int(mesh.mesh[place])
-            for box in boxes_at(spec, array.shape, axes, dict(zip(axes, place, strict=True))):
-                boxes[box] = min(rank, boxes.get(box, rank))
+        for rank, held in sorted(self.boxes_by_process(found[0], array.shape, found[1]).items()):
+            for box in held:
+                boxes.setdefault(box, rank)
         return boxes
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
@@ -277,18 +284,6 @@ def _not_in_parts(array: Any) -> str:
         f"a DTensor placed as {array.placements} cannot be split into the parts that processes "
         "hold: redistribute it to Shard and Replicate first"
     )
-
-
-def is_dtensor(tensor: Any) -> bool:
-    """Returns whether a tensor is divided among processes."""
-    if type(tensor) is torch.Tensor or not isinstance(tensor, torch.Tensor):
-        return False
-    if "torch.distributed.tensor" not in sys.modules:  # importing it takes a while
-        return False
-    from torch.distributed.tensor import DTensor
-
-    own = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
-    return isinstance(own, DTensor)
 
 
 def placements(
