@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.discovery import adapter_of, adapters, owner_of
@@ -13,9 +14,15 @@ from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored array
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.transient import transient_in
-from fmapper.errors import ConversionWarning, PrecisionWarning, StructureMismatchError
+from fmapper.errors import (
+    CheckpointError,
+    ConversionWarning,
+    PrecisionWarning,
+    StructureMismatchError,
+)
 from fmapper.files.dtypes import itemsize
-from fmapper.files.urls import place_of
+from fmapper.files.urls import Place, place_of
+from fmapper.programs.file import holds_program, load_model
 from fmapper.progress import step
 from fmapper.states.materialize import Default, fill, is_abstract
 from fmapper.states.state import identity_of, named_arrays, place_as_before, refill
@@ -39,9 +46,19 @@ def load(
     path: str | os.PathLike[str],
     like: None = None,
     *,
-    format: str | None = None,
+    format: str,
     rules: Rules | None = None,
 ) -> Checkpoint: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: None = None,
+    *,
+    format: None = None,
+    rules: Rules,
+) -> Checkpoint: ...
+@overload
+def load(path: str | os.PathLike[str], like: None = None, *, to: str | None = None) -> Any: ...
 @overload
 def load(
     path: str | os.PathLike[str],
@@ -67,8 +84,9 @@ def load(
     default: Default | None = None,
     strict: bool = True,
     sharding: Sharding | None = None,
+    to: str | None = None,
 ) -> Any:
-    """Reads a checkpoint: into a model, or as lazy arrays by name.
+    """Reads a file: the model in it, its arrays into a model, or as lazy arrays by name.
 
     The file may be of anybody: nothing in it is run, not even of a pickle, and time and memory are
     in proportion to what is asked for. A file with more names and numbers than checkpoints have is
@@ -79,8 +97,11 @@ def load(
             URL such as `s3://bucket/model`, of which fsspec reads the bytes that are asked for.
         like: What is to be filled: a model, or any tree; it is not changed. It may have no memory
             (torch's device `meta`, `jax.ShapeDtypeStruct`). What is one object there is one in the
-            result. None gives a `Checkpoint`, a dict from names to arrays that are not yet read.
-        format: As for `save`; None looks at what is there.
+            result. None gives what the file holds: of a file that `save` of a converted model has
+            written, the model; else a `Checkpoint`, a dict from names to arrays that are not yet
+            read.
+        format: As for `save`; None looks at what is there. With a format, and with rules, the file
+            of a converted model gives a `Checkpoint`, too.
         rules: How the names and shapes of the checkpoint become those of `like`.
         device: Where the arrays are to be; None for where those of `like` are, also on a mesh, or
             on the CPU.
@@ -89,9 +110,12 @@ def load(
         strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
         sharding: How the arrays are divided among the devices of a mesh: each process reads the
             bytes of its own shards, straight to their devices.
+        to: The target, as for `convert`, of the model in the file of a converted model; None for
+            the framework that the model was of.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or in no known format.
+        CheckpointError: The checkpoint is damaged, or in no known format; with `to` it holds no
+            program of a model.
         StructureMismatchError: Names are missing or left over, or a shape differs; lists them all.
         LossyCastError: A value does not fit into its dtype.
         TypeError: `device`, `dtype`, `default`, `strict` or `sharding` without `like`: nothing is
@@ -108,19 +132,44 @@ def load(
     """
     if like is None:
         _check_unused(device=device, dtype=dtype, default=default, sharding=sharding, strict=strict)
+    elif to is not None:
+        raise TypeError("load: to= is for the model in a file, like= for arrays to fill: omit one")
     source = place_of(path)
     with step(f"loading {source.name}"):
         checkpoint = read_checkpoint(source, format)
         if rules is not None:
             checkpoint = _rename(checkpoint, rules)
         if like is None:
-            return checkpoint
+            as_arrays = format is not None or rules is not None
+            return checkpoint if as_arrays else _contents_of(source, checkpoint, to)
         tree, back = _by_source(like, checkpoint)
         tree, stay = _in_portable_form(tree)
         placer = None if sharding is None else sharding.placer(like)
         filled = _fill(tree, checkpoint, device, dtype, default, strict, placer)
         filled = back(_from_portable_form(filled, stay))
         return filled if placer is None else placer.finish(filled)
+
+
+def _contents_of(source: Place, checkpoint: Checkpoint, to: str | None) -> Any:
+    """Returns the model in a file if it holds a program, or else its arrays.
+
+    Raises:
+        CheckpointError: The file holds a generator; or no program, for which a target was given.
+    """
+    if isinstance(source, Path) and holds_program(checkpoint.metadata):
+        if "fmapper.generator" in checkpoint.metadata:
+            raise CheckpointError(
+                f"{source}: holds a generator: read it with fmapper.generation.Generator.load, or "
+                "its arrays with format='safetensors'"
+            )
+        return load_model(source, to)
+    if to is not None:
+        raise CheckpointError(
+            f"{source}: to={to!r} is for the file of a converted model, but this one holds arrays "
+            "and no program. Pass like=, a model to fill with them; from_pretrained takes folders "
+            "of the Hub."
+        )
+    return checkpoint
 
 
 def _check_unused(*, strict: bool, **options: Any) -> None:

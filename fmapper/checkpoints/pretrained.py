@@ -32,6 +32,7 @@ from fmapper.errors import (
     StructureMismatchError,
 )
 from fmapper.files.bounded_json import read_json_file
+from fmapper.files.hub import download
 from fmapper.files.untrusted import Misfit
 from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
@@ -86,11 +87,19 @@ class Pretrained:
 
 @overload
 def from_pretrained(
+    folder: str | os.PathLike[str], to: str | None, *, offload: Offload, **options: Any
+) -> Any: ...
+@overload
+def from_pretrained(
+    folder: str | os.PathLike[str], to: str, *, structure: bool, **options: Any
+) -> Any: ...
+@overload
+def from_pretrained(
     folder: str | os.PathLike[str], to: Literal["jax"], **options: Any
 ) -> JaxModel: ...
 @overload
 def from_pretrained(
-    folder: str | os.PathLike[str], to: Literal["flax"], **options: Any
+    folder: str | os.PathLike[str], to: Literal["flax", "nnx"], **options: Any
 ) -> FlaxModel: ...
 @overload
 def from_pretrained(folder: str | os.PathLike[str], to: str | None, **options: Any) -> Any: ...
@@ -109,7 +118,7 @@ def from_pretrained(
     offload: Offload | None = None,
     **options: Any,
 ) -> Any:
-    """Loads a model, in any framework, from a local folder in the layout of the Hub.
+    """Loads a model, in any framework, from a folder in the layout of the Hub.
 
     The folder has a `config.json` of transformers and weights in safetensors (or of `torch.save`).
     The class is made without memory, its program is recorded on shapes alone, and the weights are
@@ -118,9 +127,10 @@ def from_pretrained(
     Classes are those of the installed transformers; no code of the folder is run.
 
     Args:
-        folder: The folder, as `snapshot_download` or `model.save_pretrained` leave it.
-        to: `torch`, `jax` or `flax`; with `structure=True` also `equinox`; None for the framework
-            of the folder's own class.
+        folder: The folder, as `model.save_pretrained` leaves it; or the name of a repository of the
+            Hub, such as `org/name`, which huggingface_hub downloads, or finds in its cache.
+        to: `torch`, `jax`, `flax` (or `nnx`); with `structure=True` also `equinox`; None for the
+            framework of the folder's own class.
         dtype: The dtype of floating parameters; None or "auto" for that of the configuration.
         device: Where the weights are to be; None for the CPU, or JAX's default device.
         example_inputs: What the program is recorded for, as for `convert`.
@@ -149,6 +159,8 @@ def from_pretrained(
         PlacementError: With `offload` the model is not converted, or a layer does not fit.
         TypeError: `offload` is given with `sharding` or `device`, which it decides itself;
             `structure=True` with `sharding` or `offload`; or options though nothing is converted.
+        FileNotFoundError: There is no such folder, and no repository of this name that can be
+            downloaded.
     """
     if offload is not None and not (sharding is None and device is None):
         raise TypeError("offload= places the weights: pass neither sharding= nor device=")
@@ -159,6 +171,8 @@ def from_pretrained(
         )
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
+        if not source.is_dir():
+            source = download(os.fspath(folder))
         _check_folder(source)
         checkpoint = read_checkpoint(source)  # a class takes longer to make than a folder to refuse
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
@@ -247,11 +261,6 @@ def _convert(
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder}: no such folder. fmapper does not download anything: call "
-            f"huggingface_hub.snapshot_download(name), which returns the folder."
-        )
     if not (folder / CONFIG).is_file():
         raise _unknown(folder)
 

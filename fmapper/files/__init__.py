@@ -12,6 +12,7 @@ written lies beside its target until it is complete.
     stamp        source files that tell whether they were edited
     safetensors  the header of that format
     gguf         the header of that format
+    hub          folders of the Hugging Face Hub by name
     urls         files behind URLs, through fsspec
     dtypes       dtypes by name, as NumPy has them
 """

@@ -29,6 +29,8 @@ from fmapper.tracebacks import short_traceback
 T = TypeVar("T")
 
 _KEY = "fmapper.program"
+_TARGET = "fmapper.target"
+_LONGEST_TARGET = 100
 _VERSION = 1
 _CONSTANT = "constant/"
 _IN_EVALUATION = "evaluation/constant/"
@@ -36,8 +38,8 @@ _LARGE = 1 << 30  # bytes; for less it is not asked how much memory there is
 
 
 @short_traceback
-def save_program(program: Program, path: str | os.PathLike[str]) -> None:
-    """Writes a program and its arrays to a file, from which `load_program` reads it.
+def save_program(program: Program, path: str | os.PathLike[str], *, to: str | None = None) -> None:
+    """Writes a program and its arrays to a file, from which `load` and `load_program` read it.
 
     Neither the framework that it comes from nor the one that it runs in is needed to read it.
 
@@ -46,6 +48,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
         path: The file, by custom with the ending `.safetensors`. It is replaced as a whole: what is
             written lies beside it as `NAME.PID-THREAD.tmp` until it is complete. What a process
             that was killed has left there goes at the next `save` to this path.
+        to: The target to which `load` converts the program, unless it is given another.
 
     Raises:
         ConversionError: An array has a dtype that the format lacks, no file can have this name, or
@@ -57,7 +60,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             f"model with model.save(path); load_program reads both."
         )
     program.check_has_arrays()
-    write_file(program, path, {})
+    write_file(program, path, {} if to is None else {_TARGET: {"to": to}})
 
 
 def write_file(
@@ -134,9 +137,50 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 def _alone(program: Program, metadata: Mapping[str, Any]) -> Program:
     """Returns a program from a file without notes."""
     for key in metadata:
-        if key.startswith("fmapper.") and key != _KEY:
+        if key.startswith("fmapper.") and key not in (_KEY, _TARGET):
             raise Misfit(f"contains more than a program: {show(key)} has its own reader")
     return program
+
+
+def holds_program(metadata: Mapping[str, Any]) -> bool:
+    """Returns whether a safetensors file with this metadata holds a program."""
+    return _KEY in metadata
+
+
+@short_traceback
+def load_model(path: str | os.PathLike[str], to: str | None = None) -> Any:
+    """Returns the model of a program in a file, converted to a target.
+
+    Args:
+        path: The file.
+        to: The target; None for the one for which the file was written.
+
+    Raises:
+        ProgramFileError: The file holds no program, holds more than one, or names no target.
+        UnsupportedOpsError: The program has operations without a lowering.
+        BackendUnavailableError: There is no such target, or it is not installed.
+    """
+    from fmapper.programs.convert import convert_with_arrays  # which imports what reads files
+
+    program, target = read_file(path, lambda *parts: (_alone(*parts), _target_in(parts[1])))
+    if to is None and target is None:
+        raise ProgramFileError(
+            f"{path}: holds a program that was saved for no particular framework: pass to=, such "
+            "as to='torch', for its model, or read it with load_program"
+        )
+    return convert_with_arrays(program, to or target or "", (), None)
+
+
+def _target_in(metadata: Mapping[str, Any]) -> str | None:
+    """Returns the target that the metadata of a file names."""
+    if _TARGET not in metadata:
+        return None
+    with within(_TARGET):
+        about = read_json(metadata[_TARGET])
+        target = about.get("to") if type(about) is dict else None
+        if type(target) is not str or not target.isidentifier() or len(target) > _LONGEST_TARGET:
+            raise Misfit(f"{show(target)} is not the name of a target")
+        return target
 
 
 def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str, Any]], T]) -> T:

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 import warnings
 
 import ml_dtypes
@@ -257,9 +258,49 @@ def test_missing_and_left_over_weights_are_said(folders, tmp_path):
     assert torch.equal(model.classifier.weight, module.classifier.weight)
 
 
-def test_a_name_of_the_hub_says_how_to_get_the_folder():
-    with pytest.raises(FileNotFoundError, match="snapshot_download"):
-        fmapper.from_pretrained("meta-llama/Llama-3.2-1B", "flax")
+def test_a_name_of_the_hub_is_downloaded_through_its_library(folders, monkeypatch):
+    folder, module = folders["bert"]
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    model = fmapper.from_pretrained("org/bert", "torch")
+    assert torch.equal(model.classifier.weight, module.classifier.weight)
+    ((name, patterns),) = asked
+    assert name == "org/bert"
+    assert "*.safetensors" in patterns
+    assert not {"*", "*.py", "*.bin"} & {*patterns}
+
+
+def test_pickles_of_the_hub_are_downloaded_where_there_is_nothing_else(monkeypatch, tmp_path):
+    from fmapper.files import hub
+
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert hub.download("org/old") == tmp_path
+    assert ["*.bin" in patterns for patterns in asked] == [False, True]
+
+
+def test_a_name_that_cannot_be_downloaded_says_why(monkeypatch):
+    def snapshot_download(name, allow_patterns):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(FileNotFoundError, match=r"org/name: no such folder, .* no route to host"):
+        fmapper.from_pretrained("org/name", "flax")
+    with pytest.raises(FileNotFoundError, match="not the name of a repository"):
+        fmapper.from_pretrained("models/llama/7b", "flax")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match="pip install huggingface_hub"):
+        fmapper.from_pretrained("org/name", "flax")
 
 
 def test_the_dtype_of_the_configuration_is_that_of_transformers(folders, tmp_path):

@@ -19,7 +19,7 @@ from fmapper.files import untrusted
 from fmapper.programs import file, file_json
 
 np = pytest.importorskip("numpy")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 pytest.importorskip("flax")
 
@@ -102,6 +102,67 @@ def test_what_is_read_is_written_as_it_was(name, tmp_path):
     before = program_files.WRITTEN / f"{name}.safetensors"
     fmapper.save_program(fmapper.load_program(before), tmp_path / "again")
     assert taken_apart(name) == fuzz_files.taken_apart((tmp_path / "again").read_bytes())
+
+
+def save_linear(path, to):
+    linear, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    fmapper.convert(linear, to, (x,), check=False).save(path)
+    return linear(x).detach().numpy(), x.numpy()
+
+
+@pytest.mark.parametrize(("to", "cls"), [("jax", "JaxModel"), ("flax", "FlaxModel")])
+def test_load_gives_the_model_in_a_file(to, cls, tmp_path):
+    path = tmp_path / "model.safetensors"
+    want, x = save_linear(path, to)
+    again = fmapper.load(path)
+    assert type(again).__name__ == cls
+    np.testing.assert_allclose(again(x), want, atol=1e-6)
+    other = fmapper.load(path, to="torch")
+    np.testing.assert_allclose(other(torch.from_numpy(x)).detach(), want, atol=1e-6)
+    assert type(fmapper.load(path, to="linen")).__name__ == "LinenModel"
+
+
+def test_load_gives_the_arrays_of_a_model_where_they_are_asked_for(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_linear(path, "jax")
+    assert set(fmapper.load(path, format="safetensors")) == {"weight", "bias"}
+    assert set(fmapper.load(path, rules=fmapper.checkpoints.Rules())) == {"weight", "bias"}
+    filled = fmapper.load(path, like=torch.nn.Linear(3, 2, device="meta"))
+    assert filled.weight.shape == (2, 3)
+
+
+def test_load_of_a_program_for_no_target_asks_for_one(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_linear(path, "jax")
+    fmapper.save_program(fmapper.load_program(path), path)
+    with pytest.raises(fmapper.ProgramFileError, match="pass to=, such as to='torch'"):
+        fmapper.load(path)
+    with pytest.raises(fmapper.BackendUnavailableError, match="Did you mean 'flax'"):
+        fmapper.load(path, to="flx")
+    assert type(fmapper.load(path, to="jax")).__name__ == "JaxModel"
+
+
+def test_a_target_of_a_file_without_a_program_is_refused(tmp_path):
+    path = tmp_path / "arrays.safetensors"
+    fmapper.save({"w": np.ones(2)}, path)
+    with pytest.raises(fmapper.CheckpointError, match="this one holds arrays and no program"):
+        fmapper.load(path, to="jax")
+    with pytest.raises(TypeError, match="omit one"):
+        fmapper.load(path, {"w": np.ones(2)}, to="jax")
+
+
+@pytest.mark.parametrize("target", ["{}", '{"to": 1}', '{"to": "os.path"}', '"jax"', "{"])
+def test_the_target_in_a_file_is_checked(target, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_linear(path, "jax")
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    head["__metadata__"]["fmapper.target"] = target
+    new = json.dumps(head).encode()
+    path.write_bytes(len(new).to_bytes(8, "little") + new + data[8 + size :])
+    with pytest.raises(fmapper.ProgramFileError, match=r"fmapper\.target"):
+        fmapper.load(path)
 
 
 def test_a_program_of_jax_does_not_go_back_where_it_comes_from():

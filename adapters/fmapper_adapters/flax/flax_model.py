@@ -196,7 +196,7 @@ class FlaxModel(Part):
         Raises:
             ConversionError: An array has a dtype that the format lacks.
         """
-        save_program(self._programs.whole(_arrays(self)), path)
+        save_program(self._programs.whole(_arrays(self)), path, to="flax")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> FlaxModel:

@@ -287,7 +287,7 @@ class JaxModel:
         Raises:
             ConversionError: An array has a dtype that the format lacks.
         """
-        save_program(self.as_program(), path)
+        save_program(self.as_program(), path, to="jax")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> JaxModel:

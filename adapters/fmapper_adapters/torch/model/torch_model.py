@@ -233,7 +233,7 @@ class TorchModel(Part):
         Raises:
             ConversionError: An array has a dtype that the format lacks.
         """
-        save_program(self.as_program(), path)
+        save_program(self.as_program(), path, to="torch")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TorchModel:
