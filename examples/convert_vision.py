@@ -92,6 +92,7 @@ def main():
     converted = fmapper.convert(
         model, "flax", (batch,), dynamic_shapes=sizes, train=True, rngs=nnx.Rngs(dropout=0)
     )
+    converted.eval()
     report = fmapper.verify(model.eval(), converted, test_images)
     print(f"torch and Flax: {report}")
     assert report
@@ -102,7 +103,6 @@ def main():
         type(converted.body[0].weight).__name__,
     )
 
-    converted.eval()
     before = accuracy(converted, test_images, test_labels)
     converted.train()
     optimizer = nnx.Optimizer(converted, optax.adamw(3e-3), wrt=nnx.Param)

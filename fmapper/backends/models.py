@@ -104,9 +104,16 @@ class Models(Framework):
         """Returns whether a model has modes, so that its training is recorded by default."""
         return False
 
-    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a model is in training mode, by itself or by the examples."""
-        return False
+    def modes(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, bool]:
+        """Returns whether a call trains, by each part and argument that says so.
+
+        The keys are for messages: `norm.use_running_average=False`. Arguments that the call leaves
+        out count with their defaults. Where the values differ, only a recording with `train=None`
+        shows what the call does.
+        """
+        return {}
 
     def options(self, model: Any) -> Sequence[str]:
         """Returns the keywords that are options of a call rather than inputs of the model.
@@ -185,7 +192,7 @@ class Models(Framework):
         kwargs: Mapping[str, Any],
         *,
         dynamic_shapes: Any,
-        train: bool,
+        train: bool | None,
         check: bool,
         strict: bool | None,
         specialize: bool = False,
@@ -200,7 +207,9 @@ class Models(Framework):
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
             dynamic_shapes: Which sizes may vary.
-            train: Whether what it does in training is recorded.
+            train: Whether what it does in training is recorded; None for what the call does as it
+                stands, of models that have several `modes`. Parts of a model that trains already
+                keep their modes in training.
             check: Whether what was recorded is compared with the model.
             strict: Whether arrays of objects that nobody declared are an error.
             specialize: Whether sizes that depend on values are those of the examples.
@@ -359,8 +368,22 @@ class Models(Framework):
 
     # calls that are compared
 
-    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a model with inputs that it may change; the results are ready to be compared."""
+    def call(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        train: bool | None = None,
+    ) -> Any:
+        """Calls a model with inputs that it may change; the results are ready to be compared.
+
+        Args:
+            model: The model, which stays as it is.
+            args: Its inputs by position.
+            kwargs: Its inputs by keyword.
+            train: The mode; None for that in which the model is.
+        """
         return model(*args, **kwargs)
 
     def caller(
@@ -401,7 +424,12 @@ class Models(Framework):
         return None
 
     def call_in_float64(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        train: bool | None = None,
     ) -> Any | None:
         """Calls a model in float64; returns None where that cannot be."""
         return None
@@ -413,6 +441,7 @@ class Models(Framework):
         kwargs: Mapping[str, Any],
         *,
         whole: Collection[str] = (),
+        train: bool | None = None,
     ) -> Iterable[Observation] | None:
         """Records every operation of a call, in order; None where that is not possible.
 
@@ -421,6 +450,7 @@ class Models(Framework):
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
             whole: The operations that are left whole where the model is recorded.
+            train: The mode; None for that in which the model is.
         """
         return None
 

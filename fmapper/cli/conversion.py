@@ -19,12 +19,13 @@ from fmapper.profiles import timing
 from fmapper.profiles.timing import Timing
 from fmapper.programs.steps import (
     find_target,
+    inputs_for,
     lower_trained,
     record_program,
     source_of,
     source_of_callable,
 )
-from fmapper.programs.verify import Report, inputs_for, verify
+from fmapper.programs.verify import Report, verify
 from fmapper.render import pairs, readable_bytes, readable_seconds
 
 if TYPE_CHECKING:

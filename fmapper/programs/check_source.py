@@ -8,7 +8,7 @@ from typing import Any
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning, FmapperError, MoveError
 from fmapper.programs import verify
-from fmapper.programs.steps import in_turn
+from fmapper.programs.steps import in_turn, inputs_for
 from fmapper.warn import keeping_warnings, warn
 
 _SLACK = 10  # times what `verify` allows: compilers order sums as they like
@@ -35,14 +35,14 @@ def refuse_difference(
     """
     with keeping_warnings():  # a call says them, too
         try:
-            given = verify.inputs_for(target, args, kwargs)
+            given = inputs_for(target, args, kwargs)
         except MoveError:  # examples without values, as on the meta device
             return
         found = target.examine(converted, *given)
         if found is None or train:
             return
         try:
-            mine = source.call(model, *verify.inputs_for(source, args, kwargs, copy=True))
+            mine = source.call(model, *inputs_for(source, args, kwargs, copy=True), train=False)
         except FmapperError:
             raise
         except Exception as error:  # of the model's code, though it could be recorded
@@ -53,7 +53,7 @@ def refuse_difference(
     wrong = [d for d in verify.differences(mine, found[0]) if not _is_close(d)]
     if not wrong:
         return
-    report = verify.verify(model, converted, *args, example_kwargs=kwargs)
+    report = verify.compare(model, converted, args, kwargs, train=False)
     if report.exact is not None and not any(d.note for d in wrong):
         own, its = report.exact
         if its <= _SLACK * own:

@@ -17,6 +17,7 @@ from fmapper.programs.steps import (
     check_options,
     family_of,
     find_target,
+    inputs_for,
     is_target,
     lower,
     lower_trained,
@@ -391,8 +392,6 @@ def _check_moved(
     Raises:
         ConversionError: It does not compute with the arrays of the target.
     """
-    from fmapper.programs.verify import inputs_for
-
     family = family_of(target)
     given, named = inputs_for(target, args, kwargs)
     try:

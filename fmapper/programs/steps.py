@@ -11,23 +11,28 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
+from fmapper.backends.device import get_device
 from fmapper.backends.discovery import (
+    adapter_of,
     adapters,
     get_adapter,
     installed_backends,
     known_frameworks,
 )
+from fmapper.backends.equality import equals
 from fmapper.backends.models import Models
 from fmapper.errors import (
     BackendUnavailableError,
     ConversionError,
     FmapperError,
+    NotAFunctorError,
     UnsupportedOpsError,
 )
 from fmapper.programs.lowering import Lowering, added
 from fmapper.programs.program import Program
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
+from fmapper.tree.fmap import fmap
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -89,7 +94,7 @@ def record_program(
 ) -> Program:
     """Records the program of a model, for `both` modes if the target has them."""
 
-    def record(*, train: bool) -> Program:
+    def record(*, train: bool | None) -> Program:
         with step("recording training" if train else "recording"):
             return source.export_program(
                 model,
@@ -116,8 +121,36 @@ def record_program(
         program.lacks_training = str(error)
     if program.train and both:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
-        program.starts_in_training = source.is_in_training(model, args, kwargs)
+        said = source.modes(model, args, kwargs)
+        if len({*said.values()}) < 2:
+            program.starts_in_training = any(said.values())
+        else:
+            as_called = record(train=None)
+            program.starts_in_training = _compute_the_same(as_called, program)
+            if not program.starts_in_training and not _compute_the_same(
+                as_called, program.evaluation
+            ):
+                raise ConversionError(_mixed_modes_message(program.name, said))
     return program
+
+
+def _compute_the_same(a: Program, b: Program) -> bool:
+    """Returns whether two recordings of one model have the same calls and constants."""
+    graphs = [(one.graph.inputs, one.graph.calls, one.graph.outputs, one.outputs) for one in (a, b)]
+    return repr(graphs[0]) == repr(graphs[1]) and equals(a.constants, b.constants)
+
+
+def _mixed_modes_message(name: str, said: Mapping[str, bool]) -> str:
+    training, evaluation = (
+        ", ".join(cause for cause, trains in said.items() if trains is wanted)
+        for wanted in (True, False)
+    )
+    return (
+        f"{name}: this call is neither its training nor its evaluation: {training} is for "
+        f"training, and {evaluation} is for evaluation. A converted model is in one mode as a "
+        "whole: set that of the model first, as model.eval() does in NNX, or pass the arguments in "
+        "example_inputs or example_kwargs."
+    )
 
 
 @in_turn
@@ -415,3 +448,42 @@ def _places_of(program: Program) -> list[list[tuple[int, int]]]:
         ]
         for symbol in program.symbols
     ]
+
+
+def adapter_of_model(model: Any) -> Models | None:
+    """Returns the framework of a model, or of the arrays of a callable; None if it has neither."""
+    found = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
+    if found is not None or isinstance(model, tuple):
+        return found
+    try:
+        device = get_device(model)
+    except NotAFunctorError:  # a function with arrays in its closure
+        return None
+    return None if device is None else _of_backend(device.backend)
+
+
+def _of_backend(name: str) -> Models | None:
+    return next((adapter for adapter in adapters(Models) if adapter.name == name), None)
+
+
+def inputs_for(
+    adapter: Models,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    copy: bool | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the inputs for a model of a framework."""
+    from fmapper.moves.mover import mover_to
+
+    def plain(x: Any) -> Any:
+        own = adapter_of(x)
+        if own is None or own.name == (adapter.lowers_like or adapter.name):
+            return x
+        return own.portable(x)
+
+    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
+        given, strict=False, copy=copy
+    )
+    return moved

@@ -8,20 +8,23 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.arrays import Arrays
-from fmapper.backends.device import get_device
-from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals, narrow_ends
 from fmapper.backends.models import Models, Observation
-from fmapper.errors import ConversionError, NotAFunctorError
-from fmapper.moves.mover import mover_to, to_numpy
+from fmapper.errors import ConversionError
+from fmapper.moves.mover import to_numpy
 from fmapper.plots import draw_differences
-from fmapper.programs.steps import in_turn, source_of_callable, user_lowerings
+from fmapper.programs.steps import (
+    adapter_of_model,
+    in_turn,
+    inputs_for,
+    source_of_callable,
+    user_lowerings,
+)
 from fmapper.programs.treespec import match, parts_of, path_of
 from fmapper.progress import step
 from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.fmap import fmap
-from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,12 +95,14 @@ class Report:
             of `a`; for `verify(..., layers=True)`.
         exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
             element; None where that was not computed.
+        modes: Which of the two was called in training mode and which was not, if they differ.
     """
 
     outputs: tuple[Difference, ...]
     first: Difference | None = None
     exact: tuple[float, float] | None = None
     layers: tuple[Difference, ...] = ()
+    modes: str = ""
 
     def __setstate__(self, state: list[Any]) -> None:
         """Restores a pickle, including those from before layers existed."""
@@ -129,6 +134,8 @@ class Report:
             lines = [
                 f"nothing was compared: the outputs {what}. Pass inputs with non-empty outputs"
             ]
+        if self.modes:
+            lines.append(self.modes)
         if self.first is not None:
             lines.append(f"first difference: {self.first}")
         if self.exact is not None:
@@ -185,16 +192,16 @@ def verify(
     atol: float | None = None,
     exact: bool = False,
     layers: bool = False,
-    kwargs: Mapping[str, Any] | None = None,
 ) -> Report:
     """Calls two models with the same inputs and compares every output.
 
-    Where they differ and both can be watched, as a torch module and what was converted from it, the
-    first operation whose results differ is named with its module; and where `a` can be run in
-    float64, the error of both against that tells whose rounding it is.
+    Each is called in the mode in which it is, training or evaluation, and stays as it is. Where
+    they differ and both can be watched, as a torch module and what was converted from it, the first
+    operation whose results differ is named with its module; and where `a` can be run in float64,
+    the error of both against that tells whose rounding it is.
 
     Args:
-        a: A model of any framework, or any callable. A torch module is run in evaluation mode.
+        a: A model of any framework, or any callable.
         b: The other one.
         inputs: What both are called with; arrays are brought to the backend of each model.
         example_kwargs: The same by keyword, as `convert` takes them.
@@ -203,7 +210,6 @@ def verify(
         atol: What may differ in any case.
         exact: Run `a` in float64 even where the outputs agree.
         layers: Compare every operation of both, so that the report has `layers`, and plots them.
-        kwargs: The old name of `example_kwargs`.
 
     Examples:
         >>> import fmapper, torch
@@ -212,13 +218,24 @@ def verify(
         >>> bool(fmapper.verify(linear, fmapper.convert(linear, "jax", (x,)), x))
         True
     """
-    if kwargs is not None:
-        warn(
-            "verify: kwargs= is now called example_kwargs=, as in convert.", DeprecationWarning
-        )  # till 0.3
-        example_kwargs = {**kwargs, **(example_kwargs or {})}
+    return compare(a, b, inputs, example_kwargs or {}, rtol, atol, exact=exact, layers=layers)
+
+
+def compare(
+    a: Any,
+    b: Any,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+    *,
+    exact: bool = False,
+    layers: bool = False,
+    train: bool | None = None,
+) -> Report:
+    """Compares two models as `verify` does, both in a mode; None for that in which each is."""
     with step(f"comparing {type(a).__name__} and {type(b).__name__}") as say:
-        sides = _sides(a, b, inputs, example_kwargs or {})
+        sides = _sides(a, b, inputs, kwargs, train)
         got = [side.output() for side in sides]
         outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
         outputs = outputs or tuple(_plain_values(got[0], "output"))
@@ -235,7 +252,8 @@ def verify(
         if exact or not agree:
             say(f"running {type(a).__name__} in float64")
             rounding = _exact(sides[0], got)
-    return Report(outputs, first, rounding, tuple(by_layer.values()))
+        modes = "" if agree else _other_modes(sides)
+    return Report(outputs, first, rounding, tuple(by_layer.values()), modes)
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
@@ -245,17 +263,24 @@ def differences(a: Any, b: Any) -> list[Difference]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the models with its inputs."""
+    """One of the models with its inputs, and its mode; None for that in which it is."""
 
     model: Any
     adapter: Models | None
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    train: bool | None
 
     def output(self) -> Any:
         if self.adapter is None:
             return self.model(*self.args, **self.kwargs)
-        return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
+        given = inputs_for(self.adapter, self.args, self.kwargs)
+        return self.adapter.call(self.model, *given, train=self.train)
+
+    def trains(self) -> bool:
+        if self.adapter is None or self.train is not None:
+            return bool(self.train)
+        return any(self.adapter.modes(self.model, self.args, self.kwargs).values())
 
     def operations(self, other: Models | None) -> Iterable[Observation] | None:
         """Returns the operations of a model, decomposed as for the other framework."""
@@ -263,72 +288,45 @@ class _Side:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
         whole = other.lowers_whole(user_lowerings(other))
-        return self.adapter.watch(self.model, *given, whole=whole)
+        return self.adapter.watch(self.model, *given, whole=whole, train=self.train)
 
     def output_in_float64(self) -> Any | None:
         if self.adapter is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
-        return self.adapter.call_in_float64(self.model, *given)
+        return self.adapter.call_in_float64(self.model, *given, train=self.train)
 
 
-def _sides(a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Side]:
+def _sides(
+    a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool | None
+) -> list[_Side]:
     """Pairs both models with their keywords: inputs, and options of their frameworks."""
     models = _with_adapters(a, b)
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
     return [
         _Side(model, adapter, args, {
             name: value for name, value in kwargs.items() if name in own or name not in theirs
-        })
+        }, train)
         for (model, adapter), own, theirs in zip(models, options, reversed(options), strict=True)
     ]  # fmt: skip
 
 
-def inputs_for(
-    adapter: Models,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    copy: bool | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the inputs for a model of a framework."""
-
-    def plain(x: Any) -> Any:
-        own = adapter_of(x)
-        if own is None or own.name == (adapter.lowers_like or adapter.name):
-            return x
-        return own.portable(x)
-
-    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
-        given, strict=False, copy=copy
-    )
-    return moved
+def _other_modes(sides: list[_Side]) -> str:
+    """Says which of two models was in training; empty if both or none were."""
+    a, b = (side.trains() for side in sides)
+    if a is b:
+        return ""
+    return f"{'ab'[b]} was called in training mode, and {'ab'[a]} in evaluation mode"
 
 
 def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
     """Pairs both models with their frameworks; a bare function takes the remaining one."""
-    known = [_adapter_of_model(model) for model in (a, b)]
+    known = [adapter_of_model(model) for model in (a, b)]
     for i, model in enumerate((a, b)):
         other = known[1 - i]
         if known[i] is None and other is not None:
             known[i] = source_of_callable(model, other)
     return list(zip((a, b), known, strict=True))
-
-
-def _adapter_of_model(model: Any) -> Models | None:
-    found = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
-    if found is not None or isinstance(model, tuple):
-        return found
-    try:
-        device = get_device(model)
-    except NotAFunctorError:  # a function with arrays in its closure
-        return None
-    return None if device is None else _of_backend(device.backend)
-
-
-def _of_backend(name: str) -> Models | None:
-    return next((adapter for adapter in adapters(Models) if adapter.name == name), None)
 
 
 def _differences(

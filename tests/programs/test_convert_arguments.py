@@ -64,16 +64,6 @@ def test_an_option_that_does_not_exist_is_refused_with_those_that_do(target, opt
     assert message in str(caught.value)
 
 
-def test_the_old_name_of_inputs_by_keyword_is_taken_and_warned_of():
-    def double(*, x):
-        return 2 * x
-
-    with pytest.warns(DeprecationWarning, match="example_kwargs") as caught:
-        assert fmapper.verify(double, double, kwargs={"x": X})
-    assert caught[0].filename == __file__
-    assert fmapper.verify(double, double, example_kwargs={"x": X})
-
-
 def test_an_exported_program_is_converted_as_its_module():
     linear = torch.nn.Linear(2, 2)
     exported = torch.export.export(linear, (X,))

@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 def test_a_converted_model_agrees_and_the_module_is_as_it_was():
-    model = Model()
+    model = Model().eval()
     x, scale = torch.randn(5, 3), torch.tensor(2.0)
     converted = fmapper.convert(model, "jax", (x,), {"scale": scale})
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -41,9 +41,25 @@ def test_a_converted_model_agrees_and_the_module_is_as_it_was():
     assert report
     assert [output.path for output in report.outputs] == ["output.logits", "output.all[0]"]
     assert "2 of 2 outputs agree" in str(report)
-    assert model.training
+    assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert fmapper.verify(converted, model, x, example_kwargs={"scale": scale})
+
+
+def test_models_are_compared_in_the_modes_in_which_they_are_handed_in():
+    model = Model()
+    x = torch.randn(5, 3)
+    converted = fmapper.convert(model, "jax", (x,))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = fmapper.verify(model, converted, x)
+    assert not report
+    assert "a was called in training mode, and b in evaluation mode" in str(report)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert fmapper.verify(model.eval(), converted, x)
+    trained = fmapper.convert(model.train(), "flax", (x,), train=True)
+    assert fmapper.verify(model, trained, x)
+    assert not fmapper.verify(model.eval(), trained, x)
 
 
 def test_the_first_operation_that_differs_is_named_with_its_module():

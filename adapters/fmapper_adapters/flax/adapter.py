@@ -193,13 +193,20 @@ class FlaxAdapter(JaxModels, Nodes):
 
         return _source.options(model)
 
-    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls the model in evaluation mode and leaves it unchanged."""
+    def call(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        train: bool | None = None,
+    ) -> Any:
+        """Calls the model and leaves it unchanged."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
-            return flax_model.evaluate(model, args, kwargs)
-        return super().call(model, args, kwargs)
+            return flax_model.evaluate(model, args, kwargs, train=train)
+        return super().call(model, args, kwargs, train=train)
 
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -214,7 +221,7 @@ class FlaxAdapter(JaxModels, Nodes):
         if hasattr(origin, "__fmapper_source__"):
             known = inspect.signature(model.__call__).parameters
             given = {key: value for key, value in kwargs.items() if key in known}
-            return (self.call(model, args, given),)
+            return (self.call(model, args, given, train=False),)
         found: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
         return found
 
@@ -225,13 +232,14 @@ class FlaxAdapter(JaxModels, Nodes):
         kwargs: Mapping[str, Any],
         *,
         whole: Collection[str] = (),
+        train: bool | None = None,
     ) -> Iterable[Observation] | None:
         """Records the operations of a converted model, or of the program of another model."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
-            return flax_model.watch(model, args, kwargs)
-        return super().watch(model, args, kwargs, whole=whole)
+            return flax_model.watch(model, args, kwargs, train=train)
+        return super().watch(model, args, kwargs, whole=whole, train=train)
 
     def sources(self) -> Any:
         """Returns the module for modules of NNX, and those of Linen with their variables."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from fmapper import ProgramInputError, save_program, summary
+from fmapper import ProgramInputError, fmap, save_program, summary
 from fmapper.backends import Observation, shorten_traceback
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.flax import programs as _programs
@@ -234,14 +234,25 @@ def from_program(
     return linen_model.from_arrays(programs, arrays)
 
 
-def evaluate(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a model in evaluation mode, or in its only mode, without changing it."""
+def evaluate(
+    model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
+) -> Any:
+    """Calls a model in a mode, None for its own, without changing it."""
+    if train is None:
+        own = fmap(lambda leaf: leaf, model)  # a call may change the variables
+        return own(*args, **kwargs)
     return bind(model).call(args, kwargs).output
 
 
-def watch(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-    """Records every operation of such a call."""
-    found: list[Observation] = bind(model).watch(args, kwargs)
+def watch(
+    model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
+) -> list[Observation] | None:
+    """Records every operation of such a call; None where it draws random numbers."""
+    is_training = train is None and not model.deterministic
+    bound = model._programs.bind(_arrays(model), train=True) if is_training else bind(model)
+    if bound.is_random:
+        return None
+    found: list[Observation] = bound.watch(args, kwargs)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -47,19 +47,17 @@ def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None
-    if _is_nnx(model) and any(True for _ in _parts_say(_whole(model))):
+    if _is_nnx(model) and _modes_of_parts(_whole(model)):
         return True
-    return bool(_modes_of(model, args, kwargs))
+    return bool(_flags_of(model, args, kwargs))
 
 
-def is_in_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Returns whether a part of a module is in training mode, or the examples say so."""
+def modes(model: Any, args: Args, kwargs: Kwargs) -> dict[str, bool]:
+    """Returns whether the parts of a module and the arguments of a call ask for training."""
     if _is_converted(model):
-        return not model.deterministic
-    said = train_flags.mode_of(_modes_of(model, args, kwargs), args, kwargs)
-    if said is None:
-        return _is_nnx(model) and not all(_parts_say(_whole(model)))
-    return said
+        return {"deterministic": not model.deterministic}
+    said = train_flags.modes_of_call(_flags_of(model, args, kwargs), args, kwargs)
+    return {**(_modes_of_parts(_whole(model)) if _is_nnx(model) else {}), **said}
 
 
 def options(model: Any) -> tuple[str, ...]:
@@ -67,7 +65,7 @@ def options(model: Any) -> tuple[str, ...]:
     return () if _is_nnx(model) else linen_source.OPTIONS
 
 
-def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
+def _flags_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, train_flags.Flag]:
     if _is_nnx(model):
         whole = _whole(model)
         return train_flags.find_flags(type(whole).__call__, 1, args, whole)
@@ -75,14 +73,17 @@ def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
     return train_flags.find_flags(function, 1, args, own)
 
 
-def _parts_say(model: Any) -> Iterator[bool]:
-    """Yields the modes of the parts of a module: True for evaluation."""
+def _modes_of_parts(model: Any) -> dict[str, bool]:
+    """Returns attributes that hold the mode of a part, with their values -> whether it trains."""
     with _graph_mode():
-        parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, nnx.Module)]
-    for part in parts:
+        parts = [(path, one) for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Module)]
+    found = {}
+    for path, part in parts:
         for name in ("deterministic", "use_running_average"):
-            if isinstance(getattr(part, name, None), bool):
-                yield getattr(part, name)
+            value = getattr(part, name, None)
+            if isinstance(value, bool):
+                found[f"{'.'.join(map(str, (*path, name)))}={value}"] = not value
+    return found
 
 
 def _graph_mode() -> AbstractContextManager[object]:
@@ -96,31 +97,38 @@ def _is_converted(model: Any) -> bool:
 
 
 def make_source(
-    model: Any, args: Args, kwargs: Kwargs, *, train: bool
+    model: Any, args: Args, kwargs: Kwargs, *, train: bool | None
 ) -> tuple[Source, Args, Kwargs]:
-    """Returns the function of a model in a mode, its arrays and its arguments."""
+    """Returns the function of a model in a mode, its arrays and its arguments.
+
+    The mode None is that in which the call runs.
+    """
     if _is_nnx(model):
         whole = _whole(model)
         source = of_nnx(_in_mode(whole, train=train))
         if _is_converted(whole):
             return source, args, kwargs
     else:
-        modes = _modes_of(model, args, kwargs)
-        source, kwargs = linen_source.make_source(model, args, kwargs, train=train)
-        return train_flags.set_mode(source, modes, args, kwargs, train=train)
-    modes = _modes_of(model, args, kwargs)
-    return train_flags.set_mode(source, modes, args, kwargs, train=train)
+        flags = _flags_of(model, args, kwargs)
+        is_training = any(modes(model, args, kwargs).values()) if train is None else train
+        source, kwargs = linen_source.make_source(model, args, kwargs, train=is_training)
+        return train_flags.set_mode(source, flags, args, kwargs, train=train)
+    flags = _flags_of(model, args, kwargs)
+    return train_flags.set_mode(source, flags, args, kwargs, train=train)
 
 
-def _in_mode(model: Any, *, train: bool) -> Any:
-    """Returns a copy in a mode; the arrays are those of the model."""
+def _in_mode(model: Any, *, train: bool | None) -> Any:
+    """Returns a copy in a mode, None for its own; the arrays are those of the model."""
     own = fmap(lambda leaf: leaf, model)
     if _is_converted(model):
+        if train is None:
+            return own
         programs = model._programs
         own.deterministic = programs.evaluation is not None and not (train and programs.training)
         return own
     _separate(own)
-    if any(True for _ in _parts_say(own)):
+    said = _modes_of_parts(own).values()
+    if said and train is not None and not (train and any(said)):
         with _graph_mode():
             own.train() if train else own.eval()
     return own
@@ -145,17 +153,9 @@ def _separate(model: Any) -> None:
         seen.add(id(array))
 
 
-def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kwargs]:
-    """Returns a model and its arguments in evaluation mode, or in the mode the arguments name."""
-    said = None
-    if not _is_converted(model):
-        said = train_flags.mode_of(_modes_of(model, args, kwargs), args, kwargs)
-    return make_source(model, args, kwargs, train=bool(said))
-
-
-def evaluate(model: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Evaluates a model, in the mode that the inputs name, without changing it."""
-    source, args, kwargs = evaluation(model, args, kwargs)
+def evaluate(model: Any, args: Args, kwargs: Kwargs, *, train: bool | None) -> Any:
+    """Calls a model in a mode, None for that in which the call runs, without changing it."""
+    source, args, kwargs = make_source(model, args, kwargs, train=train)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 
 

@@ -424,12 +424,13 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         kwargs: Mapping[str, Any],
         *,
         whole: Collection[str] = (),
+        train: bool | None = None,
     ) -> Iterable[Observation] | None:
         """Records the operations of a converted model, or of the program of another model."""
         if self.is_converted(model):
             found: Iterable[Observation] = model.watch(args, kwargs)
             return found
-        return super().watch(model, args, kwargs, whole=whole)
+        return super().watch(model, args, kwargs, whole=whole, train=train)
 
     def sources(self) -> Any:
         """Returns the module for functions, with parameters or without, and callable trees."""

@@ -133,10 +133,9 @@ class JaxModels(Models):
     def sources(self) -> Any:
         """Returns the module that makes the `Source` of a model.
 
-        It has the functions `make_source(model, args, kwargs, *, train)` and
-        `evaluation(model, args, kwargs)`, which return the source and the arguments that it takes,
-        `evaluate(model, args, kwargs)`, which calls the model, and `has_training` and
-        `is_in_training`, as in `Models`.
+        It has the functions `make_source(model, args, kwargs, *, train)`, which returns the source
+        and the arguments that it takes, `evaluate(model, args, kwargs, *, train)`, which calls the
+        model, and `has_training` and `modes`, as in `Models`.
         """
 
     @abstractmethod
@@ -154,9 +153,9 @@ class JaxModels(Models):
         found: bool = self.sources().has_training(model, args, kwargs)
         return found
 
-    def is_in_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Returns whether the parts are in training mode, or the arguments ask for it."""
-        found: bool = self.sources().is_in_training(model, args, kwargs)
+    def modes(self, model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, bool]:
+        """Returns whether the parts and the arguments of a call ask for training."""
+        found: Mapping[str, bool] = self.sources().modes(model, args, kwargs)
         return found
 
     def export_program(
@@ -166,7 +165,7 @@ class JaxModels(Models):
         kwargs: Kwargs,
         *,
         dynamic_shapes: Any,
-        train: bool,
+        train: bool | None,
         check: bool,
         strict: bool | None,
         specialize: bool = False,
@@ -178,7 +177,7 @@ class JaxModels(Models):
         from fmapper_adapters.jax.record import trace
 
         source, args, kwargs = self.sources().make_source(model, args, kwargs, train=train)
-        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
+        options = {"dynamic_shapes": dynamic_shapes, "train": bool(train), "strict": strict}
         return trace.record(source, args, kwargs, parts=parts, **options)
 
     def source_weights(
@@ -195,27 +194,33 @@ class JaxModels(Models):
 
         return super().origin_of(model) or origin_of_built(model)
 
-    def call(self, model: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Calls the model in evaluation mode and leaves it unchanged."""
-        return self.sources().evaluate(model, args, kwargs)
+    def call(self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None = None) -> Any:
+        """Calls the model and leaves it unchanged."""
+        return self.sources().evaluate(model, args, kwargs, train=train)
 
     def watch(
-        self, model: Any, args: Args, kwargs: Kwargs, *, whole: Collection[str] = ()
+        self,
+        model: Any,
+        args: Args,
+        kwargs: Kwargs,
+        *,
+        whole: Collection[str] = (),
+        train: bool | None = None,
     ) -> Iterable[Observation] | None:
         """Records the model, and returns the operations of its program."""
         from fmapper_adapters.jax import verify
 
-        return verify.operations(*self.sources().evaluation(model, args, kwargs))
+        return verify.operations(*self.sources().make_source(model, args, kwargs, train=train))
 
     def caller(
         self, model: Any, args: Args, kwargs: Kwargs
     ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
         """Returns the compiled model, with its arrays as arguments."""
         if self.is_converted(model):
-            return lambda a, k: self.call(model, a, k)
+            return lambda a, k: self.call(model, a, k, train=False)
         from fmapper_adapters.jax import verify
 
-        return verify.compile_model(*self.sources().evaluation(model, args, kwargs))
+        return verify.compile_model(*self.sources().make_source(model, args, kwargs, train=False))
 
     def outcome(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
@@ -242,10 +247,12 @@ class JaxModels(Models):
         is_key = dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
         return jax.random.key_data(value) if is_key else value
 
-    def call_in_float64(self, model: Any, args: Args, kwargs: Kwargs) -> Any | None:
+    def call_in_float64(
+        self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None = None
+    ) -> Any | None:
         """Calls the model with jax_enable_x64, on arrays of float64."""
         if self.is_converted(model):
             return None
         from fmapper_adapters.jax import verify
 
-        return verify.in_float64(*self.sources().evaluation(model, args, kwargs))
+        return verify.in_float64(*self.sources().make_source(model, args, kwargs, train=train))

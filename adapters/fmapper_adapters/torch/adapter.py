@@ -421,11 +421,11 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
             return self.build(program)
         return torch_model.from_program(program, lowerings, **options)
 
-    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a module in evaluation mode, without gradients, on copies of the inputs."""
+    def call(self, model: Any, args: Any, kwargs: Any, *, train: bool | None = None) -> Any:
+        """Calls a module without gradients, on copies of the inputs."""
         from fmapper_adapters.torch import verify
 
-        return verify.call_module(model, args, kwargs)
+        return verify.call_module(model, args, kwargs, train=train)
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
@@ -435,13 +435,23 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
 
         return _build.outcome(model, args, kwargs, train=train)
 
+    def modes(self, model: Any, args: Any, kwargs: Any) -> Mapping[str, bool]:
+        """Returns the mode of a module; that of its parts may differ."""
+        is_module = isinstance(model, torch.nn.Module)
+        return {f"training={model.training}": model.training} if is_module else {}
+
     def call_in_float64(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        train: bool | None = None,
     ) -> Any | None:
         """Calls a copy of a module in float64."""
         from fmapper_adapters.torch import verify
 
-        return verify.call_in_float64(model, args, kwargs)
+        return verify.call_in_float64(model, args, kwargs, train=train)
 
     def watch(
         self,
@@ -450,11 +460,12 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         kwargs: Mapping[str, Any],
         *,
         whole: Collection[str] = (),
+        train: bool | None = None,
     ) -> Iterable[Observation] | None:
         """Records the operations of the program that `convert` makes."""
         from fmapper_adapters.torch import verify
 
-        return verify.watch(model, args, kwargs, whole)
+        return verify.watch(model, args, kwargs, whole, train=train)
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -1,4 +1,4 @@
-"""Running a module to compare it: in evaluation mode, in float64, or operation by operation."""
+"""Runs a module to compare it: as a whole, in float64, or operation by operation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
 
 
-def call_module(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a module in evaluation mode on copies of the inputs, without changing it."""
+def call_module(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None = None
+) -> Any:
+    """Calls a module on copies of the inputs, without changing it; the mode None is its own."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    train = _is_for_training(model, args, kwargs)
-    with export.mode(model, train=train):
+    with _mode(model, train):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         are_blind, _ = _encoders.that_see_nothing(model, args, kwargs)
         state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
@@ -42,19 +43,18 @@ def call_module(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             torch.no_grad(),
             check.attention(wanted=bool(are_blind)),
             restore_after(model),
+            torch.random.fork_rng(devices=[]),
         ):
             return pytree.tree_map(keep, model(*args, **kwargs))
 
 
-def _is_for_training(model: Any, args: Any, kwargs: Any) -> bool:
-    """Tells whether a model was converted from another framework and the inputs name that mode."""
-    takes = getattr(model, "takes", None)
-    if takes is None or not hasattr(model, "as_program"):
-        return False
-    return takes(args, kwargs, train=True) and not takes(args, kwargs, train=False)
+def _mode(model: Any, train: bool | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if train is None else export.mode(model, train=train)
 
 
-def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
+def call_in_float64(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None = None
+) -> Any | None:
     """Calls a copy in float64; None where the model insists on another dtype."""
     if not isinstance(model, torch.nn.Module):
         return None
@@ -65,13 +65,18 @@ def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     with foreign_classes.register(model, (args, kwargs)):
         args, kwargs = pytree.tree_map(widen, (args, dict(kwargs)))
     try:
-        return call_module(copy.deepcopy(model).double(), args, kwargs)
+        return call_module(copy.deepcopy(model).double(), args, kwargs, train=train)
     except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
         return None
 
 
 def watch(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: Collection[str]
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    whole: Collection[str],
+    *,
+    train: bool | None,
 ) -> Iterator[Observation] | None:
     """Records every operation of the program for these inputs, computed by torch."""
     if not isinstance(model, torch.nn.Module):
@@ -79,10 +84,10 @@ def watch(
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
-        with export.mode(model, train=_is_for_training(model, args, kwargs)):
+        with _mode(model, train):
             found: list[Observation] = own(args, kwargs)
             return iter(found)
-    with export.mode(model, train=False), foreign_classes.register(model, (args, kwargs)):
+    with _mode(model, train), foreign_classes.register(model, (args, kwargs)):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         with _encoders.leave_padding_out(encoders):
             exported, _ = export.record(model, args, dict(kwargs), None, whole=whole, again=True)

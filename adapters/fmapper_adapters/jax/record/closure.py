@@ -48,7 +48,7 @@ class Lifted:
         arrays: The arrays by name, each once.
         trained: The names of the trained arrays.
         aliases: Other names of tied arrays -> the name in `arrays`.
-        inference: The modes of the parts: true for evaluation.
+        modes: Fields that hold the mode of a part, with their values -> whether it trains.
         refusal: The error that names an undeclared object with arrays.
         suspects: The arrays in it, which become constants of a program that uses them.
     """
@@ -58,7 +58,7 @@ class Lifted:
         self.arrays: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
         self.trained: set[str] = set()
-        self.inference: list[bool] = []
+        self.modes: dict[str, bool] = {}
         self._names: dict[int, str] = {}
         self.refusal: NotAFunctorError | None = None
         self.suspects: list[Any] = []
@@ -72,7 +72,7 @@ class Lifted:
                 trained |= {id(x) for x in leaves if _is_inexact(x)}
                 undeclared = [x for x in leaves if not isinstance(x, _ARRAYS) and holds_arrays(x)]
                 self.suspects += _arrays_within(undeclared)
-        for name, leaf in _find_arrays(self._roots, self.inference):
+        for name, leaf in _find_arrays(self._roots, self.modes):
             if name in self.arrays or name in self.aliases:
                 raise StructureMismatchError(
                     f"two arrays are both called {name!r} when keys are joined with dots. Rename "
@@ -102,7 +102,7 @@ class Lifted:
         Raises:
             ConversionError: The call created or removed arrays, or separated tied ones.
         """
-        after = dict(_find_arrays(tuple(map(_with_arrays, filled)), []))
+        after = dict(_find_arrays(tuple(map(_with_arrays, filled)), {}))
         new = [n for n in after if n not in self.arrays and n not in self.aliases]
         gone = [n for n in (*self.arrays, *self.aliases) if n not in after]
         if new or gone:
@@ -165,7 +165,7 @@ def objects_at(*roots: Any) -> list[tuple[str, Any]]:
 
 def traced_arrays(tree: Any) -> dict[str, Any]:
     """Returns the arrays in a tree that are being traced, by name."""
-    found = _find_arrays((tree,), [])
+    found = _find_arrays((tree,), {})
     return {name: leaf for name, leaf in found if isinstance(leaf, jax.core.Tracer)}
 
 
@@ -237,7 +237,7 @@ def _is_function_at(path: Any, node: Any) -> bool:
     return is_function(node)
 
 
-def _find_arrays(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[str, Any]]:
+def _find_arrays(roots: tuple[Any, ...], modes: dict[str, bool]) -> list[tuple[str, Any]]:
     """Finds the arrays in all roots by name, in order; tied ones at each of their places."""
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
@@ -248,13 +248,14 @@ def _find_arrays(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[st
             if isinstance(leaf, _ARRAYS):
                 found.append((".".join(at) or "value", leaf))
             elif isinstance(leaf, bool) and keys and keys[-1] == _MODE:
-                inference.append(leaf)
+                modes[f"{'.'.join(at)}={leaf}"] = not leaf
             elif is_function(leaf) and id(leaf) not in seen:
                 seen.add(id(leaf))
                 for name, part in _parts(leaf):
                     collect(part, (*at, name) if name else at)
         if not is_function(tree):
-            inference.extend(mode for _, _, mode in _modes_in(tree))
+            for node, name, mode in _modes_in(tree):
+                modes[f"{type(node).__name__}.{name}={mode}"] = not mode
 
     for root in roots:
         collect(root, ())

@@ -15,7 +15,7 @@ from fmapper_adapters.jax.record.trace import Source
 
 
 def make_source(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
     """Returns the function of a model and its arrays, and its arguments, in one of its modes.
 
@@ -24,41 +24,38 @@ def make_source(
             and its state of Equinox, or a model that was converted to JAX.
         args: The examples by position.
         kwargs: The examples by keyword.
-        train: The mode.
+        train: The mode; None for that in which the call runs.
     """
     if getattr(type(model), "is_converted_model", False) is True:
         return _source_of_model(model), args, kwargs
     source = of_callable(model, train=train)
-    modes = train_flags.find_flags(source.function, source.skipped, args)
-    return train_flags.set_mode(source, modes, args, kwargs, train=train)
+    flags = train_flags.find_flags(source.function, source.skipped, args)
+    return train_flags.set_mode(source, flags, args, kwargs, train=train)
 
 
 def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Returns whether a model has a training mode, in its layers or as an argument."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
-    return bool(_inference(model) or _modes_of(model, args))
+    return bool(Lifted(*_roots(model)).modes or _flags_of(model, args))
 
 
-def is_in_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a layer is not in inference mode, or the examples say so."""
+def modes(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns whether the fields of a model and the arguments of a call ask for training."""
     if getattr(type(model), "is_converted_model", False) is True:
-        return False
-    said = train_flags.mode_of(_modes_of(model, args), args, kwargs)
-    return not all(_inference(model)) if said is None else said
+        return {}
+    said = train_flags.modes_of_call(_flags_of(model, args), args, kwargs)
+    return {**Lifted(*_roots(model)).modes, **said}
 
 
-def evaluate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a model in evaluation mode."""
+def evaluate(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
+) -> Any:
+    """Calls a model in a mode; None for that in which the call runs."""
     if getattr(type(model), "is_converted_model", False) is True:
         return model(*args, **kwargs)
-    source, args, kwargs = evaluation(model, args, kwargs)
+    source, args, kwargs = make_source(model, args, kwargs, train=train)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
-
-
-def _inference(model: Any) -> list[bool]:
-    """Yields the modes of the layers of a model."""
-    return Lifted(*_roots(model)).inference
 
 
 def _roots(model: Any) -> tuple[Any, ...]:
@@ -68,17 +65,7 @@ def _roots(model: Any) -> tuple[Any, ...]:
     return model if isinstance(model, tuple) else (closure.callee_of(model),)
 
 
-def evaluation(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
-    """Returns a model and its arguments in evaluation mode, or in the mode the arguments name."""
-    if getattr(type(model), "is_converted_model", False) is True:
-        return make_source(model, args, kwargs, train=False)
-    given = train_flags.mode_of(_modes_of(model, args), args, kwargs)
-    return make_source(model, args, kwargs, train=bool(given))
-
-
-def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
+def _flags_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, train_flags.Flag]:
     function, skipped = _function(model)
     return train_flags.find_flags(function, skipped, args)
 
@@ -109,7 +96,7 @@ def _with_signature(function: Any) -> Callable[..., Any] | None:
     return found
 
 
-def of_callable(model: Any, *, train: bool) -> Source:
+def of_callable(model: Any, *, train: bool | None) -> Source:
     """Returns a function, a pair of a function and its parameters, or a tree that is called.
 
     Raises:
@@ -124,6 +111,8 @@ def of_callable(model: Any, *, train: bool) -> Source:
         own = held_state.arrays
         roots = (*roots, own)
     held = Lifted(*roots)
+    if train and any(held.modes.values()):
+        train = None  # parts of a model that trains already keep their modes
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 # Whether the argument is true in training.
@@ -15,13 +16,29 @@ _NAMES = {
     "is_train": True,
     "deterministic": False,
     "use_running_average": False,
+    "inference": False,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """An argument that sets the mode of a model.
+
+    Attributes:
+        in_training: Its value in training.
+        position: Its position in the positional arguments; None if it is not among them.
+        default: The value of a call that leaves it out; None if that is not a bool.
+    """
+
+    in_training: bool
+    position: int | None
+    default: bool | None
 
 
 def find_flags(
     function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], own: Any = None
-) -> dict[str, tuple[bool, int | None]]:
-    """Returns the parameters of a function that set its mode.
+) -> dict[str, Flag]:
+    """Returns the parameters of a function that set its mode, by name.
 
     Args:
         function: The function.
@@ -29,9 +46,6 @@ def find_flags(
         args: The positional arguments.
         own: An object whose attributes may set the mode too: then a parameter with the default None
             does not count.
-
-    Returns:
-        Name -> its value in training, and its position in `args`, or None.
     """
     if function is None:
         return {}
@@ -39,7 +53,7 @@ def find_flags(
         parameters = list(inspect.signature(function).parameters.values())[skipped:]
     except (TypeError, ValueError):  # of a builtin
         return {}
-    found: dict[str, tuple[bool, int | None]] = {}
+    found: dict[str, Flag] = {}
     for i, p in enumerate(parameters):
         if p.name not in _NAMES or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
@@ -47,42 +61,49 @@ def find_flags(
         is_mode = p.default is p.empty or isinstance(p.default, bool) or p.default is None
         if is_mode and not says_none:
             positional = p.kind is not p.KEYWORD_ONLY and i < len(args)
-            found[p.name] = _NAMES[p.name], i if positional else None
+            default = p.default if isinstance(p.default, bool) else None
+            found[p.name] = Flag(_NAMES[p.name], i if positional else None, default)
     return found
 
 
-def mode_of(
-    modes: Mapping[str, tuple[bool, int | None]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool | None:
-    """Returns whether the examples ask for training; None if they leave it open."""
-    for name, (in_training, position) in modes.items():
-        value = kwargs.get(name) if position is None else args[position]
+def modes_of_call(
+    flags: Mapping[str, Flag], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, bool]:
+    """Returns whether the flags of a call ask for training, by argument and value.
+
+    Arguments that the call leaves out have their defaults.
+    """
+    found = {}
+    for name, flag in flags.items():
+        value = kwargs.get(name) if flag.position is None else args[flag.position]
+        if value is None:
+            value = flag.default
         if isinstance(value, bool):
-            return value is in_training
-    return None
+            found[f"{name}={value}"] = value is flag.in_training
+    return found
 
 
 def set_mode(
     source: Any,
-    modes: Mapping[str, tuple[bool, int | None]],
+    flags: Mapping[str, Flag],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    train: bool,
+    train: bool | None,
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Returns a model and its arguments with the mode set.
+    """Returns a model and its arguments with the mode set; None leaves that to the call.
 
     An argument that the examples lack is added. It may be passed to the converted model too, with
     the value that it had in the recording.
     """
-    if not modes:
+    if not flags or train is None:
         return source, args, kwargs
-    values = {name: train is in_training for name, (in_training, _) in modes.items()}
+    values = {name: train is flag.in_training for name, flag in flags.items()}
     new_args, new_kwargs, added = list(args), dict(kwargs), {}
-    for name, (_, position) in modes.items():
-        if position is not None:
-            if isinstance(args[position], bool):
-                new_args[position] = values[name]
+    for name, flag in flags.items():
+        if flag.position is not None:
+            if isinstance(args[flag.position], bool):
+                new_args[flag.position] = values[name]
         elif name in kwargs:
             if isinstance(kwargs[name], bool):
                 new_kwargs[name] = values[name]

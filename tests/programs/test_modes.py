@@ -1,0 +1,115 @@
+"""A converted model is in the mode in which the call of its source runs."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+
+import fmapper
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+class WithFlag(nnx.Module):
+    """Dropout and statistics under one argument."""
+
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, deterministic: bool = True):
+        y = self.norm(self.dense(x), use_running_average=deterministic)
+        return self.drop(y, deterministic=deterministic)
+
+
+class WithFlagOfDropout(WithFlag):
+    def __call__(self, x, deterministic: bool = True):
+        return self.drop(self.norm(self.dense(x)), deterministic=deterministic)
+
+
+class Plain(WithFlag):
+    def __call__(self, x):
+        return self.drop(self.norm(self.dense(x)))
+
+
+class InLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x, deterministic: bool = True):
+        y = linen.BatchNorm(use_running_average=deterministic)(linen.Dense(4)(x))
+        return linen.Dropout(0.5)(y, deterministic=deterministic)
+
+
+class InEquinox(eqx.Module):
+    dense: eqx.nn.Linear
+    drop: eqx.nn.Dropout
+
+    def __init__(self):
+        self.dense = eqx.nn.Linear(4, 4, key=jax.random.key(0))
+        self.drop = eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, *, key=None, inference: bool = True):
+        return self.drop(jax.vmap(self.dense)(x), key=key, inference=inference)
+
+
+def _outputs(model):
+    if isinstance(model, tuple):
+        return model[0].apply(model[1], X)
+    return (nnx.clone(model) if isinstance(model, nnx.Module) else model)(X)
+
+
+def _linen():
+    return InLinen(), InLinen().init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("structure", [False, True])
+@pytest.mark.parametrize("make", [lambda: WithFlag(nnx.Rngs(0)), _linen, InEquinox])
+def test_a_default_argument_decides_the_mode(make, structure):
+    model = make()
+    converted = fmapper.convert(model, "torch", (X,), structure=structure)
+    assert not converted.training
+    found = converted(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(found, _outputs(model), atol=1e-6)
+    assert fmapper.verify(model, converted, X)
+
+
+def test_an_argument_that_asks_for_training_starts_in_training():
+    model = WithFlag(nnx.Rngs(0))
+    converted = fmapper.convert(model, "torch", (X,), {"deterministic": False})
+    assert converted.training
+    expected = nnx.clone(model)(X, deterministic=False)
+    assert fmapper.verify(model, converted, X, example_kwargs={"deterministic": False})
+    np.testing.assert_allclose(converted(torch.from_numpy(X)).detach(), expected, atol=1e-6)
+
+
+def test_a_call_that_is_neither_training_nor_evaluation_is_refused():
+    model = WithFlagOfDropout(nnx.Rngs(0))
+    with pytest.raises(fmapper.ConversionError, match="neither its training nor its") as caught:
+        fmapper.convert(model, "torch", (X,))
+    assert "norm.use_running_average=False" in str(caught.value)
+    assert "deterministic=True is for evaluation" in str(caught.value)
+    model.eval()
+    assert fmapper.verify(model, fmapper.convert(model, "torch", (X,)), X)
+
+
+def test_parts_keep_their_modes_in_training():
+    model = Plain(nnx.Rngs(0))
+    model.norm.eval()
+    converted = fmapper.convert(model, "torch", (X,))
+    assert converted.training
+    assert fmapper.verify(model, converted, X)
+    converted(torch.from_numpy(X))
+    assert torch.equal(converted.norm.mean, torch.zeros(4))
+    assert not fmapper.verify(model, converted.eval(), X)
+
+
+def test_comparing_leaves_generators_and_statistics_as_they_are():
+    model = Plain(nnx.Rngs(0))
+    converted = fmapper.convert(model, "torch", (X,))
+    for _ in range(2):
+        assert fmapper.verify(model, converted, X)
+    assert int(converted.drop.rngs.count) == int(model.drop.rngs.count[...]) == 0
+    assert not jnp.any(model.norm.mean[...])
