@@ -352,3 +352,31 @@ def test_sizes_that_are_tensors_given_by_name_are_fixed() -> None:
     np.testing.assert_allclose(got, module(x, mask), rtol=1e-5, atol=1e-6)
     with pytest.raises(fmapper.ProgramInputError):
         model(x.numpy(), np.ones((3, 5), "int64") * (np.arange(5) < 4))
+
+
+class Pictures(torch.nn.Module):
+    """Puts the features of pictures that are not empty in the places of a token."""
+
+    def forward(self, ids, pixels):
+        x = ids.unsqueeze(-1).float().expand(-1, -1, 2)
+        flat = pixels.flatten(0, 1)
+        real = (flat == 0).sum((-1, -2)) != flat.shape[1:].numel()
+        real[0] |= ~torch.any(real)
+        counts = real.view(pixels.shape[:2]).sum(1)
+        features = [part.reshape(-1, 2) for part in flat[real].split(counts.tolist())]
+        return x.masked_scatter((ids == 7).unsqueeze(-1), torch.cat(features)), features
+
+
+def test_shapes_are_shapes_where_values_are_those_of_the_examples():
+    pixels = torch.arange(1, 25.0).reshape(2, 3, 2, 2)
+    pixels[0, 2] = pixels[1, 1:] = 0
+    ids = torch.tensor([[7, 7, 7, 7, 1], [7, 7, 0, 1, 2]])
+    model = fmapper.convert(Pictures(), "jax", (ids, pixels), specialize=True)
+    found, features = jax.jit(model)(fmapper.to_jax(ids), fmapper.to_jax(pixels))
+    want, parts = Pictures()(ids, pixels)
+    np.testing.assert_array_equal(found, want)
+    assert [part.shape for part in features] == [part.shape for part in parts] == [(4, 2), (2, 2)]
+    other = pixels.clone()
+    other[0, 1] = 0
+    with pytest.raises(fmapper.ProgramInputError):
+        model(fmapper.to_jax(ids), fmapper.to_jax(other))

@@ -138,10 +138,13 @@ class _Informer(TorchFunctionMode):
             )
         if func in asserts.SIZED:
             func, args = asserts.SIZED[func], (call, *args)
-        leaves, spec = pytree.tree_flatten(func(*args, **kwargs))
-        if len(leaves) == len(call.results):
-            leaves = [_tell(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
-        return pytree.tree_unflatten(leaves, spec)
+        result = func(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten(result)
+        if len(leaves) != len(call.results):
+            return result
+        leaves = [_tell(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
+        found = pytree.tree_unflatten(leaves, spec)
+        return torch.Size(found) if isinstance(result, torch.Size) else found
 
 
 def _place(func: Any) -> _Place:
