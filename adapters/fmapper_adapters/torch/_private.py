@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -30,6 +31,7 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "WrappedHook",
+    "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",
     "pytree",
     "scan",

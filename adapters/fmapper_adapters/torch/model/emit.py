@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 
 from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.fuse import simplify
 from fmapper_adapters.torch.lax import types
@@ -132,11 +133,19 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         if getattr(target, "is_control_flow", False):
             return self.result()
-        known = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
-        with self.mode:
-            if kind == "call_method":
-                return getattr(known[0][0], target)(*known[0][1:], **known[1])
-            return target(*known[0], **known[1])
+        known, named = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
+        if kind == "call_method":
+            first, *known = known
+            target = getattr(first, target)
+        if self.mode.shape_env is None:
+            with self.mode:
+                return target(*known, **named)
+        with self.mode, _private.enable_python_dispatcher():  # C++ kernels read sizes as numbers
+            value = target(*known, **named)
+        if self.mode.shape_env.replacements:  # else the example of the size becomes part of it
+            name = getattr(target, "__name__", target)
+            raise TypeError(f"{name} of torch fixes a size that varies")
+        return value
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         value = node.meta.get("val")
@@ -403,22 +412,16 @@ class Emitter:
 
     def _fake(self, results: Sequence[tuple[str, tuple[Any, ...]]]) -> Any:
         """Returns fake results of a call from JAX's dtypes and shapes."""
+        pairs = [(self.dtype(t), [self._fake_size(n) for n in shape]) for t, shape in results]
         with self._mode:
-            found = tuple(
-                torch.empty(
-                    [self._fake_size(n) for n in shape], dtype=self.dtype(dtype), device="cpu"
-                )
-                for dtype, shape in results
-            )
-        return found
+            return tuple(torch.empty(n, dtype=dtype, device="cpu") for dtype, n in pairs)
 
     def _fake_size(self, size: Any) -> Any:
         if isinstance(size, int):
             return size
-        sizes = {
-            k: v.node.meta["val"] if isinstance(v, fx.Proxy) else v for k, v in self._sizes.items()
-        }
-        return size_of(size, sizes)
+        sizes = self._sizes.items()
+        values = {k: v.node.meta["val"] if isinstance(v, fx.Proxy) else v for k, v in sizes}
+        return size_of(size, values)
 
     def _check(self, call: Call, found: Any) -> None:
         """Checks the results of a lowering against JAX's dtypes and shapes."""
@@ -463,25 +466,24 @@ def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) ->
 
     Sizes that may vary are symbols of `mode`, one for each name.
     """
-    numbers = {symbol: _EXAMPLE * 2**i + 7 * i for i, symbol in enumerate(program.symbols)}
+    sizes = {s: _symbol(_EXAMPLE * 2**i + 7 * i**2, mode) for i, s in enumerate(program.symbols)}
     found: list[Any] = []
     for given in program.inputs:
         if given.kind == "static":
             found.append(None)
             continue
         dtype = types.dtype_of(renamed.get(given.dtype, given.dtype))
-        shape: Any = [n if isinstance(n, int) else size_of(n, numbers) for n in given.shape]
-        example = torch.empty(shape, dtype=dtype, device="meta")
-        kinds = [DimDynamic.STATIC if isinstance(n, int) else DimDynamic.DUCK for n in given.shape]
-        if program.symbols:
-            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-            symbolic = mode.from_tensor(example, symbolic_context=context).shape
-            with mode:
-                found.append(torch.empty(symbolic, dtype=dtype, device="cpu"))
-        else:
-            with mode:
-                found.append(torch.empty(shape, dtype=dtype, device="cpu"))
+        shape: Any = [n if isinstance(n, int) else size_of(n, sizes) for n in given.shape]
+        with mode:
+            found.append(torch.empty(shape, dtype=dtype, device="cpu"))
     return found
+
+
+def _symbol(example: int, mode: FakeTensorMode) -> Any:
+    """Returns a symbol of `mode` for a size."""
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    (size,) = mode.from_tensor(torch.empty(example, device="meta"), symbolic_context=context).shape
+    return size
 
 
 class _Current:

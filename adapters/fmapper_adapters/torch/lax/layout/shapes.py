@@ -9,6 +9,7 @@ import torch
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permute
 from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.model.emit import VaryingSize
 
 
 @lax("broadcast_in_dim")
@@ -169,24 +170,45 @@ def pad_with(x: Any, value: Any, config: Any) -> Any:
     config = [tuple(c) for c in config]
     if all(c == (0, 0, 0) for c in config):
         return x
+    if any(_varies(n, *c) for n, c in zip(x.shape, config, strict=True)):
+        for d, (_, _, inside) in enumerate(config):
+            if inside:
+                x = _pad_along(x, value, d, 0, 0, inside)
+        return _pad_ends(x, value, [(low, high) for low, high, _ in config])
     simple = all(
-        inside == 0
-        and (min(low, high) >= 0 or (isinstance(n, int) and min(low, high, low + high) > -n))
+        inside == 0 and (min(low, high) >= 0 or min(low, high, low + high) > -n)
         for (low, high, inside), n in zip(config, x.shape, strict=True)
     )
     if simple and isinstance(value, bool | int | float | complex):
-        first = min(i for i, c in enumerate(config) if c != (0, 0, 0))
-        amounts = [n for low, high, _ in reversed(config[first:]) for n in (low, high)]
-        return torch.constant_pad_nd(x, amounts, value)
+        return _pad_ends(x, value, [(low, high) for low, high, _ in config])
     for d, (low, high, inside) in enumerate(config):
         if (low, high, inside) != (0, 0, 0):
             x = _pad_along(x, value, d, low, high, inside)
     return x
 
 
+def _varies(*sizes: Any) -> bool:
+    return any(isinstance(size, VaryingSize) for size in sizes)
+
+
+def _pad_ends(x: Any, value: Any, config: list[tuple[Any, Any]]) -> Any:
+    """Pads a tensor before and after its elements by widths that may vary; negative ones crop."""
+    if all(pair == (0, 0) for pair in config):
+        return x
+    first = min(i for i, pair in enumerate(config) if pair != (0, 0))
+    amounts = [n for pair in reversed(config[first:]) for n in pair]
+    if isinstance(value, bool | int | float | complex):
+        return torch.constant_pad_nd(x, amounts, value)
+    is_element = torch.constant_pad_nd(torch.ones_like(x, dtype=torch.bool), amounts, 0)
+    return torch.where(is_element, torch.constant_pad_nd(x, amounts, 0), value)
+
+
 def _pad_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) -> Any:
     size, step = x.shape[d], inside + 1
-    long = low + size + high if not inside else low + max(size - 1, 0) * step + min(size, 1) + high
+    if _varies(size):  # from 1
+        long = (size - 1) * step + 1
+    else:
+        long = low + max(size - 1, 0) * step + min(size, 1) + high
     if low >= 0 and high >= 0:
         first, count = 0, size
     else:  # the elements that are left are those that stand within the result

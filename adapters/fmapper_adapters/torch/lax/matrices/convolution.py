@@ -128,12 +128,17 @@ def _convolve(
     ) or 0 in (*x.shape, *kernel.shape):
         return _without_places(x, kernel, strides, spans, lengths)
     if all(d == 1 for d in x_dilation):
-        equal = all(low == high and low >= 0 for low, high in padding)
+        equal = all(are_equal(low, high) and _is_natural(low) for low, high in padding)
         if not equal:
             x = pad_with(x, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
         amount: Any = [low if equal else 0 for low, _ in padding]
         return _FORWARD[rank](x, kernel, None, list(strides), amount, list(kernel_dilation), groups)
     return _transpose(x, kernel, strides, padding, x_dilation, kernel_dilation, spans, groups)
+
+
+def _is_natural(size: Any) -> bool:
+    """Returns whether a size is surely not negative."""
+    return isinstance(size, int) and size >= 0
 
 
 def _without_places(x: Any, kernel: Any, strides: Any, spans: Any, lengths: Any) -> Any:
@@ -172,7 +177,7 @@ def _transpose(
     ):
         front, back = span - 1 - low, span - 1 - high  # what is cut off a result with all overlaps
         more = front - back
-        if front >= 0 and 0 <= more < max(step, dilation):
+        if _is_natural(front) and _is_natural(more) and more < max(step, dilation):
             cut.append(front)
             added.append(more)
             left.append((0, 0))

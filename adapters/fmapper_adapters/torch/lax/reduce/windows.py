@@ -16,7 +16,7 @@ import torch
 from fmapper import ConversionError
 from fmapper.programs import Graph
 from fmapper_adapters.torch.lax.layout import indices
-from fmapper_adapters.torch.lax.layout.dims import inverse, permute, product
+from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permute, product
 from fmapper_adapters.torch.lax.layout.shapes import pad_with
 from fmapper_adapters.torch.lax.reduce import element_functions
 from fmapper_adapters.torch.lax.table import Avals, lax
@@ -216,7 +216,7 @@ def _pool(x: Any, windows: Windows) -> Any:
 def _is_inner(windows: Windows, d: int) -> bool:
     """Returns whether torch's pooling takes the padding of a dimension."""
     low, high = windows.padding[d]
-    return low == high and 0 <= low <= windows.sizes[d] // 2
+    return isinstance(low, int) and are_equal(low, high) and 0 <= low <= windows.sizes[d] // 2
 
 
 def _pool_over(x: Any, part: list[int], windows: Windows, padding: list[int]) -> Any:
