@@ -11,6 +11,7 @@ is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors o
     pretrained        folders of the Hub: a model with its weights
     stored            arrays in files
     transient         what checkpoints leave out
+    extras/           what there is besides arrays: numbers and texts, a configuration
     backend           what moves ask of them
     lazy              arrays that are described and not read
     rules/            what becomes of names and layouts: `Rules`
@@ -27,6 +28,7 @@ from fmapper.lazy import surface as _surface
 if TYPE_CHECKING:
     from fmapper.checkpoints.checkpoint import Checkpoint
     from fmapper.checkpoints.conversion import Converted, convert_checkpoint
+    from fmapper.checkpoints.extras.settings import read_settings, split_quantization
     from fmapper.checkpoints.formats.format import (
         Contents,
         Format,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
         inspect,
     )
     from fmapper.checkpoints.lazy import ByteRun, LazyArray, concatenate, stack
-    from fmapper.checkpoints.pretrained import Pretrained, read_settings
+    from fmapper.checkpoints.pretrained import Pretrained
     from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
     from fmapper.checkpoints.quantized.finding import dequantize, find_quantized
     from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
@@ -112,6 +114,7 @@ __all__ = [
     "nest",
     "read_settings",
     "show",
+    "split_quantization",
     "stack",
     "tied_to_text",
     "unite_tied",
@@ -126,7 +129,8 @@ _PLACES = {
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),
     "fmapper.checkpoints.lazy": "ByteRun LazyArray concatenate stack",
-    "fmapper.checkpoints.pretrained": "Pretrained read_settings",
+    "fmapper.checkpoints.pretrained": "Pretrained",
+    "fmapper.checkpoints.extras.settings": "read_settings split_quantization",
     "fmapper.checkpoints.quantized.array": "QuantizedArray QuantizedLayout",
     "fmapper.checkpoints.quantized.finding": "dequantize find_quantized",
     "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmapper.checkpoints.formats.format import Contents, read_contents
+from fmapper.checkpoints.extras.settings import CONFIG, read_settings, split_quantization
+from fmapper.checkpoints.formats.format import Contents, file_in, read_contents
 from fmapper.files.urls import Place
 
 
@@ -33,6 +34,17 @@ class Checkpoint(dict[str, Any]):
         made.update(contents.values)
         made.path, made.format, made.metadata = path, format, contents.metadata
         return made
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """How weights are quantised, as the `config.json` in the folder says; None without one.
+
+        Raises:
+            CheckpointError: The configuration is damaged.
+        """
+        if not self.path.is_dir() or not (self.path / CONFIG).exists():
+            return None
+        return split_quantization(read_settings(file_in(self.path, CONFIG)))[1]
 
     def __repr__(self) -> str:
         """Shows the place and the size; `inspect` lists the arrays."""

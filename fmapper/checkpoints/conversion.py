@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper import __version__ as VERSION
 from fmapper.backends.discovery import known_frameworks
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
+from fmapper.checkpoints.extras.values import is_value
 from fmapper.checkpoints.formats.format import (
     Contents,
     Format,
@@ -156,7 +157,10 @@ def _change(contents: Contents, dtype: str | None, rules: Rules | None) -> Conte
     """Renames, transposes and casts the contents lazily; nothing is read."""
     if rules is not None:
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
-        contents.arrays, contents.ties = merge_ties(rules.apply({**contents.arrays, **tied}))
+        named = rules.apply({**contents.arrays, **tied, **contents.values})
+        contents.values = {name: value for name, value in named.items() if is_value(value)}
+        arrays = {name: x for name, x in named.items() if name not in contents.values}
+        contents.arrays, contents.ties = merge_ties(arrays)
     if dtype is not None:
         contents.arrays = {name: _cast(a, dtype) for name, a in contents.arrays.items()}
     return contents

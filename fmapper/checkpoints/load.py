@@ -12,6 +12,13 @@ from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.models import Models
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from fmapper.checkpoints.extras.values import (
+    find_clashes,
+    is_value,
+    leftover_values,
+    missing_values,
+    values_in,
+)
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import (
@@ -24,7 +31,7 @@ from fmapper.files.dtypes import itemsize
 from fmapper.files.urls import Place, place_of
 from fmapper.programs.file import holds_program, load_model
 from fmapper.progress import step
-from fmapper.states.materialize import Default, fill, is_abstract
+from fmapper.states.materialize import Default, default_for, fill, is_abstract
 from fmapper.states.state import identity_of, named_arrays, place_as_before, refill
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
@@ -38,7 +45,6 @@ if TYPE_CHECKING:
     from fmapper.meshes.sharding import Sharding
 
 T = TypeVar("T")
-_VALUES = (bool, int, float, str)
 
 
 @overload
@@ -106,8 +112,11 @@ def load(
         device: Where the arrays are to be; None for where those of `like` are, also on a mesh, or
             on the CPU.
         dtype: The dtype for floating and complex arrays; None for that of `like`.
-        default: What the checkpoint does not have: a mapping like it, or `default(name, array)`.
+        default: What the checkpoint does not have: a mapping like it, or `default(name, array)`
+            for its arrays.
         strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
+            Numbers and texts count as arrays do, but fields of an object may be settings: a
+            checkpoint may lack those, if it has none of that object.
         sharding: How the arrays are divided among the devices of a mesh: each process reads the
             bytes of its own shards, straight to their devices.
         to: The target, as for `convert`, of the model in the file of a converted model; None for
@@ -116,7 +125,8 @@ def load(
     Raises:
         CheckpointError: The checkpoint is damaged, or in no known format; with `to` it holds no
             program of a model.
-        StructureMismatchError: Names are missing or left over, or a shape differs; lists them all.
+        StructureMismatchError: Names are missing or left over, a shape differs, or there is an
+            array in the place of a number; lists them all.
         LossyCastError: A value does not fit into its dtype.
         TypeError: `device`, `dtype`, `default`, `strict` or `sharding` without `like`: nothing is
             filled.
@@ -145,7 +155,7 @@ def load(
         tree, back = _by_source(like, checkpoint)
         tree, stay = _in_portable_form(tree)
         placer = None if sharding is None else sharding.placer(like)
-        filled = _fill(tree, checkpoint, device, dtype, default, strict, placer)
+        filled = _fill(tree, checkpoint, device, dtype, default, strict, placer, like)
         filled = back(_from_portable_form(filled, stay))
         return filled if placer is None else placer.finish(filled)
 
@@ -184,9 +194,7 @@ def _check_unused(*, strict: bool, **options: Any) -> None:
 
 
 def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
-    arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
-    values = {n: v for n, v in checkpoint.items() if n not in arrays}
-    made = Checkpoint({**rules.apply(arrays), **values})
+    made = Checkpoint(rules.apply(checkpoint))
     made.path, made.format, made.metadata = checkpoint.path, checkpoint.format, checkpoint.metadata
     return made
 
@@ -281,16 +289,25 @@ def _fill(
     default: Default | None,
     strict: bool,
     placer: Placer | None,
+    like: Any,
 ) -> Any:
-    """Returns a tree with the arrays and values of a checkpoint."""
+    """Returns a tree with the arrays, numbers and texts of a checkpoint.
+
+    The tree may be a dict of the arrays of the model that is to be filled, `like`.
+    """
     sync()
     asked = None if dtype is None else dtype_name(dtype)
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
-    state: dict[str, LazyArray] = {}
+    values = values_in(tree)
+    defaults = _defaults(checkpoint, tree, named, values, default)
+    _check_names(checkpoint, {**checkpoint, **defaults}, tree, like, named, values, strict)
+    state: dict[str, Any] = {}
     narrowed: list[str] = []
     for name, old in named.items():
-        new = checkpoint.get(name)
-        if isinstance(new, LazyArray):
+        if name in defaults:
+            state[name] = defaults[name]
+        elif name in checkpoint:
+            new = checkpoint[name]
             state[name] = _in_dtype(new, old, asked)
             if asked is None and itemsize(state[name].dtype.name) < itemsize(new.dtype.name):
                 narrowed.append(name)
@@ -300,8 +317,6 @@ def _fill(
             f"{' and others' * (len(narrowed) > 5)}. Pass dtype= to confirm that this is intended.",
             PrecisionWarning,
         )
-    if strict:
-        _check_names(checkpoint, tree, named, default)
     place: Callable[[Any, Any], Any] | None = place_as_before if device is None else None
     try:
         place = placer or place
@@ -311,16 +326,51 @@ def _fill(
     except StructureMismatchError as error:
         text = str(error).replace("the state", "the checkpoint")
         raise StructureMismatchError(f"{checkpoint.path}: {text}") from None
-    values = {n: v for n, v in checkpoint.items() if isinstance(v, _VALUES)}
+    news = {name: {**checkpoint, **defaults}.get(name, old) for name, old in values.items()}
 
     def value(path: KeyPath, leaf: Any) -> Any:
-        if type(leaf) not in _VALUES:
+        if not is_value(leaf):
             return leaf
-        found = values.get(name_of(path), leaf)
-        is_bool = type(leaf) is bool and found in (0, 1)  # formats without bools have 0 and 1
-        return bool(found) if is_bool else found
+        new = news.get(name_of(path), leaf)
+        return bool(new) if type(leaf) is bool else new  # formats without bools have 0 and 1
 
-    return fmap_with_path(value, filled) if values else filled
+    return fmap_with_path(value, filled) if news else filled
+
+
+def _defaults(
+    checkpoint: Checkpoint,
+    tree: Any,
+    named: Mapping[str, Any],
+    values: Mapping[str, Any],
+    default: Default | None,
+) -> dict[str, Any]:
+    """Returns the default of what the checkpoint lacks, but the tree has with a value.
+
+    `fill` asks for those of abstract arrays.
+    """
+    if default is None:
+        return {}
+    absent = _missing_arrays(checkpoint, tree, named)
+    defaults = {name: default_for(default, name, named[name]) for name in absent}
+    if isinstance(default, Mapping):
+        defaults |= {n: default[n] for n in values if n in default and n not in checkpoint}
+    return {name: value for name, value in defaults.items() if value is not None}
+
+
+def _missing_arrays(
+    checkpoint: Mapping[str, Any], tree: Any, named: Mapping[str, Any]
+) -> list[str]:
+    """Returns the names of arrays with values that a checkpoint lacks.
+
+    What is tied may stand under any of its names.
+    """
+    there = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
+    transient = transient_in(tree)
+    return [
+        name
+        for name, old in named.items()
+        if not is_abstract(old) and identity_of(name, old) not in there and id(old) not in transient
+    ]
 
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
@@ -335,33 +385,40 @@ def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
 
 
 def _check_names(
-    checkpoint: Checkpoint, tree: Any, named: Mapping[str, Any], default: Default | None
+    checkpoint: Checkpoint,
+    given: Mapping[str, Any],
+    tree: Any,
+    like: Any,
+    named: Mapping[str, Any],
+    values: Mapping[str, Any],
+    strict: bool,
 ) -> None:
-    """Raises for a checkpoint that lacks arrays of the tree.
+    """Raises for a checkpoint that does not have what a tree has, each under its name.
 
-    What is tied may stand under any of its names.
+    Args:
+        checkpoint: The checkpoint.
+        given: What it has, and the defaults for what it lacks.
+        tree: The tree.
+        like: The model that the tree is of.
+        named: The arrays of the tree by name.
+        values: Its numbers and texts by name.
+        strict: Whether names may not be missing or left over.
     """
-    there = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
-    transient = transient_in(tree)
-    missing = [
-        name
-        for name, old in named.items()
-        if not is_abstract(old)
-        and identity_of(name, old) not in there
-        and id(old) not in transient
-        and not (isinstance(default, Mapping) and name in default)
-    ]
-    left = [
-        name
-        for name, value in checkpoint.items()
-        if isinstance(value, LazyArray) and name not in named
-    ]
-    problems = [f"{name}: missing from the checkpoint" for name in missing]
-    problems += [f"{name}: in the checkpoint, but not in the tree" for name in left]
-    if problems:
+    problems = [*find_clashes(checkpoint, values, named)]
+    names: list[str] = []
+    if strict:
+        missing = [*_missing_arrays(given, tree, named), *missing_values(given, values, like)]
+        names += [f"{name}: missing from the checkpoint" for name in missing]
+        known = {*named, *values}
+        left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in known]
+        left += leftover_values(checkpoint, known, like)
+        names += [f"{name}: in the checkpoint, but not in the tree" for name in left]
+    if problems or names:
         raise StructureMismatchError(
             f"{checkpoint.path}: the checkpoint does not fit the tree:\n"
-            + "\n".join(f"  {line}" for line in problems)
-            + "\nstrict=False leaves missing arrays unchanged and ignores unexpected ones; rules= "
-            "renames arrays."
+            + "\n".join(f"  {line}" for line in [*problems, *names])
+            + "\nMake the one in the tree what the checkpoint has, or drop that with rules=."
+            * bool(problems)
+            + "\nstrict=False leaves what is missing unchanged and ignores what is left over; "
+            "default= gives what is missing; rules= renames and drops." * bool(names)
         )

@@ -17,6 +17,7 @@ from fmapper.backends.dtypes import dtype_name, is_inexact
 from fmapper.backends.models import Models
 from fmapper.checkpoints.backend import read_ahead
 from fmapper.checkpoints.checkpoint import read_checkpoint
+from fmapper.checkpoints.extras.settings import CONFIG
 from fmapper.checkpoints.formats.format import Contents
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Writer
@@ -31,9 +32,7 @@ from fmapper.errors import (
     FmapperWarning,
     StructureMismatchError,
 )
-from fmapper.files.bounded_json import read_json_file
 from fmapper.files.hub import download
-from fmapper.files.untrusted import Misfit
 from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
 from fmapper.moves.mover import to_device
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from fmapper.meshes.streaming import Offload
     from fmapper_adapters.flax import FlaxModel
     from fmapper_adapters.jax import JaxModel
-
-CONFIG = "config.json"
-_MOST_SETTINGS = 20_000_000  # bytes of a configuration
 
 
 @dataclass
@@ -437,18 +433,3 @@ def _origin_of(model: Any) -> str:
         f"save_pretrained: the folder of this {type(model).__name__} is unknown ({why}). Pass "
         f"like=, a folder with its configuration."
     )
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Reads a configuration: a JSON object within bounds.
-
-    Raises:
-        CheckpointError: It is none.
-    """
-    try:
-        found = read_json_file(path, _MOST_SETTINGS)
-        if type(found) is not dict:
-            raise Misfit("is not an object")
-    except (Misfit, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    return found

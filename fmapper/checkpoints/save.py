@@ -12,6 +12,7 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.extras.values import is_value
 from fmapper.checkpoints.formats.format import (
     Contents,
     check_contents,
@@ -32,8 +33,6 @@ from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import format_link, name_of
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import visit
-
-_VALUES = (bool, int, float, str)
 
 
 @short_traceback
@@ -116,7 +115,7 @@ def _values_of_tree(tree: Any) -> dict[str, Any]:
     for link, leaf, node_type in visit(tree):
         if node_type is not None or adapter_of(leaf) is not None:
             continue
-        if type(leaf) in _VALUES:
+        if is_value(leaf):
             name = name_of(link)
             if name in values and repr(values[name]) != repr(leaf):
                 raise CheckpointError(f"{name}: two numbers or texts have this name. Rename one.")

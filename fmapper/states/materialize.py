@@ -14,7 +14,7 @@ from fmapper.errors import DeviceError, StructureMismatchError
 from fmapper.moves.carry import carry_out
 from fmapper.moves.mover import Mover
 from fmapper.moves.view_ties import find_view_ties
-from fmapper.states.state import identity_of, named_arrays, refill
+from fmapper.states.state import identity_of, left_over, named_arrays, refill
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import Link, name_of
 from fmapper.tree.nodes import sync
@@ -105,19 +105,14 @@ def fill(
             filling.add(name, link, old, state[name])
     missing = filling.find_missing(named)
     for names in missing:
-        values = {name: _default(default, name, named[name][1]) for name in names}
+        values = {name: default_for(default, name, named[name][1]) for name in names}
         for name, value in values.items():
             if value is not None:
                 filling.add(name, *named[name], value)
         if strict and all(value is None for value in values.values()):
             also = f" (nor is {', '.join(names[1:])}, tied to it)" if names[1:] else ""
             filling.problems.append(f"{names[0]}: not in the state{also}")
-    if strict:
-        filling.problems += [
-            f"{name}: in the state, but not an array of the tree"
-            for name in state
-            if name not in named
-        ]
+    filling.problems += left_over(tree, state, named, strict)
     if filling.problems:
         way_out = (
             "\nArrays that a state lacks, such as torch's non-persistent buffers, can come from "
@@ -139,7 +134,8 @@ def is_abstract(array: Any) -> bool:
     return adapter is not None and adapter.device(array).kind == "meta"
 
 
-def _default(default: Default | None, name: str, old: Any) -> Any:
+def default_for(default: Default | None, name: str, old: Any) -> Any:
+    """Returns the default for an array; None where there is none."""
     if default is None:
         return None
     return default.get(name) if isinstance(default, Mapping) else default(name, old)

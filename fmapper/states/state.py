@@ -70,8 +70,9 @@ def load_state(
         source: Whether the state is that of the model that `convert` made `tree` of.
 
     Raises:
-        StructureMismatchError: Names are missing or left over, a shape differs, or `state` has
-            different values for arrays that are tied; the message lists all of them.
+        StructureMismatchError: Names are missing or left over, a shape differs, `state` has
+            different values for arrays that are tied, or the tree has no memory for them, which
+            `materialize` gives it; the message lists all of them.
         LossyCastError: A value does not fit into the dtype of the tree.
 
     Examples:
@@ -86,21 +87,13 @@ def load_state(
         filled: T = back(load_state(arrays_there, state, strict=strict))
         return filled
     named = named_arrays(tree)
-    problems: list[str] = []
+    problems = left_over(tree, state, named, strict)
     if strict:
         given = {identity_of(name, old) for name, (_, old) in named.items() if name in state}
         problems += [
             f"{name}: missing from the state"
             for name, (_, old) in named.items()
             if identity_of(name, old) not in given
-        ]
-        plain = _plain_values(tree)
-        problems += [
-            f"{name}: an array in the state, but the tree has {plain[name]!r} there"
-            if name in plain
-            else f"{name}: in the state, but not in the tree"
-            for name in state
-            if name not in named
         ]
     steps: dict[Any, tuple[str, Link, Route]] = {}
     for name, (link, old) in named.items():
@@ -176,9 +169,11 @@ def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | N
     """Describes what is wrong with an array of a state, or with the array that it replaces."""
     try:
         wanted, given = adapter.shape(old), source.shape(new)
-        adapter.device(old), source.device(new)
+        device, origin = adapter.device(old), source.device(new)
     except (RuntimeError, TypeError) as error:  # one of them has none, or was deleted
         return str(error)
+    if device.kind == "meta" != origin.kind:
+        return "the tree has no memory there, and load_state keeps devices: use materialize"
     return None if wanted == given else f"shape {given} in the state, {wanted} in the tree"
 
 
@@ -249,13 +244,29 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     return named
 
 
-def _plain_values(tree: Any) -> dict[str, Any]:
-    """Returns the leaves that are not arrays, by name, for error messages."""
-    return {
+def left_over(
+    tree: Any, state: Mapping[str, Any], named: Mapping[str, Any], strict: bool
+) -> list[str]:
+    """Describes what a state has under names of no array of a tree.
+
+    Without `strict` only arrays in the place of something else, which would be dropped.
+    """
+    left = [name for name in state if name not in named]
+    if not left:
+        return []
+    plain = {
         name_of(link): leaf
         for link, leaf, node_type in visit(tree)
         if node_type is None and adapter_of(leaf) is None
     }
+    kinds = {n: "not an array" if adapter_of(state[n]) is None else "an array" for n in left}
+    return [
+        f"{name}: {kinds[name]} in the state, but the tree has {plain[name]!r} there"
+        if name in plain
+        else f"{name}: in the state, but not in the tree"
+        for name in left
+        if strict or (name in plain and kinds[name] == "an array")
+    ]
 
 
 def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:

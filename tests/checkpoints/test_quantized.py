@@ -11,6 +11,7 @@ from fmapper.checkpoints import (
     LazyArray,
     QuantizedArray,
     QuantizedLayout,
+    Rename,
     Rules,
     Transpose,
     dequantize,
@@ -108,10 +109,73 @@ def test_blocks_at_the_end_may_be_cut_off():
     )
     spread = scales.repeat(8, 0).repeat(16, 1)[:36, :40]
     assert_same(found["w"], weight.astype(np.float32) * spread)
-    with pytest.raises(fmapper.CheckpointError, match=r"w: .* no .* equal blocks"):
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .* may have blocks of several sizes"):
         dequantize(lazy(w=weight, w_scale_inv=scales))
     with pytest.raises(fmapper.CheckpointError, match=r"w: .* need .* scales"):
         dequantize(lazy(w=weight, w_scale_inv=scales), {"weight_block_size": [8, 8]})
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"),
+    [((1, 1), (36, 40)), ((36, 1), (1, 40)), ((5, 40), (8, 1)), ((12, 14), (3, 3))],
+)
+def test_without_a_configuration_only_one_size_of_blocks_may_fit(grid, block):
+    weight, scales = every_byte((36, 40), E4M3), RNG.uniform(0, 4, grid).astype(np.float32)
+    spread = scales.repeat(block[0], 0).repeat(block[1], 1)[:36, :40]
+    found = dequantize(lazy(w=weight, w_scale=scales), dtype="float32")
+    assert_same(found["w"], weight.astype(np.float32) * spread)
+
+
+def test_blocks_that_would_divide_evenly_are_not_assumed_to():
+    """192 rows in blocks of 128 have as many scales as in blocks of 96."""
+    weight, scales = every_byte((192, 4), E4M3), np.ones((2, 1), np.float32)
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .*pass the quantization_config"):
+        dequantize(lazy(w=weight, w_scale_inv=scales))
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .* have no \[36, 1\] equal blocks"):
+        dequantize(lazy(w=every_byte((35, 4), E4M3), w_scale=np.ones((36, 1), np.float32)))
+
+
+def test_blocks_of_compressed_tensors():
+    weight, scales = every_byte((24, 4), E4M3), RNG.uniform(0, 4, (2, 1)).astype(np.float32)
+    groups = {"a": {"weights": {"strategy": "block", "block_structure": [16, 16]}}, "b": {}}
+    arrays = lazy(w=weight, w_scale=scales)
+    found = dequantize(arrays, {"config_groups": groups}, "float32")
+    assert_same(found["w"], weight.astype(np.float32) * scales.repeat(16, 0)[:24])
+    groups["b"] = {"weights": {"block_structure": [8, 8]}}
+    with pytest.raises(fmapper.CheckpointError, match="blocks of different sizes"):
+        dequantize(arrays, {"config_groups": groups})
+
+
+@pytest.mark.parametrize("part", ["model", "text"])
+def test_a_checkpoint_carries_its_configuration(tmp_path, part):
+    weight, scales = every_byte((24, 4), E4M3), RNG.uniform(0, 4, (2, 1)).astype(np.float32)
+    fmapper.save({"a.w": weight, "a.w_scale_inv": scales, "step": 3}, tmp_path / "m", "safetensors")
+    settings = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}}
+    settings = settings if part == "model" else {"text_config": settings}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(settings))
+    wanted = weight.astype(np.float32) * scales.repeat(16, 0)[:24]
+    rules = Rules([Rename("a.{rest...}", "{rest...}")])
+    for loaded in (fmapper.load(tmp_path / "m"), fmapper.load(tmp_path / "m", rules=rules)):
+        (name,) = found = dequantize(loaded, dtype="float32")
+        assert_same(found[name], wanted)
+        with pytest.raises(fmapper.CheckpointError, match=r"pass the quantization_config"):
+            dequantize(dict(loaded))
+    alone = fmapper.load(tmp_path / "m" / "model.safetensors")
+    with pytest.raises(fmapper.CheckpointError, match=r"pass the quantization_config"):
+        dequantize(alone)
+    (tmp_path / "m" / "config.json").write_text("[")
+    with pytest.raises(fmapper.CheckpointError, match=r"config\.json: is not JSON"):
+        dequantize(fmapper.load(tmp_path / "m"))
+
+
+def test_a_checkpoint_carries_the_metadata_of_torchao(tmp_path):
+    values = every_byte((32, 64), np.int8)
+    arrays = {"a._weight_qdata": values, "a._weight_scale": np.ones((4, 4), np.float32)}
+    arrays["a._weight_zero_point"] = np.zeros((4, 4), np.float32)
+    about = torchao_says("Int8Tensor", [8, 16], "float32")
+    fmapper.save(arrays, tmp_path / "m.safetensors", metadata=about)
+    found = dequantize(fmapper.load(tmp_path / "m.safetensors"))
+    assert_same(found["a.weight"], values.astype(np.float32))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -306,6 +370,13 @@ def test_gptq_of_the_second_version_has_its_zeros_as_they_are():
     first = dequantize(arrays, config)["a.weight"].read()
     second = dequantize(arrays, {**config, "checkpoint_format": "gptq_v2"})["a.weight"].read()
     np.testing.assert_array_equal(second, first + 1)
+    for unclear in (None, {}, {"quant_method": "gptq"}):
+        with pytest.raises(fmapper.CheckpointError, match="a: only the quantization_config"):
+            dequantize(arrays, unclear)
+    with pytest.raises(fmapper.CheckpointError, match="'marlin' is not supported"):
+        dequantize(arrays, {**config, "checkpoint_format": "marlin"})
+    with pytest.raises(fmapper.CheckpointError, match="by 'auto-round' are not supported"):
+        dequantize(arrays, {**config, "quant_method": "auto-round"})
 
 
 def test_a_group_that_is_not_there_is_said():
@@ -318,7 +389,7 @@ def test_a_group_that_is_not_there_is_said():
     with pytest.raises(
         fmapper.CheckpointError, match="g_idx names a group that does not exist: there are 4"
     ):
-        dequantize(arrays)["a.weight"].read()
+        dequantize(arrays, {"quant_method": "gptq", "bits": 4})["a.weight"].read()
 
 
 # --- GGUF ---------------------------------------------------------------------------------------

@@ -14,8 +14,18 @@ import pytest
 import torch
 
 import fmapper
-from fmapper.checkpoints import Checkpoint, LazyArray, diff
+from fmapper.checkpoints import (
+    Checkpoint,
+    Drop,
+    LazyArray,
+    Rename,
+    Reshape,
+    Rules,
+    convert_checkpoint,
+    diff,
+)
 
+jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
 flax_serialization = pytest.importorskip("flax.serialization")
 
@@ -158,6 +168,101 @@ def test_what_does_not_fit_is_listed(tmp_path):
     with pytest.raises(fmapper.StructureMismatchError, match=r"d: shape \(3,\)"):
         fmapper.load(path, like=like, strict=False)
     assert like["a"].tolist() == [0, 0]
+
+
+# --- numbers and texts --------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("array", [np.asarray, torch.tensor, jnp.asarray, jax.ShapeDtypeStruct])
+def test_a_number_and_an_array_do_not_take_the_place_of_each_other(tmp_path, form, array):
+    path, name = place(tmp_path, form)
+    fmapper.save({"w": np.ones(2), "step": 1000, "count": np.array(7)}, path, name)
+    step = array((), jnp.int32) if array is jax.ShapeDtypeStruct else array(0)
+    for strict in (True, False):
+        with pytest.raises(fmapper.StructureMismatchError) as error:
+            fmapper.load(path, like={"w": np.zeros(2), "step": step, "count": 0}, strict=strict)
+        assert "step: 1000 in the checkpoint, an array in the tree" in str(error.value)
+        assert "count: an array in the checkpoint, 0 in the tree" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("like", "said"),
+    [
+        ({}, "step: in the checkpoint, but not in the tree"),
+        ({"step": 0, "epoch": 0}, "epoch: missing from the checkpoint"),
+        ({"step": "none"}, "step: 1000 in the checkpoint, 'none' in the tree"),
+        ({"step": False}, "step: 1000 in the checkpoint, False in the tree"),
+    ],
+)
+def test_numbers_are_as_strict_as_arrays(tmp_path, like, said):
+    fmapper.save({"w": np.ones(2), "step": 1000}, tmp_path / "x.npz")
+    with pytest.raises(fmapper.StructureMismatchError, match=said):
+        fmapper.load(tmp_path / "x.npz", like={"w": np.zeros(2), **like})
+
+
+def test_a_file_of_arrays_does_not_give_a_step(tmp_path):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.npz")
+    like = {"w": np.zeros(2), "step": 0}
+    with pytest.raises(fmapper.StructureMismatchError, match="step: missing from the checkpoint"):
+        fmapper.load(tmp_path / "x.npz", like=like)
+    assert fmapper.load(tmp_path / "x.npz", like=like, strict=False)["step"] == 0
+    assert fmapper.load(tmp_path / "x.npz", like=like, default={"step": 3})["step"] == 3
+
+
+@fmapper.functor
+@dataclasses.dataclass
+class Block:
+    w: np.ndarray
+    heads: int = 8
+    rate: float = 0.1
+
+
+def test_settings_of_an_object_may_be_missing_all_together(tmp_path):
+    fmapper.save({"net": {"w": np.ones(2)}, "step": 5}, tmp_path / "arrays.npz")
+    fmapper.save({"net": {"w": np.ones(2), "heads": 4}, "step": 5}, tmp_path / "some.npz")
+    like = {"net": Block(np.zeros(2)), "step": 0}
+    loaded = fmapper.load(tmp_path / "arrays.npz", like=like)
+    assert (loaded["step"], loaded["net"].heads, loaded["net"].w.tolist()) == (5, 8, [1, 1])
+    with pytest.raises(fmapper.StructureMismatchError, match=r"net\.rate: missing"):
+        fmapper.load(tmp_path / "some.npz", like=like)
+
+
+def test_settings_that_a_module_keeps_to_itself_are_not_left_over(tmp_path):
+    settings = {"0": {"weight": np.ones((1, 2)), "bias": np.ones(1), "rate": 0.5}}
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1).double())
+    fmapper.save({"net": settings, "step": 5}, tmp_path / "x.npz")
+    assert fmapper.load(tmp_path / "x.npz", like={"net": net, "step": 0})["step"] == 5
+
+
+@pytest.mark.slow
+def test_settings_of_its_source_are_not_left_over_for_a_converted_model(tmp_path):
+    source = torch.nn.Sequential(torch.nn.Linear(2, 1)).eval()
+    fmapper.save({**fmapper.state(source), "0.rate": 0.5}, tmp_path / "x.npz")
+    converted = fmapper.convert(source, "jax", (torch.ones(1, 2),))
+    hollow = fmapper.to_jax(converted, device="meta")
+    loaded = fmapper.load(tmp_path / "x.npz", like=hollow)
+    assert fmapper.verify(source, loaded, torch.ones(1, 2))
+
+
+def test_rules_rename_and_drop_numbers_too(tmp_path):
+    saved = {"net.w": np.ones(2), "net.heads": 4, "step": 5, "host": "a"}
+    fmapper.save(saved, tmp_path / "x.npz")
+    rules = Rules([Drop("host"), Rename("net.{rest...}", "{rest...}")])
+    like = {"w": np.zeros(2), "heads": 0, "step": 0}
+    loaded = fmapper.load(tmp_path / "x.npz", like=like, rules=rules)
+    assert (loaded["heads"], loaded["step"]) == (4, 5)
+    convert_checkpoint(tmp_path / "x.npz", tmp_path / "y.npz", rules=rules)
+    assert not diff(tmp_path / "y.npz", loaded)
+    turned = fmapper.load(tmp_path / "x.npz", rules=Rules([Reshape("{any...}", [2, 1])]))
+    assert (turned["net.w"].shape, turned["step"]) == ((2, 1), 5)
+
+
+def test_a_default_is_given_for_arrays_with_values_too(tmp_path):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.npz")
+    like = {"w": np.zeros(2), "b": np.zeros(2)}
+    for default in ({"b": np.full(2, 3.0)}, lambda name, array: array + 3):
+        assert fmapper.load(tmp_path / "x.npz", like, default=default)["b"].tolist() == [3, 3]
 
 
 def test_buffers_that_torch_does_not_save_may_be_missing(tmp_path):

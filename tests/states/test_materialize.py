@@ -224,7 +224,7 @@ def test_all_problems_in_one_error() -> None:
     assert "tied to a, but the state has other values" in lines["b"]
     assert "not in the state (nor is c.1, tied to it)" in lines["c.0"]
     assert "not in the state" in lines["missing"]
-    assert "not an array of the tree" in lines["extra"]
+    assert "in the state, but not in the tree" in lines["extra"]
     assert "no values yet" in lines["lazy"]
     assert "default=" in str(caught.value).splitlines()[-1]
     assert len(lines) == 11

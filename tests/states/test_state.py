@@ -55,6 +55,17 @@ def test_a_forgotten_declaration_is_no_hole_in_a_state():
 def test_a_number_in_the_tree_where_the_state_has_an_array_is_named():
     with pytest.raises(StructureMismatchError, match=r"step: an array in the state, but .* has 0"):
         load_state({"step": 0}, {"step": np.array(5)})
+    with pytest.raises(StructureMismatchError, match=r"step: an array in the state, but .* has 0"):
+        load_state({"step": 0}, {"step": np.array(5)}, strict=False)
+    with pytest.raises(StructureMismatchError, match=r"step: not an array in the state, but"):
+        load_state({"step": 0}, {"step": 5})
+
+
+def test_a_tree_without_memory_is_not_filled_in_silence():
+    hollow = torch.nn.Linear(2, 1, device="meta")
+    with pytest.raises(StructureMismatchError, match=r"weight: the tree has no memory there"):
+        load_state(hollow, state(torch.nn.Linear(2, 1)))
+    assert load_state(hollow, state(hollow)).weight.is_meta
 
 
 def test_names_that_would_clash_are_an_error():

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.extras.values import is_value
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
 from fmapper.checkpoints.quantized.ggml import Ggml
@@ -53,12 +55,19 @@ def find_quantized(
     Args:
         arrays: The arrays by name.
         config: The `quantization_config` of the checkpoint's `config.json`: the sizes of blocks,
-            bits, the version of a format.
-        metadata: The texts in the checkpoint's files, in which torchao says how arrays lie.
+            bits, the version of a format. None for that of the folder, if `arrays` is a
+            `Checkpoint`.
+        metadata: The texts in the checkpoint's files, in which torchao says how arrays lie; None
+            for those of a `Checkpoint`.
 
     Raises:
-        CheckpointError: A part is missing, or has the wrong shape or dtype. Names the array.
+        CheckpointError: A part is missing, has the wrong shape or dtype, or would mean something
+            else under another configuration, and there is none. Names the array.
     """
+    if isinstance(arrays, Checkpoint):
+        config = arrays.quantization if config is None else config
+        metadata = arrays.metadata if metadata is None else metadata
+    arrays = {name: array for name, array in arrays.items() if not is_value(array)}
     about = {**(config or {}), _METADATA: metadata or {}}
     found: dict[str, _Found] = {}
     used: set[str] = set()
@@ -100,13 +109,14 @@ def dequantize(
 
     Args:
         arrays: The arrays by name.
-        config: The `quantization_config` of the checkpoint's `config.json`.
+        config: The `quantization_config` of the checkpoint's `config.json`, as for
+            `find_quantized`.
         dtype: The dtype of those that were quantised. If None, what the file says; else bfloat16,
             or that of the scales for AWQ and GPTQ, which compute in it.
         metadata: The texts in the checkpoint's files, as for `find_quantized`.
 
     Raises:
-        CheckpointError: A part is missing, or has the wrong shape or dtype. Names the array.
+        CheckpointError: As for `find_quantized`.
     """
     result: dict[str, LazyArray] = {}
     for name, array in find_quantized(arrays, config, metadata).items():
@@ -140,10 +150,30 @@ def _float8(name: str, arrays: Arrays, config: Config) -> _Found | None:
     scales = f"{name}_scale_inv" if f"{name}_scale_inv" in arrays else f"{name}_scale"
     if scales not in arrays:  # plain float8
         return None
-    block = config.get("weight_block_size")
+    block = _block_size(config)
     is_cut = block is not None and arrays[scales].size > 1
     layout = QuantizedLayout("float8", block=_sizes(block) if is_cut else None)
     return _Found(name, layout, (name, scales))
+
+
+def _block_size(config: Config) -> Any:
+    """Returns the size of blocks that a configuration states for all weights; None if it does not.
+
+    Raises:
+        CheckpointError: It states several, for different layers.
+    """
+    if config.get("weight_block_size") is not None:
+        return config["weight_block_size"]
+    groups = config.get("config_groups")  # of compressed_tensors
+    schemes = [one.get("weights") for one in groups.values()] if isinstance(groups, dict) else []
+    sizes = [one.get("block_structure") for one in schemes if isinstance(one, dict)]
+    sizes = [size for size in sizes if size is not None]
+    if any(size != sizes[0] for size in sizes):
+        raise CheckpointError(
+            f"the configuration has groups of layers with blocks of different sizes, "
+            f"{', '.join(map(show, map(str, sizes)))}, which is not supported"
+        )
+    return sizes[0] if sizes else None
 
 
 def _sizes(block: Any) -> tuple[int, ...]:
@@ -212,9 +242,22 @@ def _find_packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
                 f"{name}: AWQ is supported only with 4 bits and in its version gemm"
             )
         return _Found(f"{name}.weight", QuantizedLayout("awq", transposed=True), parts[:3])
-    version = 2 if config.get("checkpoint_format") == "gptq_v2" else 1
-    bits = config.get("bits", 4)
-    layout = QuantizedLayout("gptq", bits=bits, version=version, transposed=True)
+    if method not in (None, "gptq"):
+        raise CheckpointError(
+            f"{name}: arrays packed by {show(method)} are not supported, only by gptq and awq"
+        )
+    if parts[2] in arrays and type(config.get("bits")) is not int:
+        raise CheckpointError(
+            f"{name}: only the quantization_config of config.json says what a zero of GPTQ means: "
+            "pass it, such as {'quant_method': 'gptq', 'bits': 4, 'checkpoint_format': 'gptq'}"
+        )
+    form = config.get("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise CheckpointError(
+            f"{name}: the checkpoint_format {show(form)} is not supported, only gptq and gptq_v2"
+        )
+    version = 2 if form == "gptq_v2" else 1
+    layout = QuantizedLayout("gptq", bits=config.get("bits", 4), version=version, transposed=True)
     return _Found(f"{name}.weight", layout, parts)
 
 

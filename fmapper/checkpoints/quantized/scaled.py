@@ -33,6 +33,8 @@ class _Scaled(Dequantize):
         block: Sequence[int] | None,
         dtype: str,
         more: Sequence[LazyArray] = (),
+        *,
+        may_be_cut: bool = False,
     ) -> None:
         super().__init__([values, scales, *more], shape, numpy_dtype(dtype))
         if scales.ndim == 0 or scales.size == 1:
@@ -41,7 +43,10 @@ class _Scaled(Dequantize):
             raise CheckpointError(
                 f"scales of shape {list(scales.shape)} do not fit values of {list(shape)}"
             )
-        self.block = _block(shape, scales.shape, block)
+        if block is None:
+            self.block = _block_of_grid(shape, scales.shape, may_be_cut)
+        else:
+            self.block = _block(shape, scales.shape, block)
         self.operands = (values, scales, *more)
         self.grain = (1,) * len(shape)
 
@@ -63,17 +68,34 @@ class _Scaled(Dequantize):
         return scales
 
 
-def _block(
-    shape: Sequence[int], grid: Sequence[int], block: Sequence[int] | None
-) -> tuple[int, ...]:
-    if block is None:
-        found = [size // max(count, 1) for size, count in zip(shape, grid, strict=True)]
-        whole = [size * count for size, count in zip(found, grid, strict=True)]
-        if whole != list(shape):
+def _block_of_grid(shape: Sequence[int], grid: Sequence[int], may_be_cut: bool) -> tuple[int, ...]:
+    """Returns the only sizes of a block that give this grid.
+
+    Raises:
+        CheckpointError: There are none, or several, because the last block may be cut off.
+    """
+    sizes = []
+    for size, count in zip(shape, grid, strict=True):
+        if count == 1:
+            sizes.append(max(size, 1))
+            continue
+        least = math.ceil(size / count) if count else 0
+        most = math.ceil(size / (count - 1)) - 1 if count and may_be_cut else least
+        if most > least:
+            raise CheckpointError(
+                f"values of {list(shape)} with {list(grid)} scales may have blocks of several "
+                "sizes, as those at the end may be cut off: pass the quantization_config of "
+                "config.json, which has their size, such as {'weight_block_size': [128, 128]}"
+            )
+        if math.ceil(size / max(least, 1)) != count or (least * count != size and not may_be_cut):
             raise CheckpointError(
                 f"values of {list(shape)} have no {list(grid)} equal blocks: pass the block size"
             )
-        return tuple(max(size, 1) for size in found)
+        sizes.append(max(least, 1))
+    return tuple(sizes)
+
+
+def _block(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
     sizes = [1] * (len(shape) - len(block)) + [int(size) for size in block]
     if len(sizes) != len(shape) or min(sizes, default=1) < 1:
         raise CheckpointError(f"blocks of {list(block)} do not fit values of {list(shape)}")
@@ -95,7 +117,8 @@ class ScaledFloats(_Scaled):
         values: float8, of any dimensions.
         scales: A scale for each block: float32 and the like, or exponents as float8_e8m0fnu or
             uint8. Its shape is that of the grid of blocks.
-        block: The sizes of a block in the last dimensions; from the grid if None.
+        block: The sizes of a block in the last dimensions; from the grid if None, where only one
+            size gives it.
         dtype: Of the result.
 
     Raises:
@@ -111,7 +134,7 @@ class ScaledFloats(_Scaled):
     ) -> None:
         expect(values, "values", None, _FLOAT8)
         expect(scales, "scales", None, (*_FLOATS, *_EXPONENTS))
-        super().__init__(values, scales, values.shape, block, dtype)
+        super().__init__(values, scales, values.shape, block, dtype, may_be_cut=True)
 
     def _operand_boxes(self, box: Box) -> Sequence[Box]:
         return box, self._scale_box(box)

@@ -30,7 +30,7 @@ _DTYPES = (
 
 @dataclass(frozen=True, repr=False, init=False)
 class Rename(Rule):
-    """Renames arrays, all at the same time.
+    """Renames arrays, numbers and texts, all at the same time.
 
     Args:
         from_: The old name, as a pattern, or several, of which the first that matches counts; or a
@@ -42,6 +42,7 @@ class Rename(Rule):
     """
 
     do: ClassVar[str] = "rename"
+    of_names: ClassVar[bool] = True
     from_: tuple[str, ...]
     to: tuple[str, ...]
 
@@ -100,7 +101,7 @@ class Tie(Rule):
 
 @dataclass(frozen=True, repr=False)
 class Drop(Rule):
-    """Leaves arrays out.
+    """Leaves arrays, numbers and texts out.
 
     Attributes:
         names: Their names, as a pattern or several.
@@ -108,6 +109,7 @@ class Drop(Rule):
     """
 
     do: ClassVar[str] = "drop"
+    of_names: ClassVar[bool] = True
     names: Names
     tied_to: str = ""
 

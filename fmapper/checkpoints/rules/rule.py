@@ -31,6 +31,7 @@ class Rule:
     """One step of `Rules`. Its fields are its keys in TOML."""
 
     do: ClassVar[str]
+    of_names: ClassVar[bool] = False  # whether it is for numbers and texts, too
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
         """Yields the changes that the rule makes to the arrays it matches."""

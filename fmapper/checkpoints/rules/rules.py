@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fmapper.checkpoints.extras.values import is_value
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.rules.rule import Change, Rule
 from fmapper.errors import CheckpointError
@@ -67,11 +68,12 @@ class Rules:
 
     def apply(
         self, arrays: Mapping[str, Any], *, strict: bool = True, reversible: bool = False
-    ) -> dict[str, LazyArray]:
+    ) -> dict[str, Any]:
         """Applies the rules lazily; reads nothing.
 
         Args:
-            arrays: Arrays by name: lazy, or of NumPy.
+            arrays: Arrays by name: lazy, or of NumPy; and numbers and texts, as a checkpoint has
+                them, which rules other than `Rename` and `Drop` do not see.
             strict: Whether a rule that matches nothing is an error. In a rule with several names it
                 is enough that one matches.
             reversible: Whether it is an error if the inverse would not give the same names, shapes
@@ -83,7 +85,7 @@ class Rules:
                 the array.
         """
         found = {
-            name: array if isinstance(array, LazyArray) else LazyArray.of(array)
+            name: array if isinstance(array, LazyArray) or is_value(array) else LazyArray.of(array)
             for name, array in arrays.items()
         }
         given = found
@@ -93,7 +95,7 @@ class Rules:
             back = self.inverse().apply(found, strict=strict)
             for name in given.keys() | back.keys():
                 own, new = given.get(name), back.get(name)
-                if own is None or new is None or (own.shape, own.dtype) != (new.shape, new.dtype):
+                if own is None or new is None or _outline(own) != _outline(new):
                     raise CheckpointError(
                         f"the inverse of these rules does not give {name} back: {own} became {new}"
                     )
@@ -131,15 +133,19 @@ class Rules:
         return cls(read_file(Path(source)))
 
 
-def _one(
-    rule: Rule, number: int, arrays: Mapping[str, LazyArray], strict: bool
-) -> dict[str, LazyArray]:
+def _outline(array: Any) -> Any:
+    """Returns shape and dtype of an array; a number or text itself."""
+    return (array.shape, array.dtype) if isinstance(array, LazyArray) else array
+
+
+def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Applies one rule to the arrays, in order."""
+    seen = arrays if rule.of_names else {n: x for n, x in arrays.items() if not is_value(x)}
     at: dict[str, Change] = {}
     added: list[Change] = []
     gone: set[str] = set()
     matched = False
-    for change in rule.changes(arrays):
+    for change in rule.changes(seen):
         matched = True
         for name in change.names:
             if name in gone:
@@ -155,7 +161,7 @@ def _one(
             f"rule {number}, {rule}: matches nothing. "
             + (f"There are {len(arrays)} arrays: {some}, ..." if arrays else "There are no arrays.")
         )
-    found: dict[str, LazyArray] = {}
+    found: dict[str, Any] = {}
     for name, array in arrays.items():
         change = at[name] if name in at else Change([], [] if name in gone else [(name, array)])
         for new, value in change.arrays:

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from fmapper import CheckpointError
-from fmapper.checkpoints import LazyArray, Pretrained, file_in, read_settings
+from fmapper.checkpoints import (
+    LazyArray,
+    Pretrained,
+    file_in,
+    read_settings,
+    split_quantization,
+)
 from fmapper_adapters.torch._private import make_pretrained_class
 from fmapper_adapters.torch.pretrained import inputs
 from fmapper_adapters.torch.pretrained.limits import Computed, Parameters, Weights, check_sizes
@@ -21,7 +27,6 @@ from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
 _GENERATION = "generation_config.json"
-_QUANTIZATION = "quantization_config"
 _CODE = {"auto_map", "custom_pipelines", "trust_remote_code", "use_kernels"}
 _MOST_TEXT = 100_000_000  # bytes of a file beside the weights
 _FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -49,7 +54,7 @@ def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pr
     """
     if not (folder / _CONFIG).is_file():
         return None
-    settings = read_settings(file_in(folder, _CONFIG))
+    settings, quantization = split_quantization(read_settings(file_in(folder, _CONFIG)))
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         return None
@@ -62,7 +67,6 @@ def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pr
             f"({transformers.__version__}). Code that comes with a folder is not executed: update "
             "transformers, or create the module yourself and use fmapper.load(folder, like=module)."
         )
-    quantization = settings.pop(_QUANTIZATION, None)  # the model is made of plain arrays
     weights = Weights.of(folder, arrays)
     check_sizes(folder / _CONFIG, settings, weights)
     try:
@@ -93,7 +97,7 @@ def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pr
         partial(transformers_rules, model, back=True),
         _matcher(getattr(model, "_keys_to_ignore_on_load_missing", None)),
         _matcher(getattr(model, "_keys_to_ignore_on_load_unexpected", None)),
-        quantization if isinstance(quantization, dict) else None,
+        quantization,
         partial(_texts, beside, {**settings, "dtype": wanted}),
         model.state_dict().keys(),  # an LSTM has its weights in a list, too
     )
