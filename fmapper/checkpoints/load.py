@@ -129,7 +129,7 @@ def load(
             array in the place of a number; lists them all.
         LossyCastError: A value does not fit into its dtype.
         TypeError: `device`, `dtype`, `default`, `strict` or `sharding` without `like`: nothing is
-            filled.
+            filled; or `to` with an option for arrays.
         OSError: There is nothing of this name, or it may not be read.
 
     Examples:
@@ -144,6 +144,8 @@ def load(
         _check_unused(device=device, dtype=dtype, default=default, sharding=sharding, strict=strict)
     elif to is not None:
         raise TypeError("load: to= is for the model in a file, like= for arrays to fill: omit one")
+    if to is not None and not (format is rules is None):
+        raise TypeError("load: to= is for the model in a file, format= and rules= for its arrays")
     source = place_of(path)
     with step(f"loading {source.name}"):
         checkpoint = read_checkpoint(source, format)

@@ -155,6 +155,9 @@ def test_options_of_filling_need_a_tree_to_fill(tmp_path, option):
     fmapper.save({"w": np.ones(2)}, tmp_path / "x.npz")
     with pytest.raises(TypeError, match=f"load: {next(iter(option))}= applies only with like="):
         fmapper.load(tmp_path / "x.npz", **option)
+    for other in ({"format": "npz"}, {"rules": Rules()}, {"like": {}}):
+        with pytest.raises(TypeError, match="to= is for the model in a file"):
+            fmapper.load(tmp_path / "x.npz", to="jax", **other)
 
 
 def test_what_does_not_fit_is_listed(tmp_path):

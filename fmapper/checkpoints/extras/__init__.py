@@ -1,4 +1,4 @@
-"""What a checkpoint has besides arrays.
+"""Numbers, texts and the configuration that accompany the arrays of a checkpoint.
 
 values            numbers and texts, and their places in a tree
 settings          the configuration in a folder of the Hub
