@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
+    from fmapper.files.bounded_json import read_json, read_json_file, read_json_table
     from fmapper.files.bounds import WAY_OUT, check_count, check_depth, check_name
     from fmapper.files.dtypes import DTYPES, STORED_DTYPES
-    from fmapper.files.untrusted import Misfit, check_folder, show, within
+    from fmapper.files.untrusted import Misfit, check_folder, reason_of, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
 
 __all__ = [
@@ -112,7 +113,11 @@ __all__ = [
     "find_quantized",
     "inspect",
     "nest",
+    "read_json",
+    "read_json_file",
+    "read_json_table",
     "read_settings",
+    "reason_of",
     "show",
     "split_quantization",
     "stack",
@@ -141,9 +146,10 @@ _PLACES = {
     "fmapper.checkpoints.rules.rules": "Rules",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
     "fmapper.checkpoints.formats.writer": "Writer",
+    "fmapper.files.bounded_json": "read_json read_json_file read_json_table",
     "fmapper.files.bounds": "WAY_OUT check_count check_depth check_name",
     "fmapper.files.dtypes": "DTYPES STORED_DTYPES",
-    "fmapper.files.untrusted": "Misfit check_folder show within",
+    "fmapper.files.untrusted": "Misfit check_folder reason_of show within",
     "fmapper.files.zips": "ZipMember ZipMembers",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fmapper.files.bounds import WAY_OUT
 from fmapper.files.untrusted import Misfit, no_constant, object_of, open_regular
 from fmapper.switches import settings
 
+T = TypeVar("T")
 MOST_JSON = 150_000_000  # bytes of memory for the parsed text, by the weights below
 MOST_PROGRAM = 2_000_000_000  # the same for a program, where a call takes some five thousand
 _MOST_FILE = 40_000_000  # bytes; an index of 210,000 arrays has some 25 million
@@ -23,6 +26,10 @@ _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 26
+_LENGTHS_OF_AN_ENTRY = (1 << 11, 1 << 16)  # characters: of nearly all, and the most
+_DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
+_NEXT = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
 
 
 def read_json(text: str, most: int = MOST_JSON) -> Any:
@@ -75,14 +82,69 @@ def read_json_file(path: Path, most: int = _MOST_FILE) -> Any:
     Raises:
         Misfit: It is not a regular file, is too long, or is not JSON.
     """
+    return read_json(_read_text(path, most))
+
+
+def _read_text(path: Path, most: int) -> str:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise Misfit("is too long")
         data = file.read(size)
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError:
         raise Misfit("is not text") from None
-    del data  # frees as many bytes again
-    return read_json(text)
+
+
+def read_json_table(
+    path: Path, key: str, row: Callable[[Any], T]
+) -> tuple[dict[str, Any], list[T]]:
+    """Parses a JSON file of at most 40 MB with an object of many small entries, one at a time.
+
+    Args:
+        path: The file, which holds an object.
+        key: The key in it under which the object of many entries is.
+        row: Called with the value of each entry; returns what to keep of it.
+
+    Returns:
+        What else is in the file, and what was kept.
+
+    Raises:
+        Misfit: It is not a regular file, is too long, has no such entries, or is not JSON.
+    """
+    text = _read_text(path, _MOST_FILE)
+    blank = r"[ \t\n\r]*"
+    found = re.search(rf'(?<!\\)"{re.escape(key)}"{blank}:{blank}\{{{blank}', text)
+    if found is None:
+        raise Misfit(f"has no {key}")
+    at, rows = found.end(), []
+    while not text.startswith("}", at):
+        value, at = _entry(text, at)
+        rows.append(row(value))
+        more = _NEXT.match(text, at)
+        if more is None:
+            raise Misfit(f"is not JSON at character {at}")
+        at = more.start(1) if more[1] == "}" else more.end()
+    about = read_json(f"{text[: found.end()]}{text[at:]}")
+    if type(about) is not dict or about.get(key) != {}:
+        raise Misfit(f"has no {key}")
+    return about, rows
+
+
+def _entry(text: str, at: int) -> tuple[Any, int]:
+    """Returns the value of an entry of an object, and where it ends."""
+    for length in _LENGTHS_OF_AN_ENTRY:
+        piece = text[at : at + length]
+        try:
+            name, end = _DECODER.raw_decode(piece)
+            found = _COLON.match(piece, end)
+            if found is not None and type(name) is str:
+                value, end = _DECODER.raw_decode(piece, found.end())
+                if end < len(piece):  # else a number may go on
+                    return value, at + end
+        except RecursionError:
+            raise Misfit("is nested too deeply") from None
+        except ValueError:
+            pass
+    raise Misfit(f"is not JSON at character {at}, or has an entry of more than {length:,}")

@@ -121,11 +121,14 @@ def member(folder: Path, name: str) -> Path:
     return path
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> int:
     """Checks a folder that another library is going to read for links out of it.
 
     A link may lead to a file or folder within it, or from a snapshot in the cache of the Hub to the
     blobs of the same repository. All files must be regular ones: a pipe would block.
+
+    Returns:
+        The bytes of its files.
 
     Raises:
         Misfit: A link leads elsewhere, or a file is not a regular one.
@@ -133,7 +136,7 @@ def check_folder(folder: Path) -> None:
     home = folder.resolve()
     snapshots = next((place for place in home.parents if place.name == "snapshots"), None)
     blobs = None if snapshots is None else snapshots.parent / "blobs"
-    todo = [folder]
+    todo, nbytes = [folder], 0
     while todo:
         with os.scandir(todo.pop()) as entries:
             for entry in entries:
@@ -147,8 +150,11 @@ def check_folder(folder: Path) -> None:
                         raise Misfit(f"{name} is a link that leads out of the folder")
                 elif entry.is_dir():
                     todo.append(Path(entry.path))
-                if not entry.is_file() and not entry.is_dir():
+                if entry.is_file():
+                    nbytes += entry.stat().st_size
+                elif not entry.is_dir():
                     raise Misfit(f"{name} is not a regular file")
+    return nbytes
 
 
 @contextlib.contextmanager

@@ -55,12 +55,12 @@ def rows(folder, *keys):
 def test_missing_chunks_are_not_zeros(folder):
     for file in files(folder):
         file.unlink()
-    refused(folder, "is missing|orbax finds")
+    refused(folder, "is missing|tensorstore cannot read it: NOT_FOUND")
 
 
 def test_missing_arrays_are_said(folder):
     rows(folder, "gone")
-    refused(folder, r"orbax finds \d of the 4 arrays")
+    refused(folder, "gone: orbax finds no array of this name")
 
 
 def test_metadata_are_there(folder):
@@ -69,12 +69,23 @@ def test_metadata_are_there(folder):
 
 
 def test_metadata_have_bounds(folder):
-    (folder / "_METADATA").write_text('{"tree_metadata": ' + "[" * 100_000)
-    refused(folder, "nested too deeply")
+    for text, said in [
+        ("[" * 100_000, "has no tree_metadata"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}}", "nested too deeply"),
+        ('{"a": [' + "1," * 50_000 + "1]}}", "has an entry of more than 65,536"),
+        ("{}, " + '"tree_metadata": {"a": 1}}', "a key twice"),
+        ('{"a": {}}}', "lists something that is not an array"),
+        ('{"a": 1' + "1" * 60_000 + "}}", "JSON at character 19"),
+        ("{}", "is not JSON"),
+    ]:
+        (folder / "_METADATA").write_text('{"tree_metadata": ' + text)
+        refused(folder, said)
 
 
 def test_more_arrays_than_orbax_reads_in_time_are_refused(folder, monkeypatch):
     monkeypatch.setitem(bounds._MOST, "arrays of Orbax", 20)
+    monkeypatch.setitem(bounds._BYTES_OF_ONE, "arrays of Orbax", 1 << 40)
     rows(folder, *(f"w{at}" for at in range(21)))
     refused(folder, "arrays of Orbax; 20 are allowed.*settings.bounds")
 
@@ -117,7 +128,7 @@ def test_pipes_are_not_opened(folder):
 
 def test_metadata_of_steps_have_bounds(folder):
     os.truncate(folder / "_CHECKPOINT_METADATA", 2_000_000)
-    refused(folder, "_CHECKPOINT_METADATA that is too large")
+    refused(folder, "_CHECKPOINT_METADATA: is too long")
 
 
 def test_arrays_that_are_not_to_be_read_are_said(folder):
@@ -125,4 +136,111 @@ def test_arrays_that_are_not_to_be_read_are_said(folder):
     for row in about["tree_metadata"].values():
         row["value_metadata"]["skip_deserialize"] = True
     (folder / "_METADATA").write_text(json.dumps(about))
-    refused(folder, "finds no array of this name")
+    refused(folder, "not stored in this folder")
+
+
+def zarray(folder, **changes):
+    """Changes what is said of the array `b`; chunks lie in files of their own."""
+    about = json.loads((folder / "b" / ".zarray").read_text())
+    (folder / "b" / ".zarray").write_text(json.dumps({**about, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shape": [1 << 40], "chunks": [1 << 40]}, "b: has chunks of 4,398,046,511,104 bytes"),
+        ({"chunks": [1 << 40]}, "files are too short"),
+        ({"shape": [1 << 40]}, "files are too short"),
+        ({"shape": [1 << 70]}, "an invalid size"),
+        ({"shape": [-1]}, "an invalid size"),
+        ({"shape": "4"}, "an invalid size"),
+        ({"chunks": [0]}, "an invalid size"),
+        ({"shape": [1] * 100, "chunks": [1] * 100}, "an invalid size"),
+        ({"shape": [2, 2]}, "has 2 dimensions, and chunks of 1"),
+        ({"dtype": "|V1000000000000"}, "the unknown dtype"),
+        ({"dtype": [["a", "<f4"]]}, "the unknown dtype"),
+        ({"dtype": "[" * 60_000}, "the unknown dtype"),
+        ({"filters": [{"id": "x" * 5000}]}, "filters are not supported"),
+    ],
+)
+@pytest.mark.parametrize("folder", [False], indirect=True, ids=["files"])
+def test_what_is_said_of_an_array_fits_its_files(folder, changes, said):
+    zarray(folder, **changes)
+    refused(folder, said)
+
+
+@pytest.mark.parametrize("folder", [False], indirect=True, ids=["files"])
+def test_an_array_of_zeros_without_chunks_is_read_in_parts(folder):
+    about = json.loads((folder / "_METADATA").read_text())
+    about["store_array_data_equal_to_fill_value"] = False
+    (folder / "_METADATA").write_text(json.dumps(about))
+    (folder / "b" / "0").unlink()
+    zarray(folder, shape=[1 << 40])
+    assert fmapper.load(folder)["b"].read([(1 << 39, (1 << 39) + 2)]).tolist() == [0, 0]
+
+
+def test_a_folder_that_is_unfinished_is_said(folder):
+    unfinished = folder.with_name("y.orbax-checkpoint-tmp")
+    shutil.copytree(folder, unfinished / "default")
+    refused(unfinished, "is unfinished")
+    refused(unfinished / "default", "is unfinished")
+    about = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
+    assert about["commit_timestamp_nsecs"]
+    (folder / "_CHECKPOINT_METADATA").write_text(
+        json.dumps({**about, "commit_timestamp_nsecs": None})
+    )
+    refused(folder, "is unfinished: the process that saved it")
+
+
+@pytest.mark.parametrize("is_database", [False, True])
+def test_kinds_of_orbax(is_database, tmp_path):
+    tree = {"w": np.ones(2), "n": {}, "none": None, "l": [np.zeros((2, 1)), {"k": 1.5, "t": "x"}]}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=is_database, use_zarr3=is_database)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "x", args=ocp.args.PyTreeSave(tree))
+    found = fmapper.load(tmp_path / "x")
+    assert found["w"].read().tolist() == [1, 1]
+    assert found["l.0"].read().tolist() == [[0], [0]]
+    assert {n: v for n, v in found.items() if n[-1] in "kt"} == {"l.1.k": 1.5, "l.1.t": "x"}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("name", ["a/", "/.", "a/b/", "n.a/", "a~1b", "a/0"])
+def test_names_that_are_paths(name, tmp_path):
+    if name == "/.":
+        with pytest.raises(fmapper.CheckpointError, match="leads out of the folder"):
+            fmapper.save({name: np.ones(2)}, tmp_path / "x.orbax")
+        return
+    for kind, value in enumerate([np.arange(3.0), 7, "text"]):
+        fmapper.save({name: value}, tmp_path / f"{kind}.orbax")
+        found = fmapper.load(tmp_path / f"{kind}.orbax")[name]
+        assert np.array_equal(np.asarray(found), np.asarray(value))
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"a": np.ones(2), "a/": np.zeros(2)}, "a/: orbax stores it in the same place as a"),
+        ({"a~b": "text"}, "a~b: orbax has no string of this name"),
+        ({"a": "t", "a/b": "u"}, "a/b: orbax would put it inside the string a"),
+    ],
+)
+def test_names_that_orbax_cannot_keep_are_refused(tree, said, tmp_path):
+    with pytest.raises(fmapper.CheckpointError, match=said):
+        fmapper.save(tree, tmp_path / "x.orbax")
+    assert not any(tmp_path.iterdir())
+
+
+def test_many_small_arrays_are_written_at_once_and_read(tmp_path, monkeypatch):
+    tensorstore = pytest.importorskip("tensorstore")
+    made = []
+    transaction = tensorstore.Transaction
+    monkeypatch.setattr(
+        tensorstore, "Transaction", lambda **kw: made.append(1) or transaction(**kw)
+    )
+    monkeypatch.setitem(bounds._MOST, "arrays of Orbax", 0)  # there may be one for so many bytes
+    tree = {f"w{at}": np.full(2, at, np.float32) for at in range(200)}
+    fmapper.save({**tree, "large": np.zeros((3000, 3000))}, tmp_path / "x.orbax")
+    assert len(made) == 2  # and that of Orbax
+    found = fmapper.load(tmp_path / "x.orbax")
+    assert all(found[name].read().tolist() == array.tolist() for name, array in tree.items())

@@ -513,15 +513,15 @@ def test_orbax_and_dcp_are_written_in_parts_and_read_by_their_libraries(tmp_path
 def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
     ocp = pytest.importorskip("orbax.checkpoint")
     pytest.importorskip("flax")
-    from fmapper_adapters.flax.checkpoints import orbax
+    from fmapper_adapters.flax.checkpoints import zarr
 
     array = np.random.default_rng(0).standard_normal((2000, 2000))  # one chunk
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "theirs", {"w": array, "v": array + 1})
     opened = []
-    stores = orbax._Stores._open_array
+    stores = zarr.Stores._open_array
     monkeypatch.setattr(
-        orbax._Stores, "_open_array", lambda self, *a: opened.append(a) or stores(self, *a)
+        zarr.Stores, "_open_array", lambda self, *a: opened.append(a) or stores(self, *a)
     )
     stored = fmapper.load(tmp_path / "theirs")
     for start in range(0, 2000, 100):

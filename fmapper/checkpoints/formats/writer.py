@@ -296,8 +296,13 @@ class Writer:
 
     def bytes_of(self, name: str, array: LazyArray) -> Iterator[memoryview]:
         """Yields the bytes of an array in order, some 8 MiB at a time."""
-        for piece, data in in_order(lambda piece: (piece, read_bytes(piece)), _panels(name, array)):
-            yield data
+        return (data for _, _, data in self.panels_of({name: array}))
+
+    def panels_of(self, arrays: Mapping[str, LazyArray]) -> Iterator[tuple[str, Box, memoryview]]:
+        """Yields the parts of arrays in order: the name, the box and the bytes of each."""
+        todo = (piece for name, array in arrays.items() for piece in _panels(name, array))
+        for piece, data in in_order(lambda piece: (piece, read_bytes(piece)), todo):
+            yield piece.name, piece.box, data
             self.on_bytes(piece.nbytes)
 
     def _compare(self, path: Path) -> None:

@@ -1,19 +1,19 @@
-"""Folders of Orbax, read and written by orbax itself, one part of an array at a time.
+"""Folders of Orbax: written by orbax itself, and read through tensorstore, one chunk at a time.
 
 Orbax writes all arrays of a tree at once, each as a single chunk, and reads them whole. The handler
-in this module writes one array after the other, in several chunks, through tensorstore, which Orbax
-is built on. Existing folders are read in the chunks that they have: one chunk is in memory at a
-time, and is kept until another array is read.
+in this module writes small arrays together, and large ones one after the other in several chunks,
+through tensorstore, which Orbax is built on. Existing folders are read in the chunks that they
+have: one chunk is in memory at a time, and is kept until another array is read.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
 import os
-import threading
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -30,22 +30,35 @@ from fmapper.checkpoints import (
     check_folder,
     check_name,
     nest,
-    read_settings,
+    read_json_file,
+    read_json_table,
+    reason_of,
     tied_to_text,
     unite_tied,
     within,
 )
+from fmapper_adapters.flax.checkpoints.zarr import MOST_ABOUT, StoredChunks, Stores
 
 _METADATA = "_METADATA"
 _CUSTOM = "custom_metadata"  # of Orbax, in that file: what anybody wants to say there
 _OURS = "fmapper"
-_KINDS = ("np.ndarray", "jax.Array", "scalar", "string")
+_ARRAYS = ("np.ndarray", "jax.Array")
+_SCALAR, _STRING = "scalar", "string"
+_STRINGS = "_strings.json"
 _STEP = "_CHECKPOINT_METADATA"
+_UNFINISHED = ".orbax-checkpoint-tmp"
 _SIGNS = (_METADATA, "manifest.ocdbt", _STEP)
-_MOST_ABOUT = 1 << 20  # bytes of what is said of one array
 _ITEM = "default"  # the folder that a CheckpointManager has its arrays in
-_VALUES = (bool, int, float, str)
-_LARGE = 8 << 20  # bytes of a chunk that is kept, since less than it is read at a time
+_BATCH = 32 << 20  # bytes of small arrays that are written together
+_MOST_BATCH = 1024  # arrays
+
+
+class _Row(NamedTuple):
+    """An array, number or string: its name, its kind, and whether it has a place of its own."""
+
+    name: str
+    kind: str
+    is_stored: bool
 
 
 class Orbax(Format):
@@ -64,47 +77,17 @@ class Orbax(Format):
         return path.is_dir() and any((_inner(path) / sign).exists() for sign in _SIGNS)
 
     def read(self, path: Path) -> Contents:
-        """Reads the metadata by Orbax."""
-        import orbax.checkpoint as ocp
-
+        """Reads the metadata of the folder and of each array, and the numbers and strings."""
         folder = _inner(path).absolute()
         try:
-            about = _about(path, folder)
+            return _read(path, folder)
         except Misfit as error:
             raise CheckpointError(f"{path}: {error}") from None
-        try:
-            with ocp.PyTreeCheckpointer() as checkpointer:
-                found = checkpointer.metadata(folder)
-                tree = getattr(found, "item_metadata", found)
-                tree = getattr(tree, "tree", tree)
-                scalars = _scalars(checkpointer, folder, tree)
-        except CheckpointError:
-            raise
-        except Exception as error:  # of orbax and tensorstore: they raise anything
-            raise CheckpointError(f"{path}: orbax cannot read it: {error}") from None
-        contents = Contents({}, files=(folder,))
-        stores = _Stores(folder, about.get("store_array_data_equal_to_fill_value") is True)
-        leaves = _leaves(tree)
-        if len(leaves) < _count(about):
-            raise CheckpointError(
-                f"{path}: is damaged: orbax finds {len(leaves)} of the {_count(about)} arrays and "
-                "numbers in its _METADATA"
-            )
-        for name, leaf in leaves:
-            if name in scalars:
-                contents.values[name] = scalars[name]
-            elif not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-                raise CheckpointError(f"{path}: {name}: orbax finds no array of this name")
-            else:
-                contents.arrays[name] = _Chunked(stores, name, leaf)
-        custom = about.get(_CUSTOM)
-        said = custom.get(_OURS) if isinstance(custom, dict) else None
-        if isinstance(said, str):
-            try:
-                unite_tied(contents, said)
-            except Misfit as error:
-                raise CheckpointError(f"{folder / _METADATA}: {error}") from None
-        return contents
+        except (ValueError, KeyError, RuntimeError) as error:  # of tensorstore
+            if isinstance(error, CheckpointError):
+                raise
+            reason = reason_of(error)
+            raise CheckpointError(f"{path}: tensorstore cannot read it: {reason}") from None
 
     def write(self, out: Writer, contents: Contents) -> None:
         """Writes the tree by Orbax, which reads each array in turn."""
@@ -121,11 +104,18 @@ class Orbax(Format):
         for name, value in values.items():
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 raise CheckpointError(f"{name}: orbax has no integers of more than 64 bits")
+        places: dict[str, str] = {}
         for name in (*contents.arrays, *contents.ties, *values):
             if _leads_out(name):
                 raise CheckpointError(
                     f"{name}: orbax uses names as paths, and this one leads out of the folder"
                 )
+            other = places.setdefault(name.removesuffix("/"), name)
+            if other != name:
+                raise CheckpointError(
+                    f"{name}: orbax stores it in the same place as {other}. Rename one."
+                )
+        _check_texts([name for name, value in values.items() if isinstance(value, str)])
         if not contents.arrays and not values:
             raise CheckpointError("orbax does not write a checkpoint without arrays and values")
         registry = handlers.create_type_handler_registry(
@@ -148,141 +138,116 @@ def _inner(path: Path) -> Path:
     return path / _ITEM if (path / _ITEM).is_dir() else path
 
 
-def _about(path: Path, folder: Path) -> dict[str, Any]:
-    """Returns Orbax's metadata of a folder, once it is clear that no link leads out of it."""
-    check_folder(path)
+def _read(path: Path, folder: Path) -> Contents:
+    nbytes = check_folder(path)
+    _check_finished(path, folder)
     if not (folder / _METADATA).exists():
         raise Misfit(f"has no {_METADATA}, which Orbax writes next to the arrays")
+    with within(_METADATA):
+        about, rows = read_json_table(folder / _METADATA, "tree_metadata", _row)
+    check_count(len(rows), "arrays of Orbax", nbytes)
+    names = [row.name for row in rows if row.kind in _ARRAYS]
+    numbers = [row.name for row in rows if row.kind == _SCALAR]
+    check_count(len(numbers), "numbers of Orbax", nbytes)
+    _check_names(folder, rows)
+    stores = Stores(folder, nbytes, about.get("store_array_data_equal_to_fill_value") is True)
+    contents = Contents({}, files=(folder,))
+    for name, layout in zip(names, stores.layouts(names), strict=True):
+        contents.arrays[name] = StoredChunks(stores, name, layout)
+    for name, layout in zip(numbers, stores.layouts(numbers), strict=True):
+        if layout.shape:
+            raise Misfit("is not a number", name[:60])
+        contents.values[name] = StoredChunks(stores, name, layout).read().item()
+    texts = [row.name for row in rows if row.kind == _STRING]
+    contents.values.update(_texts(folder / _STRINGS, texts) if texts else {})
+    custom = about.get(_CUSTOM)
+    said = custom.get(_OURS) if isinstance(custom, dict) else None
+    if isinstance(said, str):
+        with within(_METADATA):
+            unite_tied(contents, said)
+    return contents
+
+
+def _check_finished(path: Path, folder: Path) -> None:
+    """Raises for what a process has left that died while it was writing."""
+    is_finished = not any(_UNFINISHED in place.name for place in (folder, *folder.parents[:2]))
     for home in {path, folder}:
-        other = home / _STEP
-        if other.exists() and other.stat().st_size > _MOST_ABOUT:
-            raise Misfit(f"has a {_STEP} that is too large")
-    about = read_settings(folder / _METADATA)
-    rows = about.get("tree_metadata")
-    if not isinstance(rows, dict):
-        raise Misfit(f"its {_METADATA} lists no arrays")
-    check_count(len(rows), "arrays of Orbax")
-    for row in rows.values():
-        keys = row.get("key_metadata") if isinstance(row, dict) else None
-        if not isinstance(keys, list) or not isinstance(row.get("value_metadata"), dict):
-            raise Misfit(f"its {_METADATA} lists something that is not an array")
-        name = ".".join(str(key.get("key")) for key in keys if isinstance(key, dict))
-        with within(ascii(name)[1:-1][:60]):
-            check_name(name)
-            if _leads_out(name):
-                raise Misfit("leads out of the folder")
-            for file in (".zarray", "zarr.json"):
-                place = f"{folder}/{name}/{file}"  # a few bytes, and only without OCDBT
-                if os.path.exists(place) and os.path.getsize(place) > _MOST_ABOUT:
-                    raise Misfit(f"has a {file} that is too large")
-    return about
+        if (home / _STEP).exists():
+            with within(_STEP):
+                about = read_json_file(home / _STEP, MOST_ABOUT)
+            times = about if type(about) is dict else {}
+            if times.get("init_timestamp_nsecs") and "commit_timestamp_nsecs" in times:
+                is_finished &= times["commit_timestamp_nsecs"] is not None
+    if not is_finished:
+        raise Misfit("is unfinished: the process that saved it has not completed it")
+
+
+def _row(row: Any) -> _Row:
+    keys = row.get("key_metadata") if type(row) is dict else None
+    about = row.get("value_metadata") if type(row) is dict else None
+    if type(keys) is not list or type(about) is not dict:
+        raise Misfit("lists something that is not an array")
+    if not all(type(key) is dict and type(key.get("key")) in (str, int) for key in keys):
+        raise Misfit("lists an array without a name")
+    name = ".".join(str(key["key"]) for key in keys)
+    with within(ascii(name)[1:-1][:60]):
+        check_name(name)
+        if _leads_out(name):
+            raise Misfit("leads out of the folder")
+        kind, is_stored = about.get("value_type"), about.get("skip_deserialize") is not True
+        if type(kind) is not str:
+            raise Misfit("is of an unknown kind")
+        is_known = kind in (*_ARRAYS, _SCALAR, _STRING)
+        if is_known and not is_stored:
+            raise Misfit("is not stored in this folder, only named")
+        if is_stored and not is_known:
+            raise Misfit(f"is of kind {kind[:60]!a}, which is not read")
+    return _Row(name, kind, is_stored)
 
 
 def _leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in name.split("/")
 
 
-def _count(about: dict[str, Any]) -> int:
-    """Counts the arrays, numbers and texts, without the nodes that have no children."""
-    rows = about["tree_metadata"].values()
-    return sum(row["value_metadata"].get("value_type") in _KINDS for row in rows)
+def _check_names(folder: Path, rows: Sequence[_Row]) -> None:
+    """Raises for a name that occurs twice, and for what plain files say at too great a length."""
+    known = set()
+    for row in rows:
+        if row.is_stored and row.name in known:
+            raise Misfit("occurs twice", row.name[:60])
+        known.add(row.name)
+        for file in (".zarray", "zarr.json"):
+            place = f"{folder}/{row.name}/{file}"  # a few bytes, and only without OCDBT
+            if os.path.exists(place) and os.path.getsize(place) > MOST_ABOUT:
+                raise Misfit(f"has a {file} that is too large", row.name[:60])
 
 
-def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: hasattr(node, "directory"))
-    return [(leaf.name, leaf) for leaf in leaves if hasattr(leaf, "directory")]
+def _check_texts(names: Sequence[str]) -> None:
+    """Raises for names of strings that are not JSON pointers, or lead into another string."""
+    for name in names:
+        if re.search("~(?![01])", name):
+            raise CheckpointError(f"{name}: orbax has no string of this name, with a ~. Rename it.")
+        keys = name.split("/")
+        for count in range(1, len(keys)):
+            if (other := "/".join(keys[:count])) in names:
+                raise CheckpointError(f"{name}: orbax would put it inside the string {other}")
 
 
-def _scalars(checkpointer: Any, folder: Path, tree: Any) -> dict[str, Any]:
-    """Returns the numbers and strings of a checkpoint."""
-    import orbax.checkpoint as ocp
-
-    kinds = ("ScalarMetadata", "StringMetadata")
-    is_leaf = lambda node: hasattr(node, "directory")  # noqa: E731
-    chosen = jax.tree_util.tree_map(
-        lambda leaf: 0 if type(leaf).__name__ in kinds else ocp.PLACEHOLDER, tree, is_leaf=is_leaf
-    )
-    names = jax.tree_util.tree_map(lambda leaf: getattr(leaf, "name", ""), tree, is_leaf=is_leaf)
-    if 0 not in jax.tree_util.tree_leaves(chosen):
-        return {}
-    args = jax.tree_util.tree_map(lambda _: ocp.RestoreArgs(), chosen)
-    restored = checkpointer.restore(folder, ocp.args.PyTreeRestore(item=chosen, restore_args=args))
-    pairs = zip(jax.tree_util.tree_leaves(names), jax.tree_util.tree_leaves(restored), strict=True)
-    return {
-        name: value.item() if isinstance(value, np.generic | np.ndarray) else value
-        for name, value in pairs
-        if value is not ocp.PLACEHOLDER
-    }
-
-
-class _Stores:
-    """The open arrays of a folder: at most two, because reading ahead may reach the next one.
-
-    A chunk that is larger than the part that is read stays with its array, so that it is not
-    decompressed again for every part.
-    """
-
-    def __init__(self, folder: Path, is_whole: bool) -> None:
-        self.folder = folder
-        self._is_whole = is_whole  # chunks of zeros are there, too
-        self._lock = threading.Lock()
-        self._open: dict[str, Any] = {}
-
-    def open(self, name: str, shape: tuple[int, ...]) -> Any:
-        """Returns an array of tensorstore."""
-        with self._lock:
-            if name not in self._open:
-                if len(self._open) > 1:
-                    del self._open[next(iter(self._open))]
-                self._open[name] = self._open_array(name, shape)
-            return self._open[name]
-
-    def _open_array(self, name: str, shape: tuple[int, ...]) -> Any:
-        import tensorstore
-
-        store: dict[str, Any] = {"driver": "file", "path": f"{self.folder / name}/"}
-        if (self.folder / "manifest.ocdbt").exists():
-            base = f"file://{self.folder}/"
-            store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
-        failed: Exception | None = None
-        for driver in ("zarr", "zarr3"):
-            spec: dict[str, Any] = {"driver": driver, "kvstore": store}
-            if self._is_whole:
-                spec["fill_missing_data_reads"] = False
-            try:
-                array = tensorstore.open(spec, open=True, read=True).result()
-                if array.shape != shape:
-                    raise CheckpointError(
-                        f"{self.folder}: {name}: has a different shape than in the metadata"
-                    )
-                chunk: Any = array.chunk_layout.read_chunk.shape or shape
-                nbytes = math.prod(chunk) * np.dtype(array.dtype.numpy_dtype).itemsize
-                if nbytes > _LARGE:
-                    room = {"cache_pool": {"total_bytes_limit": nbytes + _LARGE}}
-                    context = tensorstore.Context(room)
-                    array = tensorstore.open(spec, open=True, read=True, context=context).result()
-                return array
-            except (ValueError, KeyError, OSError, RuntimeError) as error:
-                failed = failed or error
-        raise CheckpointError(f"{self.folder}: {name}: {failed}") from failed
-
-
-class _Chunked(LazyArray):
-    """An array in a folder of Orbax."""
-
-    def __init__(self, stores: _Stores, name: str, about: Any) -> None:
-        dtype = np.dtype(about.dtype).name
-        if dtype not in STORED_DTYPES:
-            raise CheckpointError(f"{stores.folder}: {name}: has the unknown dtype {dtype}")
-        self.shape, self.dtype = tuple(map(int, about.shape)), np.dtype(about.dtype)
-        self._stores, self._name = stores, name
-
-    def _read(self, box: Any) -> Any:
-        array = self._stores.open(self._name, self.shape)
-        try:
-            return array[tuple(slice(*pair) for pair in box)].read().result()
-        except (ValueError, KeyError, OSError, RuntimeError) as error:
-            raise CheckpointError(f"{self._stores.folder}: {self._name}: {error}") from error
+def _texts(path: Path, names: Sequence[str]) -> Mapping[str, str]:
+    """Reads strings, of which each is where its name leads to as a JSON pointer."""
+    if not path.exists():
+        raise Misfit(f"has no {path.name}, where its strings are")
+    found, texts = read_json_file(path), {}
+    for name in names:
+        node = found
+        for key in name.split("/"):
+            node = (
+                node.get(key.replace("~1", "/").replace("~0", "~")) if type(node) is dict else None
+            )
+        if type(node) is not str:
+            raise Misfit(f"is not a text in {path.name}", name[:60])
+        texts[name] = node
+    return texts
 
 
 def _in_parts(out: Writer) -> Any:
@@ -292,29 +257,58 @@ def _in_parts(out: Writer) -> Any:
     handlers: Any = ocp.type_handlers
 
     class Handler(handlers.NumpyHandler):  # type: ignore[misc]
-        """Writes arrays one after the other, and each part by part."""
+        """Writes small arrays together, and large ones part by part."""
 
         async def serialize(
             self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
         ) -> Sequence[Any]:
-            for value, info in zip(values, infos, strict=True):
+            for info in infos:
                 if hasattr(info, "await_path_creation"):  # Orbax makes its folder meanwhile
                     await info.await_path_creation()
-                boxes = out.boxes(value)
-                spec = handlers.get_json_tspec_write(
-                    info,
-                    use_ocdbt=info.is_ocdbt_checkpoint,
-                    global_shape=value.shape,
-                    local_shape=tuple(stop - start for start, stop in boxes[0]),  # of a chunk
-                    dtype=value.dtype,
-                    process_index=jax.process_index() if info.is_ocdbt_checkpoint else None,
-                )
-                store = await tensorstore.open(
-                    tensorstore.Spec(spec), create=True, open=True, context=info.ts_context
-                )
-                for box, data in zip(boxes, out.bytes_of(info.name, value), strict=True):
-                    place = store[tuple(slice(*pair) for pair in box)]
-                    await place.write(np.asarray(data).view(value.dtype).reshape(place.shape))
+            for group in _batches(list(zip(values, infos, strict=True))):
+                small = len(group) > 1  # a transaction is in memory, and writes once
+                transaction = tensorstore.Transaction() if small else None
+                stores = await asyncio.gather(*(self.create(*pair, transaction) for pair in group))
+                by_name = {info.name: store for (_, info), store in zip(group, stores, strict=True)}
+                arrays = {info.name: value for value, info in group}
+                for name, box, data in out.panels_of(arrays):
+                    place = by_name[name][tuple(slice(*pair) for pair in box)]
+                    panel = np.asarray(data).view(arrays[name].dtype)
+                    await place.write(panel.reshape(place.shape))
+                if transaction is not None:
+                    await transaction.commit_async()
             return []
 
+        async def create(self, value: Any, info: Any, transaction: Any) -> Any:
+            chunk = tuple(stop - start for start, stop in out.boxes(value)[0])
+            spec = handlers.get_json_tspec_write(
+                info,
+                use_ocdbt=info.is_ocdbt_checkpoint,
+                global_shape=value.shape,
+                local_shape=chunk,
+                dtype=value.dtype,
+                process_index=jax.process_index() if info.is_ocdbt_checkpoint else None,
+            )
+            return await tensorstore.open(
+                tensorstore.Spec(spec),
+                create=True,
+                open=True,
+                context=info.ts_context,
+                transaction=transaction,
+            )
+
     return Handler()
+
+
+def _batches(pairs: Sequence[tuple[LazyArray, Any]]) -> Iterator[list[tuple[LazyArray, Any]]]:
+    """Yields groups of arrays of bounded bytes; a large array is alone."""
+    group: list[tuple[LazyArray, Any]] = []
+    nbytes = 0
+    for value, info in pairs:
+        if group and (nbytes + value.nbytes > _BATCH or len(group) == _MOST_BATCH):
+            yield group
+            group, nbytes = [], 0
+        group.append((value, info))
+        nbytes += value.nbytes
+    if group:
+        yield group
