@@ -120,6 +120,32 @@ class Decoding:
                 "sequence. Pass do_sample=True, or num_beams"
             )
 
+    def check_effect(self, options: Mapping[str, Any], key: Any = None) -> None:
+        """Checks that options of sampling, and a key, are not given where nothing is drawn.
+
+        Args:
+            options: The options that were given beside those of the model's configuration.
+            key: The random key of a call.
+
+        Raises:
+            ConversionError: They have no effect, because `do_sample` is False.
+        """
+        if self.do_sample:
+            return
+        neutral = Decoding()
+        given = [
+            name
+            for name in _OF_SAMPLES
+            if name in options and getattr(self, name) != getattr(neutral, name)
+        ]
+        given += ["key"] * (key is not None)
+        if given:
+            raise ConversionError(
+                f"{', '.join(f'{name}=' for name in given)} has no effect on "
+                f"{'beam' if self.num_beams > 1 else 'greedy'} search: pass do_sample=True to draw "
+                "tokens, or omit it"
+            )
+
     def with_options(self, options: Mapping[str, Any]) -> Decoding:
         """Returns a copy with some options changed.
 

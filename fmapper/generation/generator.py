@@ -95,8 +95,10 @@ class Generator(ABC):
 
         Raises:
             ProgramInputError: Prompts are not what the generator was made for; says why.
+            ConversionError: Options do not go together; or `key` or an option of sampling is given
+                without `do_sample`, so that it would have no effect.
         """
-        decoding, stops = self._settings(options)
+        decoding, stops = self._settings(options, key)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
         self._check_stops(stops, len(given.tokens) // decoding.copies)
         count = self._count(decoding, given)
@@ -113,7 +115,7 @@ class Generator(ABC):
         Raises:
             ProgramInputError: As for a call; or beam search was asked for.
         """
-        decoding, stops = self._settings(options)
+        decoding, stops = self._settings(options, key)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
         self._check_stops(stops, len(given.tokens) // decoding.copies)
         if decoding.num_beams > 1:
@@ -125,7 +127,9 @@ class Generator(ABC):
 
     def with_options(self, **options: Any) -> Generator:
         """Returns a generator with the same programs and arrays, but other settings."""
-        return self._with(decoding=self.decoding.with_options(options))
+        decoding = self.decoding.with_options(options)
+        decoding.check_effect(options)
+        return self._with(decoding=decoding)
 
     @abstractmethod
     def _run(
@@ -172,7 +176,7 @@ class Generator(ABC):
         _check_names(target, options)
         return make(load_generation(path), target, options)
 
-    def _settings(self, options: dict[str, Any]) -> tuple[Decoding, Any]:
+    def _settings(self, options: dict[str, Any], key: Any) -> tuple[Decoding, Any]:
         """Returns the settings of a call, and the stop tokens of each row if they differ."""
         stops = options.get("eos_token_id")
         if isinstance(stops, list | tuple) and stops and isinstance(stops[0], list | tuple):
@@ -181,6 +185,7 @@ class Generator(ABC):
             stops = None
         decoding = self.decoding.with_options(options)
         decoding.check()
+        decoding.check_effect(options, key)
         return decoding, stops
 
     def _check_stops(self, stops: Any, rows: int) -> None:
@@ -304,6 +309,7 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
     others = {name: value for name, value in options.items() if name not in own}
     decoding = generation.decoding.with_options(own)
     decoding.check()
+    decoding.check_effect(own)
     left = [line for line in generation.unsupported if line.partition("=")[0] not in own]
     if left:
         lines = "\n".join(f"  {line}" for line in left)

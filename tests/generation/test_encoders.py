@@ -142,3 +142,23 @@ def test_generators_of_both_kinds_are_saved(tmp_path: Any) -> None:
     generator.save(tmp_path / "t5.safetensors")
     loaded = Generator.load(tmp_path / "t5.safetensors")
     assert np.array_equal(loaded(tokens), generator(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("WhisperForConditionalGeneration", "input_features"),
+        ("Speech2TextForConditionalGeneration", "input_features"),
+        ("MoonshineForConditionalGeneration", "input_values"),
+    ],
+)
+def test_a_model_that_generates_from_speech_is_refused_by_what_it_takes(
+    name: str, given: str
+) -> None:
+    cls = getattr(transformers, name)
+    with torch.device("meta"):
+        model = cls(cls.config_class())
+    with pytest.raises(
+        fmapper.ConversionError, match=f"{name} generates from {given}, and a generator takes"
+    ):
+        fmapper.generator(model, max_length=8)

@@ -152,6 +152,30 @@ def test_random_tokens_are_those_of_the_key(made: Any) -> None:
     assert np.stack(list(streamed), 1).tolist() == first
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"key": 0}, "key= has no effect on greedy search: pass do_sample=True"),
+        ({"temperature": 0.7, "top_p": 0.9}, "temperature=, top_p= has no effect"),
+        ({"top_k": 5, "do_sample": False}, "top_k= has no effect"),
+    ],
+)
+def test_settings_of_sampling_without_sampling_are_refused(
+    made: Any, options: dict[str, Any], says: str
+) -> None:
+    module, generator = made
+    with pytest.raises(fmapper.ConversionError, match=says):
+        generator(ROWS, max_new_tokens=3, **options)
+    with pytest.raises(fmapper.ConversionError, match=says):
+        next(generator.stream(ROWS, max_new_tokens=3, **options))
+    settings = {name: value for name, value in options.items() if name != "key"}
+    if settings:
+        with pytest.raises(fmapper.ConversionError, match=says):
+            generator.with_options(**settings)
+    generator(ROWS, max_new_tokens=3, temperature=1.0, top_k=0)  # which ask for nothing
+    assert by_hand(module, ROWS, 12) == new_tokens(generator)
+
+
 def test_other_settings_of_a_kind_compile_nothing_anew(made: Any) -> None:
     from fmapper_adapters.jax.generation import loop
 

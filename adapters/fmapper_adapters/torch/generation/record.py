@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Collection, Mapping
@@ -191,6 +192,7 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
             "generate, nor does it have the methods prefill(tokens, mask) and step(tokens, cache), "
             "each of which returns logits and a cache; see fmapper.generator."
         )
+    _refuse_other_inputs(model)
     if model.config.is_encoder_decoder:
         from fmapper_adapters.torch.generation.encoder_decoder import EncoderDecoder
 
@@ -219,6 +221,21 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
             stacklevel=level_of_user(),
         )
     return own, "of.model."
+
+
+def _refuse_other_inputs(model: Any) -> None:
+    """Raises for a model that generates from something other than tokens, as from speech.
+
+    Raises:
+        ConversionError: Its forward has no `input_ids`.
+    """
+    name = getattr(model, "main_input_name", "input_ids")
+    if name != "input_ids" and "input_ids" not in inspect.signature(model.forward).parameters:
+        raise ConversionError(
+            f"{type(model).__name__} generates from {name}, and a generator takes tokens. Convert "
+            "it with fmapper.convert, with decoder_input_ids among the example inputs, and choose "
+            "the tokens yourself; or give it the methods prefill and step, see fmapper.generator."
+        )
 
 
 def _most_columns(own: Any, max_length: int) -> int:
