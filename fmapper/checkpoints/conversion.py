@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from fmapper import __version__ as VERSION
 from fmapper.backends.discovery import known_frameworks
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
+from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.extras.settings import CONFIG, QUANTIZATION, split_quantization
 from fmapper.checkpoints.extras.values import is_value
 from fmapper.checkpoints.formats.format import (
     Contents,
@@ -29,7 +31,7 @@ from fmapper.checkpoints.formats.format import (
 )
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Journal, Writer
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.checkpoints.remote import url_writer
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 _PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
-_CONFIG = "config.json"
 _TEXTS = (".json", ".txt", ".jinja", ".model")  # beside the weights in a folder of the Hub
 _MOST_TEXT = 100_000_000  # bytes
 
@@ -74,6 +75,7 @@ def convert_checkpoint(
     *,
     dtype: Any = None,
     rules: Rules | None = None,
+    dequantize: bool = False,
     check: bool = True,
 ) -> Converted:
     """Writes a checkpoint in another format, dtype or layout, without loading it into memory.
@@ -95,11 +97,13 @@ def convert_checkpoint(
         format: As for `save`.
         dtype: The dtype of floating and complex arrays; None for their own.
         rules: What is renamed and reshaped.
+        dequantize: Whether to make quantised arrays dense, as `dequantize` does.
         check: Whether to read back what was written, and compare.
 
     Raises:
         CheckpointError: The source is damaged, the target format cannot hold it, or something was
-            written that reads otherwise.
+            written that reads otherwise. Or `dtype` would cast 8-bit floats, which have scales,
+            or `dequantize` would leave them as they are.
         LossyCastError: A finite value is infinite in the new dtype.
         FileExistsError: The target is there.
         OSError: The disk is full, or may not be written to; what was written stays in
@@ -109,7 +113,13 @@ def convert_checkpoint(
     _check_places(origin, goal)
     asked = None if dtype is None else dtype_name(dtype)
     with step(f"converting {origin.name}") as say:
-        contents = _change(read_contents(origin)[1], asked, rules)
+        contents = read_contents(origin)[1]
+        if dequantize:
+            contents = _dequantize(origin, contents, asked)
+        contents = _change(contents, rules)
+        _check_scaled(origin, contents, asked, dequantize)
+        if asked is not None:
+            contents.arrays = {name: _cast(a, asked) for name, a in contents.arrays.items()}
         check_contents(contents)
         form = format_for(goal, format)
         begin = time.perf_counter()  # the libraries of the formats are there
@@ -120,13 +130,13 @@ def convert_checkpoint(
             with url_writer(goal, check=check, on_bytes=on_bytes) as writer:
                 form.write(writer, contents)
             return Converted(goal, form.name, *done, time.perf_counter() - begin)
-        plan = _plan(origin, contents, form, asked, rules)
+        plan = _plan(origin, contents, form, asked, rules, dequantize)
         texts = _texts_beside(origin) if isinstance(form, SafetensorsFolder) and not rules else []
         partial = goal.with_name(f"{goal.name}.partial")
         with _explain_full_disk(partial), _Staging(partial, plan, form) as (out, journal):
             form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
             for text in texts:
-                (out / text.name).write_bytes(_read_text(text, asked))
+                (out / text.name).write_bytes(_read_text(text, asked, dequantize))
             if goal.exists():
                 raise FileExistsError(f"{goal} was created by another process meanwhile")
             out.rename(goal)
@@ -153,17 +163,59 @@ def _check_places(source: Place, target: Place) -> None:
         raise CheckpointError(f"{target} would be inside its source, {source}")
 
 
-def _change(contents: Contents, dtype: str | None, rules: Rules | None) -> Contents:
-    """Renames, transposes and casts the contents lazily; nothing is read."""
-    if rules is not None:
-        tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
-        named = rules.apply({**contents.arrays, **tied, **contents.values})
-        contents.values = {name: value for name, value in named.items() if is_value(value)}
-        arrays = {name: x for name, x in named.items() if name not in contents.values}
-        contents.arrays, contents.ties = merge_ties(arrays)
-    if dtype is not None:
-        contents.arrays = {name: _cast(a, dtype) for name, a in contents.arrays.items()}
+def _dequantize(source: Place, contents: Contents, dtype: str | None) -> Contents:
+    """Makes quantised arrays dense lazily; nothing is read.
+
+    Raises:
+        CheckpointError: There are none, or what they are is not clear.
+    """
+    from fmapper.checkpoints.quantized.array import QuantizedArray  # for few checkpoints
+    from fmapper.checkpoints.quantized.finding import dequantize, find_quantized
+
+    checkpoint = Checkpoint.of(source, "", contents)
+    quantised = {n for n, x in find_quantized(checkpoint).items() if isinstance(x, QuantizedArray)}
+    if not quantised:
+        raise CheckpointError(f"{source}: holds no quantised arrays of a kind that is known here")
+    contents.arrays, contents.ties = merge_ties(dequantize(checkpoint, dtype=dtype))
+    of_torchao = {*quantised, "tensor_names"}
+    contents.metadata = {n: x for n, x in contents.metadata.items() if n not in of_torchao}
     return contents
+
+
+def _change(contents: Contents, rules: Rules | None) -> Contents:
+    """Renames, transposes and casts the contents lazily by rules; nothing is read."""
+    if rules is None:
+        return contents
+    tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
+    named = rules.apply({**contents.arrays, **tied, **contents.values})
+    contents.values = {name: value for name, value in named.items() if is_value(value)}
+    arrays = {name: x for name, x in named.items() if name not in contents.values}
+    contents.arrays, contents.ties = merge_ties(arrays)
+    return contents
+
+
+def _check_scaled(source: Place, contents: Contents, dtype: str | None, dequantize: bool) -> None:
+    """Raises for narrow floats that would lose their scales.
+
+    Scales may have any name, so it cannot be seen that there are none.
+    """
+    if dtype is None and not dequantize:
+        return
+    narrow = {name: array for name, array in contents.arrays.items() if is_narrow(array)}
+    names = [name for name, array in narrow.items() if dequantize or array.dtype.name != dtype]
+    if not names:
+        return
+    shown = f"{', '.join(names[:5])}{' and others' * (len(names) > 5)}"
+    plain = "If they are plain numbers, cast them by a rule, such as Cast(names, 'float32')."
+    if dequantize:
+        raise CheckpointError(
+            f"{source}: {shown}: floats of 8 bits without scales that are known here, W_scale_inv "
+            f"or W_scale beside W. Rename the scales in a conversion of its own first. {plain}"
+        )
+    raise CheckpointError(
+        f"{source}: {shown}: to cast floats of 8 bits to {dtype} would ignore their scales. Pass "
+        f"dequantize=True (--dequantize on the command line). {plain}"
+    )
 
 
 def _cast(array: LazyArray, dtype: str) -> LazyArray:
@@ -173,7 +225,12 @@ def _cast(array: LazyArray, dtype: str) -> LazyArray:
 
 
 def _plan(
-    source: Place, contents: Contents, form: Format, dtype: str | None, rules: Rules | None
+    source: Place,
+    contents: Contents,
+    form: Format,
+    dtype: str | None,
+    rules: Rules | None,
+    dequantize: bool,
 ) -> dict[str, Any]:
     """Returns the settings that two runs must share for one to resume the other."""
     files: list[Any] = []
@@ -190,42 +247,48 @@ def _plan(
         "files": files,
         "format": form.name,
         "dtype": dtype,
+        "dequantize": dequantize,
         "rules": hashlib.sha256(text.encode()).hexdigest(),
     }
 
 
 def _texts_beside(folder: Place) -> list[Path]:
     """Returns what stands beside the weights in a folder of the Hub, without code."""
-    if isinstance(folder, Url) or not (folder / _CONFIG).is_file():
+    if isinstance(folder, Url) or not (folder / CONFIG).is_file():
         return []
     names = sorted(path.name for path in folder.iterdir() if path.suffix in _TEXTS)
     return [file_in(folder, name) for name in names if not name.endswith(".index.json")]
 
 
-def _read_text(path: Path, dtype: str | None) -> bytes:
-    """Reads a text; a configuration gets the new dtype."""
+def _read_text(path: Path, dtype: str | None, dequantize: bool) -> bytes:
+    """Reads a text; a configuration is changed as the arrays are."""
     try:
         with open_regular(path) as file:
             data = file.read(_MOST_TEXT + 1)
         if len(data) > _MOST_TEXT:
             raise Misfit("is too long for what stands beside weights")
-        return data if dtype is None or path.name != _CONFIG else _with_dtype(data, dtype)
+        if path.name != CONFIG or (dtype is None and not dequantize):
+            return data
+        settings = read_json(data.decode())
+        if type(settings) is not dict:
+            raise Misfit("is not an object")
     except (Misfit, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+    if dequantize:
+        settings, _ = split_quantization(settings)
+    if dtype is not None:
+        settings = _with_dtype(settings, dtype)
+    return json.dumps(settings, indent=2).encode() + b"\n"
 
 
-def _with_dtype(config: bytes, dtype: str) -> bytes:
-    settings = read_json(config.decode())
-    if type(settings) is not dict:
-        raise Misfit("is not an object")
+def _with_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
     parts = {
         key: {**part, **dict.fromkeys(filter(_is_of_weights, part), dtype)}
         for key, part in settings.items()
-        if key.endswith("_config") and key != "quantization_config" and type(part) is dict
+        if key.endswith("_config") and key != QUANTIZATION and type(part) is dict
     }
     names = [*filter(_is_of_weights, settings)] or ["dtype"]
-    changed = {**settings, **parts, **dict.fromkeys(names, dtype)}
-    return json.dumps(changed, indent=2).encode() + b"\n"
+    return {**settings, **parts, **dict.fromkeys(names, dtype)}
 
 
 def _is_of_weights(name: str) -> bool:

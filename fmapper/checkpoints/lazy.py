@@ -354,6 +354,11 @@ def stack(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
     return concatenate([array.reshape(shape) for array in arrays], at)
 
 
+def is_narrow(array: LazyArray) -> bool:
+    """Returns whether an array has floats of 8 bits or fewer, which as a rule have scales."""
+    return array.dtype.name.startswith(("float8", "float6", "float4"))
+
+
 def _as_shape(shape: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):

@@ -19,7 +19,7 @@ from fmapper.checkpoints.extras.values import (
     missing_values,
     values_in,
 )
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import (
     CheckpointError,
@@ -305,12 +305,15 @@ def _fill(
     _check_names(checkpoint, {**checkpoint, **defaults}, tree, like, named, values, strict)
     state: dict[str, Any] = {}
     narrowed: list[str] = []
+    widened: list[str] = []
     for name, old in named.items():
         if name in defaults:
             state[name] = defaults[name]
         elif name in checkpoint:
             new = checkpoint[name]
             state[name] = _in_dtype(new, old, asked)
+            if state[name] is not new and is_narrow(new):
+                widened.append(name)
             if asked is None and itemsize(state[name].dtype.name) < itemsize(new.dtype.name):
                 narrowed.append(name)
     if narrowed:
@@ -318,6 +321,13 @@ def _fill(
             f"{checkpoint.path}: narrowed to the dtype of the tree: {', '.join(narrowed[:5])}"
             f"{' and others' * (len(narrowed) > 5)}. Pass dtype= to confirm that this is intended.",
             PrecisionWarning,
+        )
+    left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in named]
+    if widened and left:
+        raise StructureMismatchError(
+            f"{checkpoint.path}: to cast the 8-bit floats of {widened[0]} would ignore their "
+            f"scales, if {left[0]} has some. Fill the tree with materialize(tree, "
+            "dequantize(load(path))), or drop what is left over with rules=."
         )
     place: Callable[[Any, Any], Any] | None = place_as_before if device is None else None
     try:

@@ -21,7 +21,7 @@ from fmapper.checkpoints.extras.settings import CONFIG
 from fmapper.checkpoints.formats.format import Contents
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Writer
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.checkpoints.rules.naming import Drop
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.checkpoints.save import contents_of_tree
@@ -183,7 +183,7 @@ def from_pretrained(
         model = found.model
         state = _select(model, _weights(model)[0], made, found, source)
         _check_shapes(state, model, source)
-        _say_left(arrays, chosen, found, source)
+        _check_left(arrays, made, chosen, found, source)
         target = None if to == found.backend else to
         recorded = {"example_inputs": example_inputs, "example_kwargs": example_kwargs}
         recorded["dynamic_shapes"] = None if dynamic_shapes == "auto" else dynamic_shapes
@@ -275,22 +275,42 @@ def _unknown(folder: Path) -> CheckpointError:
     return CheckpointError(f"{folder}: has no {CONFIG} of a known model")
 
 
-def _say_left(
-    arrays: Mapping[str, LazyArray], rules: Rules, found: Pretrained, source: Path
+def _check_left(
+    arrays: Mapping[str, LazyArray],
+    made: Mapping[str, LazyArray],
+    rules: Rules,
+    found: Pretrained,
+    source: Path,
 ) -> None:
-    """Warns of arrays that rules drop, and that the model does not expect to be there."""
+    """Warns of arrays that have no place in a model, and that it does not expect to be there.
+
+    Raises:
+        CheckpointError: They may be the scales of weights that are narrow floats.
+    """
+    known = {*named_arrays(_weights(found.model)[0]), *(found.names or ())}
     dropped = [
         name
         for rule in rules
         if isinstance(rule, Drop)
         for change in rule.changes(arrays)
         for name in change.names
-        if not found.may_have(name)
     ]
-    if dropped:
+    left = [n for n in (*dropped, *(n for n in made if n not in known)) if not found.may_have(n)]
+    shown = f"{', '.join(left[:5])}{' and others' * (len(left) > 5)}"
+    narrow = [name for name, array in arrays.items() if is_narrow(array)]
+    if narrow and (left or found.quantization is not None):
+        why = "its config.json has no quantization_config"
+        if found.quantization is not None:
+            why = "there is no W_scale_inv or W_scale beside them"
+        raise CheckpointError(
+            f"{source}: {narrow[0]} has floats of 8 bits, which would be read without scales: "
+            f"{why}. Without a place in the model: {shown or 'nothing'}. Rename the scales with "
+            "convert_checkpoint(rules=), and state the quantization_config."
+        )
+    if left:
         warn(
-            f"{source}: {len(dropped)} arrays have no place in {type(found.model).__name__} and "
-            f"were ignored: {', '.join(dropped[:5])}{' and others' * (len(dropped) > 5)}",
+            f"{source}: {len(left)} arrays have no place in {type(found.model).__name__} and "
+            f"were ignored: {shown}",
             FmapperWarning,
         )
 

@@ -13,6 +13,7 @@ CONVERT = """
 \b
 Examples:
   fmapper checkpoint convert llama/ llama-bf16/ --to safetensors --dtype bfloat16
+  fmapper checkpoint convert llama-fp8/ llama-bf16/ --to safetensors --dequantize
   fmapper checkpoint convert model.pt model.orbax --rules rename.toml
 """
 INSPECT = """
@@ -44,6 +45,7 @@ def checkpoint() -> None:
     help="safetensors, orbax, flax, npz, torch or dcp (default: by the ending of OUT).",
 )
 @click.option("--dtype", help="The dtype of the floating arrays.")
+@click.option("--dequantize", is_flag=True, help="Make quantised arrays dense.")
 @click.option("--rules", type=PATH, help="Rules for names and shapes of the arrays, as TOML.")
 @click.option("--check/--no-check", default=True, help="Compare what was written (default).")
 def convert(
@@ -51,6 +53,7 @@ def convert(
     target: str,
     to: str | None,
     dtype: str | None,
+    dequantize: bool,
     rules: Path | None,
     check: bool,
 ) -> int:
@@ -66,6 +69,7 @@ def convert(
         to,
         dtype=dtype,
         rules=None if rules is None else Rules.from_toml(rules),
+        dequantize=dequantize,
         check=check,
     )
     rate = readable_bytes(int(done.nbytes / max(done.seconds, 1e-6)))

@@ -15,6 +15,7 @@ import pytest
 
 import fmapper
 from fmapper.checkpoints import (
+    Cast,
     LazyArray,
     Rename,
     Rules,
@@ -277,6 +278,66 @@ def test_a_folder_of_the_hub_keeps_what_stands_beside_its_weights(tmp_path):
         convert_checkpoint(folder, tmp_path / "again", "safetensors")
     assert not (tmp_path / "again").exists()
     assert not (tmp_path / "again.partial").exists()
+
+
+@pytest.fixture
+def fp8(tmp_path):
+    """A folder with blocks of 16 that are cut off at the end, and what it stands for."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((24, 20)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(1, 2, (2, 2)).astype(np.float32)
+    dense = values.astype(np.float32) * scales.repeat(16, 0).repeat(16, 1)[:24, :20]
+    weights = {"w": values, "w_scale_inv": scales, "norm": np.ones(3, np.float32), "step": 3}
+    fmapper.save(weights, tmp_path / "fp8", "safetensors")
+    method = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    settings = {"model_type": "llama", "dtype": "float32", "quantization_config": method}
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(settings))
+    return tmp_path / "fp8", dense
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_quantised_arrays_are_dequantised(fp8, tmp_path, dtype):
+    folder, dense = fp8
+    convert_checkpoint(folder, tmp_path / "out", "safetensors", dtype=dtype, dequantize=True)
+    norm = np.ones(3, dtype or np.float32)
+    weight = dense.astype(dtype or ml_dtypes.bfloat16)
+    assert not diff(tmp_path / "out", {"w": weight, "norm": norm, "step": 3})
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {"model_type": "llama", "dtype": dtype or "float32"}
+    convert_checkpoint(folder, tmp_path / "same", "safetensors")
+    assert not diff(folder, tmp_path / "same")
+    assert fmapper.load(tmp_path / "same").quantization is not None
+
+
+def test_floats_of_8_bits_are_not_cast_without_their_scales(fp8, tmp_path):
+    folder, _ = fp8
+    with pytest.raises(fmapper.CheckpointError, match=r"w: to cast .* Pass dequantize=True"):
+        convert_checkpoint(folder, tmp_path / "out", "safetensors", dtype="bfloat16")
+    renamed = Rules([Rename("w_scale_inv", "w.s")])
+    convert_checkpoint(folder, tmp_path / "other", "safetensors", rules=renamed)
+    assert not (tmp_path / "other" / "config.json").exists()
+    for options in ({"dtype": "float32"}, {"dequantize": True}):
+        with pytest.raises(fmapper.CheckpointError, match=r"w: |no quantised arrays"):
+            convert_checkpoint(tmp_path / "other", tmp_path / "x.npz", **options)
+    back = Rules([Rename("w.s", "w_scale_inv")])
+    convert_checkpoint(tmp_path / "other", tmp_path / "again", "safetensors", rules=back)
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .* blocks of several sizes"):
+        convert_checkpoint(tmp_path / "again", tmp_path / "x.npz", dequantize=True)
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_plain_floats_of_8_bits_are_cast_by_a_rule(tmp_path):
+    plain = np.arange(8).astype(ml_dtypes.float8_e5m2)
+    scaled = {"v": plain, "v_scale": np.full(1, 2, np.float32)}
+    fmapper.save({"w": plain, **scaled}, tmp_path / "x.npz")
+    with pytest.raises(fmapper.CheckpointError, match=r"x.npz: w: floats of 8 bits without scales"):
+        convert_checkpoint(tmp_path / "x.npz", tmp_path / "y.npz", dequantize=True)
+    cast = Rules([Cast("w", "float32")])
+    convert_checkpoint(
+        tmp_path / "x.npz", tmp_path / "y.npz", rules=cast, dequantize=True, dtype="float32"
+    )
+    wide = plain.astype(np.float32)
+    assert not diff(tmp_path / "y.npz", {"w": wide, "v": 2 * wide})
 
 
 def test_nothing_is_checksummed_where_nothing_is_compared(source, tmp_path, monkeypatch):

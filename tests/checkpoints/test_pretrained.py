@@ -168,6 +168,23 @@ def test_quantised_weights_are_dequantised_on_the_way(folders, tmp_path):
     )
 
 
+@pytest.mark.parametrize("lost", ["configuration", "name of the scales", "scales"])
+def test_floats_of_8_bits_are_not_read_without_their_scales(folders, tmp_path, lost):
+    folder, _ = folders["llama"]
+    method = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    settings = {} if lost == "configuration" else {"quantization_config": method}
+    path = change(folder, tmp_path, **settings)
+    arrays = dict(fmapper.to_numpy(fmapper.load(folder)))
+    name = "model.layers.0.mlp.up_proj.weight"
+    arrays[name] = arrays[name].astype(ml_dtypes.float8_e4m3fn)
+    suffix = {"configuration": "_scale_inv", "name of the scales": "_s"}.get(lost)
+    if suffix:
+        arrays[name + suffix] = np.ones((4, 2), np.float32)
+    fmapper.save(arrays, path / "model.safetensors")
+    with pytest.raises(fmapper.CheckpointError, match="which would be read without scales"):
+        fmapper.from_pretrained(path, "torch")
+
+
 def test_shards_and_files_of_torch_are_read(folders, tmp_path):
     folder, module = folders["bert"]
     module.save_pretrained(tmp_path / "shards", max_shard_size="20KB")

@@ -261,6 +261,17 @@ def test_rules_rename_and_drop_numbers_too(tmp_path):
     assert (turned["net.w"].shape, turned["step"]) == ((2, 1), 5)
 
 
+def test_floats_of_8_bits_are_not_read_without_their_scales(tmp_path):
+    weight = np.ones(2, ml_dtypes.float8_e4m3fn)
+    fmapper.save({"w": weight, "w_s": np.ones(1, np.float32)}, tmp_path / "x.npz")
+    like = {"w": np.zeros(2, np.float32)}
+    for strict in (True, False):
+        with pytest.raises(fmapper.StructureMismatchError, match="w_s"):
+            fmapper.load(tmp_path / "x.npz", like=like, strict=strict)
+    plain = fmapper.load(tmp_path / "x.npz", like=like, rules=Rules([Drop("w_s")]))
+    assert plain["w"].tolist() == [1, 1]
+
+
 def test_a_default_is_given_for_arrays_with_values_too(tmp_path):
     fmapper.save({"w": np.ones(2)}, tmp_path / "x.npz")
     like = {"w": np.zeros(2), "b": np.zeros(2)}

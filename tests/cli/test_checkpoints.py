@@ -34,6 +34,18 @@ def test_convert_and_diff(path, tmp_path, capsys):
     assert "already exists" in capsys.readouterr().err
 
 
+def test_quantised_arrays_are_dequantised_or_refused(tmp_path, capsys):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    weight = np.arange(6).reshape(2, 3).astype(ml_dtypes.float8_e4m3fn)
+    source, target = str(tmp_path / "a.npz"), str(tmp_path / "b.npz")
+    fmapper.save({"w": weight, "w_scale": np.full((2, 1), 2, np.float32)}, source)
+    command = ["checkpoint", "convert", source, target]
+    assert main([*command, "--dtype", "bfloat16"]) == 1
+    assert "--dequantize" in capsys.readouterr().err
+    assert main([*command, "--dtype", "float32", "--dequantize"]) == 0
+    assert fmapper.load(target)["w"].read().tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
 def test_values_that_differ_are_measured(path, tmp_path, capsys):
     other = tmp_path / "c.npz"
     fmapper.save({"w": np.arange(6.0).reshape(2, 3) + 0.5, "step": 4}, other)
