@@ -31,7 +31,7 @@ FmapperWarning (UserWarning)
 ├── PrecisionWarning                      floats were narrowed
 ├── NotCompiledWarning                    `jit` runs a function uncompiled
 ├── FixedSizeWarning                      a size that was meant to vary is fixed
-├── ConversionWarning                     a model has two valid results, the program one
+├── ConversionWarning                     a program does not do all that its model does
 └── TieWarning                            the target cannot express a tie
 """
 
@@ -208,7 +208,7 @@ class FixedSizeWarning(FmapperWarning):
 
 
 class ConversionWarning(FmapperWarning):
-    """A model gives one of two answers, by its mode or by a choice of its framework's."""
+    """A program does not do all that its model does: both results, or changes of attributes."""
 
 
 class TieWarning(FmapperWarning):

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         TreeSpec,
         record_type,
     )
+    from fmapper.states.plain import PlainState, warn_of_changes
 
 __all__ = [
     "Call",
@@ -65,6 +66,7 @@ __all__ = [
     "Output",
     "Parameter",
     "Part",
+    "PlainState",
     "Program",
     "Record",
     "Ref",
@@ -77,6 +79,7 @@ __all__ = [
     "refs_in",
     "size_of",
     "substitute",
+    "warn_of_changes",
 ]
 
 _PLACES = {
@@ -88,5 +91,6 @@ _PLACES = {
     "fmapper.programs.sizes": "size_of",
     "fmapper.programs.steps": "lower",
     "fmapper.programs.treespec": "DType Other Record Ref Scalar Size TreeSpec record_type",
+    "fmapper.states.plain": "PlainState warn_of_changes",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -3,6 +3,7 @@
 state        `state` and `load_state`
 vector       `destructure`
 materialize  values for a model without memory
+plain        what models hold in plain attributes
 inventory    what is at every place of a tree
 summary      the inventory, printed
 """

@@ -60,3 +60,102 @@ def test_lazy_convolutions_and_statistics_are_converted_before_their_first_call(
     np.testing.assert_allclose(model(x.numpy()), net(x).detach(), rtol=1e-5, atol=1e-6)
     with pytest.raises(fmapper.ConversionError, match="cannot be called with the examples"):
         fmapper.convert(nn.Sequential(nn.LazyConv2d(4, 3)), "jax", (torch.randn(3),))
+
+
+class Number(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Average(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.zeros(3)
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+class Growing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.counts = {"all": 0}
+
+    def forward(self, x):
+        self.seen.append(x.mean())
+        self.counts["all"] += 1
+        return x * len(self.seen)
+
+
+class Tally:
+    def __init__(self):
+        self.count = 1
+
+
+class Holding(nn.Module):
+    """Counts in an object that is no module."""
+
+    def __init__(self):
+        super().__init__()
+        self.tally = Tally()
+
+    def forward(self, x):
+        self.tally.count += 1
+        return x * self.tally.count
+
+
+class Idle(nn.Module):
+    """Assigns what is there already."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.scale = [2, 3], 2.0
+
+    def forward(self, x):
+        self.sizes, self.scale = [2, 3], 2.0
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Number, "0.calls"),
+        (Average, "0.mean"),
+        (Growing, "0.seen, 0.counts"),
+        (Holding, "0.tally.count"),
+    ],
+)
+def test_attributes_that_a_call_changes_are_named_and_as_they_were(kind, names):
+    inner = kind()
+    net, x = nn.Sequential(inner), torch.arange(6.0).reshape(2, 3)
+    before = {name: value for name, value in vars(inner).items() if not name.startswith("_")}
+    with pytest.warns(fmapper.ConversionWarning, match=f"Sequential: a call changes {names}, "):
+        model = fmapper.convert(net, "jax", (x,))
+    assert all(vars(inner)[name] is value for name, value in before.items())
+    assert (inner.tally.count if kind is Holding else 1) == 1
+    assert getattr(inner, "seen", []) == []
+    assert getattr(inner, "counts", {"all": 0}) == {"all": 0}
+    assert not torch.as_tensor(getattr(inner, "mean", 0)).any()
+    np.testing.assert_allclose(model(x.numpy()), net(x), rtol=1e-6)
+
+
+def test_attributes_are_named_without_a_comparison():
+    with pytest.warns(fmapper.ConversionWarning, match="changes calls, "):
+        fmapper.convert(Number(), "jax", (torch.ones(2),), check=False)
+
+
+def test_equal_values_are_not_a_change():
+    fmapper.convert(Idle(), "jax", (torch.ones(2),))  # warnings are errors here
+
+
+def test_verify_leaves_the_attributes_of_both_models_as_they_were():
+    net = Growing()
+    fmapper.verify(net, net, torch.ones(2, 3))
+    assert (net.seen, net.counts) == ([], {"all": 0})

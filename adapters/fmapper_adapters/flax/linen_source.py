@@ -13,7 +13,7 @@ from flax.core import unfreeze
 
 from fmapper import ConversionError
 from fmapper_adapters.flax import axes as _axes
-from fmapper_adapters.jax.libraries import Source, parts
+from fmapper_adapters.jax.libraries import Source, call_and_restore, parts
 
 OPTIONS = ("method", "mutable", "capture_intermediates")
 
@@ -94,16 +94,23 @@ def make_source(
     if "mutable" not in options and train:
         options["mutable"] = [name for name in variables if name != "params"]
 
+    changed: dict[str, None] = {}
+
     def call(parameters: Any, buffers: Any, *inner: Any, **named: Any) -> Any:
         known = {**parameters, **buffers}
         values = [known[aliases.get(name, name)] for name in in_order]
         filled = jax.tree.unflatten(structure, values)
-        with _record_parts():
-            output = module.apply(filled, *inner, **options, **named)
-        if options.get("mutable", False) is False and not options.get("capture_intermediates"):
-            return output, {}
-        output, updates = output
-        return _apply_with_state(output, linen.meta.unbox(unfreeze(updates)), known, names, aliases)
+
+        def run() -> tuple[Any, dict[str, Any]]:
+            with _record_parts():
+                output = module.apply(filled, *inner, **options, **named)
+            if options.get("mutable", False) is False and not options.get("capture_intermediates"):
+                return output, {}
+            output, updates = output
+            new = linen.meta.unbox(unfreeze(updates))
+            return _apply_with_state(output, new, known, names, aliases)
+
+        return call_and_restore([module], run, (), changed)
 
     arrays = {name: leaf for name, leaf in arrays.items() if name not in aliases}
     source = Source(
@@ -115,6 +122,7 @@ def make_source(
         skipped=1,
         name=type(module).__name__,
         axes=_axes.by_name(variables, arrays),
+        changed=changed,
     )
     if "rngs" in rest:
         source.defaults = {"rngs": None}

@@ -14,7 +14,14 @@ from flax import linen, nnx
 from fmapper import ConversionError, fmap
 from fmapper_adapters.flax import _private, linen_source, variables
 from fmapper_adapters.flax import axes as _axes
-from fmapper_adapters.jax.libraries import Lifted, Source, objects_at, parts, train_flags
+from fmapper_adapters.jax.libraries import (
+    Lifted,
+    Source,
+    call_and_restore,
+    objects_at,
+    parts,
+    train_flags,
+)
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
@@ -164,15 +171,21 @@ def of_nnx(model: Any) -> Source:
     held = Lifted(model)
     kinds = _kinds(model)
 
+    changed: dict[str, None] = {}
+
     def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**parameters, **buffers}
         filled = held.fill(known)
-        with parts.watch(lambda: objects_at(filled[0])):
-            output = filled[0](*args, **kwargs)
-        try:
-            return output, held.changes(filled, known)
-        except ConversionError as error:
-            raise ConversionError(f"{type(model).__name__}: {error}") from None
+
+        def run() -> tuple[Any, dict[str, Any]]:
+            with parts.watch(lambda: objects_at(filled[0])):
+                output = filled[0](*args, **kwargs)
+            try:
+                return output, held.changes(filled, known)
+            except ConversionError as error:
+                raise ConversionError(f"{type(model).__name__}: {error}") from None
+
+        return call_and_restore(filled, run, {*held.arrays, *held.aliases}, changed)
 
     frozen = [n for n in held.arrays if kinds.get(n) == "FrozenParam"]
     trained = held.trained | set(frozen)
@@ -190,6 +203,7 @@ def of_nnx(model: Any) -> Source:
         refusal=held.refusal,
         variable_types=variables.names_of_types(model, held.arrays),
         axes=_axes.by_name(model, held.arrays),
+        changed=changed,
     )
     if _is_converted(model):
         program = model._programs.any.program

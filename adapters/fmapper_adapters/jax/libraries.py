@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record import parts, train_flags
     from fmapper_adapters.jax.record import source as tree_source
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
+    from fmapper_adapters.jax.record.source import call_and_restore
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
     from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
@@ -55,6 +56,7 @@ __all__ = [
     "ProgramArrays",
     "Slices",
     "Source",
+    "call_and_restore",
     "classes_at",
     "draws",
     "from_program",
@@ -84,6 +86,7 @@ _MODULES = {
     "ProgramArrays": "translation.layers.arrays",
     "Slices": "translation.layers.slices",
     "Source": "record.trace",
+    "call_and_restore": "record.source",
     "classes_at": "record.closure",
     "draws": "translation.print_numbers",
     "from_program": "model.jax_model",

@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from fmapper.programs import Parameter
+import jax
+
+from fmapper.programs import Parameter, PlainState
 from fmapper_adapters.jax.record import closure, parts, states, train_flags
 from fmapper_adapters.jax.record.closure import Lifted
 from fmapper_adapters.jax.record.trace import Source
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "numpy")
+_BASES = ("Module", "Pytree")  # whose instances have attributes of the user
+_HIDDEN = ("_object__", "_pytree__")  # how names begin in which NNX keeps its own state
 
 
 def make_source(
@@ -113,22 +119,28 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
     held = Lifted(*roots)
     if train and any(held.modes.values()):
         train = None  # parts of a model that trains already keep their modes
+    changed: dict[str, None] = {}
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}
         filled = held.fill(known, train=train)
-        functions = parts.watch_functions(filled[0], known.values())
-        with parts.watch(lambda: closure.objects_at(*filled)), functions:
-            if own:
-                state = held_state.state(filled[1])
-                output, state = states.call_with_state(filled[0], place, state, args, kwargs)
-                if state is not None:
-                    filled = (filled[0], held_state.by_name(state))
-            elif len(filled) > 1:
-                output = filled[0](filled[1], *args, **kwargs)
-            else:
-                output = filled[0](*args, **kwargs)
-        return output, held.changes(filled, known)
+
+        def run() -> tuple[Any, dict[str, Any]]:
+            after = filled
+            functions = parts.watch_functions(filled[0], known.values())
+            with parts.watch(lambda: closure.objects_at(*filled)), functions:
+                if own:
+                    state = held_state.state(filled[1])
+                    output, state = states.call_with_state(filled[0], place, state, args, kwargs)
+                    if state is not None:
+                        after = (filled[0], held_state.by_name(state))
+                elif len(filled) > 1:
+                    output = filled[0](filled[1], *args, **kwargs)
+                else:
+                    output = filled[0](*args, **kwargs)
+            return output, held.changes(after, known)
+
+        return call_and_restore(filled, run, {*held.arrays, *held.aliases}, changed)
 
     arrays = held.arrays
     return Source(
@@ -141,7 +153,49 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
         name=_name(model),
         suspects=held.suspects,
         refusal=held.refusal,
+        changed=changed,
     )
+
+
+def call_and_restore(
+    roots: Iterable[Any],
+    call: Callable[[], tuple[Any, dict[str, Any]]],
+    arrays: Collection[str],
+    changed: dict[str, None],
+) -> tuple[Any, dict[str, Any]]:
+    """Calls a model, and puts back what the call changes in it besides arrays that it returns.
+
+    Args:
+        roots: The model, or the function and the trees that it consists of.
+        call: Makes the call; returns the output, and the changed arrays by name.
+        arrays: The names of the arrays that may be among those.
+        changed: To add the names of other changed attributes to.
+
+    Returns:
+        The output in containers of its own, and the changed arrays.
+    """
+    states = [
+        PlainState(root, libraries=_LIBRARIES, opens=_is_module, hides=_is_hidden) for root in roots
+    ]
+    try:
+        output, new = call()
+        names = [name for state in states for name in state.changes(arrays)]
+        changed.update(dict.fromkeys(names))
+        return (jax.tree.map(lambda x: x, output) if names else output), new
+    finally:
+        for state in states:
+            state.restore()
+
+
+def _is_module(cls: type) -> bool:
+    return any(
+        base.__name__ in _BASES and base.__module__.partition(".")[0] in _LIBRARIES
+        for base in cls.__mro__
+    )
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(_HIDDEN)
 
 
 def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:

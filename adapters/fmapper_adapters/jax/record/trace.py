@@ -21,7 +21,7 @@ from fmapper import (
     to_jax,
 )
 from fmapper.backends import equals, holds_arrays
-from fmapper.programs import Graph, Input, Output, Parameter, Program
+from fmapper.programs import Graph, Input, Output, Parameter, Program, warn_of_changes
 from fmapper.translation import statements_at
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
@@ -52,6 +52,8 @@ class Source:
         name: The name in errors.
         suspects: Arrays of undeclared objects, with the error `refusal`, which is raised if the
             program uses them, because they would be constants.
+        changed: Names of plain attributes that calls have changed so far, and that have been
+            restored.
     """
 
     call: Callable[..., Any]
@@ -69,6 +71,7 @@ class Source:
     refusal: NotAFunctorError | None = None
     variable_types: dict[str, str] = field(default_factory=dict)
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    changed: dict[str, None] = field(default_factory=dict)
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
         """Returns whether a program holds arrays of undeclared objects."""
@@ -233,6 +236,8 @@ def record_with_equations(
         name=source.name,
         lines=_lines(graph),
     )
+    if source.changed:
+        warn_of_changes(source.name, source.changed, _REMEDY)
     if calls is not None and parts is not None:
         program.parts = parts.parts()
         program.types = calls.types | parts.types
@@ -244,6 +249,9 @@ def record_with_equations(
             for source, line in statements_at(sources).items()
         }
     return (program if stacks is None else with_rows(program, stacks)), reader.equations
+
+
+_REMEDY = "keep arrays in variables, or take and return what changes"
 
 
 def _lines(graph: Graph) -> dict[str, str]:

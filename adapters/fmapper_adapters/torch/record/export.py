@@ -44,6 +44,7 @@ from fmapper_adapters.torch.record.patches import (
     foreign_classes,
     keywords,
     packed,
+    plain_changes,
 )
 from fmapper_adapters.torch.record.patches.encoders import (
     leave_padding_out,
@@ -132,12 +133,16 @@ def export_program(
                 _padding_message(module, path), ConversionWarning, stacklevel=level_of_user()
             )
 
+        changed: dict[str, None] = {}
+
         def by(ways: Sequence[Way] = ()) -> Program:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(leave_padding_out(encoders))
                 for patch in () if calls is None else (dead_results.keep, batch_sizes.take_any):
                     stack.enter_context(patch())
+                names = stack.enter_context(plain_changes.note_changes(recording))
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
+                changed.update(names)
             return graph.program(module, *recorded, train=train, whole=whole, calls=calls)
 
         found = by()
@@ -146,6 +151,8 @@ def export_program(
                 found = by(WAYS_WITH_WHOLE_ROWS)
         if specialize and find_remaining(found):
             found = by(WAYS_FOR_VALUES[::-1])
+    if changed:
+        plain_changes.warn(module, changed)
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 
@@ -233,7 +240,7 @@ def record(
         f"{reason}, so that only the first size of each input varies. Name those that are to vary "
         "in dynamic_shapes=.",
         FixedSizeWarning,
-        stacklevel=_outside(),
+        stacklevel=level_of_user(),
     )
     return go(only_first=True)
 
@@ -262,19 +269,11 @@ def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
         f"{way_out} They come "
         "from\n" + "\n".join([*lines[:_MOST_LINES], *more]),
         NotCompiledWarning,
-        stacklevel=_outside(),
+        stacklevel=level_of_user(),
     )
 
 
 _MOST_LINES = 8
-
-
-def _outside() -> int:
-    """Returns the stack level of the code that asked for the conversion."""
-    depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("fmapper"):
-        depth, frame = depth + 1, frame.f_back
-    return depth
 
 
 def _try_ways(
@@ -300,7 +299,7 @@ def _try_ways(
                 watch = (
                     contextlib.nullcontext() if calls is None or way is STRICTLY else calls.watch()
                 )
-                with watch, guards.note_questions(dynamic_shapes):
+                with watch, keep_attributes(module), guards.note_questions(dynamic_shapes):
                     exported = way(module, args, kwargs, dynamic_shapes)
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
                 overlaps.refuse(type(module).__name__, exported)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fmapper.programs import PlainState
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -32,47 +32,48 @@ def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         if buffer is not None
     ]
     kept = {id(buffer): values for _, _, buffer, values in buffers}
-    keeper = _Keeper(module)
-    keeper.before.update({name: kept[id(one)] for name, one in module.named_buffers()})
-    try:
-        with keeper, keep_attributes(module):
-            yield keeper.before
-    finally:
-        with torch.no_grad():
-            for owner, name, buffer, values in buffers:
-                buffer.copy_(values)
-                owner[name] = buffer
-            keeper.restore()
+    values = {name: kept[id(one)] for name, one in module.named_buffers()}
+    with keep_attributes(module) as state:
+        plain = {name: x for name, x in state.arrays.items() if isinstance(x, torch.Tensor)}
+        keeper = _Keeper({**plain, **dict(module.named_parameters())}, values)
+        try:
+            with keeper:
+                yield keeper.before
+        finally:
+            with torch.no_grad():
+                for owner, name, buffer, before in buffers:
+                    buffer.copy_(before)
+                    owner[name] = buffer
+                keeper.restore()
 
 
 @contextlib.contextmanager
-def keep_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Restores the numbers, flags and names that calls within the block change in modules.
+def keep_attributes(module: torch.nn.Module) -> Iterator[PlainState]:
+    """Restores what calls within the block change in attributes, and in what those hold.
 
-    Such a flag may say what was done to weights, which are restored, too. A lazy module that has
-    become another one has its sizes. Tensors that a call keeps, as `self.attention = weights`, may
-    be those of a recording, without values.
+    A flag may say what was done to weights, which are restored, too. A lazy module that has become
+    another one has its sizes. Tensors that a call keeps, as `self.attention = weights`, may be
+    those of a recording, without values.
     """
-    before = [(inner, type(inner), dict(vars(inner))) for inner in module.modules()]
+    state = plain_state(module)
     try:
-        yield
+        yield state
     finally:
-        for inner, kind, attributes in before:
-            if type(inner) is kind:
-                plain = {k: v for k, v in attributes.items() if isinstance(v, _PLAIN)}
-                vars(inner).update(plain)
-                _restore_tensors(vars(inner), attributes)
+        state.restore()
 
 
-def _restore_tensors(now: dict[str, Any], before: dict[str, Any]) -> None:
-    """Puts back what stood in place of other tensors, or of none."""
-    for name, value in [*now.items()]:
-        if value is before.get(name) or not any(map(torch.is_tensor, pytree.tree_leaves(value))):
-            continue
-        if name in before:
-            now[name] = before[name]
-        else:
-            del now[name]
+def plain_state(module: torch.nn.Module) -> PlainState:
+    """Returns what a module holds now, apart from its parameters, buffers and hooks."""
+    return PlainState(
+        module,
+        libraries=("torch",),
+        opens=lambda cls: issubclass(cls, torch.nn.Module),
+        hides=_OF_TORCH.__contains__,
+        unnamed=("_modules",),
+    )
+
+
+_OF_TORCH = vars(torch.nn.Module()).keys() - {"training", "_modules"}
 
 
 @contextlib.contextmanager
@@ -100,17 +101,24 @@ def _leave_dual_level() -> None:
 
 
 class _Keeper(TorchFunctionMode):
-    """Copies parameters before they are written to."""
+    """Copies tensors before they are written to, each storage once.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    Args:
+        tensors: The tensors by name.
+        buffers: The values of the buffers by name, which are not watched.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+    ) -> None:
         super().__init__()
-        self.before: dict[str, torch.Tensor] = {}
-        self._arrays = [(name, one, one.data) for name, one in module.named_parameters()]
-        self._names: dict[int, list[str]] = {}
+        self.before = dict(buffers)
+        self._arrays = [(name, one, one.data) for name, one in tensors.items()]
+        self._at: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, _, data in self._arrays:
             if place := _place(data):
-                self._names.setdefault(place, []).append(name)
-        self._copies: dict[str, torch.Tensor] = {}
+                self._at.setdefault(place, []).append((name, data))
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -120,19 +128,26 @@ class _Keeper(TorchFunctionMode):
             self.before.update({n: data for n, one, data in self._arrays if one is args[0]})
         elif _writes(func, kwargs):
             for x in pytree.tree_leaves((args, kwargs)):
-                for name in self._names.get(_place(x), ()) if torch.is_tensor(x) else ():
-                    if name not in self._copies:
-                        data = next(data for n, _, data in self._arrays if n == name)
-                        self._copies[name] = self.before[name] = data.clone()
+                place = _place(x) if torch.is_tensor(x) else 0
+                if place in self._at and place not in self._copies:
+                    self._copy(place)
         return func(*args, **kwargs)
 
+    def _copy(self, place: int) -> None:
+        storage = self._at[place][0][1].untyped_storage()
+        copy = storage.clone()
+        self._copies[place] = storage, copy
+        for name, data in self._at[place]:
+            at = data.storage_offset(), data.shape, data.stride()
+            self.before[name] = torch.empty(0, dtype=data.dtype, device=data.device).set_(copy, *at)
+
     def restore(self) -> None:
-        """Restores the parameters."""
-        for name, parameter, data in self._arrays:
-            if _place(parameter) != _place(data):
-                parameter.data = data
-            if name in self._copies:
-                data.copy_(self._copies[name])
+        """Restores the tensors."""
+        for _, tensor, data in self._arrays:
+            if _place(tensor) != _place(data):
+                tensor.data = data
+        for storage, copy in self._copies.values():
+            storage.copy_(copy)
 
 
 def _place(x: torch.Tensor) -> int:
