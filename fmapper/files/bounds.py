@@ -20,7 +20,7 @@ _MOST = {
     "arrays of Orbax": 20_000,  # tensorstore takes 40 microseconds for each
     "numbers of Orbax": 4_000,  # and a quarter of a millisecond for one that is read
     "pieces": 50_000,  # of arrays of `torch.distributed.checkpoint`
-    "arrays and values in a piece each": 5_500,  # of it: a zip file, which is opened at once
+    "values in a piece each": 5_500,  # of it: a zip file, which is opened at once
     "members": 50_000,  # of a zip file, where each array is a member
     "bytes of names": 20_000_000,  # of full dotted names, which may be longer than what is written
     "bytes of pickles": 16_000_000,  # of these
@@ -35,7 +35,8 @@ _BYTES_OF_ONE = {  # of the files, for each of which there may be one more; less
     "arrays of Orbax": 128,
     "numbers of Orbax": 128,
     "pieces": 1024,
-    "arrays and values in a piece each": 512,
+    "values in a piece each": 512,
+    "bytes of pickles": 4,
 }
 _LONGEST_NAME = 4096  # characters of a full dotted name
 _DEEPEST = 100
@@ -57,7 +58,7 @@ def check_count(count: int, what: str, nbytes: int = 0) -> None:
             `bytes of pickled values`, `arrays of Orbax`, `numbers of Orbax`,
             `arrays in all files` (of a checkpoint),
             `tensors` (of a pickle), `pieces` (of arrays of `torch.distributed.checkpoint`),
-            `arrays and values in a piece each`, `bytes of pickles` (of these), `bytes of names`.
+            `values in a piece each`, `bytes of pickles` (of these), `bytes of names`.
         nbytes: The bytes of the files that it is in.
 
     Raises:

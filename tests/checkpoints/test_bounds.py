@@ -29,9 +29,10 @@ QUICK = {  # files at a hundredth of their size, beside bounds of a hundredth
 
 @pytest.fixture
 def low(monkeypatch):
-    """Bounds of a hundredth."""
+    """Bounds of a hundredth, which do not grow with the files."""
     for name, most in bounds._MOST.items():
         monkeypatch.setitem(bounds._MOST, name, most // 100)
+    monkeypatch.setattr(bounds, "_BYTES_OF_ONE", {})
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -247,7 +248,7 @@ def test_pieces_of_dcp_lie_in_files_of_the_folder(where, tmp_path):
         (hostile_files.pickled_shape, "has a tensor with an invalid size"),
         (hostile_files.pickled_long_names, "bytes of names; 200,000 are allowed"),
         (hostile_files.packed_long_names, "bytes of names; 200,000 are allowed"),
-        (hostile_files.dcp_names, "arrays and values in a piece each"),
+        (hostile_files.dcp_names, "pieces; 500 are allowed"),
         (hostile_files.dcp_ties, "pieces; 500 are allowed"),
         (hostile_files.dcp_parts, "pieces; 500 are allowed"),
         (hostile_files.dcp_sizes, "w0: has an invalid size"),
@@ -269,6 +270,39 @@ def test_pieces_of_dcp_that_share_a_place_are_opened_as_they_are_read(tmp_path):
         os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(fmapper.CheckpointError, match=r"distcp: 'layers.0.weight': "):
         fmapper.load(path)["layers.0.weight"].read()
+
+
+def test_bounds_grow_with_the_files_where_each_takes_some_room(tmp_path, monkeypatch):
+    for name in bounds._BYTES_OF_ONE:
+        monkeypatch.setitem(bounds._MOST, name, 0)
+    tree = {"w": np.ones(2), **{f"v{at}": at for at in range(20)}, "x": np.zeros((2, 2))}
+    for form in ("dcp", "orbax"):
+        fmapper.save(tree, tmp_path / f"x.{form}")
+        found = fmapper.load(tmp_path / f"x.{form}")
+        assert len(found) == 22
+        assert found["v7"] == 7
+        assert found["w"].read().tolist() == [1, 1]
+    monkeypatch.setattr(bounds, "_BYTES_OF_ONE", {})
+    for form in ("dcp", "orbax"):
+        with pytest.raises(fmapper.CheckpointError, match="0 are allowed"):
+            fmapper.load(tmp_path / f"x.{form}")
+
+
+def test_pieces_of_dcp_are_opened_when_they_are_read(tmp_path, monkeypatch):
+    from fmapper_adapters.torch.checkpoints import archive
+
+    opened = []
+    init = archive.Archive.__init__
+    monkeypatch.setattr(
+        archive.Archive, "__init__", lambda self, *a: opened.append(a) or init(self, *a)
+    )
+    fmapper.save({f"w{at}": np.full(3, at) for at in range(9)}, tmp_path / "x.dcp")
+    found = fmapper.load(tmp_path / "x.dcp")
+    assert not opened
+    out = np.empty((2, 2))[:, 0]
+    assert found["w7"].read([(1, 3)], np.asarray(out, int)).tolist() == [7, 7]
+    assert found["w7"].read().tolist() == [7, 7, 7]
+    assert len(opened) == 1
 
 
 def test_json_is_counted_before_it_is_parsed(tmp_path):

@@ -6,10 +6,10 @@ The pieces are files of `torch.save` one behind the other, of which the headers 
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ import torch
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
     STORED_DTYPES,
+    ByteRun,
     Contents,
     Format,
     LazyArray,
@@ -83,7 +84,7 @@ class Dcp(Format):
         return path.is_dir() and (path / _METADATA).exists()
 
     def read(self, path: Path) -> Contents:
-        """Reads the metadata, and the header of each piece."""
+        """Reads the metadata, and the numbers and strings."""
         try:
             return _read(path)
         except (CheckpointError, FileNotFoundError):
@@ -235,8 +236,10 @@ def _read(path: Path) -> Contents:
         metadata = unpickle(bytes(data), _names(), storages=False)
     except NotAllowed as error:
         raise CheckpointError(f"{place.path}: {error} is not part of a checkpoint") from None
-    check_count(len(metadata.storage_data), "pieces")
-    files = _Files(path)
+    with os.scandir(path) as entries:
+        nbytes = sum(entry.stat().st_size for entry in entries if entry.is_file())
+    check_count(len(metadata.storage_data), "pieces", nbytes)
+    files = _Files(path, nbytes)
     pieces: dict[str, dict[tuple[int, ...] | None, Any]] = {}
     for index, info in metadata.storage_data.items():
         offset = getattr(index, "offset", None)
@@ -258,20 +261,27 @@ def _read(path: Path) -> Contents:
                 else:
                     arrays[name] = found
             elif None in own:
-                value = _value(files, own[None])
+                value = files.value(own[None])
                 if isinstance(value, _VALUES):
                     values[name] = value
     return Contents(arrays, ties, values, files=tuple(one.path for one in files.known.values()))
 
 
 class _Files:
-    """The files of a folder that have pieces in them, and how much of them was looked into."""
+    """The files of a folder that have pieces in them, and how much of them was looked into.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder.
+        nbytes: The bytes of all files in it.
+    """
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
         self._folder = folder
+        self._values: dict[Any, Any] = {}  # by the place that they lie in
+        self.nbytes = nbytes
         self.known: dict[str, SourceFile] = {}
         self.first: dict[Any, str] = {}  # the name of what lies in a place
-        self.pieces = self.cells = self._opened = self._pickled = 0
+        self.pieces = self.cells = self._pickled = 0
 
     def part(self, info: Any) -> Part:
         """Returns the part of a file that is a piece."""
@@ -282,18 +292,20 @@ class _Files:
             self.known[name] = SourceFile(file_in(self._folder, name))
         return Part(self.known[name], start, length)
 
-    @contextlib.contextmanager
-    def archive(self, part: Part) -> Iterator[Archive]:
-        """Opens a piece; one place may be that of many."""
-        self._opened += 1
-        check_count(self._opened, "arrays and values in a piece each")
-        with part.file.handle() as handle:
-            yield self._count(Archive(part, handle, _MOST_MEMBERS))
-
-    def _count(self, archive: Archive) -> Archive:
-        self._pickled += archive.pickled
-        check_count(self._pickled, "bytes of pickles")
-        return archive
+    def value(self, info: Any) -> Any:
+        """Returns a number or string; other values are left out."""
+        part = self.part(info)
+        if part.size > _MOST_VALUE:
+            return None
+        place = part.file.path, part.start, part.size
+        if place not in self._values:
+            check_count(len(self._values) + 1, "values in a piece each", self.nbytes)
+            with part.file.handle() as handle:
+                archive = Archive(part, handle, _MOST_MEMBERS)
+                self._pickled += archive.pickled
+                check_count(self._pickled, "bytes of pickles", self.nbytes)
+                self._values[place] = archive.tree(unknown=None)
+        return self._values[place]
 
 
 def _sizes(numbers: Any) -> tuple[int, ...]:
@@ -308,11 +320,11 @@ def _sizes(numbers: Any) -> tuple[int, ...]:
 def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray | str:
     """Returns an array, or the name of another that lies in the same place.
 
-    Those in several pieces, which may be many, are opened as they are read.
+    Pieces, which may be many, are opened as they are read.
     """
     shape, dtype = _sizes(about.size), about.properties.dtype
     files.pieces += len(about.chunks)
-    check_count(files.pieces, "pieces")
+    check_count(files.pieces, "pieces", files.nbytes)
     parts = []
     for chunk in about.chunks:
         offsets, sizes = _sizes(chunk.offsets), _sizes(chunk.sizes)
@@ -328,10 +340,7 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
     first = files.first.setdefault((shape, dtype, places), name)
     if first != name:
         return first
-    if len(parts) > 1:
-        return _Pieces(shape, parts)
-    with files.archive(parts[0][1].place) as archive:
-        return parts[0][1].open_in(archive)
+    return _Pieces(shape, parts) if len(parts) > 1 else parts[0][1]
 
 
 class _Piece(LazyArray):
@@ -346,8 +355,18 @@ class _Piece(LazyArray):
         self._name, self._kind = name, dtype
         self._found: LazyArray | None = None
 
-    def open_in(self, archive: Archive) -> LazyArray:
-        """Returns the stored array in an opened piece."""
+    def _open(self) -> LazyArray:
+        """Returns the stored array in the piece."""
+        if self._found is None:
+            try:
+                with self.place.file.handle() as handle:
+                    self._found = self._open_in(Archive(self.place, handle, _MOST_MEMBERS))
+            except Misfit as error:
+                path = self.place.file.path
+                raise CheckpointError(f"{path}: {show(self._name)}: {error}") from None
+        return self._found
+
+    def _open_in(self, archive: Archive) -> LazyArray:
         found = archive.tree()
         if type(found) is not StoredTensor:
             raise Misfit("a piece is not a dense tensor")
@@ -355,15 +374,15 @@ class _Piece(LazyArray):
             raise Misfit("a piece does not match the metadata")
         return archive.array("", found)
 
+    def byte_runs(self) -> list[ByteRun] | None:
+        """Returns the runs of stored bytes, which are copied from file to file."""
+        return self._open().byte_runs()
+
     def _read(self, box: Any) -> Any:
-        if self._found is None:
-            try:
-                with self.place.file.handle() as handle:
-                    self._found = self.open_in(Archive(self.place, handle, _MOST_MEMBERS))
-            except Misfit as error:
-                path = self.place.file.path
-                raise CheckpointError(f"{path}: {show(self._name)}: {error}") from None
-        return self._found.read(box)
+        return self._open().read(box)
+
+    def _fill(self, box: Any, out: Any) -> None:
+        self._open().read(box, out)
 
 
 def _is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
@@ -396,15 +415,6 @@ def _check_cover(
         if taken[place].any():
             raise Misfit("its pieces overlap")
         taken[place] = True
-
-
-def _value(files: _Files, info: Any) -> Any:
-    """Returns a number or string; other values are left out."""
-    part = files.part(info)
-    if part.size > _MOST_VALUE:
-        return None
-    with files.archive(part) as archive:
-        return archive.tree(unknown=None)
 
 
 class _Pieces(LazyArray):
