@@ -110,6 +110,19 @@ def test_other_sizes(name):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_sizes_are_returned(tmp_path):
+    def sized(x):
+        return jnp.size(x) + 1, x.shape, x * 2
+
+    model = fmapper.convert(sized, "torch", (array(3, 4),), dynamic_shapes=["B, _"])
+    model.save(tmp_path / "sized.safetensors")
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    for call in (model, compiled, type(model).load(tmp_path / "sized.safetensors")):
+        count, shape, double = call(torch.ones(5, 4))
+        assert (count, *shape) == (21, 5, 4)
+        assert double.shape == (5, 4)
+
+
 def test_a_module_and_its_file(tmp_path):
     net = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     converted = fmapper.convert(net, "torch", (array(3, 4),), dynamic_shapes="auto")

@@ -21,7 +21,7 @@ from fmapper import (
     to_jax,
 )
 from fmapper.backends import equals, holds_arrays
-from fmapper.programs import Graph, Input, Output, Parameter, Program, warn_of_changes
+from fmapper.programs import Graph, Input, Output, Parameter, Program, Size, warn_of_changes
 from fmapper.translation import statements_at
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
@@ -194,7 +194,7 @@ def record_with_equations(
         *graph.inputs[: len(names)], *order, *graph.inputs[len(names) + len(users) :]
     )  # fmt: skip
     rest = iter(graph.outputs)
-    values = [leaf if f else next(rest) for leaf, f in traced.outputs]
+    values = [_static(leaf) if f else next(rest) for leaf, f in traced.outputs]
     input_of = {n: label for (_, n), label in zip(names, graph.inputs, strict=False)}
     changed = []
     for name, value in zip(traced.changed, rest, strict=True):
@@ -252,6 +252,11 @@ def record_with_equations(
 
 
 _REMEDY = "keep arrays in variables, or take and return what changes"
+
+
+def _static(leaf: Any) -> Any:
+    """Returns an output that is not an array as a program keeps it."""
+    return Size(str(leaf)) if jax.export.is_symbolic_dim(leaf) else leaf
 
 
 def _lines(graph: Graph) -> dict[str, str]:

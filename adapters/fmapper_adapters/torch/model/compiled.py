@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fmapper import ProgramInputError, functor
 from fmapper.backends import Observation
-from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
+from fmapper.programs import Input, Lowering, Program, Ref, Scalar, Size, size_of
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
@@ -335,7 +335,7 @@ def _varies(given: Input) -> bool:
 
 
 def _is_array(output: Any) -> bool:
-    return isinstance(output, Ref | Scalar)
+    return isinstance(output, Ref | Scalar | Size)
 
 
 def _execute(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
