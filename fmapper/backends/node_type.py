@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Self, TypedDict, Unpack
 
 from fmapper.tree import nodes
@@ -36,6 +36,8 @@ class Facts(TypedDict, total=False):
         box: `node -> [(key, child)]`, the children to which a program may give another value, such
             as what is in a variable of NNX or a buffer of torch; transformations see to it that
             the node they were given gets it, too.
+        constants: `node -> keys`, the children whose arrays belong to what the node computes, such
+            as the constants of a program: they move with it, and no state or checkpoint has them.
         pytree: Whether the pytree registries of other frameworks are to know the class, as they
             know functors: its children are dynamic there, and its other attributes are static.
     """
@@ -48,6 +50,7 @@ class Facts(TypedDict, total=False):
     put: Callable[[Any, Mapping[Any, Any]], object]
     static: Callable[[Any], Any] | None
     box: Callable[[Any], Iterable[Item]]
+    constants: Callable[[Any], Container[Any]] | None
     pytree: bool
 
 

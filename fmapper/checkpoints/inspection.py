@@ -17,7 +17,7 @@ from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
 from fmapper.render import columns
-from fmapper.states.state import named_arrays
+from fmapper.states.state import arrays_by_name
 from fmapper.tracebacks import short_traceback
 
 
@@ -194,7 +194,7 @@ def _transient_names(source: Any) -> Collection[str]:
     if isinstance(source, str | os.PathLike | Checkpoint):
         return ()
     transient = transient_in(source)
-    return [name for name, (_, array) in named_arrays(source).items() if id(array) in transient]
+    return [name for name, array in arrays_by_name(source).items() if id(array) in transient]
 
 
 def _compare(name: str, a: Any, b: Any, values: bool) -> Iterator[ArrayDifference]:

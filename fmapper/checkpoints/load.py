@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fmapper.backends.discovery import adapter_of, adapters, owner_of
+from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.models import Models
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
@@ -31,11 +31,17 @@ from fmapper.files.dtypes import itemsize
 from fmapper.files.urls import Place, place_of
 from fmapper.programs.file import holds_program, load_model
 from fmapper.progress import step
-from fmapper.states.materialize import Default, default_for, fill, is_abstract
-from fmapper.states.state import identity_of, named_arrays, place_as_before, refill
+from fmapper.states.materialize import (
+    Default,
+    check_constants,
+    default_for,
+    fill,
+    is_abstract,
+)
+from fmapper.states.state import identity_of, named_arrays, place_as_before, weights_of
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
-from fmapper.tree.keypath import KeyPath, Link, name_of
+from fmapper.tree.keypath import KeyPath, name_of
 from fmapper.tree.nodes import sync
 from fmapper.warn import warn
 
@@ -155,10 +161,9 @@ def load(
             as_arrays = format is not None or rules is not None
             return checkpoint if as_arrays else _contents_of(source, checkpoint, to)
         tree, back = _by_source(like, checkpoint)
-        tree, stay = _in_portable_form(tree)
+        check_constants(like)
         placer = None if sharding is None else sharding.placer(like)
-        filled = _fill(tree, checkpoint, device, dtype, default, strict, placer, like)
-        filled = back(_from_portable_form(filled, stay))
+        filled = back(_fill(tree, checkpoint, device, dtype, default, strict, placer, like))
         return filled if placer is None else placer.finish(filled)
 
 
@@ -204,19 +209,10 @@ def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
 def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
     """Returns a tree to fill and the inverse function.
 
-    That is the model itself, unless it was converted and the checkpoint is of its source.
+    That is the model itself, unless it has other names for its arrays than their paths, or is of
+    written classes and the checkpoint is of its source.
     """
-    found = next(filter(None, (adapter.weights(model) for adapter in adapters(Models))), None)
-    if found is None:
-        return _by_written_source(model, checkpoint)
-    if any(name in checkpoint for name in named_arrays(model)):
-        return model, lambda filled: filled
-    named, back = found
-    transient = transient_in(model)
-    tree = {name: array for name, array in named.items() if id(array) not in transient}
-    if not any(name in checkpoint for name in tree):
-        return model, lambda filled: filled
-    return tree, lambda filled: back({**named, **filled})
+    return weights_of(model) or _by_written_source(model, checkpoint)
 
 
 def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
@@ -258,31 +254,6 @@ def _is_turned(own: Any, other: Any) -> bool:
     return other is not None and other is not own and tuple(other.shape) == tuple(own.shape)
 
 
-def _in_portable_form(tree: Any) -> tuple[Any, dict[str, Any]]:
-    """Replaces arrays that stay in their backend, such as keys, by what files have of them.
-
-    Returns:
-        The new tree, and the arrays by name.
-    """
-    stay = {name: old for name, (_, old) in named_arrays(tree).items() if owner_of(old).stays(old)}
-    if not stay:
-        return tree, stay
-    plain = {id(old): owner_of(old).portable(old) for old in stay.values()}
-    return refill(tree, lambda _, leaf: plain.get(id(leaf), leaf)), stay
-
-
-def _from_portable_form(tree: Any, stay: Mapping[str, Any]) -> Any:
-    if not stay:
-        return tree
-
-    def restore(link: Link, leaf: Any) -> Any:
-        old = stay.get(name_of(link))
-        is_filled = old is not None and not is_abstract(leaf)
-        return owner_of(old).from_portable(leaf, old) if is_filled else leaf
-
-    return refill(tree, restore)
-
-
 def _fill(
     tree: Any,
     checkpoint: Checkpoint,
@@ -301,8 +272,8 @@ def _fill(
     asked = None if dtype is None else dtype_name(dtype)
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     values = values_in(tree)
-    defaults = _defaults(checkpoint, tree, named, values, default)
-    _check_names(checkpoint, {**checkpoint, **defaults}, tree, like, named, values, strict)
+    defaults = _defaults(checkpoint, like, named, values, default)
+    _check_names(checkpoint, {**checkpoint, **defaults}, like, named, values, strict)
     state: dict[str, Any] = {}
     narrowed: list[str] = []
     widened: list[str] = []
@@ -351,7 +322,7 @@ def _fill(
 
 def _defaults(
     checkpoint: Checkpoint,
-    tree: Any,
+    like: Any,
     named: Mapping[str, Any],
     values: Mapping[str, Any],
     default: Default | None,
@@ -362,7 +333,7 @@ def _defaults(
     """
     if default is None:
         return {}
-    absent = _missing_arrays(checkpoint, tree, named)
+    absent = _missing_arrays(checkpoint, like, named)
     defaults = {name: default_for(default, name, named[name]) for name in absent}
     if isinstance(default, Mapping):
         defaults |= {n: default[n] for n in values if n in default and n not in checkpoint}
@@ -370,14 +341,14 @@ def _defaults(
 
 
 def _missing_arrays(
-    checkpoint: Mapping[str, Any], tree: Any, named: Mapping[str, Any]
+    checkpoint: Mapping[str, Any], like: Any, named: Mapping[str, Any]
 ) -> list[str]:
     """Returns the names of arrays with values that a checkpoint lacks.
 
     What is tied may stand under any of its names.
     """
     there = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
-    transient = transient_in(tree)
+    transient = transient_in(like)
     return [
         name
         for name, old in named.items()
@@ -399,7 +370,6 @@ def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
 def _check_names(
     checkpoint: Checkpoint,
     given: Mapping[str, Any],
-    tree: Any,
     like: Any,
     named: Mapping[str, Any],
     values: Mapping[str, Any],
@@ -410,7 +380,6 @@ def _check_names(
     Args:
         checkpoint: The checkpoint.
         given: What it has, and the defaults for what it lacks.
-        tree: The tree.
         like: The model that the tree is of.
         named: The arrays of the tree by name.
         values: Its numbers and texts by name.
@@ -419,7 +388,7 @@ def _check_names(
     problems = [*find_clashes(checkpoint, values, named)]
     names: list[str] = []
     if strict:
-        missing = [*_missing_arrays(given, tree, named), *missing_values(given, values, like)]
+        missing = [*_missing_arrays(given, like, named), *missing_values(given, values, like)]
         names += [f"{name}: missing from the checkpoint" for name in missing]
         known = {*named, *values}
         left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in known]

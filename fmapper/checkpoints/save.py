@@ -28,7 +28,7 @@ from fmapper.files.urls import Url, place_of
 from fmapper.files.whole import new_folder, new_path
 from fmapper.moves.mover import to_numpy
 from fmapper.progress import step
-from fmapper.states.state import named_arrays
+from fmapper.states.state import arrays_by_name
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import format_link, name_of
 from fmapper.tree.nodes import sync
@@ -102,7 +102,7 @@ def save(
 
 def contents_of_tree(tree: Any) -> Contents:
     """Returns the contents of a checkpoint of a tree."""
-    named = {name: array for name, (_, array) in named_arrays(tree).items()}
+    named = arrays_by_name(tree)
     first, ties = merge_ties(named)
     arrays = {name: as_lazy(name, array) for name, array in first.items()}
     metadata = dict(tree.metadata) if isinstance(tree, Checkpoint) else {}

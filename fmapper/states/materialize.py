@@ -14,7 +14,15 @@ from fmapper.errors import DeviceError, StructureMismatchError
 from fmapper.moves.carry import carry_out
 from fmapper.moves.mover import Mover
 from fmapper.moves.view_ties import find_view_ties
-from fmapper.states.state import identity_of, left_over, named_arrays, refill
+from fmapper.states.state import (
+    constants_in,
+    identity_of,
+    in_one_form,
+    left_over,
+    named_arrays,
+    refill,
+    weights_of,
+)
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import Link, name_of
 from fmapper.tree.nodes import sync
@@ -74,9 +82,14 @@ def materialize(
         >>> fmapper.materialize(model, state)(torch.ones(3, 2)).tolist()
         [[2.0], [2.0], [2.0]]
     """
+    sync()
+    check_constants(tree)
     place = None if sharding is None else sharding.placer(tree)
-    new = fill(tree, state, device=device, dtype=dtype, default=default, strict=strict, place=place)
-    return new if place is None else cast("T", place.finish(new))
+    own, back = weights_of(tree) or (tree, lambda filled: filled)
+    new = back(
+        fill(own, state, device=device, dtype=dtype, default=default, strict=strict, place=place)
+    )
+    return cast("T", new if place is None else place.finish(new))
 
 
 def fill(
@@ -128,6 +141,21 @@ def fill(
     return refill(tree, lambda link, leaf: filled.get(identities.get(name_of(link)), leaf))
 
 
+def check_constants(tree: Any) -> None:
+    """Raises for a converted model whose own constants have no values: no state has them.
+
+    Raises:
+        StructureMismatchError: Names them.
+    """
+    empty = [name for name, array in constants_in(tree).items() if is_abstract(array)]
+    if empty:
+        raise StructureMismatchError(
+            f"{', '.join(empty)}: constants of a converted model that have no values. They are "
+            "part of its program, and no state has them. Fill the model as convert or "
+            "load_program gave it, which has them, instead of one that was moved to meta."
+        )
+
+
 def is_abstract(array: Any) -> bool:
     """Returns whether an array has a shape and a dtype, but no values."""
     adapter = adapter_of(array)
@@ -146,6 +174,7 @@ class _Filling:
 
     Attributes:
         sources: For each array to fill, by identity: its name, its place, itself, the new values.
+        keys: The random keys, by identity, of which `sources` has the words.
         problems: What is wrong.
     """
 
@@ -157,6 +186,7 @@ class _Filling:
     ) -> None:
         self.spec, self.dtype, self.place = spec, dtype, place
         self.sources: dict[Any, tuple[str, Link, Any, Any]] = {}
+        self.keys: dict[Any, Any] = {}
         self.problems: list[str] = []
 
     def find_missing(self, named: Mapping[str, tuple[Link, Any]]) -> list[list[str]]:
@@ -171,6 +201,11 @@ class _Filling:
     def add(self, name: str, link: Link, old: Any, new: Any) -> None:
         """Adds values for an array of the tree, if they fit."""
         identity = identity_of(name, old)
+        array = old
+        if adapter_of(new) is not None:
+            old, new = in_one_form(old, new)
+            if old is not array:
+                self.keys[identity] = array
         problem = self._problem(old, new)
         if problem:
             self.problems.append(f"{name}: {problem}")
@@ -232,6 +267,8 @@ class _Filling:
                 made = _adapter(old).like(new, old)
                 placed = self._place(old, made)
                 filled[identity] = made if placed is None else placed
+        for identity, key in self.keys.items():
+            filled[identity] = _adapter(key).from_portable(filled[identity], key)
         return filled
 
     def _place(self, old: Any, new: Any) -> Any:

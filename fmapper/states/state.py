@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fmapper.backends.arrays import Arrays
@@ -17,8 +17,17 @@ from fmapper.moves.view_ties import find_view_ties, remake
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
-from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
-from fmapper.tree.walk import visit
+from fmapper.tree.nodes import (
+    ATOM,
+    LEAVES,
+    WITHOUT_IDENTITY,
+    Item,
+    Kind,
+    NodeType,
+    kind_of,
+    sync,
+)
+from fmapper.tree.walk import visit, walk
 
 T = TypeVar("T")
 
@@ -51,7 +60,7 @@ def state(tree: Any, *, source: bool = False) -> dict[str, Any]:
     sync()
     if source:
         return _by_source(tree)[0]
-    return {name: array for name, (_, array) in named_arrays(tree).items()}
+    return arrays_by_name(tree)
 
 
 @short_traceback
@@ -82,10 +91,15 @@ def load_state(
         array([1., 2.])
     """
     sync()
-    if source:
-        arrays_there, back = _by_source(tree)
-        filled: T = back(load_state(arrays_there, state, strict=strict))
+    of_model = _by_source(tree) if source else weights_of(tree)
+    if of_model is not None:
+        own, back = of_model
+        filled: T = back(_load(own, state, strict=strict))
         return filled
+    return _load(tree, state, strict=strict)
+
+
+def _load(tree: T, state: Mapping[str, Any], *, strict: bool) -> T:
     named = named_arrays(tree)
     problems = left_over(tree, state, named, strict)
     if strict:
@@ -96,18 +110,22 @@ def load_state(
             if identity_of(name, old) not in given
         ]
     steps: dict[Any, tuple[str, Link, Route]] = {}
+    places: dict[Any, Any] = {}
     for name, (link, old) in named.items():
         if name not in state:
             continue
         new = state[name]
-        adapter, origin = owner_of(old), adapter_of(new)
-        if origin is None:
+        adapter = owner_of(old)
+        if adapter_of(new) is None:
             problems.append(f"{name}: {type(new).__name__} is not an array")
-        elif (difference := _other_shape(adapter, old, origin, new)) is not None:
+            continue
+        place, new = in_one_form(old, new)
+        origin = owner_of(new)
+        if (difference := _other_shape(adapter, place, origin, new)) is not None:
             problems.append(f"{name}: {difference}")
         elif (identity := identity_of(name, old)) not in steps:
-            route = _route_to(len(steps), adapter, old, origin, new)
-            steps[identity] = name, link, route
+            route = _route_to(len(steps), adapter, place, origin, new)
+            steps[identity], places[identity] = (name, link, route), place
         elif not equal_arrays(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
@@ -122,7 +140,7 @@ def load_state(
         )
     links = [link for _, link, _ in steps.values()]
     routes = [route for *_, route in steps.values()]
-    olds = [named[name][1] for name, *_ in steps.values()]
+    olds = [*places.values()]
     news = [route.arrays[0] for route in routes]
     # What can be written to is copied, and apart from the rest, or the first step of a training
     # would change the state, and places that are tied there but not here. What is divided among
@@ -134,7 +152,7 @@ def load_state(
         ]
         arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
     loaded = {
-        identity: _put(array, old, name)
+        identity: from_one_form(_put(array, old, name), old, named[name][1])
         for (identity, (name, *_)), array, old in zip(steps.items(), arrays, olds, strict=True)
     }
     _restore_views(
@@ -145,6 +163,39 @@ def load_state(
         tree,
         lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
     )
+
+
+def arrays_by_name(tree: Any) -> dict[str, Any]:
+    """Returns what `state` does."""
+    of_model = weights_of(tree)
+    if of_model is not None:
+        return of_model[0]
+    return {name: array for name, (_, array) in named_arrays(tree).items()}
+
+
+def weights_of(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    """Returns the arrays of a model by the names that it has for them, and the inverse function.
+
+    None for a tree whose arrays are named by their paths.
+    """
+    for adapter in adapters(Models):
+        found = adapter.weights(tree)
+        if found is not None:
+            return found
+    return None
+
+
+def in_one_form(old: Any, new: Any) -> tuple[Any, Any]:
+    """Returns an array and the one to replace it in one form: as words if only one is a key."""
+    adapter, origin = owner_of(old), owner_of(new)
+    if bool(adapter.stays(old)) == bool(origin.stays(new)):
+        return old, new
+    return adapter.portable(old), origin.portable(new)
+
+
+def from_one_form(new: Any, form: Any, old: Any) -> Any:
+    """Returns a new array in the form of the old one, of which `in_one_form` gave `form`."""
+    return new if form is old else owner_of(old).from_portable(new, old)
 
 
 def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
@@ -158,7 +209,7 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         if found is not None:
             return found
         if adapter.program_of(tree) is not None:  # it has kept the names
-            return state(tree), lambda filled: load_state(tree, filled)
+            return arrays_by_name(tree), lambda filled: _load(tree, filled, strict=True)
     raise ConversionError(
         f"{type(tree).__name__} has no other names for its arrays: only models that convert gave "
         f"have. Leave out source=True."
@@ -228,9 +279,12 @@ def identity_of(name: str, array: Any) -> Any:
 
 
 def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
-    """Returns the arrays of a tree by name, each with its link."""
+    """Returns the arrays of a tree by name, each with its link.
+
+    Those that a program computes with, and that no state has, are left out.
+    """
     named: dict[str, tuple[Link, Any]] = {}
-    for link, leaf, node_type in visit(tree):
+    for link, leaf, node_type, _ in walk(tree, once=False, enter=_items):
         if node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, at(link))
         elif node_type is None:
@@ -241,6 +295,33 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
                     f"{name!r} in a state, which joins keys with dots. Rename one of the keys."
                 )
             named[name] = (link, leaf)
+    return named
+
+
+def _items(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
+    """Returns the children of a node of which a state has arrays; None for a leaf."""
+    if kind in LEAVES:
+        return None
+    if not isinstance(kind, NodeType):
+        return ()
+    if kind.constants is None:
+        return kind.items(value)
+    constants = kind.constants(value)
+    return [item for item in kind.items(value) if item[0] not in constants]
+
+
+def constants_in(tree: Any) -> dict[str, Any]:
+    """Returns the arrays of a tree that no state has, by name."""
+    named: dict[str, Any] = {}
+    for link, node, node_type in visit(tree):
+        if isinstance(node_type, NodeType) and node_type.constants is not None:
+            keys = node_type.constants(node)
+            parts = {key: part for key, part in node_type.items(node) if key in keys}
+            named |= {
+                ".".join(filter(None, (name_of(link), name_of(at)))): array
+                for at, array, inner in visit(parts)
+                if inner is None and adapter_of(array) is not None
+            }
     return named
 
 

@@ -6,7 +6,7 @@ import enum
 import functools
 import numbers
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias, final
 
@@ -137,6 +137,7 @@ class NodeType:
     put: Callable[[Any, Mapping[Any, Any]], object] | None = None
     static: Callable[[Any], Any] | None = None
     box: Callable[[Any], Iterable[Item]] | None = None
+    constants: Callable[[Any], Container[Any]] | None = None
     pytree: bool = False
     computed: bool = False  # whether a child may be another object each time it is read
 

@@ -28,7 +28,7 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper.backends import Models, Observation, Packed, get_adapter, shorten_traceback
+from fmapper.backends import BoxKey, Models, Observation, Packed, get_adapter, shorten_traceback
 from fmapper.programs import Call, Lowering, Program, lower
 from fmapper_adapters.jax.arrays import few_bits
 from fmapper_adapters.jax.arrays.packed import blocks_of
@@ -53,7 +53,8 @@ class Outcome(NamedTuple):
     kwargs: dict[str, Any]
 
 
-@functor(children=("params", "buffers"), trainable=("params",))
+# Boxes: `state` calls the arrays of a model as its source does.
+@functor(children=(BoxKey("params"), BoxKey("buffers")), trainable=("params",))
 class JaxModel:
     """A model that was converted to JAX.
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import fx
 from fmapper import (
     ProgramInputError,
     convert,
+    fmap,
     load_program,
     save_program,
     summary,
@@ -226,6 +227,31 @@ class TorchModel(Part):
                 self.named_buffers(remove_duplicate=False),
             )
         )
+
+    def weights(self) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays by the names of the source, and a function that replaces them.
+
+        None where modules allow all of these names.
+        """
+        targets = next(iter(self._codes.values())).targets
+        renamed = {target: name for name, target in targets.items() if name != target}
+        own = {
+            renamed.get(name, name): array
+            for name, array in self._tensors_by_name().items()
+            if not name.startswith(MADE)
+        }
+        if not any(name in own for name in renamed.values()):
+            return None
+
+        def back(filled: Mapping[str, Any]) -> Any:
+            new = {id(array): filled[name] for name, array in own.items()}
+            return fmap(lambda leaf: new.get(id(leaf), leaf), self)
+
+        return own, back
+
+    def constants_of_programs(self) -> set[str]:
+        """Returns the names of buffers and modules that only the code of the graphs uses."""
+        return {name for name in (*self._buffers, *self._modules) if name.startswith(MADE)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes arrays and program to a safetensors file, which `load` reads without JAX.

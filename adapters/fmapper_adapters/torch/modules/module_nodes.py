@@ -136,6 +136,7 @@ def node_type(cls: type) -> NodeType | None:
         passengers=passengers,
         static=static,
         box=lambda module: module.__dict__["_buffers"].items(),
+        constants=getattr(cls, "constants_of_programs", None),
     )
 
 
