@@ -29,7 +29,7 @@ _FIELDS = {name: tuple(field.name for field in fields(cls)) for name, cls in _PL
 _GRAPH = ("inputs", "calls", "outputs", "kinds")
 _APART = {
     "parameters", "buffers", "constants", "evaluation", "origin", "lines", "parts", "types",
-    "first_paths", "stacks",
+    "first_paths", "stacks", "source_names",
 }  # fmt: skip
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 

@@ -282,8 +282,7 @@ class Program:
         variable_types: For arrays that were in variables of Flax: their names -> the type of the
             variable, one of `VARIABLE_TYPES` or, until the program is saved, another by module and
             name. It is never looked up by import.
-        few_bits: For arrays of bytes that hold integers of fewer bits: their names -> the dtype of
-            those, one of `FEW_BITS`.
+        few_bits: Arrays of bytes that hold integers of fewer bits -> the dtype, one of `FEW_BITS`.
         axes: How the model says that its arrays are divided on a mesh: their names -> an axis for
             each dimension, in its own words, as `("tensor", None)`.
         symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
@@ -303,6 +302,7 @@ class Program:
         types: With them, the paths of all submodules -> their classes.
         first_paths: With them, these paths -> the first path of the same submodule.
         stacks: With them, arrays that are recorded as their rows -> `parameters` and `buffers`.
+        source_names: With them, names of arrays by the paths of submodules -> those of the source.
     """
 
     graph: Graph
@@ -336,6 +336,7 @@ class Program:
     types: dict[str, str] = field(default_factory=dict)
     first_paths: dict[str, str] = field(default_factory=dict)
     stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    source_names: dict[str, str] = field(default_factory=dict)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restores a pickle, including those from before some fields existed."""

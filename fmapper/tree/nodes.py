@@ -120,8 +120,7 @@ the full slots, or None where filling them was all. `keep` is handed what must o
 class NodeType:
     """The functions that flatten and rebuild instances of a class.
 
-    The attributes that stand here with their defaults are for others: see `fmapper.backends`, whose
-    node types are made more easily.
+    The attributes with defaults are for others: see the node types of `fmapper.backends`.
 
     Args:
         open: See `Opener`.

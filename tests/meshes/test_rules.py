@@ -35,9 +35,9 @@ def tied():
 
 def test_tied_arrays_of_converted_models_have_all_their_names(tied):
     for name in ("embed", "head.weight"):
-        assert specs({name: ("model",)}, tied)["params.embed.weight"] == (("model",), ())
+        assert specs({name: ("model",)}, tied)["embed.weight"] == (("model",), ())
     both = {"head.weight": ("model",), "embed.weight": (None, "model")}
-    with pytest.raises(fmapper.PlacementError, match=r"'params\.head\.weight' are the same array"):
+    with pytest.raises(fmapper.PlacementError, match=r"'head\.weight' are the same array"):
         specs(both, tied)
     state = {"model": tied, "mu": {name: array + 0 for name, array in tied.params.items()}}
     assert specs({"head.weight": ("model",)}, state)["mu.embed.weight"] == (("model",), ())

@@ -314,12 +314,21 @@ def test_other_names_are_free(name):
     model = Named()
     converted = fmapper.convert(model, "flax", (x,))
     compare(converted(x.numpy()), model(x))
-    if name == "params":
-        with pytest.raises(fmapper.ConversionError, match="child 'params' has a name"):
-            fmapper.convert(model, "linen", (x,))
-        return
     module = fmapper.convert(model, "linen", (x,))
     compare(module.apply(module.init(jax.random.key(0), x.numpy()), x.numpy()), model(x))
+
+
+def test_the_name_of_the_collection_of_parameters_is_reserved_beside_others():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.params, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.head(self.params(x))
+
+    with pytest.raises(fmapper.ConversionError, match="child 'params' has a name"):
+        fmapper.convert(Named(), "linen", (torch.randn(2, 3),))
 
 
 def test_outputs_can_be_batched_over():

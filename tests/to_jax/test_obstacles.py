@@ -69,8 +69,8 @@ def test_values_that_are_there_stay() -> None:
     module.norm = torch.nn.BatchNorm1d(8)
     found = fmapper.convert(module, "jax", (IDS,))
     kinds = {name: type(x) is jax.ShapeDtypeStruct for name, x in fmapper.state(found).items()}
-    assert kinds["params.embedding.weight"]
-    assert not kinds["params.norm.weight"]
+    assert kinds["embedding.weight"]
+    assert not kinds["norm.weight"]
     assert module.embedding.weight.is_meta
     assert module.norm.weight.device.type == "cpu"
 

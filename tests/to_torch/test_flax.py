@@ -337,7 +337,7 @@ def test_mutable_collections_are_buffers_and_new_ones_are_output():
     for _ in range(2):
         want, after = model.apply(after, X, mutable=["cache"])
         near(converted(T), want)
-    near(converted.total, after["cache"]["total"])
+    near(converted.cache.total, after["cache"]["total"])
     both = {"mutable": ["cache", "intermediates"]}
     out, new = fmapper.convert((model, variables), "torch", (X,), both)(T)
     near(out, model.apply(variables, X, **both)[0])
@@ -354,7 +354,7 @@ def test_collections_with_one_name():
 
     model = Twice()
     converted = fmapper.convert((model, model.init(jax.random.key(0), X)), "torch", (X,))
-    assert set(converted.state_dict()) == {"w", "stats.w"}
+    assert set(converted.state_dict()) == {"params.w", "stats.w"}
     near(converted(T), X + 3)
 
 
@@ -373,7 +373,7 @@ def test_frozen_dicts_and_partitioned_parameters():
     variables = model.init(jax.random.key(0), X)
     converted = fmapper.convert((model, freeze(variables)), "torch", (X,))
     assert fmapper.verify((model, freeze(variables)), converted, X)
-    assert set(converted.state_dict()) == {"w", "b"}
+    assert set(converted.state_dict()) == {"params.w", "params.b"}
     near(converted(T), model.apply(variables, X))
 
 
@@ -440,7 +440,7 @@ def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
     for name, array in converted.state_dict().items():
         assert torch.equal(array, before[name]), f"verify has changed {name}"
     with torch.no_grad():
-        converted.get_parameter("dense.kernel" if not more else "norm.scale").mul_(1.5)
+        converted.get_parameter("params.dense.kernel" if not more else "params.norm.scale").mul_(1.5)
     assert not fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)
 
 

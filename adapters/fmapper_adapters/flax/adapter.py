@@ -43,6 +43,18 @@ class FlaxAdapter(JaxModels, Nodes):
             return ()
         return [node.get_value()] if node.get_metadata().get("persistent") is False else ()
 
+    def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays of a pair of a module and its variables, or of a graph and its state.
+
+        They have the names that the variables have alone, or of the source of a converted model.
+        """
+        if not (isinstance(model, tuple) and self.is_model(model)):
+            return None
+        from fmapper_adapters.flax import source as _source
+
+        found: tuple[dict[str, Any], Callable[[Any], Any]] = _source.weights_of_pair(model)
+        return found
+
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
         """Returns the axes in the metadata of variables of NNX and boxes of Linen."""
         if not any(str(base.__module__).startswith("flax.") for base in type(node).__mro__):

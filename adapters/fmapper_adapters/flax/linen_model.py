@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import linen
 
-from fmapper import ProgramInputError, summary
+from fmapper import ProgramInputError, state, summary
 from fmapper_adapters.flax import programs as _programs
 from fmapper_adapters.flax.programs import Programs
 
@@ -94,6 +94,7 @@ class LinenModel(linen.Module):
         """Reads variables other than parameters by (collection, key), and all arrays by name."""
         places: dict[Any, Any] = {}
         arrays: dict[str, Any] = {}
+        names = {place: name for name, place in _places(self.start.programs).items()}
         scope: Any = self.scope  # and not self.param: the module has methods of such names
         for collection, tree in self.start.variables.items():
             for key, value in tree.items():
@@ -103,7 +104,8 @@ class LinenModel(linen.Module):
                     place = scope.variable(collection, key, lambda value=value: value)
                     places[collection, key] = place
                     found = place.value
-                arrays.update(_programs.flatten({key: found}))
+                inner = dict(_programs.flatten({key: found}))
+                arrays.update((names[collection, path], value) for path, value in inner.items())
         return places, arrays
 
     def _write(self, places: Any, before: Mapping[str, Any], model: Any) -> None:
@@ -113,9 +115,9 @@ class LinenModel(linen.Module):
         if not changed:
             return
         trees = _collect(self.start.programs, after)
-        kinds = self.start.programs.kinds
+        at = _places(self.start.programs)
         for collection, key in dict.fromkeys(
-            (_COLLECTIONS[kinds[name]], name.split(".")[0]) for name in changed
+            (at[name][0], at[name][1].split(".")[0]) for name in changed
         ):
             places[collection, key].value = trees[collection][key]
 
@@ -127,14 +129,41 @@ def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
     """Returns the module for programs and their arrays.
 
     Raises:
-        ConversionError: A child has the one name that Linen cannot distinguish from a collection.
+        ConversionError: A child has the one name that Linen cannot distinguish from a collection,
+            and does not have all parameters.
     """
-    _programs.check_names(programs, frozenset({"params"}))
+    if not _has_collections(programs):
+        _programs.check_names(programs, frozenset({"params"}))
     return LinenModel(Start(programs, arrays), train=programs.evaluation is None)
+
+
+def _has_collections(programs: Programs) -> bool:
+    """Returns whether the names begin with collections, as those of a source of Linen do."""
+    trained = [name for name, kind in programs.kinds.items() if kind == "param"]
+    return bool(trained) and all(name.startswith("params.") for name in trained)
+
+
+def _places(programs: Programs) -> dict[str, tuple[str, str]]:
+    """Returns the collection of each array, and its dotted name there."""
+    places = {name: (_COLLECTIONS[kind], name) for name, kind in programs.kinds.items()}
+    if _has_collections(programs):
+        for name, kind in programs.kinds.items():
+            collection, _, path = name.partition(".")
+            if path and kind != "frozen":
+                places[name] = collection, path
+    return places
 
 
 def _collect(programs: Programs, arrays: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, dict[str, Any]] = {}
-    for name, kind in programs.kinds.items():
-        flat.setdefault(_COLLECTIONS[kind], {})[name] = arrays[name]
+    for name, (collection, path) in _places(programs).items():
+        flat.setdefault(collection, {})[path] = arrays[name]
     return {collection: _programs.nest(values) for collection, values in flat.items()}
+
+
+def weights(model: LinenModel, variables: Any) -> dict[str, Any]:
+    """Returns the arrays of variables by the names of the source, tied ones under each."""
+    programs: Programs = model.start.programs
+    names = {f"{collection}.{path}": n for n, (collection, path) in _places(programs).items()}
+    own = {names.get(name, name): array for name, array in state(variables).items()}
+    return own | {name: own[kept] for name, kept in programs.aliases.items() if kept in own}

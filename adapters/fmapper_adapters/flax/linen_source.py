@@ -76,7 +76,7 @@ def make_source(
     function, _ = function_of(model, options.get("method"))
     tree = linen.meta.unbox(unfreeze(variables))
     flat = _flat(tree)
-    names = _names(flat)
+    names = {path: ".".join(path) for path in flat}
     arrays = {names[path]: leaf for path, leaf in flat.items()}
     first: dict[int, str] = {}
     aliases = {}
@@ -123,6 +123,7 @@ def make_source(
         name=type(module).__name__,
         axes=_axes.by_name(variables, arrays),
         changed=changed,
+        short_names={names[path]: short for path, short in _short_names(flat).items()},
     )
     if "rngs" in rest:
         source.defaults = {"rngs": None}
@@ -197,7 +198,7 @@ def _text(key: Any) -> str:
     return str(key)
 
 
-def _names(flat: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], str]:
+def _short_names(flat: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], str]:
     """Drops the collection from names, unless two collections share one."""
     short: dict[str, list[tuple[str, ...]]] = {}
     for path in flat:

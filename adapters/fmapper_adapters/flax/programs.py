@@ -126,7 +126,9 @@ def alone(model: Any) -> Any:
         from fmapper_adapters.flax import flax_model as _model
 
         return _model.bind(model)
-    arrays = dict(pair for tree in start.variables.values() for pair in flatten(tree))
+    from fmapper_adapters.flax import linen_model
+
+    arrays = linen_model.weights(model, start.variables)
     programs: Programs = start.programs
     return programs.bind(arrays, train=programs.evaluation is None)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 from flax import linen, nnx
 
-from fmapper import ConversionError, fmap
-from fmapper_adapters.flax import _private, linen_source, variables
+from fmapper import ConversionError, fmap, state
+from fmapper_adapters.flax import _private, linen_model, linen_source, variables
 from fmapper_adapters.flax import axes as _axes
 from fmapper_adapters.jax.libraries import (
     Lifted,
@@ -219,3 +219,21 @@ def _kinds(model: Any) -> dict[str, str]:
     programs = model._programs
     found = {n: "FrozenParam" for n, kind in programs.kinds.items() if kind == "frozen"}
     return {**found, **dict.fromkeys(programs.transient, "transient")}
+
+
+def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """Returns the arrays of a pair by name, and a function that replaces them.
+
+    Args:
+        model: A module, or its `apply`, and its variables; or the graph and state of `nnx.split`.
+    """
+    first, held = model
+    module = linen_source.module_of(first)
+    is_converted = isinstance(module, linen_model.LinenModel)
+    own = linen_model.weights(module, held) if is_converted else state(held)
+
+    def back(filled: Mapping[str, Any]) -> Any:
+        new = {id(array): filled[name] for name, array in own.items()}
+        return first, fmap(lambda leaf: new.get(id(leaf), leaf), held)
+
+    return own, back

@@ -464,13 +464,11 @@ class JaxAdapter(WritesFunctions, JaxMeshes, JaxModels, Compute, Nodes):
         return [(name, own[name], axes) for name, axes in node.program.axes.items() if name in own]
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-        """Returns parameters and buffers of a converted model, or of a model and its state."""
-        if self.sources().states.is_stateful(model):
-            found: tuple[dict[str, Any], Callable[[Any], Any]]
-            found = self.sources().weights_of_pair(model)
-            return found
+        """Returns the arrays of a converted model, a model with its state, or a closure."""
         if not self.is_model(model):
-            return None
+            found: tuple[dict[str, Any], Callable[[Any], Any]] | None
+            found = self.sources().weights(model)
+            return found
         own = {**model.params, **model.buffers}
         tied = {name: own[first] for name, first in model.aliases.items() if first in own}
 

@@ -240,7 +240,7 @@ class JaxModels(Models):
         from fmapper_adapters.jax.record import training_steps as _steps
 
         source, args, kwargs = self.sources().make_source(model, args, kwargs, train=train)
-        return _steps.training_steps(source, args, kwargs)
+        return _steps.training_steps(source.with_short_names(), args, kwargs)
 
     def as_argument(self, value: Any) -> Any:
         """Returns the words of a PRNG key; anything else unchanged."""

@@ -52,14 +52,20 @@ def registered_type(cls: type) -> NodeType | None:
     if not is_tree_node(cls) or _is_namedtuple(cls):
         return None
 
+    # what `filter_vmap` and others of Equinox make is named like the module that they wrap
+    inner = _WRAPPED if cls.__module__.startswith("equinox.") else None
+
     def children(node: Any) -> dict[Any, Any]:
-        return {_key(key): child for key, child in keyed_children(node)}
+        found = {_key(key): child for key, child in keyed_children(node)}
+        return {inner if key == inner else key: child for key, child in found.items()}
 
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
         return _structure(node).unflatten(list(new_children.values()))
 
     return NodeType(children, rebuild, static=_structure)
 
+
+_WRAPPED = BoxKey("_fun")
 
 # The protocol of mutable variables in JAX, as in penzai; the last name is that of the state.
 _GET_STATE = "__get_state_as_jax_pytree__"

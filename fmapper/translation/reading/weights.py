@@ -120,6 +120,7 @@ class Weights:
             stacks={rename(name): tuple(map(rename, rows)) for name, rows in self.stacks.items()},
             aliases={rename(other): rename(kept) for other, kept in self.aliases.items()},
             transient=tuple(map(rename, self.transient)),
+            rest={rename(name): array for name, array in self.rest.items()},
         )
 
     def blocks_of(self, name: str) -> list[tuple[str, tuple[Any, ...]]]:

@@ -32,7 +32,6 @@ _JITTED = ("PjitFunction", "JitWrapped", "_JitWrapper")
 _MODE = "inference"  # a field in which the layers of Equinox keep their mode
 _LIBRARIES = ("jax", "flax", "equinox")  # of whose functions the cells have no telling names
 _MODES = ("deterministic", "use_running_average")  # attributes in which those of Flax do
-_INNER = "_fun"  # where the wrappers of Equinox keep what they wrap
 
 
 class Lifted:
@@ -229,7 +228,7 @@ def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def _keys_of(path: Any) -> tuple[str, ...]:
-    keys = (key for key in path if not isinstance(key, BoxKey) and key != _INNER)
+    keys = (key for key in path if not isinstance(key, BoxKey))
     return tuple(map(str, keys))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from fmapper import is_leaf
 from fmapper.programs import Parameter, PlainState
 from fmapper_adapters.jax.record import closure, parts, states, train_flags
 from fmapper_adapters.jax.record.closure import Lifted
@@ -198,15 +199,27 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(_HIDDEN)
 
 
-def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
-    """Returns the arrays of a model and its state by name, and a function that replaces them."""
-    held_state = states.HeldState(*model)
-    held = Lifted(*_roots(model), held_state.arrays)
+def weights(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    """Returns the arrays of a model by name, and a function that replaces them.
+
+    The model is one of Equinox and its state, or a function with arrays in its closure, as
+    `jax.vmap(model)` is; None for others.
+    """
+    if states.is_stateful(model):
+        held_state = states.HeldState(*model)
+        roots = (*_roots(model), held_state.arrays)
+    elif is_leaf(model) and closure.is_function(model):
+        roots = _roots(model)
+    else:
+        return None
+    held = Lifted(*roots)
+    if not held.arrays or held.refusal is not None:
+        return None
     tied = {name: held.arrays[first] for name, first in held.aliases.items()}
 
     def back(filled: Mapping[str, Any]) -> Any:
-        inner, arrays = held.fill({name: filled[name] for name in held.arrays})
-        return inner, held_state.state(arrays)
+        new = held.fill({name: filled[name] for name in held.arrays})
+        return new[0] if len(new) == 1 else (new[0], held_state.state(new[1]))
 
     return {**held.arrays, **tied}, back
 

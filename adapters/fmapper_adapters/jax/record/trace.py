@@ -54,6 +54,8 @@ class Source:
             program uses them, because they would be constants.
         changed: Names of plain attributes that calls have changed so far, and that have been
             restored.
+        short_names: Names of arrays -> those that begin with the path of the submodule that has the
+            array, where these are others.
     """
 
     call: Callable[..., Any]
@@ -72,6 +74,30 @@ class Source:
     variable_types: dict[str, str] = field(default_factory=dict)
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     changed: dict[str, None] = field(default_factory=dict)
+    short_names: dict[str, str] = field(default_factory=dict)
+
+    def with_short_names(self) -> Source:
+        """Returns the source with its short names: the paths of submodules are in them."""
+        if not self.short_names:
+            return self
+        short, call = self.short_names, self.call
+        full = {other: name for name, other in short.items()}
+
+        def keys(named: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+            return {names.get(name, name): value for name, value in named.items()}
+
+        def run(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
+            output, changed = call(keys(parameters, full), keys(buffers, full), *args, **kwargs)
+            return output, keys(changed, short)
+
+        return replace(
+            self,
+            call=run,
+            parameters=keys(self.parameters, short),
+            buffers=keys(self.buffers, short),
+            aliases={short.get(a, a): short.get(n, n) for a, n in self.aliases.items()},
+            axes=keys(self.axes, short),
+        )
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
         """Returns whether a program holds arrays of undeclared objects."""
@@ -122,6 +148,8 @@ def record(
     """
     if strict is False:
         source.suspects = []
+    if parts:
+        source = source.with_short_names()
     calls = PartCalls() if parts else None
     with record_calls(calls), record_loops(wanted=parts):
         return record_with_equations(
@@ -235,6 +263,9 @@ def record_with_equations(
         train=train,
         name=source.name,
         lines=_lines(graph),
+        source_names={}
+        if calls is None
+        else {short: name for name, short in source.short_names.items()},
     )
     if source.changed:
         warn_of_changes(source.name, source.changed, _REMEDY)

@@ -21,6 +21,8 @@ def build(program: Program, source: Source) -> Any:
     arrays = whole_arrays(program, to_torch, torch.stack)
     module["load_weights"](model, arrays)
     source.weights.keep_rest(arrays)
+    names = program.source_names
+    source.weights = source.weights.rename(lambda name: names.get(name, name))
     model.train(program.starts_in_training)
     return model
 

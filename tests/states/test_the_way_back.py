@@ -1,0 +1,219 @@
+"""Weights of a converted model go back into its source in one call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+eqx = pytest.importorskip("equinox")
+nnx = pytest.importorskip("flax.nnx")
+nn = pytest.importorskip("flax.linen")
+jnp = jax.numpy
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+OFFSET = np.array([3.0, 4.0], np.float32)  # a constant of the program
+
+
+class OfNnx(nnx.Module):
+    """Layers, statistics, a generator, and a name that torch's modules have already."""
+
+    def __init__(self, rngs):
+        self.train_ = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.out = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.drop(self.norm(jnp.tanh(self.train_(x))))) + OFFSET
+
+
+class OfLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+        return nn.Dense(2)(x) + OFFSET
+
+
+class OfEquinox(eqx.Module):
+    up: eqx.nn.Linear
+    out: eqx.nn.Linear
+
+    def __init__(self, key):
+        first, second = jax.random.split(key)
+        self.up, self.out = eqx.nn.Linear(4, 4, key=first), eqx.nn.Linear(4, 2, key=second)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.up(x))) + OFFSET
+
+
+def make(kind):
+    """Returns what is converted, what the weights go back into, and how that is called."""
+    if kind == "nnx":
+        model = OfNnx(nnx.Rngs(0))
+        model.eval()
+        return model, model, lambda learned: learned(X)
+    if kind.startswith("linen"):
+        module = OfLinen()
+        variables = module.init(jax.random.key(0), X)
+        if kind == "linen variables":
+            return (module, variables), variables, lambda learned: module.apply(learned, X)
+        pair = module, variables
+        return pair, pair, lambda learned: learned[0].apply(learned[1], X)
+    model = OfEquinox(jax.random.key(0))
+    if kind == "equinox":
+        return model, model, lambda learned: learned(X[0])
+    if kind == "filter_vmap":
+        wrapped = eqx.filter_vmap(model)
+        return wrapped, wrapped, lambda learned: learned(X)
+    wrapped = jax.vmap(model)
+    if kind == "function":
+        return wrapped, wrapped, lambda learned: learned(X)
+    return wrapped, model, lambda learned: jax.vmap(learned)(X)
+
+
+KINDS = ("nnx", "linen pair", "linen variables", "equinox", "vmap", "filter_vmap", "function")
+
+
+def examples_of(kind):
+    return (torch.tensor(X[0] if kind == "equinox" else X),)
+
+
+def learn(module):
+    """Changes every array of a module, as a training does, and returns it in evaluation mode."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, array in (*module.named_parameters(), *module.named_buffers()):
+            if array.is_floating_point() and "constant" not in name:
+                array.add_(torch.rand(array.shape, generator=generator))
+    return module.eval()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def cells(request):
+    kind = request.param
+    model, target, call = make(kind)
+    found = {
+        structured: learn(
+            fmapper.convert(model, "torch", examples_of(kind), structure=structured, check=False)
+        )
+        for structured in (False, True)
+    }
+    return kind, found, target, call
+
+
+def by_state(converted, target, structured, folder):
+    return fmapper.load_state(target, fmapper.state(converted, source=structured))
+
+
+def by_state_dict(converted, target, structured, folder):
+    if not structured:
+        return fmapper.load_state(target, converted.state_dict())
+    again = fmapper.load_state(converted, {k: 0 * v for k, v in fmapper.state(converted).items()})
+    again.load_state_dict(converted.state_dict())
+    return fmapper.load_state(target, fmapper.state(again, source=True))
+
+
+def by_file(converted, target, structured, folder):
+    saved = fmapper.state(converted, source=True) if structured else converted
+    fmapper.save(saved, folder / "learned.safetensors")
+    return fmapper.load(folder / "learned.safetensors", like=target)
+
+
+@pytest.mark.parametrize("structured", [False, True], ids=["flat", "structured"])
+@pytest.mark.parametrize("way", [by_state, by_state_dict, by_file])
+def test_the_way_back_is_one_call(cells, structured, way, tmp_path):
+    kind, found, target, call = cells
+    learned = way(found[structured], target, structured, tmp_path)
+    with torch.no_grad():
+        wanted = found[structured](*examples_of(kind))
+    assert type(learned) is type(target)
+    np.testing.assert_allclose(call(learned), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("structured", [False, True], ids=["flat", "structured"])
+def test_names_are_those_of_the_source(cells, structured):
+    _, found, target, _ = cells
+    names = fmapper.state(found[structured], source=True)
+    wanted = fmapper.state(target)
+    missing = set(wanted) - set(names)
+    assert not set(names) - set(wanted)
+    assert not missing or structured and all("rngs" in name for name in missing)
+    if not structured:
+        assert list(fmapper.state(found[False])) == list(names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_way_there_is_one_call(kind):
+    model, target, call = make(kind)
+    converted = learn(fmapper.convert(model, "torch", examples_of(kind), check=False))
+    again = fmapper.load_state(converted, fmapper.state(target))
+    with torch.no_grad():
+        np.testing.assert_allclose(call(target), again(*examples_of(kind)), rtol=1e-4, atol=1e-5)
+
+
+def test_linen_comes_back_as_linen():
+    module = OfLinen()
+    variables = module.init(jax.random.key(0), X)
+    there = fmapper.convert((module, variables), "torch", examples_of("linen pair"))
+    back = fmapper.convert(there, "linen", examples_of("linen"))
+    made = back.init(jax.random.key(1), X)
+    assert jax.tree.structure(made) == jax.tree.structure(variables)
+    for ours, theirs in zip(jax.tree.leaves(made), jax.tree.leaves(variables), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# --- models of torch ------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("inverse", torch.arange(1.0, 5.0), persistent=False)
+
+    def forward(self, ids):
+        return self.head(self.norm(self.embed(ids) * self.inverse))
+
+
+IDS = torch.tensor([1, 2, 5])
+
+
+def convert_to(target, net):
+    module = fmapper.convert(net, target, (IDS,))
+    if target != "linen":
+        return module
+    return module, module.init(jax.random.key(0), IDS.numpy())
+
+
+@pytest.mark.parametrize("target", ["jax", "flax", "linen"])
+@pytest.mark.parametrize("file", [False, True])
+def test_the_way_back_to_torch_is_one_call(target, file, tmp_path):
+    net, blank = Net().eval(), Net().eval()
+    converted = convert_to(target, net)
+    if file:
+        fmapper.save(converted, tmp_path / "net.safetensors")
+        learned = fmapper.load(tmp_path / "net.safetensors", like=blank)
+    else:
+        learned = fmapper.load_state(blank, fmapper.state(converted))
+    assert learned.head.weight is learned.embed.weight
+    assert torch.equal(learned(IDS), net(IDS))
+
+
+@pytest.mark.parametrize("target", ["jax", "flax", "linen"])
+@pytest.mark.parametrize("file", [False, True])
+def test_files_and_states_of_torch_fill_what_was_converted(target, file, tmp_path):
+    net = Net().eval()
+    blank = convert_to(target, Net().eval())
+    if file:
+        fmapper.save(net, tmp_path / "net.safetensors")
+        learned = fmapper.load(tmp_path / "net.safetensors", like=blank)
+    else:
+        learned = fmapper.load_state(blank, fmapper.state(net))
+    for name, array in fmapper.state(learned).items():
+        np.testing.assert_array_equal(array, fmapper.state(net)[name].detach())
