@@ -11,6 +11,7 @@ from fmapper.backends.meshes import Meshes, Packed
 from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
+from fmapper.meshes.bundles import names_in_bundle
 from fmapper.meshes.layout import Axes
 from fmapper.suggest import did_you_mean
 from fmapper.tree.keypath import KeyPath, Link, format_keys, name_of
@@ -62,6 +63,7 @@ class Found:
         self._leads: list[tuple[Any, Any]] = []
         self._aliases: dict[str, list[str]] = {}
         self._nodes: list[Any] = []
+        self._in_bundle: dict[str, str] = {}
         if isinstance(rules, Mapping):
             self._by_patterns(rules, tree)
         elif isinstance(rules, tuple) or rules is None:
@@ -134,10 +136,14 @@ class Found:
 
     def _names(self, link: Link) -> Iterator[str]:
         """Yields the name of an array at a place, and with the others that it has in its source."""
-        yield (name := name_of(link))
+        yield (name := self._name(link))
         for own, others in self._aliases.items():
             if name == own or name.endswith(f".{own}"):
                 yield from (f"{name.removesuffix(own)}{other}" for other in others)
+
+    def _name(self, link: Link) -> str:
+        name = name_of(link)
+        return self._in_bundle.get(name, name)
 
     def _meet(self, array: Any, link: Link, state: Any) -> None:
         """Records the rules by pattern and class for an array at one of its places."""
@@ -191,6 +197,7 @@ class Found:
                 )
 
         self._meet = meet  # type: ignore[method-assign]
+        self._in_bundle = names_in_bundle(tree)
         start = frozenset(cls for cls in classes if isinstance(tree, cls))
         self._walk(tree, (start, False), down)
         here = set(self.rules)
@@ -213,7 +220,7 @@ class Found:
 
     def _place(self, name: str, link: Link) -> str:
         """Returns where an array is, or by which other name it is there, for errors."""
-        own = name_of(link)
+        own = self._name(link)
         return format_keys(KeyPath.from_link(link)) if name == own else repr(name)
 
     def _hint(self, rule: Any) -> str:

@@ -66,3 +66,21 @@ def test_what_a_rule_may_have_meant_is_said(rules, message):
     tree = {"layers": [{"up": {"weight": np.ones((4, 2))}}]}
     with pytest.raises(fmapper.PlacementError, match=message):
         Sharding(MESH, rules).specs(tree)
+
+
+@pytest.mark.parametrize("bundle", [lambda m, s: (m, s), lambda m, s: {"model": m, "opt": s}])
+def test_rules_do_not_match_the_indices_of_a_bundle(bundle):
+    """A number in a rule is a layer, not a place in a tuple or a transformation of optax."""
+    optax = pytest.importorskip("optax")
+    layers = [{"w": np.ones((4, 4), np.float32)} for _ in range(3)]
+    tree = bundle(layers, optax.adam(0.1).init(layers))
+    rules = {"0": ("model",), "1": (None, "model"), "w": ()}
+    wanted = [(("model",), ()), ((), ("model",)), ((), ())]
+    found = specs(rules, tree)
+    for name, axes in found.items():
+        if name.endswith(".w"):
+            assert axes == wanted[int(name.split(".")[-2])], name
+        else:
+            assert not any(axes), name
+    assert len(found) == 10
+    assert [*specs({"0": ("model",), "*": ()}, layers).values()] == [wanted[0], *2 * [wanted[2]]]

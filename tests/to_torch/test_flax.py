@@ -440,7 +440,9 @@ def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
     for name, array in converted.state_dict().items():
         assert torch.equal(array, before[name]), f"verify has changed {name}"
     with torch.no_grad():
-        converted.get_parameter("params.dense.kernel" if not more else "params.norm.scale").mul_(1.5)
+        converted.get_parameter("params.dense.kernel" if not more else "params.norm.scale").mul_(
+            1.5
+        )
     assert not fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)
 
 

@@ -1,0 +1,68 @@
+"""The names that rules match where a tree is a bundle, such as a model with its optimizer state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.tree.keypath import BoxKey, KeyPath
+from fmapper.tree.walk import visit
+
+Keys = tuple[object, ...]
+
+
+def names_in_bundle(tree: Any) -> dict[str, str]:
+    """Returns the names of arrays without the indices that are not in the model; only these.
+
+    A moment of an optimizer has the name and the shape of its parameter, below a path in another
+    item of the bundle. The indices in that path number transformations, not layers, and neither
+    does the index of the model in a tuple.
+
+    Examples:
+        >>> import numpy as np
+        >>> layers = [{"w": np.ones(2)}, {"w": np.ones(2)}]
+        >>> names_in_bundle((layers, ({"mu": layers},)))["1.0.mu.1.w"]
+        'mu.1.w'
+    """
+    places: list[tuple[Keys, tuple[str, ...], Any]] = []
+    items_with: dict[tuple[tuple[str, ...], Any], set[object]] = {}
+    for link, array, kind in visit(tree):
+        adapter = adapter_of(array) if kind is None else None
+        if adapter is None:
+            continue
+        keys = tuple(key for key in KeyPath.from_link(link).keys if type(key) is not BoxKey)
+        if len(keys) < 2:
+            continue
+        text, shape = tuple(map(str, keys)), adapter.shape(array)
+        places.append((keys, text, shape))
+        items_with.setdefault((text[1:], shape), set()).add(keys[0])
+    outer: list[int | None] = []
+    models: set[object] = set()
+    for keys, text, shape in places:
+        found = None
+        for at in range(2, len(keys)):
+            leads = items_with.get((text[at:], shape), set()) - {keys[0]}
+            if leads:
+                models |= leads
+                found = at
+                break
+        outer.append(found)
+    named = {}
+    for (keys, text, _), length in zip(places, outer, strict=True):
+        if not models:
+            break
+        if length is None:  # of the model, or a count
+            length = 1 if keys[0] in models else _leading_indices(keys)
+        kept = [name for i, name in enumerate(text) if i >= length or not _is_index(keys[i])]
+        if len(kept) < len(text):
+            named[".".join(text)] = ".".join(kept)
+    return named
+
+
+def _leading_indices(keys: Keys) -> int:
+    """Returns the number of keys up to the end of the indices that follow the first key."""
+    return next((i for i, key in enumerate(keys) if i and not _is_index(key)), len(keys) - 1)
+
+
+def _is_index(key: object) -> bool:
+    return isinstance(key, int)
