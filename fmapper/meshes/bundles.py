@@ -47,13 +47,13 @@ def names_in_bundle(tree: Any) -> dict[str, str]:
                 found = at
                 break
         outer.append(found)
+    if not models:
+        return {}
     named = {}
-    for (keys, text, _), length in zip(places, outer, strict=True):
-        if not models:
-            break
-        if length is None:  # of the model, or a count
-            length = 1 if keys[0] in models else _leading_indices(keys)
-        kept = [name for i, name in enumerate(text) if i >= length or not _is_index(keys[i])]
+    for (keys, text, _), found in zip(places, outer, strict=True):
+        inner = 1 if keys[0] in models else _leading_indices(keys)  # of the model, or a count
+        end = inner if found is None else found
+        kept = [name for i, name in enumerate(text) if i >= end or not _is_index(keys[i])]
         if len(kept) < len(text):
             named[".".join(text)] = ".".join(kept)
     return named

@@ -220,6 +220,11 @@ def test_other_arrays_come_from_a_dict_or_a_converted_model(made: Any) -> None:
         generator.replace(params={})
     with pytest.raises(fmapper.ConversionError, match="expected shape"):
         generator.replace(params={**generator.params, "out.bias": np.zeros(3, "float32")})
+    half = {name: array.astype("bfloat16") for name, array in generator.params.items()}
+    with pytest.raises(fmapper.ConversionError, match="expected dtype float32, got bfloat16"):
+        generator.replace(params=half)
+    with pytest.raises(fmapper.ConversionError, match=r"has no out\.wieght"):
+        generator.replace(params={**generator.params, "out.wieght": generator.params["out.bias"]})
 
 
 def test_a_file_is_read_without_torch(made: Any, tmp_path: Path) -> None:

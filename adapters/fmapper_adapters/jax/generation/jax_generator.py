@@ -84,10 +84,16 @@ class JaxGenerator(Generator):
             precision: The precision of matrix products in float32.
 
         Raises:
-            ConversionError: Names are missing, or shapes differ.
+            ConversionError: Names are missing or left over, or shapes or dtypes differ.
         """
         given = {} if params is None else _arrays_of(params)
         given |= buffers or {}
+        left = [name for name in given if name not in self._names()]
+        if left:
+            raise ConversionError(
+                f"{self.generation.name} has no {', '.join(left[:5])}"
+                f"{' and others' * (len(left) > 5)}: pass only arrays that the generator has"
+            )
         held, codes = self._held, self._codes
         if params is not None:
             new = _update(self.params, given, self.generation.step.aliases, strict=True)
@@ -103,6 +109,12 @@ class JaxGenerator(Generator):
             _update(self.buffers, given, {}, strict=False),
             self.precision if precision is ... else precision,
         )
+
+    def _names(self) -> set[str]:
+        """Returns the names that its arrays have in the model, tied ones all of theirs."""
+        first, step = self.generation.prefill, self.generation.step
+        aliases = {**step.aliases, **({} if first is None else first.aliases)}
+        return {*self.params, *self.buffers, *aliases}
 
     def as_generation(self) -> Generation:
         """Returns the programs with these arrays; the prompt's program has them all."""
@@ -307,6 +319,12 @@ def _update(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: boo
         if array.shape != old[name].shape:
             raise ConversionError(f"{name}: expected shape {old[name].shape}, got {array.shape}")
     moved: Arrays = to_jax(found)
+    for name, array in moved.items():
+        if array.dtype != old[name].dtype:
+            raise ConversionError(
+                f"{name}: expected dtype {old[name].dtype}, got {array.dtype}. Cast the arrays "
+                f"first, fmapper.cast(params, {str(old[name].dtype)!r})."
+            )
     return moved
 
 
