@@ -407,12 +407,6 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
 
         return model.program if isinstance(model, TorchModel) else None
 
-    def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-        """Returns the arrays of a converted model by source name, where modules have others."""
-        from fmapper_adapters.torch.model.torch_model import TorchModel
-
-        return model.weights() if isinstance(model, TorchModel) else None
-
     def origin_of(self, model: Any) -> str:
         """Returns the folder that a model, converted or of transformers, was made from."""
         return super().origin_of(model) or origin_of(model)

@@ -193,28 +193,13 @@ def _numbered_inputs(specs: Any, nodes: list[Any]) -> Any:
         users += spec.kind.name == "USER_INPUT"
 
 
-def _constants_of_programs(module: torch.nn.Module) -> tuple[str, ...]:
-    """Returns with what the names of buffers begin that only the code of converted parts uses."""
-    return tuple(
-        f"{path}.{name}" if path else name
-        for path, part in module.named_modules()
-        if hasattr(part, "constants_of_programs")
-        for name in part.constants_of_programs()
-    )
-
-
 class _Names:
     """The arrays of a module by name, each once, and the meaning of each input of the graph."""
 
     def __init__(self, module: torch.nn.Module, exported: torch.export.ExportedProgram) -> None:
         self.aliases: dict[str, str] = {}
         self.parameters = self._each_once(module.named_parameters(remove_duplicate=False))
-        of_programs = _constants_of_programs(module)
-        self.buffers = self._each_once(
-            (name, array)
-            for name, array in module.named_buffers(remove_duplicate=False)
-            if not name.startswith(of_programs)
-        )
+        self.buffers = self._each_once(signature_of.buffers(module))
         self.constants: dict[str, Any] = {}
         persistent = {*module.state_dict(keep_vars=True)}
         self.transient = tuple(name for name in self.buffers if name not in persistent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,3 +84,16 @@ def own_inputs(signature: Any, nodes: Sequence[torch.fx.Node]) -> list[str]:
     made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
     pairs = zip(signature.input_specs, nodes, strict=True)
     return [node.name for spec, node in pairs if spec.kind.name not in made]
+
+
+def buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields buffers by name, without those that only the code of converted parts uses."""
+    constants = tuple(
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        if hasattr(part, "constants_of_programs")
+        for name in part.constants_of_programs()
+    )
+    for name, array in module.named_buffers(remove_duplicate=False):
+        if not name.startswith(constants):
+            yield name, array

@@ -39,6 +39,12 @@ class Sources(Models):
 
         return _build.build(program, self.translate(program, scan=scan))
 
+    def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays of a converted model by source name, where modules have others."""
+        from fmapper_adapters.torch.model.torch_model import TorchModel
+
+        return model.weights() if isinstance(model, TorchModel) else None
+
     def source_weights(
         self, model: Any, *, transient: bool = True
     ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
