@@ -246,3 +246,43 @@ def test_known_classes_and_places(forward: Any) -> None:
         converting.compare(jax.jit(model)(X.numpy(), given.numpy()), forward(X, given))
     with pytest.raises(fmapper.ProgramInputError, match="asserts"):
         model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))
+
+
+class PadsByBuffers(torch.nn.Module):
+    """Pads as causal convolutions of codecs do, whose sizes are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stride", torch.tensor(2))
+        self.register_buffer("kernel", torch.tensor(5))
+
+    def forward(self, x: Any) -> Any:
+        frames = torch.ceil((x.shape[-1] - self.kernel) / self.stride).to(torch.int64)
+        extra = frames * self.stride + self.kernel - x.shape[-1]
+        return torch.nn.functional.pad(x, (self.kernel - self.stride, extra)) * 2
+
+
+class PadsByACounter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(2))
+
+    def forward(self, x: Any) -> Any:
+        found = torch.nn.functional.pad(x, (self.calls, 0))
+        self.calls.add_(1)
+        return found
+
+
+def test_numbers_of_buffers_that_decide_sizes_are_asserted():
+    module, x = PadsByBuffers(), torch.arange(6.0)[None]
+    model = fmapper.convert(module, "jax", (x,))
+    converting.compare(jax.jit(lambda model, x: model(x))(model, x.numpy()), module(x))
+    other = model.replace(buffers={**model.buffers, "kernel": model.buffers["kernel"] + 1})
+    with pytest.raises(fmapper.ProgramInputError, match="buffers"):
+        other(x.numpy())
+
+
+def test_numbers_of_buffers_that_change_are_not_asserted():
+    with pytest.warns(fmapper.NotCompiledWarning):
+        model = fmapper.convert(PadsByACounter(), "jax", (torch.ones(1, 3),))
+    assert model(np.ones((1, 3), "float32")).shape == (1, 5)

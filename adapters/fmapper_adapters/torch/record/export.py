@@ -52,7 +52,7 @@ from fmapper_adapters.torch.record.patches.encoders import (
     that_see_nothing,
 )
 from fmapper_adapters.torch.record.patches.restore import keep_attributes, unwind
-from fmapper_adapters.torch.record.values import masked_rows, split_rows
+from fmapper_adapters.torch.record.values import buffer_numbers, masked_rows, split_rows
 from fmapper_adapters.torch.record.ways import (
     STRICTLY,
     WAYS,
@@ -304,6 +304,7 @@ def _try_ways(
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
                 overlaps.refuse(type(module).__name__, exported)
                 masked_rows.choose_by_masks(exported)
+                buffer_numbers.assert_numbers(exported)
                 if check:
                     _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
