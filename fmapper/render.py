@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,13 @@ _PRE = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_BYTES = {
+    "B": 1,
+    **{f"{c}iB": 1 << 10 * n for n, c in enumerate("KMGT", 1)},
+    **{f"{c}B": 1000**n for n, c in enumerate("KMGT", 1)},
+    "kB": 1000,
+}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|k?B)\s*")
 
 
 def as_text(renderable: RenderableType) -> str:
@@ -78,6 +86,17 @@ def readable_bytes(n: int) -> str:
     while size >= 1024:
         size, unit = size / 1024, next(units)
     return f"{size:.1f} {unit}"
+
+
+def parse_bytes(text: str) -> int | None:
+    """Returns the bytes that a text such as `1.5GiB` or `800MB` stands for; None for other texts.
+
+    Examples:
+        >>> parse_bytes("1.5GiB"), parse_bytes("800 MB"), parse_bytes("much")
+        (1610612736, 800000000, None)
+    """
+    match = _AMOUNT.fullmatch(text)
+    return None if match is None else int(float(match[1]) * _BYTES[match[2]])
 
 
 def readable_seconds(seconds: float) -> str:

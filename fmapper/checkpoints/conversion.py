@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from fmapper.checkpoints.formats.format import (
     merge_ties,
     read_contents,
 )
-from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
+from fmapper.checkpoints.formats.safetensors import SafetensorsFolder, shards
 from fmapper.checkpoints.formats.writer import Journal, Writer
 from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.checkpoints.remote import url_writer
@@ -76,6 +76,7 @@ def convert_checkpoint(
     dtype: Any = None,
     rules: Rules | None = None,
     dequantize: bool = False,
+    max_shard_size: int | str | None = None,
     check: bool = True,
 ) -> Converted:
     """Writes a checkpoint in another format, dtype or layout, without loading it into memory.
@@ -88,16 +89,19 @@ def convert_checkpoint(
     What is written lies in the folder `TARGET.partial` until it is complete. A run that was
     interrupted is continued by the next one with the same arguments: what its journal has is
     neither written nor compared again, for the formats that are not streams (npz, orbax and dcp are
-    written anew).
+    written anew). A target that is there already is compared with what would be written, and
+    nothing is written.
 
     Args:
         source: A checkpoint of any format; of safetensors also a URL.
-        target: The new file or folder, which must not be there, nor lie in the source; for
-            safetensors also a URL, to which a stream is written that is not continued later.
-        format: As for `save`.
+        target: The new file or folder, which does not lie in the source; for safetensors also a
+            URL, to which a stream is written that is not continued later.
+        format: As for `save`; None goes by how the target ends, and from a folder to a name without
+            an ending keeps the format.
         dtype: The dtype of floating and complex arrays; None for their own.
         rules: What is renamed and reshaped.
         dequantize: Whether to make quantised arrays dense, as `dequantize` does.
+        max_shard_size: As for `save`.
         check: Whether to read back what was written, and compare.
 
     Raises:
@@ -105,15 +109,15 @@ def convert_checkpoint(
             written that reads otherwise. Or `dtype` would cast 8-bit floats, which have scales,
             or `dequantize` would leave them as they are.
         LossyCastError: A finite value is infinite in the new dtype.
-        FileExistsError: The target is there.
+        FileExistsError: The target is there, and is something else.
         OSError: The disk is full, or may not be written to; what was written stays in
             `TARGET.partial`, and the next run continues.
     """
     origin, goal = place_of(source), place_of(target)
-    _check_places(origin, goal)
+    is_there = _check_places(origin, goal)
     asked = None if dtype is None else dtype_name(dtype)
     with step(f"converting {origin.name}") as say:
-        contents = read_contents(origin)[1]
+        own, contents = read_contents(origin)
         if dequantize:
             contents = _dequantize(origin, contents, asked)
         contents = _change(contents, rules)
@@ -121,22 +125,25 @@ def convert_checkpoint(
         if asked is not None:
             contents.arrays = {name: _cast(a, asked) for name, a in contents.arrays.items()}
         check_contents(contents)
-        form = format_for(goal, format)
+        form = format_for(goal, format, max_shard_size, own)
         begin = time.perf_counter()  # the libraries of the formats are there
         total = sum(array.nbytes for array in contents.arrays.values())
         on_bytes = _Meter(f"converting {origin.name}", total, say)
         done = len(contents.arrays), total
+        texts = _texts_for(origin, goal, form, asked, dequantize) if rules is None else {}
+        if is_there:
+            _compare_with_target(goal, form, contents, texts)
+            return Converted(goal, form.name, *done, time.perf_counter() - begin)
         if isinstance(goal, Url):
             with url_writer(goal, check=check, on_bytes=on_bytes) as writer:
                 form.write(writer, contents)
             return Converted(goal, form.name, *done, time.perf_counter() - begin)
         plan = _plan(origin, contents, form, asked, rules, dequantize)
-        texts = _texts_beside(origin) if isinstance(form, SafetensorsFolder) and not rules else []
         partial = goal.with_name(f"{goal.name}.partial")
         with _explain_full_disk(partial), _Staging(partial, plan, form) as (out, journal):
             form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
-            for text in texts:
-                (out / text.name).write_bytes(_read_text(text, asked, dequantize))
+            for name, text in texts.items():
+                (out / name).write_bytes(text)
             if goal.exists():
                 raise FileExistsError(f"{goal} was created by another process meanwhile")
             out.rename(goal)
@@ -144,15 +151,10 @@ def convert_checkpoint(
     return Converted(goal, form.name, *done, time.perf_counter() - begin)
 
 
-def _check_places(source: Place, target: Place) -> None:
+def _check_places(source: Place, target: Place) -> bool:
+    """Checks that a target is possible; returns whether something is there."""
     if isinstance(target, Url):
-        if target.exists() and not (target.is_dir() and not target.names()):
-            raise FileExistsError(f"{target} already exists: remove it, or choose another name")
-        return
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise FileExistsError(f"{target} already exists: remove it, or choose another name")
-    if target.is_dir():
-        target.rmdir()
+        return target.exists() and not (target.is_dir() and not target.names())
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: no such folder")
     if (
@@ -161,6 +163,46 @@ def _check_places(source: Place, target: Place) -> None:
         and target.resolve().is_relative_to(source.resolve())
     ):
         raise CheckpointError(f"{target} would be inside its source, {source}")
+    if target.is_dir() and not any(target.iterdir()):
+        target.rmdir()
+    return target.exists()
+
+
+def _compare_with_target(
+    target: Place, form: Format, contents: Contents, texts: Mapping[str, bytes]
+) -> None:
+    """Raises unless the target is what would be written, complete and with the same values."""
+    try:
+        problem = _difference(target, form, contents, texts)
+    except CheckpointError as error:
+        problem = str(error)
+    if problem:
+        raise FileExistsError(
+            f"{target} already exists, and is not what this conversion writes ({problem}): remove "
+            "it, or choose another name"
+        )
+
+
+def _difference(target: Place, form: Format, contents: Contents, texts: Mapping[str, bytes]) -> str:
+    """Says how a target differs from what would be written; empty if it does not."""
+    from fmapper.checkpoints.inspection import diff  # for targets that are there
+
+    found, there = read_contents(target)
+    if type(found) is not type(form):
+        return f"it is in the format {found.name}"
+    if isinstance(form, SafetensorsFolder):
+        names = [name for name, _ in shards(contents.arrays, form.most)]
+        if [file.name for file in there.files] != names:
+            return "its shards are others"
+    for name, text in texts.items():
+        file = Path(str(target)) / name
+        if not file.is_file() or file.read_bytes() != text:
+            return f"{name} differs"
+    pair = (Checkpoint.of(target, form.name, one) for one in (there, contents))
+    for one in diff(*pair).differences:  # formats without bools have 0 and 1
+        if one.what != "value" or there.values.get(one.name) != contents.values.get(one.name):
+            return str(one)
+    return ""
 
 
 def _dequantize(source: Place, contents: Contents, dtype: str | None) -> Contents:
@@ -247,9 +289,19 @@ def _plan(
         "files": files,
         "format": form.name,
         "dtype": dtype,
+        "max_shard_size": form.most if isinstance(form, SafetensorsFolder) else None,
         "dequantize": dequantize,
         "rules": hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+def _texts_for(
+    source: Place, target: Place, form: Format, dtype: str | None, dequantize: bool
+) -> dict[str, bytes]:
+    """Returns the texts that come along from a folder of the Hub, by name."""
+    if not isinstance(form, SafetensorsFolder) or isinstance(target, Url):
+        return {}
+    return {text.name: _read_text(text, dtype, dequantize) for text in _texts_beside(source)}
 
 
 def _texts_beside(folder: Place) -> list[Path]:

@@ -356,7 +356,7 @@ def stack(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
 
 def is_narrow(array: LazyArray) -> bool:
     """Returns whether an array has floats of 8 bits or fewer, which as a rule have scales."""
-    return array.dtype.name.startswith(("float8", "float6", "float4"))
+    return array.dtype.name.startswith("float") and array.dtype.itemsize == 1
 
 
 def _as_shape(shape: Sequence[int]) -> tuple[int, ...]:

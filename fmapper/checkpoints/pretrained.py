@@ -18,7 +18,7 @@ from fmapper.backends.models import Models
 from fmapper.checkpoints.backend import read_ahead
 from fmapper.checkpoints.checkpoint import read_checkpoint
 from fmapper.checkpoints.extras.settings import CONFIG
-from fmapper.checkpoints.formats.format import Contents
+from fmapper.checkpoints.formats.format import Contents, shard_bytes
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray, is_narrow
@@ -395,11 +395,12 @@ def save_pretrained(
     *,
     like: str | os.PathLike[str] | None = None,
     rules: Rules | None = None,
+    max_shard_size: int | str | None = None,
 ) -> None:
     """Writes a folder that `transformers.AutoModel.from_pretrained` opens, from any framework.
 
-    The weights get the names and shapes that transformers gives them when it saves, in shards of
-    at most 5 GB with an index; the configuration is that of the folder the model came from. The
+    The weights get the names and shapes that transformers gives them when it saves, in shards with
+    an index; the configuration is that of the folder the model came from. The
     folder appears when it is complete.
 
     Args:
@@ -410,6 +411,7 @@ def save_pretrained(
             it was made from.
         rules: How names and shapes of a folder become those of the model, the inverse of which is
             used; None for what transformers has in its tables.
+        max_shard_size: The bytes of arrays in each file, as a number or as `2GB`; None for 5 GB.
 
     Raises:
         CheckpointError: `like` holds no model that is known here, or the rules have no inverse.
@@ -418,6 +420,7 @@ def save_pretrained(
     """
     places = folder, _origin_of(model) if like is None else like
     target, origin = (local_place(path, "save_pretrained") for path in places)
+    form = SafetensorsFolder(None if max_shard_size is None else shard_bytes(max_shard_size))
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
         found = _find(origin, _main_dtype(contents), contents.arrays)
@@ -441,7 +444,7 @@ def save_pretrained(
         with new_folder(target) as beside:
             for name, text in found.files().items():
                 (beside / name).write_text(text, encoding="utf-8")
-            SafetensorsFolder().write(Writer(beside), Contents(made))
+            form.write(Writer(beside), Contents(made))
 
 
 def _origin_of(model: Any) -> str:

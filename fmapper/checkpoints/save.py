@@ -42,6 +42,7 @@ def save(
     format: str | None = None,
     *,
     metadata: Mapping[str, str] | None = None,
+    max_shard_size: int | str | None = None,
 ) -> None:
     """Writes the arrays, numbers and strings of a tree to a file or folder, for `load` to read.
 
@@ -62,6 +63,8 @@ def save(
             index as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and
             `orbax`. None goes by how the path ends.
         metadata: Texts to keep beside the arrays, where the format has a place for some.
+        max_shard_size: The bytes of arrays in each file of a folder of safetensors, as a number or
+            as `2GB`; None for 5 GB. A larger array has a file to itself.
 
     Raises:
         CheckpointError: The format cannot hold an array or a value; names it. Nothing is written.
@@ -80,7 +83,7 @@ def save(
 
     sync()
     target = place_of(path)
-    form = format_for(target, format)
+    form = format_for(target, format, max_shard_size)
     with step(f"saving {target.name}"):
         contents = contents_of_tree(tree)
         contents.metadata |= metadata or {}

@@ -42,11 +42,17 @@ def checkpoint() -> None:
 @click.option(
     "--to",
     metavar="FORMAT",
-    help="safetensors, orbax, flax, npz, torch or dcp (default: by the ending of OUT).",
+    help="safetensors, orbax, flax, npz, torch or dcp (default: by the ending of OUT, else that of "
+    "a folder IN).",
 )
 @click.option("--dtype", help="The dtype of the floating arrays.")
 @click.option("--dequantize", is_flag=True, help="Make quantised arrays dense.")
 @click.option("--rules", type=PATH, help="Rules for names and shapes of the arrays, as TOML.")
+@click.option(
+    "--max-shard-size",
+    metavar="SIZE",
+    help="The bytes in each file of a folder of safetensors, such as 2GB (default: 5GB).",
+)
 @click.option("--check/--no-check", default=True, help="Compare what was written (default).")
 def convert(
     source: str,
@@ -55,11 +61,12 @@ def convert(
     dtype: str | None,
     dequantize: bool,
     rules: Path | None,
+    max_shard_size: str | None,
     check: bool,
 ) -> int:
     """Convert a checkpoint to another format, piece by piece, and compare what was written.
 
-    The same command continues a conversion that was interrupted.
+    The same command continues a conversion that was interrupted. A complete one is only compared.
     """
     from fmapper.checkpoints import Rules, convert_checkpoint
 
@@ -70,6 +77,7 @@ def convert(
         dtype=dtype,
         rules=None if rules is None else Rules.from_toml(rules),
         dequantize=dequantize,
+        max_shard_size=max_shard_size,
         check=check,
     )
     rate = readable_bytes(int(done.nbytes / max(done.seconds, 1e-6)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import PlacementError
 from fmapper.files.dtypes import itemsize
 from fmapper.programs.program import Program
-from fmapper.render import as_html, as_text, readable_bytes
+from fmapper.render import as_html, as_text, parse_bytes, readable_bytes
 from fmapper.states.inventory import Inventory
 from fmapper.states.state import named_arrays
 from fmapper.tree.keypath import KeyPath
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 OFFLOADED = ("cpu", "disk")
-_UNITS = {
-    "B": 1,
-    **{f"{c}iB": 1 << 10 * n for n, c in enumerate("KMGT", 1)},
-    **{f"{c}B": 1000**n for n, c in enumerate("KMGT", 1)},
-    "kB": 1000,
-}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|k?B)\s*")
 _FLOATS = ("float", "bfloat")
 
 
@@ -315,9 +307,9 @@ def _amount(device: Any, amount: int | str | None) -> float:
     if amount is None:
         return math.inf
     if isinstance(amount, str):
-        match = _AMOUNT.fullmatch(amount)
-        if match is not None:
-            return int(float(match[1]) * _UNITS[match[2]])
+        count = parse_bytes(amount)
+        if count is not None:
+            return count
     elif amount >= 0:
         return amount
     raise PlacementError(

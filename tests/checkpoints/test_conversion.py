@@ -364,3 +364,81 @@ def test_the_kernel_copies_what_lies_alike_in_pages(tmp_path, monkeypatch, start
         target.seek(offset)
         assert target.read() == data[start:]
     assert bool(calls) == ((start - offset) % 4096 == 0)
+
+
+@pytest.mark.parametrize("target", ["x.safetensors", "x.npz", "x", "x.pt", "x.msgpack", "x.dcp"])
+def test_a_conversion_that_is_complete_succeeds_again(source, tmp_path, target, monkeypatch):
+    form = "safetensors" if target == "x" else None
+    first = convert_checkpoint(source, tmp_path / target, form)
+    place = tmp_path / target
+    before = {path: path.stat().st_mtime_ns for path in [place, *place.rglob("*")]}
+    monkeypatch.setattr(writer.Writer, "__init__", lambda *args, **kw: pytest.fail("wrote"))
+    again = convert_checkpoint(source, tmp_path / target, form, check=False)
+    assert (again.path, again.arrays, again.nbytes) == (place, first.arrays, first.nbytes)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"w": np.ones(4), "step": 3}, "w: 2 elements differ"),
+        ({"w": np.ones(3), "step": 3}, r"w: shape \[3\] and \[4\]"),
+        ({"w": np.ones(4)}, "step: only in the second"),
+        ({"w": np.array([1.0, 2, 3, 1]), "step": 4}, "step: value 4 and 3"),
+    ],
+)
+def test_a_target_that_is_something_else_is_kept(tmp_path, tree, said):
+    fmapper.save({"w": np.array([1.0, 2, 3, 1]), "step": 3}, tmp_path / "s.safetensors")
+    fmapper.save(tree, tmp_path / "x.npz")
+    data = (tmp_path / "x.npz").read_bytes()
+    with pytest.raises(FileExistsError, match=said):
+        convert_checkpoint(tmp_path / "s.safetensors", tmp_path / "x.npz")
+    assert (tmp_path / "x.npz").read_bytes() == data
+
+
+def test_another_format_or_a_damaged_file_is_not_what_would_be_written(source, tmp_path):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.npz")
+    os.rename(tmp_path / "x.npz", tmp_path / "x")
+    with pytest.raises(FileExistsError, match="it is in the format npz"):
+        convert_checkpoint(source, tmp_path / "x", "safetensors")
+    (tmp_path / "y.npz").write_bytes(b"PK\3\4")
+    with pytest.raises(FileExistsError, match="is not a zip file"):
+        convert_checkpoint(source, tmp_path / "y.npz")
+
+
+def test_a_folder_keeps_its_format_under_a_name_without_an_ending(source, tmp_path):
+    convert_checkpoint(source, tmp_path / "llama-3.1", "safetensors")
+    assert (
+        convert_checkpoint(tmp_path / "llama-3.1", tmp_path / "llama-3.2").format == "safetensors"
+    )
+    (tmp_path / "old").mkdir()
+    fmapper.save({"w": np.ones(2)}, tmp_path / "old" / "pytorch_model.bin")
+    assert convert_checkpoint(tmp_path / "old", tmp_path / "new").format == "pt"
+    assert (tmp_path / "new" / "pytorch_model.bin").is_file()
+    assert convert_checkpoint(tmp_path / "old", tmp_path / "new.npz").format == "npz"
+    with pytest.raises(fmapper.CheckpointError, match="cannot determine the format"):
+        convert_checkpoint(source, tmp_path / "z")
+
+
+@pytest.mark.parametrize("size", [20_000, "20kB", "20 KB"])
+def test_shards_have_the_size_that_is_asked_for(source, tmp_path, size):
+    convert_checkpoint(source, tmp_path / "x", "safetensors", max_shard_size=size)
+    fmapper.save(fmapper.load(source), tmp_path / "y", "safetensors", max_shard_size=size)
+    for folder in (tmp_path / "x", tmp_path / "y"):
+        assert len([*folder.glob("*.safetensors")]) > 1
+        assert not diff(source, folder)
+    convert_checkpoint(source, tmp_path / "x", "safetensors", max_shard_size=size)
+    with pytest.raises(FileExistsError, match="its shards are others"):
+        convert_checkpoint(source, tmp_path / "x", "safetensors")
+
+
+@pytest.mark.parametrize("size", [0, -1, "much", 1.5, True])
+def test_sizes_of_shards_are_bytes(tmp_path, size):
+    with pytest.raises(fmapper.CheckpointError, match="max_shard_size="):
+        fmapper.save({"w": np.ones(2)}, tmp_path / "x", "safetensors", max_shard_size=size)
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.dcp"])
+def test_other_formats_have_no_shards(tmp_path, name):
+    with pytest.raises(fmapper.CheckpointError, match="is not written in shards"):
+        fmapper.save({"w": np.ones(2)}, tmp_path / name, max_shard_size="1GB")

@@ -22,6 +22,7 @@ from fmapper.files.bounds import check_name
 from fmapper.files.safetensors import MOST_BYTES
 from fmapper.files.untrusted import Misfit, member, show
 from fmapper.files.urls import Place, Url
+from fmapper.render import parse_bytes
 from fmapper.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ class Format(ABC):
     def for_path(self, path: Path) -> Format:
         """Returns the form of this format for a path: one file, or a folder of several."""
         return self
+
+    def with_shards(self, nbytes: int) -> Format:
+        """Returns this format with files of at most so many bytes of arrays.
+
+        Raises:
+            CheckpointError: It is not written in shards.
+        """
+        raise CheckpointError(
+            f"max_shard_size: {self.name} is not written in shards here; only a folder of "
+            "safetensors is, which has a name without an ending, or with another one"
+        )
 
     @abstractmethod
     def is_at(self, path: Path) -> bool:
@@ -193,17 +205,45 @@ def _needs_a_file(url: Place, name: str) -> CheckpointError:
     )
 
 
-def format_for(path: Place, name: str | None) -> Format:
+def format_for(
+    path: Place,
+    name: str | None,
+    max_shard_size: int | str | None = None,
+    source: Format | None = None,
+) -> Format:
     """Returns the format to write, by its name or by the ending of the path.
+
+    Args:
+        path: The file or folder.
+        name: The name of a format.
+        max_shard_size: The bytes of arrays in a file of a folder, as a number or as `2GB`.
+        source: The format of a folder that is converted: a path without an ending gets it, too.
 
     Raises:
         CheckpointError: There is no format of this name, none for this ending, or it is not written
-            behind a URL.
+            behind a URL or in shards.
     """
+    if name is None and source is not None and source.is_folder:
+        is_clear = any(path.suffix in candidate.endings for candidate in formats())
+        name = None if is_clear else source.name
     found = _format_for(cast(Path, path), name)
     if isinstance(path, Url) and not found.urls:
         raise _needs_a_file(path, found.name)
-    return found
+    return found if max_shard_size is None else found.with_shards(shard_bytes(max_shard_size))
+
+
+def shard_bytes(size: int | str) -> int:
+    """Returns the bytes of a number or a text such as `2GB`.
+
+    Raises:
+        CheckpointError: It is something else, or not positive.
+    """
+    nbytes = parse_bytes(size) if isinstance(size, str) else size
+    if type(nbytes) is not int or nbytes < 1:
+        raise CheckpointError(
+            f"max_shard_size={size!r}: pass bytes, such as 1000, '1.5GiB' or '800MB'"
+        )
+    return nbytes
 
 
 def _format_for(path: Path, name: str | None) -> Format:

@@ -62,15 +62,26 @@ class Safetensors(Format):
 
 
 class SafetensorsFolder(Format):
-    """A folder as the Hub has it: `model.safetensors`, or shards of at most 5 GB and an index."""
+    """A folder as the Hub has it: `model.safetensors`, or shards of bounded bytes and an index.
+
+    Args:
+        most: The bytes of arrays in a file, unless one alone has more; None for 5 GB.
+    """
 
     name: ClassVar[str] = "safetensors"
     is_folder: ClassVar[bool] = True
     urls: ClassVar[bool] = True
 
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+
     def for_path(self, path: Path) -> Format:
         """Returns the form for one file where the name ends so."""
         return Safetensors().for_path(path)
+
+    def with_shards(self, nbytes: int) -> Format:
+        """Returns this format with files of at most so many bytes of arrays."""
+        return SafetensorsFolder(nbytes)
 
     def is_at(self, path: Path) -> bool:
         """Returns whether a folder has an index, or files with that ending."""
@@ -103,10 +114,10 @@ class SafetensorsFolder(Format):
     def write(self, out: Writer, contents: Contents) -> None:
         """Writes the shards, and an index if there are several."""
         metadata = _metadata(contents)
-        for name, arrays in shards(contents.arrays):
+        for name, arrays in shards(contents.arrays, self.most):
             with out.open(name) as file:
                 _write_file(out, file, arrays, metadata)
-        index = index_of(contents.arrays)
+        index = index_of(contents.arrays, self.most)
         if index is not None:
             out.text(INDEX, index)
 
@@ -115,8 +126,10 @@ def layout(
     form: Format, contents: Contents, target: str
 ) -> tuple[dict[str, tuple[bytes, dict[str, int], int]], dict[str, str]]:
     """Returns the layout of the files to write: header, offsets, size; and texts."""
-    is_folder = isinstance(form, SafetensorsFolder)
-    parts = shards(contents.arrays) if is_folder else [(target, contents.arrays)]
+    parts, index = [(target, contents.arrays)], None
+    if isinstance(form, SafetensorsFolder):
+        parts = shards(contents.arrays, form.most)
+        index = index_of(contents.arrays, form.most)
     metadata = _metadata(contents)
     files = {}
     for name, arrays in parts:
@@ -128,7 +141,6 @@ def layout(
         starts = {n: entry.start for n, entry in header.entries.items()}
         size = max((entry.end for entry in header.entries.values()), default=len(head))
         files[name] = head, starts, size
-    index = index_of(contents.arrays) if is_folder else None
     return files, {} if index is None else {INDEX: index}
 
 
