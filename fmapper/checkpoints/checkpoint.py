@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from fmapper.checkpoints.extras.settings import CONFIG, read_settings, split_quantization
 from fmapper.checkpoints.formats.format import Contents, file_in, read_contents
@@ -42,9 +43,10 @@ class Checkpoint(dict[str, Any]):
         Raises:
             CheckpointError: The configuration is damaged.
         """
-        if not self.path.is_dir() or not (self.path / CONFIG).exists():
+        path = cast(Path, self.path)  # a URL has what is asked of it
+        if not path.is_dir() or not (path / CONFIG).exists():
             return None
-        return split_quantization(read_settings(file_in(self.path, CONFIG)))[1]
+        return split_quantization(read_settings(file_in(path, CONFIG)))[1]
 
     def __repr__(self) -> str:
         """Shows the place and the size; `inspect` lists the arrays."""

@@ -150,7 +150,7 @@ def load(
         _check_unused(device=device, dtype=dtype, default=default, sharding=sharding, strict=strict)
     elif to is not None:
         raise TypeError("load: to= is for the model in a file, like= for arrays to fill: omit one")
-    if to is not None and not (format is rules is None):
+    if to is not None and (format is not None or rules is not None):
         raise TypeError("load: to= is for the model in a file, format= and rules= for its arrays")
     source = place_of(path)
     with step(f"loading {source.name}"):
@@ -272,19 +272,17 @@ def _fill(
     asked = None if dtype is None else dtype_name(dtype)
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     values = values_in(tree)
+    _check_scaled(checkpoint, named, asked)
     defaults = _defaults(checkpoint, like, named, values, default)
     _check_names(checkpoint, {**checkpoint, **defaults}, like, named, values, strict)
     state: dict[str, Any] = {}
     narrowed: list[str] = []
-    widened: list[str] = []
     for name, old in named.items():
         if name in defaults:
             state[name] = defaults[name]
         elif name in checkpoint:
             new = checkpoint[name]
             state[name] = _in_dtype(new, old, asked)
-            if state[name] is not new and is_narrow(new):
-                widened.append(name)
             if asked is None and itemsize(state[name].dtype.name) < itemsize(new.dtype.name):
                 narrowed.append(name)
     if narrowed:
@@ -292,13 +290,6 @@ def _fill(
             f"{checkpoint.path}: narrowed to the dtype of the tree: {', '.join(narrowed[:5])}"
             f"{' and others' * (len(narrowed) > 5)}. Pass dtype= to confirm that this is intended.",
             PrecisionWarning,
-        )
-    left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in named]
-    if widened and left:
-        raise StructureMismatchError(
-            f"{checkpoint.path}: to cast the 8-bit floats of {widened[0]} would ignore their "
-            f"scales, if {left[0]} has some. Fill the tree with materialize(tree, "
-            "dequantize(load(path))), or drop what is left over with rules=."
         )
     place: Callable[[Any, Any], Any] | None = place_as_before if device is None else None
     try:
@@ -318,6 +309,22 @@ def _fill(
         return bool(new) if type(leaf) is bool else new  # formats without bools have 0 and 1
 
     return fmap_with_path(value, filled) if news else filled
+
+
+def _check_scaled(checkpoint: Checkpoint, named: Mapping[str, Any], asked: str | None) -> None:
+    """Raises for narrow floats that are cast, where arrays left over may be their scales."""
+    left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in named]
+    if not left:
+        return
+    for name, old in named.items():
+        new = checkpoint.get(name)
+        if isinstance(new, LazyArray) and is_narrow(new) and _in_dtype(new, old, asked) is not new:
+            raise StructureMismatchError(
+                f"{checkpoint.path}: {name} has floats of 8 bits, which would be cast without "
+                f"their scales, if {left[0]}, which is left over, has some. Dequantise them: "
+                "materialize(tree, dequantize(load(path))). If they are plain numbers, drop what "
+                "is left over with rules=."
+            )
 
 
 def _defaults(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fmapper.backends.arrays import HOST
 from fmapper.backends.device import devices, parse_device
-from fmapper.backends.discovery import adapter_of, adapters, all_adapters
+from fmapper.backends.discovery import adapter_of, adapters, all_adapters, owner_of
 from fmapper.backends.dtypes import dtype_name, is_inexact
 from fmapper.backends.models import Models
 from fmapper.checkpoints.backend import read_ahead
@@ -177,7 +177,8 @@ def from_pretrained(
         if found.quantization is not None:
             from fmapper.checkpoints.quantized.finding import dequantize  # for few folders
 
-            arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
+            dense = _dtype_of(found.model)
+            arrays = dequantize(arrays, found.quantization, dense, metadata=checkpoint.metadata)
         chosen = found.rules(arrays) if rules is None else rules
         made = chosen.apply(arrays)
         model = found.model
@@ -367,6 +368,12 @@ def _as(array: LazyArray, old: Any) -> LazyArray:
     assert adapter is not None
     wanted = adapter.dtype(old)
     return array.astype(wanted) if is_inexact(wanted) else array
+
+
+def _dtype_of(model: Any) -> str | None:
+    """Returns the dtype of the first floating array of a model."""
+    several = (owner_of(array).dtype(array) for _, array in named_arrays(model).values())
+    return next(filter(is_inexact, several), None)
 
 
 def _main_dtype(contents: Contents) -> str | None:

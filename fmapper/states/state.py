@@ -326,11 +326,12 @@ def constants_in(tree: Any) -> dict[str, Any]:
 
 
 def left_over(
-    tree: Any, state: Mapping[str, Any], named: Mapping[str, Any], strict: bool
+    tree: Any, state: Mapping[str, Any], named: Mapping[str, tuple[Link, Any]], strict: bool
 ) -> list[str]:
     """Describes what a state has under names of no array of a tree.
 
-    Without `strict` only arrays in the place of something else, which would be dropped.
+    Without `strict` only arrays in the place of something else, which would be dropped, and floats
+    that would be cast without what may be their scales.
     """
     left = [name for name in state if name not in named]
     if not left:
@@ -341,13 +342,24 @@ def left_over(
         if node_type is None and adapter_of(leaf) is None
     }
     kinds = {n: "not an array" if adapter_of(state[n]) is None else "an array" for n in left}
-    return [
+    problems = [
         f"{name}: {kinds[name]} in the state, but the tree has {plain[name]!r} there"
         if name in plain
         else f"{name}: in the state, but not in the tree"
         for name in left
         if strict or (name in plain and kinds[name] == "an array")
     ]
+    narrow = {n: x for n, x in state.items() if n in named and _is_narrow(x) and not strict}
+    return problems + [
+        f"{name}: would be cast from floats of 8 bits without their scales, if {left[0]} has some"
+        for name in narrow
+        if not _is_narrow(named[name][1])
+    ]
+
+
+def _is_narrow(array: Any) -> bool:
+    adapter = adapter_of(array)
+    return adapter is not None and adapter.dtype(array).startswith("float8")
 
 
 def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:

@@ -89,9 +89,12 @@ def lazy(**arrays):
 def test_fp8_with_scales_of_blocks(values, scales, dtype):
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
     weight = every_byte((6, 32, 48), values)
-    grid = RNG.uniform(0.01, 4, (6, 2, 3)).astype(np.float32)
+    grid = RNG.uniform(0.01, 1 if dtype == "float16" else 4, (6, 2, 3)).astype(np.float32)
+    exponents = (100, 127) if dtype == "float16" else (100, 140)
     grid = (
-        RNG.integers(100, 140, grid.shape, np.uint8) if scales is np.uint8 else grid.astype(scales)
+        RNG.integers(*exponents, grid.shape, np.uint8)
+        if scales is np.uint8
+        else grid.astype(scales)
     )
     reference = fp8.Fp8Dequantize(None)._dequantize_one(
         to_torch(weight), to_torch(grid), getattr(torch, dtype)
@@ -99,6 +102,13 @@ def test_fp8_with_scales_of_blocks(values, scales, dtype):
     found = dequantize(lazy(w=weight, w_scale_inv=grid), {"weight_block_size": [16, 16]}, dtype)
     assert list(found) == ["w"]
     assert_same(found["w"], to_numpy(reference))
+
+
+def test_what_becomes_infinite_is_refused_by_name():
+    arrays = lazy(w=np.full((1, 2), 448, E4M3), w_scale=np.full(1, 1000, np.float32))
+    with pytest.raises(fmapper.LossyCastError, match=r"w: .* infinite"):
+        dequantize(arrays, dtype="float16")["w"].read()
+    assert dequantize(arrays, dtype="float32")["w"].read().tolist() == [[448000, 448000]]
 
 
 def test_blocks_at_the_end_may_be_cut_off():
@@ -144,6 +154,28 @@ def test_blocks_of_compressed_tensors():
     groups["b"] = {"weights": {"block_structure": [8, 8]}}
     with pytest.raises(fmapper.CheckpointError, match="blocks of different sizes"):
         dequantize(arrays, {"config_groups": groups})
+
+
+def test_blocks_of_mxfp8_have_32_values():
+    weight, scales = every_byte((4, 48), E4M3), RNG.integers(120, 130, (4, 2), np.uint8)
+    found = dequantize(lazy(w=weight, w_scale=scales), {"quant_method": "mxfp8"}, "float32")
+    spread = np.exp2(scales.astype(np.float32) - 127).repeat(32, 1)[:, :48]
+    assert_same(found["w"], weight.astype(np.float32) * spread)
+
+
+@pytest.mark.parametrize(
+    ("method", "arrays"),
+    [
+        ("bitsandbytes", {"w": np.ones((8, 1), np.uint8), "w.absmax": np.ones(2, np.float32)}),
+        ("nvfp4", {"w": np.ones((2, 8), np.uint8), "w_scale": np.ones((2, 1), E4M3)}),
+        ("compressed-tensors", {"w": np.ones((2, 2), np.int8), "w_scale": np.ones((2, 1))}),
+        ("fp8", {"w": np.ones((2, 2), E4M3), "w_s": np.ones((1, 1))}),
+    ],
+)
+def test_what_a_configuration_calls_quantised_does_not_stay_so(method, arrays):
+    stored = {name: LazyArray.of(array) for name, array in arrays.items()}
+    with pytest.raises(fmapper.CheckpointError, match=rf"w: .* quantised by '{method}'"):
+        dequantize(stored, {"quant_method": method})
 
 
 @pytest.mark.parametrize("part", ["model", "text"])

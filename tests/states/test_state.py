@@ -61,6 +61,14 @@ def test_a_number_in_the_tree_where_the_state_has_an_array_is_named():
         load_state({"step": 0}, {"step": 5})
 
 
+def test_floats_of_8_bits_are_not_cast_without_what_may_be_their_scales():
+    given = {"w": torch.ones(2, dtype=torch.float8_e4m3fn), "w_scale": torch.ones(1)}
+    for fill in (load_state, lambda *x, **y: fmapper.materialize(*x, **y, dtype="float32")):
+        with pytest.raises(StructureMismatchError, match=r"w: .* if w_scale has some"):
+            fill({"w": torch.zeros(2)}, given, strict=False)
+        assert fill({"w": torch.zeros(2)}, {"w": given["w"]})["w"].tolist() == [1, 1]
+
+
 def test_a_tree_without_memory_is_not_filled_in_silence():
     hollow = torch.nn.Linear(2, 1, device="meta")
     with pytest.raises(StructureMismatchError, match=r"weight: the tree has no memory there"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fmapper.checkpoints.checkpoint import Checkpoint
 from fmapper.checkpoints.extras.values import is_value
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
 from fmapper.checkpoints.quantized.ggml import Ggml
 from fmapper.errors import CheckpointError
@@ -17,6 +17,7 @@ from fmapper.files.untrusted import Misfit, show
 
 Arrays: TypeAlias = Mapping[str, LazyArray]
 Config: TypeAlias = Mapping[str, Any]
+_NARROW = ("int8", "uint8", "int16", "uint16")
 _METADATA = " metadata"  # beside what a quantization_config has
 _OF_TORCHAO = {
     "Float8Tensor": "float8",
@@ -116,19 +117,42 @@ def dequantize(
         metadata: The texts in the checkpoint's files, as for `find_quantized`.
 
     Raises:
-        CheckpointError: As for `find_quantized`.
+        CheckpointError: As for `find_quantized`; or arrays that the configuration calls quantised
+            are of a kind that is not known here.
     """
+    if config is None and isinstance(arrays, Checkpoint):
+        config = arrays.quantization
     result: dict[str, LazyArray] = {}
-    for name, array in find_quantized(arrays, config, metadata).items():
+    for name, array in find_quantized(arrays, config or {}, metadata).items():
         if isinstance(array, LazyArray):
             result[name] = array
         elif dtype is None:
             result[name] = array.dequantize()
         else:
-            layout = dataclasses.replace(array.layout, dtype=dtype)
+            # Products of floats are cast as all arrays are: none becomes infinite in silence.
+            is_product = array.layout.kind in ("float8", "mxfp4")
+            layout = dataclasses.replace(array.layout, dtype="float32" if is_product else dtype)
             parts = array.values, array.scales, array.zeros, array.index
             result[name] = QuantizedArray(layout, *parts).dequantize().astype(dtype, name)
+    if config:
+        _check_nothing_is_left(result, config)
     return result
+
+
+def _check_nothing_is_left(arrays: Arrays, config: Config) -> None:
+    """Raises for quantised arrays of a kind that is not known here.
+
+    Where a configuration says that weights are quantised, a matrix of narrow numbers is a part of
+    one.
+    """
+    for name, array in arrays.items():
+        if is_narrow(array) or (array.ndim > 1 and array.dtype.name in _NARROW):
+            method = config.get("quant_method")
+            raise CheckpointError(
+                f"{name}: {array.dtype.name}{list(array.shape)} is quantised by {show(method)} in "
+                "a way that is not supported, or its scales are missing. Supported: FP8, MXFP4, "
+                "AWQ, GPTQ and torchao."
+            )
 
 
 def _make(one: _Found, arrays: Arrays) -> QuantizedArray:
@@ -164,6 +188,8 @@ def _block_size(config: Config) -> Any:
     """
     if config.get("weight_block_size") is not None:
         return config["weight_block_size"]
+    if config.get("quant_method") == "mxfp8":
+        return [1, 32]  # of the Open Compute Project's Microscaling Formats (MX), version 1.0
     groups = config.get("config_groups")  # of compressed_tensors
     schemes = [one.get("weights") for one in groups.values()] if isinstance(groups, dict) else []
     sizes = [one.get("block_structure") for one in schemes if isinstance(one, dict)]
