@@ -286,3 +286,53 @@ def test_numbers_of_buffers_that_change_are_not_asserted():
     with pytest.warns(fmapper.NotCompiledWarning):
         model = fmapper.convert(PadsByACounter(), "jax", (torch.ones(1, 3),))
     assert model(np.ones((1, 3), "float32")).shape == (1, 5)
+
+
+class Pictures(torch.nn.Module):
+    """Puts the features of all pictures that are not empty in the places of a token."""
+
+    def __init__(self, *, returns_parts: bool = False) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(1, 3, 2, 2)
+        self.returns_parts = returns_parts
+
+    def forward(self, ids: Any, pixels: Any) -> Any:
+        x = ids.unsqueeze(-1).float().expand(-1, -1, 3)
+        flat = pixels.flatten(0, 1)
+        real = (flat == 0).sum((-1, -2, -3)) != flat.shape[1:].numel()
+        real[0] |= ~torch.any(real)
+        counts = real.view(pixels.shape[:2]).sum(1)
+        rows = flat[real].contiguous()
+        seen = (rows[:, 0] > -1).unfold(1, 2, 2).unfold(2, 2, 2).sum((-1, -2)) > 0
+        features = self.patches(rows).flatten(2).transpose(1, 2)
+        features = features * seen.view(rows.shape[0], -1, 1)
+        parts = [part.reshape(-1, part.shape[-1]) for part in features.split(counts.tolist())]
+        places = (ids == 7).unsqueeze(-1)
+        torch._check_tensor_all(places.sum() * 3 == torch.cat(parts).numel())
+        found = x.masked_scatter(places, torch.cat(parts))
+        return (found, parts) if self.returns_parts else found
+
+
+def pictures(*counts: int) -> tuple[Any, Any]:
+    pixels = torch.randn(len(counts), 3, 1, 4, 4)
+    ids = torch.zeros(len(counts), 14, dtype=torch.int64)
+    for at, count in enumerate(counts):
+        pixels[at, count:] = 0
+        ids[at, 1 : 1 + 4 * count] = 7
+    return ids, pixels
+
+
+def test_features_of_any_number_of_pictures_are_put_in_their_places():
+    model = check(Pictures(), pictures(2, 1), pictures(3, 3), pictures(0, 1), pictures(1, 0))
+    ids, pixels = pictures(2, 1)
+    ids[1, 9] = 7  # one more place than there are features
+    with pytest.raises(fmapper.ProgramInputError):
+        model(ids.numpy(), pixels.numpy())
+
+
+def test_parts_of_rows_that_are_results_keep_their_sizes():
+    module, given = Pictures(returns_parts=True), pictures(2, 1)
+    with pytest.warns(fmapper.NotCompiledWarning):
+        model = fmapper.convert(module, "jax", given, check=False)
+    for inputs in (given, pictures(1, 3)):
+        converting.compare(model(*[x.numpy() for x in inputs]), module(*inputs))

@@ -36,6 +36,7 @@ _ALONG |= {"amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "
 _ALONG |= {"topk": 2, "sort": 1, "max": 1, "min": 1, "var": 1, "std": 1, "logsumexp": 1, "norm": 2}
 _ALONG |= {"flip": 1, "glu": 1, "cat": 1, "split": 2, "split_with_sizes": 2, "chunk": 2}
 _ALONG |= {"unbind": 1, "select": 1, "cumprod": 1, "narrow": 1, "roll": 2, "linalg_vector_norm": 2}
+_ALONG |= {"unfold": 1}
 _DEFAULT_DIM = {"cat": 0, "split": 0, "split_with_sizes": 0, "chunk": 0, "unbind": 0}
 _DEFAULT_DIM |= {"topk": -1, "sort": -1, "glu": -1}
 _SHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten"}

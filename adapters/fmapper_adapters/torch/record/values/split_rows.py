@@ -5,14 +5,16 @@
     out = torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights)], dim=0)
 
 Each part stands for all rows here: functions that take each row by itself are applied to all of
-them, and what puts the parts together again takes each row from its own part. Nothing else may be
-done with the parts or the counts, or the recording is abandoned.
+them, as is what makes several rows of each, and what puts the parts together again takes each row
+from its own part. Nothing else may be done with the parts or the counts, or the recording is
+abandoned.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -24,6 +26,7 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record.values.loop_proof import NotProved
 
 _Tensor = torch.Tensor
+_Views = dict[Any, tuple[_Tensor, _Tensor]]
 _SPLITS: set[Any] = {_Tensor.split, torch.split, _Tensor.split_with_sizes, torch.split_with_sizes}
 _CATS: set[Any] = {torch.cat, torch.concat, torch.concatenate}
 # What takes each row by itself, wherever its first argument alone has rows.
@@ -46,12 +49,13 @@ class _Count:
     Attributes:
         counts: The tensor of all.
         at: Its place among them.
+        times: How many rows there are for each that is counted.
     """
 
     __hash__ = object.__hash__
 
-    def __init__(self, counts: _Tensor, at: int) -> None:
-        self.counts, self.at = counts, at
+    def __init__(self, counts: _Tensor, at: int, times: int = 1) -> None:
+        self.counts, self.at, self.times = counts, at, times
 
     def __bool__(self) -> bool:
         raise NotProved("the code decides by a count")
@@ -69,10 +73,32 @@ class _Part:
     Attributes:
         rows: Those of all.
         count: How many of them are meant.
+        views: Rows, and the same in other shapes, which the parts of one split share.
     """
 
-    def __init__(self, rows: _Tensor, count: _Count) -> None:
-        self.rows, self.count = rows, count
+    def __init__(self, rows: _Tensor, count: _Count, views: _Views) -> None:
+        self.rows, self.count, self.views = rows, count, views
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The count, and the sizes of a row."""
+        return (self.count, *self.rows.shape[1:])
+
+    def reshape(self, *shape: Any) -> _Part:
+        """Returns the parts of each row as rows: `part.reshape(-1, part.shape[-1])`."""
+        sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        own = (*self.rows.shape[1:],)
+        cut = len(own) - len(sizes) + 1
+        if cut < 0 or not all(type(size) is int for size in (*sizes, *own)):
+            _refuse("reshape")
+        if sizes[:1] != (-1,) or sizes[1:] != own[cut:]:
+            _refuse("reshape")
+        key = id(self.rows), sizes
+        if key not in self.views:  # with the rows, or their id would be that of others
+            self.views[key] = self.rows, self.rows.reshape(sizes)
+        count = self.count
+        times = count.times * math.prod(own[:cut])
+        return _Part(self.views[key][1], _Count(count.counts, count.at, times), self.views)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -125,6 +151,8 @@ def keep_rows_together(forward: Callable[..., Any]) -> Callable[..., Any]:
             result = forward(*args, **kwargs)
         if not splits.met:
             raise NotProved("there are no rows that are split by counts")
+        if any(isinstance(x, _Part | _Count) for x in _private.pytree.tree_leaves(result)):
+            raise NotProved("a part of the rows is a result")
         return result
 
     return run
@@ -156,14 +184,15 @@ class _Splits(TorchFunctionMode):
             return self.elements[id(args[0])][1]
         if func in _SPLITS and (counts := _counts_of(*args[1:], **kwargs)) is not None:
             self.met = True
-            return tuple(_Part(args[0], count) for count in counts)
+            views: _Views = {}
+            return tuple(_Part(args[0], count, views) for count in counts)
         if func in _CATS and args and any(isinstance(x, _Part) for x in args[0]):
             return _put_together(*args, **kwargs)
         if args and isinstance(args[0], _Part):
             given = [*args[1:], *kwargs.values()]
             if func not in _BY_ROW or any(isinstance(x, _Part) for x in given):
                 _refuse(func)
-            return _Part(func(args[0].rows, *args[1:], **kwargs), args[0].count)
+            return _Part(func(args[0].rows, *args[1:], **kwargs), args[0].count, args[0].views)
         return func(*args, **kwargs)
 
 
@@ -190,11 +219,13 @@ def _put_together(tensors: Any, dim: int = 0) -> Any:
         raise NotProved("parts of rows are joined with something else")
     if not _are_all([part.count for part in tensors]):
         raise NotProved("parts of rows are joined in another order, or not all of them")
-    counts = tensors[0].count.counts
+    counts = tensors[0].count.counts * tensors[0].count.times
     many = tensors[0].rows.shape[0]
     ends = counts.cumsum(0)
     fits = (counts >= 0).all() & (ends[-1] == many)
     _private.assert_async(fits, "the counts by which rows are split are not those of the rows")
+    if all(part.rows is tensors[0].rows for part in tensors):
+        return tensors[0].rows
     own = torch.searchsorted(ends, torch.arange(many, device=ends.device), right=True)
     found = tensors[0].rows
     for at, part in enumerate(tensors[1:], 1):
@@ -207,9 +238,12 @@ def _are_all(counts: Any) -> bool:
     """Returns whether these are the counts of one tensor, in order."""
     if not all(isinstance(one, _Count) for one in counts):
         return False
-    first = counts[0].counts
-    same = all(one.counts is first and one.at == at for at, one in enumerate(counts))
-    return same and len(counts) == first.shape[0]
+    first = counts[0]
+    same = all(
+        one.counts is first.counts and one.at == at and one.times == first.times
+        for at, one in enumerate(counts)
+    )
+    return same and len(counts) == first.counts.shape[0]
 
 
 def _refuse(what: Any) -> NoReturn:
