@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 
+from fmapper.suggest import did_you_mean
+
 
 def surface(
     package: str, places: Iterable[tuple[str, str]], modules: Sequence[str] = ()
@@ -23,15 +25,21 @@ def surface(
         if name in modules:
             return import_module(f"{package}.{name}")
         if name not in place_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            meant = (
+                "" if name.startswith("_") else did_you_mean(name, {*place_of, *modules, *public()})
+            )
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}")
         value = show_as_public(getattr(import_module(place_of[name]), name), package)
         setattr(sys.modules[package], name, value)
         return value
 
+    def public() -> Iterable[str]:
+        names: Iterable[str] = vars(sys.modules[package]).get("__all__", ())
+        return names
+
     def names() -> list[str]:
         own = vars(sys.modules[package])
-        public = own.get("__all__", ())
-        return sorted({*public, *modules, *(name for name in own if name.startswith("__"))})
+        return sorted({*public(), *modules, *(name for name in own if name.startswith("__"))})
 
     return find, names
 

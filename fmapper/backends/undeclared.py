@@ -22,13 +22,19 @@ _get = object.__getattribute__  # a `__getattr__` of a class may raise what it l
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
-def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> None:
+def check_leaf(
+    leaf: Any,
+    where: Callable[[Any], Link],
+    place: Any = None,
+    others: Callable[[], Iterable[Any]] = tuple,
+) -> None:
     """Raises for a leaf that holds arrays without being one.
 
     Args:
         leaf: The leaf.
         where: Gives its path, when that is needed, for `place`.
         place: What `where` knows it by.
+        others: Returns the other leaves of the tree, whose classes the error names, too.
 
     Raises:
         NotAFunctorError: It does; names the path, the class, the fields and the way out.
@@ -37,7 +43,9 @@ def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> No
         return
     fields = [label for label, part in _parts(leaf) if holds_arrays(part)]
     if fields:
-        raise NotAFunctorError(f"{format_link(where(place))}: {_refusal(leaf, fields)}")
+        raise NotAFunctorError(
+            f"{format_link(where(place))}: {_refusal(leaf, fields)}{_further(leaf, others())}"
+        )
 
 
 def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
@@ -140,6 +148,25 @@ def _parts(x: Any) -> Iterator[tuple[str, Any]]:
     except AttributeError:
         return
     yield from ((f".{name}", value) for name, value in state.items())
+
+
+def _further(leaf: Any, others: Iterable[Any]) -> str:
+    """Lists the other classes in a leaf, and in other leaves, that must be declared as well."""
+    lines: dict[type, str] = {}
+    for _, value, kind, _ in walk([leaf, *others], enter=_enter_all):
+        cls = type(value)
+        if cls in lines or cls is type(leaf) or isinstance(kind, NodeType):
+            continue
+        if declaration_of(cls) is not None or adapter_of(value) is not None:
+            continue
+        if issubclass(cls, (*_OPAQUE, *_FUNCTIONS, set, frozenset, types.MappingProxyType)):
+            continue
+        fields = [label for label, part in _parts(value) if holds_arrays(part)]
+        if fields:
+            lines[cls] = f"{cls.__name__} holds arrays in {', '.join(dict.fromkeys(fields))}"
+    if not lines:
+        return ""
+    return f" So must these classes be declared: {'; '.join(lines.values())}."
 
 
 def _refusal(leaf: Any, fields: list[str]) -> str:

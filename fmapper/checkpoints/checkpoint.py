@@ -8,6 +8,7 @@ from typing import Any, cast
 from fmapper.checkpoints.extras.settings import CONFIG, read_settings, split_quantization
 from fmapper.checkpoints.formats.format import Contents, file_in, read_contents
 from fmapper.files.urls import Place
+from fmapper.suggest import did_you_mean
 
 
 class Checkpoint(dict[str, Any]):
@@ -47,6 +48,15 @@ class Checkpoint(dict[str, Any]):
         if not path.is_dir() or not (path / CONFIG).exists():
             return None
         return split_quantization(read_settings(file_in(path, CONFIG)))[1]
+
+    def __missing__(self, name: str) -> Any:
+        """Raises for a name that the checkpoint lacks.
+
+        Raises:
+            KeyError: Says which name is the nearest.
+        """
+        meant = did_you_mean(name, self) if isinstance(name, str) else ""
+        raise KeyError(f"{name!r} is not in {self.path}.{meant}")
 
     def __repr__(self) -> str:
         """Shows the place and the size; `inspect` lists the arrays."""

@@ -154,6 +154,15 @@ class Generator(ABC):
         """Returns this generator with other settings."""
 
     @abstractmethod
+    def replace(self, *, params: Any = None, buffers: Any = None) -> Generator:
+        """Returns this generator with other arrays.
+
+        Args:
+            params: Arrays by name, or a converted model with such arrays.
+            buffers: Other arrays by name.
+        """
+
+    @abstractmethod
     def as_generation(self) -> Generation:
         """Returns the programs with the arrays of this generator, to be saved."""
 

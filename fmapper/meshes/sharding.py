@@ -246,7 +246,7 @@ class Sharding(Router):
             mover.check_borrowed(node, leaf, leaves.where)
         for leaf in leaves.by_id.values() if self.strict is not False else ():
             if adapter_of(leaf) is None and node_type_of(leaf) is None:
-                check_leaf(leaf, leaves.where, leaf)
+                check_leaf(leaf, leaves.where, leaf, leaves.by_id.values)
 
     def _divide(
         self,

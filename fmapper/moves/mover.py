@@ -218,7 +218,7 @@ class Mover(Router):
                 routes.append(self._route(chosen, leaves, adapter, where))
         for place in sorted(others) if self.strict is not False else ():
             if node_type_of(leaves[place]) is None:
-                check_leaf(leaves[place], where, place)
+                check_leaf(leaves[place], where, place, lambda: leaves)
         return routes, others
 
     def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:

@@ -9,6 +9,7 @@ from fmapper.backends.equality import equals
 from fmapper.errors import ProgramInputError, StructureMismatchError
 from fmapper.programs.program import Parameter, Program
 from fmapper.programs.treespec import TreeSpec
+from fmapper.suggest import did_you_mean
 
 _MISSING: Any = object()
 
@@ -52,7 +53,7 @@ def bind(
             if sparing and _is_spare(program, name, at, count):
                 leaves += [None] * count
                 continue
-            value = _value_of_omitted(program, name, spec, static[at : at + 1])
+            value = _value_of_omitted(program, name, spec, static[at : at + 1], given)
         try:
             leaves += spec.flatten(value, str(name))
         except StructureMismatchError as error:
@@ -123,15 +124,36 @@ def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
     return all(kind == "user" and label not in program.graph.uses() for label, kind in own)
 
 
-def _value_of_omitted(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:
+def _value_of_omitted(
+    program: Program,
+    name: Any,
+    spec: TreeSpec,
+    static: list[Any],
+    given: Mapping[Any, Any],
+) -> Any:
     default = next((p for p in program.signature if p.name == name and not p.required), None)
     if spec.kind == "leaf" and static and static[0] is not _MISSING:
         is_default = default is not None and equals(default.default, static[0])
         if is_default or (default is None and static[0] is None):
             return static[0]
+    way_out = ""
+    if default is not None:
+        way_out = f" To call the model without it, convert it with examples that omit {name}."
     raise ProgramInputError(
         f"{program.name}: {name} is missing; it was among the example inputs. Expected inputs: "
-        f"{', '.join(leaf_paths(program))}."
+        f"{', '.join(leaf_paths(program))}.{_unknown(program, given)}{way_out}"
+    )
+
+
+def _unknown(program: Program, given: Mapping[Any, Any]) -> str:
+    """Names the arguments that a signature has not, such as a name with a typo."""
+    names = [p.name for p in program.signature if p.kind in ("positional", "keyword")]
+    if not names or any(p.kind == "kwargs" for p in program.signature):
+        return ""
+    return "".join(
+        f" There is no argument {name!r}.{did_you_mean(name, names)}"
+        for name in given
+        if isinstance(name, str) and name.isidentifier() and name not in names
     )
 
 
@@ -139,7 +161,10 @@ def _check_left_over(program: Program, name: Any, value: Any) -> None:
     default = next((p for p in program.signature if p.name == name and not p.required), None)
     if value is None or (default is not None and equals(default.default, value)):
         return
+    if unknown := _unknown(program, {name: value}):
+        raise ProgramInputError(f"{program.name}:{unknown}")
     raise ProgramInputError(
         f"{program.name}: {name} was passed, but was not among the example inputs, or was fixed "
-        f"by them, so the program would ignore it. Omit it, or convert the model with it."
+        f"by them, so the program would ignore it. Omit it, or convert the model with it: "
+        f"example_kwargs={{{name!r}: ...}}."
     )

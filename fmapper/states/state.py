@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from fmapper.backends.arrays import Arrays
@@ -273,6 +273,10 @@ def at(link: Link) -> Callable[[Any], Link]:
     return lambda _: link
 
 
+def _leaves(tree: Any) -> Iterator[Any]:
+    return (leaf for _, leaf, node_type in visit(tree, once=True) if node_type is None)
+
+
 def identity_of(name: str, array: Any) -> Any:
     """Returns the identity that tied places share; constants such as `np.True_` are not tied."""
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
@@ -286,7 +290,7 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type, _ in walk(tree, once=False, enter=_items):
         if node_type is None and adapter_of(leaf) is None:
-            check_leaf(leaf, at(link))
+            check_leaf(leaf, at(link), others=lambda: _leaves(tree))
         elif node_type is None:
             name = name_of(link)
             if name in named:

@@ -632,3 +632,13 @@ def test_parts_of_a_compressed_array_are_unpacked_from_the_nearest_state(tmp_pat
         np.testing.assert_array_equal(found, w[row : row + 1, 5:9])
     assert sum(count for _, count in seen) < os.path.getsize(tmp_path / "x.npz") / 2
     np.testing.assert_array_equal(array.read(), w)
+
+
+def test_a_name_that_a_checkpoint_lacks_gets_the_nearest(tmp_path):
+    path = tmp_path / "x.npz"
+    fmapper.save({"layers": [{"weight": np.ones(2)}]}, path)
+    checkpoint = fmapper.load(path)
+    with pytest.raises(KeyError, match=r"'layer\.0\.weight' is not in .*Did you mean 'layers\.0"):
+        checkpoint["layer.0.weight"]
+    assert checkpoint.get("layer.0.weight") is None
+    assert "layer.0.weight" not in checkpoint

@@ -92,6 +92,20 @@ else:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.parametrize(
+    ("face", "name", "meant"),
+    [
+        (fmapper, "from_pretrain", "from_pretrained"),
+        (fmapper, "to_jaxx", "to_jax"),
+        (fmapper, "functer", "functor"),
+        (fmapper.checkpoints, "convert_chekpoint", "convert_checkpoint"),
+    ],
+)
+def test_a_name_that_is_not_there_gets_the_nearest(face, name, meant):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'. Did you mean '{meant}'?"):
+        getattr(face, name)
+
+
 def test_modules_are_imported_when_they_are_asked_for():
     script = """
 import sys, fmapper

@@ -34,7 +34,10 @@ fmapper.to_torch(np.ones(2)).shapes  # wrong
 fmapper.fmap(abs, module, isleaf=None)  # wrong
 fmapper.cast(module, "float16", strikt=True)  # wrong
 fmapper.verify(module, module, x, example_kwarg={})  # wrong
-fmapper.convert(module, "flax", (x,)).call_the_module  # wrong
+fmapper.convert(module, "jax", (x,)).call_the_module  # wrong
+fmapper.convert(module, "jax", (x,), structure=True)  # wrong
+fmapper.convert(module, "torch", (x,), structure=True, scan=True)  # wrong
+fmapper.convert(module, "equinox", (x,))  # wrong
 """
 WRONG_LINES = [n for n, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")]
 
@@ -63,11 +66,16 @@ def errors_of(checker, path):
         found = re.findall(rf"{re.escape(path.name)}:(\d+): error: (.*)", done.stdout)
         assert done.returncode == bool(found), done.stdout
         return [(int(line), text) for line, text in found]
-    settings = {"include": [path.name], "extraPaths": [str(ROOT), str(ROOT / "adapters")]}
-    (path.parent / "pyrightconfig.json").write_text(json.dumps(settings))
+    return [(line, text) for _, line, text in pyright(path.parent, include=[path.name])]
+
+
+def pyright(folder, **settings):
+    """The file, line and text of everything that pyright says of the files in a folder."""
+    settings["extraPaths"] = [str(ROOT), str(ROOT / "adapters")]
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(
-        [*command, "-p", str(path.parent)],
+        [*command, "-p", str(folder)],
         capture_output=True,
         text=True,
         timeout=600,
@@ -76,8 +84,61 @@ def errors_of(checker, path):
     report = json.loads(done.stdout[done.stdout.index("{") :])
     assert report["summary"]["filesAnalyzed"]
     return [
-        (one["range"]["start"]["line"] + 1, one["message"]) for one in report["generalDiagnostics"]
+        (Path(one["file"]).stem, one["range"]["start"]["line"] + 1, one["message"])
+        for one in report["generalDiagnostics"]
     ]
+
+
+# What pyright says of snippets because of the types of other libraries, by page. Of fmapper's
+# types there is nothing here.
+OF_OTHERS = {
+    "docs.concepts.random-numbers": 'parameter "shape" of type "Shape" in function "uniform"',
+    "docs.howto.debug-a-difference": 'attribute "savefig" for class "SubFigure"',
+    "docs.howto.decode-text": 'parameter ".*" of type .* in function "__init__"'
+    '|attribute "generate" for class',
+    "docs.howto.gpu": 'Operator "<=" not supported for types "int | None"',
+    "docs.howto.move-and-place": 'attribute "kernel" for class "FunctionType"',
+    "docs.howto.save-and-load": 'function "savez"',
+    "docs.howto.torch-to-flax": 'attribute "shape" for class "FrozenDict',
+    "docs.howto.train-anywhere": 'Argument of type "Params"',
+    "docs.notebooks.difference-by-layer": 'for class "tuple',
+    "docs.notebooks.own-class": 'attribute "long" for class "Array"',
+    "docs.notebooks.vision-in-flax": 'for class "tuple|"num_labels"',
+}
+
+
+def snippets(page):
+    """The programs on a page: its snippets, which share their names; those of README do not."""
+    blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text("utf-8"))
+    codes = []
+    for block in blocks:
+        prompts = [line for line in block.splitlines() if line.startswith((">>>", "..."))]
+        lines = [line[4:] for line in prompts] if block.startswith(">>>") else block.splitlines()
+        codes.append("\n".join(lines) + "\n")
+    return codes if page.name == "README.md" else ["\n".join(codes)] * bool(codes)
+
+
+@pytest.mark.slow
+def test_pyright_accepts_every_snippet_of_the_documentation(tmp_path):
+    if find_spec("pyright") is None:
+        pytest.skip("pyright is not installed")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        name = ".".join(page.relative_to(ROOT).with_suffix("").parts)
+        for number, code in enumerate(snippets(page)):
+            (tmp_path / f"{name}.{number}.py").write_text(code, "utf-8")
+    said = pyright(
+        tmp_path,
+        reportUnusedExpression=False,
+        reportRedeclaration=False,  # a page defines a class again
+        reportPossiblyUnbound=False,  # a loop over what is there
+    )
+    wrong = []
+    for file, line, text in said:
+        others = OF_OTHERS.get(file.rpartition(".")[0])
+        if others is None or not re.search(others, text):
+            wrong.append(f"{file}:{line}: {text}")
+    assert wrong == []
 
 
 def test_the_program_calls_every_public_function():

@@ -634,6 +634,29 @@ def test_the_error_gives_the_line_to_add() -> None:
     assert "fmapper.functor(Plain, children=('w', 'b'))" in text
 
 
+def test_the_error_names_all_classes_that_must_be_declared() -> None:
+    class Outer(Plain): ...
+
+    class Inner(Plain): ...
+
+    tree = {
+        "a": Plain(w=np.ones(2)),
+        "b": [Outer(inner=Inner(v=np.ones(2)), n=1)],
+        "c": Plain(other=np.ones(3)),
+    }
+    for look in (to_numpy, fmapper.state):
+        with pytest.raises(fmapper.NotAFunctorError) as caught:
+            look(tree)
+        text = str(caught.value)
+        assert "model.a: Plain holds arrays in .w" in text or "a: Plain" in text
+        assert "So must these classes be declared: " in text
+        assert "Outer holds arrays in .inner" in text
+        assert "Inner holds arrays in .v" in text
+    with pytest.raises(fmapper.NotAFunctorError) as caught:
+        to_numpy({"a": Plain(w=np.ones(2)), "c": Plain(w=np.ones(3))})
+    assert "So must" not in str(caught.value)
+
+
 def test_arrays_of_every_backend_count(torch: Any, jax: Any) -> None:
     for w in (torch.ones(2), jax.numpy.ones(2), torch.nn.Linear(1, 1)):
         with pytest.raises(fmapper.NotAFunctorError, match=r"\.w"):

@@ -115,6 +115,27 @@ def test_inputs_that_the_program_is_not_for_are_refused(args, kwargs, message):
         converted(*args, **kwargs)
 
 
+def test_an_argument_that_is_missing_or_unknown_says_what_to_do():
+    converted = fmapper.convert(nn.Bilinear(3, 3, 2), "jax", (X, X))
+    with pytest.raises(fmapper.ProgramInputError) as caught:
+        converted(J, imput2=J)
+    assert "input2 is missing" in str(caught.value)
+    assert "There is no argument 'imput2'. Did you mean 'input" in str(caught.value)
+
+    class Masked(nn.Module):
+        def forward(self, x, mask=None):
+            return x if mask is None else x * mask
+
+    converted = fmapper.convert(Masked(), "jax", (X,), {"mask": X})
+    with pytest.raises(fmapper.ProgramInputError, match="convert it with examples that omit mask"):
+        converted(J)
+    converted = fmapper.convert(Masked(), "jax", (X,))
+    with pytest.raises(fmapper.ProgramInputError, match=r"example_kwargs=\{'mask': \.\.\.\}"):
+        converted(J, mask=J)
+    with pytest.raises(fmapper.ProgramInputError, match="There is no argument 'mosk'"):
+        converted(J, mosk=J)
+
+
 def test_a_structure_that_the_program_is_not_for_is_refused():
     converted = fmapper.convert(Flexible(), "jax", (X,), {"mask": {"values": [X]}})
     with pytest.raises(fmapper.ProgramInputError, match=r"mask\['values'\]: expected a list of 1"):
@@ -688,7 +709,8 @@ def test_a_branch_on_values_is_recorded_for_the_examples_and_checked(capfd):
     model = nn.Sequential(nn.Identity(), Branching())
     converted = check(model, X)
     with pytest.raises(
-        fmapper.ProgramInputError, match="asserts in 1 a condition that these inputs violate"
+        fmapper.ProgramInputError,
+        match=r"asserts in 1 a condition that these inputs violate, at .*\.py:\d+: ",
     ):
         converted(-J)
     jitted = jax.jit(converted)

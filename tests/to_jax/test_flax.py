@@ -673,3 +673,11 @@ def test_a_linen_module_inside_another():
     np.testing.assert_allclose(around.apply(variables, *arrays(inputs)), want, atol=1e-5)
     with pytest.raises(fmapper.ConversionError, match="pass them to apply"):
         fmapper.convert(model, "linen", inputs, rngs=nnx.Rngs(0))
+
+
+def test_a_part_that_is_called_says_how_parts_are_called():
+    module, x = torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.ones(4, 3)
+    converted = fmapper.convert(module, "nnx", (x,))
+    assert type(converted).__name__ == "FlaxModel"
+    with pytest.raises(TypeError, match=r"structure=True.* submodules can be called"):
+        converted[0](x.numpy())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import nnx
@@ -48,6 +48,10 @@ class Part(nnx.Module):
     counts the numbered submodules that exist.
     """
 
+    if TYPE_CHECKING:  # the names of the source are known when the program runs
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __getitem__(self, key: int | str) -> Any:
         """Returns the child with that number or name.
 
@@ -66,6 +70,18 @@ class Part(nnx.Module):
                 f"the numbers of the submodules with arrays"
             )
         return vars(self)[name]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: the program is that of the whole model, and not divided into its parts.
+
+        Raises:
+            TypeError: Says how to get a model whose submodules are called.
+        """
+        raise TypeError(
+            "a submodule of a converted model holds variables and cannot be called: the program is "
+            "that of the whole model. convert(..., 'flax', structure=True) gives a model whose "
+            "submodules can be called."
+        )
 
     def __len__(self) -> int:
         return len(_numbers(self))

@@ -193,10 +193,11 @@ def _raise_unless(code: StaticProgram, checks: Any) -> None:
 def _problem(code: StaticProgram, call: Call) -> str:
     message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
     where = f" in {call.module}" if call.module else ""
+    line = f", at {call.source}" if call.source else ""
     return (
-        f"{code.program.name}: the model asserts{where} a condition that these inputs violate: "
-        f"{message}. If the program depends on values of the examples, convert the model with "
-        f"inputs of this kind."
+        f"{code.program.name}: the model asserts{where} a condition that these inputs violate"
+        f"{line}: {message}. If the program depends on values of the examples, convert the model "
+        f"with inputs of this kind."
     )
 
 

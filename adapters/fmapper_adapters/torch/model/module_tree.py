@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,10 @@ MADE = ("_training_", "_evaluation_")  # the names of functions and constants of
 
 class Part(torch.nn.Module):
     """A submodule of a converted model, with its arrays and submodules but without a forward."""
+
+    if TYPE_CHECKING:  # torch.nn.Module has it return a tensor or a module
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __getitem__(self, key: int | str) -> Any:
         """Returns a part or an array by number or name."""
