@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextvars
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, Protocol, TextIO
 
 from fmapper import warn
@@ -77,6 +79,52 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_steps.renew)
 
 
+class _Interrupts:
+    """Ctrl-C during the steps of the main thread, which may be lost between them.
+
+    Python raises KeyboardInterrupt wherever the main thread is. In a callback of its garbage
+    collector, such as the one that JAX installs, it is printed and ignored. So a handler notes the
+    signal, and what was lost is raised at the end of the stage.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._pending = True
+        signal.default_int_handler(number, frame)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Raises KeyboardInterrupt after this block if one was lost in it; in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        is_first = not self._depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_first:
+            signal.signal(signal.SIGINT, self._handle)
+        self._depth += 1
+        try:
+            yield
+            self.check()
+        finally:
+            self._depth -= 1
+            if is_first:
+                self._pending = False
+                if signal.getsignal(signal.SIGINT) == self._handle:
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt in the main thread if one was lost."""
+        if self._pending and threading.current_thread() is threading.main_thread():
+            self._pending = False
+            raise KeyboardInterrupt
+
+
+_interrupts = _Interrupts()
+
+
 @contextmanager
 def step(what: str, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Shows a line about this block if it takes long; see `fmapper.settings`.
@@ -87,23 +135,28 @@ def step(what: str, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
 
     Yields:
         A function that says what is done next, instead.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed in this block and was lost in a callback.
     """
-    depth = _steps.enter(what, shown=shown)
-    if depth is None:
-        yield _ignore
-        return
+    with _interrupts.guard():
+        depth = _steps.enter(what, shown=shown)
+        if depth is None:
+            yield _ignore
+            return
 
-    def say(what: str) -> None:
-        _steps.open[depth:] = [what]
+        def say(what: str) -> None:
+            _interrupts.check()
+            _steps.open[depth:] = [what]
 
-    try:
-        yield say
-    finally:
-        _steps.leave(depth)
+        try:
+            yield say
+        finally:
+            _steps.leave(depth)
 
 
 def _ignore(what: str) -> None:
-    pass
+    _interrupts.check()
 
 
 def is_wanted() -> bool:

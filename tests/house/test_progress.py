@@ -1,7 +1,9 @@
 """Long work says in one line on a terminal what it does; it leaves nothing behind."""
 
+import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -256,6 +258,56 @@ CALLS = {
     "jit": lambda module, x: fmapper.jit(module.forward)(x),
     "grad": lambda module, x: fmapper.grad(module.forward)(x),
 }
+
+
+def lose_an_interrupt():
+    """Ctrl-C in a callback of the garbage collector, which Python prints and ignores."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("stage", ["next", "inner", "outer"])
+def test_an_interrupt_that_was_lost_comes_after_the_stage(stage):
+    done = []
+
+    def work():
+        with step("outer") as say:
+            if stage == "next":
+                lose_an_interrupt()
+                say("next")
+                done.append("next")
+            with step("inner"):
+                if stage == "inner":
+                    lose_an_interrupt()
+            done.append("inner")
+            lose_an_interrupt()
+        done.append("outer")
+
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == {"next": [], "inner": [], "outer": ["inner"]}[stage]
+    assert signal.getsignal(signal.SIGINT) is before
+    with step("later"), step("and within"):
+        pass  # it comes once
+
+
+def test_a_handler_of_the_user_stays():
+    before = signal.getsignal(signal.SIGINT)
+    calls = []
+
+    def handler(number, frame):
+        calls.append(number)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        with step("outer"):
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert calls == [signal.SIGINT]
 
 
 @pytest.mark.parametrize("call", CALLS)
