@@ -94,7 +94,11 @@ def convert(model: Model, to: Literal["torch"], example_inputs: Inputs = ..., ex
 @overload
 def convert(model: Model, to: Literal["flax", "nnx", "equinox"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Scanned]) -> Any: ...  # noqa: E501
 @overload
-def convert(model: T, to: Literal["jax", "flax", "nnx", "torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+def convert(model: T, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+@overload
+def convert(model: T, to: Literal["flax", "nnx"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+@overload
+def convert(model: T, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
 # fmt: on
 @short_traceback
 def convert(

@@ -107,15 +107,15 @@ OF_OTHERS = {
 }
 
 
-def snippets(page):
-    """The programs on a page: its snippets, which share their names; those of README do not."""
-    blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text("utf-8"))
+def program_of(page):
+    """The snippets of a page as one program: they share their names."""
     codes = []
-    for block in blocks:
-        prompts = [line for line in block.splitlines() if line.startswith((">>>", "..."))]
-        lines = [line[4:] for line in prompts] if block.startswith(">>>") else block.splitlines()
-        codes.append("\n".join(lines) + "\n")
-    return codes if page.name == "README.md" else ["\n".join(codes)] * bool(codes)
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text("utf-8")):
+        lines = block.splitlines()
+        if block.startswith(">>>"):
+            lines = [line[4:] for line in lines if line.startswith((">>>", "..."))]
+        codes += [*lines, ""]
+    return "\n".join(codes)
 
 
 @pytest.mark.slow
@@ -125,8 +125,7 @@ def test_pyright_accepts_every_snippet_of_the_documentation(tmp_path):
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
         name = ".".join(page.relative_to(ROOT).with_suffix("").parts)
-        for number, code in enumerate(snippets(page)):
-            (tmp_path / f"{name}.{number}.py").write_text(code, "utf-8")
+        (tmp_path / f"{name}.py").write_text(program_of(page), "utf-8")
     said = pyright(
         tmp_path,
         reportUnusedExpression=False,
@@ -135,7 +134,7 @@ def test_pyright_accepts_every_snippet_of_the_documentation(tmp_path):
     )
     wrong = []
     for file, line, text in said:
-        others = OF_OTHERS.get(file.rpartition(".")[0])
+        others = OF_OTHERS.get(file)
         if others is None or not re.search(others, text):
             wrong.append(f"{file}:{line}: {text}")
     assert wrong == []
