@@ -12,12 +12,12 @@ from fmapper.checkpoints.formats.format import read_contents, without_collection
 from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree
-from fmapper.checkpoints.transient import transient_in
 from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
 from fmapper.render import columns
 from fmapper.states.state import arrays_by_name
+from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 
 

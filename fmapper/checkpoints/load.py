@@ -20,7 +20,6 @@ from fmapper.checkpoints.extras.values import (
     values_in,
 )
 from fmapper.checkpoints.lazy import LazyArray, is_narrow
-from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import (
     CheckpointError,
     ConversionWarning,
@@ -39,6 +38,7 @@ from fmapper.states.materialize import (
     is_abstract,
 )
 from fmapper.states.state import identity_of, named_arrays, place_as_before, weights_of
+from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
 from fmapper.tree.keypath import KeyPath, name_of

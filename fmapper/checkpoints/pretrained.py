@@ -25,7 +25,6 @@ from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.checkpoints.rules.naming import Drop
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.checkpoints.save import contents_of_tree
-from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import (
     CheckpointError,
     ConversionError,
@@ -39,6 +38,7 @@ from fmapper.moves.mover import to_device
 from fmapper.progress import step
 from fmapper.states.materialize import fill
 from fmapper.states.state import named_arrays
+from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 from fmapper.warn import warn
 

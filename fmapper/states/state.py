@@ -14,6 +14,7 @@ from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import ConversionError, PlacementError, StructureMismatchError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remake
+from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
@@ -76,6 +77,7 @@ def load_state(
         tree: The tree to fill; it is not changed.
         state: Arrays by name, as `state` gives them; of any backend.
         strict: False leaves arrays that `state` lacks as they are, and ignores what is left over.
+            Buffers that torch leaves out of a `state_dict` may be missing in any case.
         source: Whether the state is that of the model that `convert` made `tree` of.
 
     Raises:
@@ -94,20 +96,23 @@ def load_state(
     of_model = _by_source(tree) if source else weights_of(tree)
     if of_model is not None:
         own, back = of_model
-        filled: T = back(_load(own, state, strict=strict))
+        filled: T = back(_load(own, state, strict, tree))
         return filled
-    return _load(tree, state, strict=strict)
+    return _load(tree, state, strict, tree)
 
 
-def _load(tree: T, state: Mapping[str, Any], *, strict: bool) -> T:
+def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
+    """Loads a state into a tree: the model `like`, or a dict of its arrays."""
     named = named_arrays(tree)
     problems = left_over(tree, state, named, strict)
     if strict:
         given = {identity_of(name, old) for name, (_, old) in named.items() if name in state}
+        missing = [n for n, (_, old) in named.items() if identity_of(n, old) not in given]
+        transient = transient_in(like) if missing else ()
         problems += [
             f"{name}: missing from the state"
-            for name, (_, old) in named.items()
-            if identity_of(name, old) not in given
+            for name in missing
+            if id(named[name][1]) not in transient
         ]
     steps: dict[Any, tuple[str, Link, Route]] = {}
     places: dict[Any, Any] = {}
@@ -208,8 +213,12 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         found = adapter.weights(tree) or adapter.source_weights(tree)
         if found is not None:
             return found
-        if adapter.program_of(tree) is not None:  # it has kept the names
-            return arrays_by_name(tree), lambda filled: _load(tree, filled, strict=True)
+        program = adapter.program_of(tree)
+        if program is not None:  # it has kept the names, and may have got generators beside
+            names = {str(i.target) for i in program.inputs if i.kind in ("parameter", "buffer")}
+            names |= program.aliases.keys()
+            own = {name: array for name, array in arrays_by_name(tree).items() if name in names}
+            return own, lambda filled: _load(tree, filled, False, tree)
     raise ConversionError(
         f"{type(tree).__name__} has no other names for its arrays: only models that convert gave "
         f"have. Leave out source=True."

@@ -197,6 +197,19 @@ def test_settings_of_a_generator_hold_unless_a_call_says_otherwise(made: Any) ->
     assert generator(ROWS).shape == (3, 40)
 
 
+def test_a_generator_is_a_functor(made: Any) -> None:
+    module, generator = made
+    assert {*fmapper.state(generator)} == {*fmapper.state(module)}
+    other = Mean()
+    torch.nn.init.normal_(other.out.weight)
+    filled = fmapper.load_state(generator, fmapper.state(other))
+    assert new_tokens(filled) == by_hand(other, ROWS, 12)
+    assert new_tokens(generator) == by_hand(module, ROWS, 12)
+    assert new_tokens(fmapper.to_cpu(generator)) == new_tokens(generator)
+    with pytest.raises(fmapper.RebuildError, match="generator of JAX computes with arrays of JAX"):
+        fmapper.to_torch(generator)
+
+
 def test_other_arrays_come_from_a_dict_or_a_converted_model(made: Any) -> None:
     _, generator = made
     other = Mean()

@@ -189,7 +189,7 @@ def convert_to(target, net):
     return module, module.init(jax.random.key(0), IDS.numpy())
 
 
-@pytest.mark.parametrize("target", ["jax", "flax", "linen"])
+@pytest.mark.parametrize("target", ["jax", "nnx", "linen"])
 @pytest.mark.parametrize("file", [False, True])
 def test_the_way_back_to_torch_is_one_call(target, file, tmp_path):
     net, blank = Net().eval(), Net().eval()
@@ -203,7 +203,7 @@ def test_the_way_back_to_torch_is_one_call(target, file, tmp_path):
     assert torch.equal(learned(IDS), net(IDS))
 
 
-@pytest.mark.parametrize("target", ["jax", "flax", "linen"])
+@pytest.mark.parametrize("target", ["jax", "nnx", "linen"])
 @pytest.mark.parametrize("file", [False, True])
 def test_files_and_states_of_torch_fill_what_was_converted(target, file, tmp_path):
     net = Net().eval()
@@ -215,3 +215,64 @@ def test_files_and_states_of_torch_fill_what_was_converted(target, file, tmp_pat
         learned = fmapper.load_state(blank, fmapper.state(net))
     for name, array in fmapper.state(learned).items():
         np.testing.assert_array_equal(array, fmapper.state(net)[name].detach())
+
+
+@pytest.mark.parametrize("target", ["jax", "nnx"])
+def test_the_state_dict_goes_back_without_buffers_that_it_lacks(target):
+    net, blank = Net().eval(), Net().eval()
+    converted = convert_to(target, net)
+    assert "inverse" not in converted.state_dict()
+    learned = fmapper.load_state(blank, converted.state_dict())
+    assert torch.equal(learned(IDS), net(IDS))
+    assert fmapper.load_state(converted, net.state_dict()) is not converted
+
+
+def test_generators_that_a_model_was_given_are_no_weights(tmp_path):
+    net, blank = Net().eval(), Net().eval()
+    converted = fmapper.convert(net, "nnx", (IDS,), rngs=nnx.Rngs(0))
+    names = {*fmapper.state(converted, source=True)}
+    assert names == {*fmapper.state(net)}
+    learned = fmapper.load_state(blank, fmapper.state(converted, source=True))
+    assert torch.equal(learned(IDS), net(IDS))
+    fmapper.save(net, tmp_path / "net.safetensors")
+    fmapper.load(tmp_path / "net.safetensors", like=converted)
+    fmapper.load_state(converted, net.state_dict())
+
+
+@pytest.mark.parametrize("target", ["jax", "nnx"])
+def test_models_without_memory_are_filled_whole(target, tmp_path):
+    net = Net().eval()
+    hollow = fmapper.to_jax(convert_to(target, net), device="meta")
+    fmapper.save(net, tmp_path / "net.safetensors")
+    fmapper.save({**net.state_dict()}, tmp_path / "dict.safetensors")
+    with pytest.raises(fmapper.StructureMismatchError, match=r"inverse: not in the checkpoint"):
+        fmapper.load(tmp_path / "dict.safetensors", like=hollow)
+    found = fmapper.load(tmp_path / "net.safetensors", like=hollow)
+    assert all(isinstance(array, jax.Array) for array in fmapper.state(found).values())
+    given = {"inverse": net.inverse}
+    found = fmapper.load(tmp_path / "dict.safetensors", like=hollow, default=given)
+    assert all(isinstance(array, jax.Array) for array in fmapper.state(found).values())
+
+
+def test_constants_of_a_model_that_has_lost_them_are_named():
+    wrapped, _, _ = make("vmap")
+    converted = fmapper.convert(wrapped, "torch", examples_of("vmap"), check=False)
+    assert any("constant" in name for name, _ in converted.named_buffers())
+    hollow = fmapper.to_torch(converted, device="meta")
+    with pytest.raises(fmapper.StructureMismatchError, match="constants of a converted model"):
+        fmapper.materialize(hollow, fmapper.state(converted))
+
+
+def test_keys_and_their_words_take_the_place_of_one_another():
+    held = {"key": jax.random.split(jax.random.key(3), 2), "w": jnp.zeros(2)}
+    words = {"key": torch.tensor([[0, 1], [2, 3]], dtype=torch.uint32), "w": torch.ones(2)}
+    for found in (
+        fmapper.load_state(held, words),
+        fmapper.materialize(fmapper.to_jax(held, device="meta"), words),
+    ):
+        assert found["key"].dtype == held["key"].dtype
+        assert jax.random.key_data(found["key"]).tolist() == [[0, 1], [2, 3]]
+    back = fmapper.load_state(words, held)
+    assert back["key"].tolist() == jax.random.key_data(held["key"]).tolist()
+    with pytest.raises(fmapper.StructureMismatchError, match=r"key: shape \(2, 3\)"):
+        fmapper.load_state(held, {**words, "key": torch.zeros(2, 3, dtype=torch.uint32)})

@@ -37,7 +37,11 @@ class FlaxAdapter(JaxModels, Nodes):
         return (Orbax(), Msgpack())
 
     def transient(self, node: Any) -> Iterable[Any]:
-        """Returns the arrays in NNX variables that are marked as not persistent."""
+        """Returns arrays of variables marked as not persistent, and generators given to a model."""
+        if self.is_converted(node):
+            from fmapper import fleaves
+
+            return fleaves(vars(node).get("rngs"))
         metadata = getattr(type(node), "get_metadata", None)
         if metadata is None or not str(type(node).__module__).startswith(("flax", "fmapper")):
             return ()

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import ConversionError, ProgramInputError, to_jax
+from fmapper import ConversionError, ProgramInputError, RebuildError, functor, to_jax
+from fmapper.backends import BoxKey
 from fmapper.generation import Decoding, Generated, Generation, Generator, Prompts
 from fmapper.programs import Lowering
+from fmapper_adapters.jax.arrays.packed import blocks_of
 from fmapper_adapters.jax.generation import blocks, choose, grouped, loop
 from fmapper_adapters.jax.model import execute, jax_model
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
@@ -44,8 +46,28 @@ class Codes:
         return blocks.code(grouped.code(self.step), self.layout)
 
 
+def _rebuild(generator: JaxGenerator, children: Mapping[str, Any]) -> JaxGenerator:
+    """Returns a generator with the arrays that a mover, for example, has made of its own.
+
+    Raises:
+        RebuildError: They are not arrays of JAX, or have no values.
+    """
+    for arrays in children.values():
+        for name, array in arrays.items():
+            if not isinstance(blocks_of(array), jax.Array):
+                raise RebuildError(
+                    f"{name}: a generator of JAX computes with arrays of JAX that have values, not "
+                    f"with a {type(array).__name__}. Move its arrays instead, "
+                    "fmapper.state(generator), or create a generator of the other framework."
+                )
+    return generator.replace(params=children["params"], buffers=children["buffers"])
+
+
+@functor(children=(BoxKey("params"), BoxKey("buffers")), trainable=("params",), rebuild=_rebuild)
 class JaxGenerator(Generator):
     """Generates text in JAX, without torch.
+
+    It is a functor: `to_gpu`, `shard`, `state` and `load_state` take it as they take a model.
 
     Attributes:
         buffers: The arrays of the model that are not trained, by the names of its state dict.
