@@ -75,7 +75,13 @@ def make(kind):
     return wrapped, model, lambda learned: jax.vmap(learned)(X)
 
 
-KINDS = ("nnx", "linen pair", "linen variables", "equinox", "vmap", "filter_vmap", "function")
+SLOW = ("linen variables", "equinox", "vmap", "function")  # as the others, but for the target
+KINDS = [
+    "nnx",
+    "linen pair",
+    "filter_vmap",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW),
+]
 
 
 def examples_of(kind):
