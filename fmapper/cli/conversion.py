@@ -17,9 +17,9 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.profiles import timing
 from fmapper.profiles.timing import Timing
+from fmapper.programs.bind import inputs_for
 from fmapper.programs.steps import (
     find_target,
-    inputs_for,
     lower_trained,
     record_program,
     source_of,

@@ -79,6 +79,7 @@ def translate(
     from fmapper.cli.target import load_model
     from fmapper.translation.proving.written_test import files_of_test, write_test
     from fmapper.translation.source import (
+        check_trains,
         format_code,
         translate_for_evaluation,
         translate_proved,
@@ -101,6 +102,7 @@ def translate(
     else:
         if train:
             source, _, known = run(loaded, to, args, given, shapes, True, proved=True, scan=scan)
+            check_trains(source)
         else:
             source, known = translate_for_evaluation(loaded, to, args, given, shapes, scan=scan)
         assert known is not None

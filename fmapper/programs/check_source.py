@@ -8,7 +8,8 @@ from typing import Any
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning, FmapperError, MoveError
 from fmapper.programs import verify
-from fmapper.programs.steps import in_turn, inputs_for
+from fmapper.programs.bind import inputs_for
+from fmapper.programs.steps import in_turn
 from fmapper.warn import keeping_warnings, warn
 
 _SLACK = 10  # times what `verify` allows: compilers order sums as they like

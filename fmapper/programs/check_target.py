@@ -138,7 +138,7 @@ def _prepare(
 def _outcome(
     converted: Any, target: Models, program: Program, given: Call, about: str
 ) -> Outcome | None:
-    from fmapper.programs.steps import inputs_for
+    from fmapper.programs.bind import inputs_for
 
     with warnings.catch_warnings(action="ignore"):
         run = target.outcome(converted, *inputs_for(target, *given), train=program.train)

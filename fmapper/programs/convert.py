@@ -12,12 +12,12 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, FixedSizeWarning
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
+from fmapper.programs.bind import inputs_for
 from fmapper.programs.program import Program
 from fmapper.programs.steps import (
     check_options,
     family_of,
     find_target,
-    inputs_for,
     is_target,
     lower,
     lower_trained,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from fmapper.backends.device import get_device
 from fmapper.backends.discovery import (
-    adapter_of,
     adapters,
     get_adapter,
     installed_backends,
@@ -24,6 +24,7 @@ from fmapper.backends.models import Models
 from fmapper.errors import (
     BackendUnavailableError,
     ConversionError,
+    ConversionWarning,
     FmapperError,
     NotAFunctorError,
     UnsupportedOpsError,
@@ -32,7 +33,7 @@ from fmapper.programs.lowering import Lowering, added
 from fmapper.programs.program import Program
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
-from fmapper.tree.fmap import fmap
+from fmapper.warn import warn
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -191,13 +192,30 @@ def with_arrays(program: Program, arrays: Mapping[str, Any]) -> Program:
 
 def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
     """Lowers a program; leaves training out where it cannot be lowered and is not required."""
-    try:
+    if program.evaluation is None:
         return lower(program, target, **options)
+    try:
+        model = lower(program, target, **options)
+        written = getattr(sys.modules.get(type(model).__module__), "__fmapper_source__", None)
+        lack = "" if written is None else written.lacks_training
+        if lack and train:
+            raise ConversionError(
+                f"{program.name}: its training cannot be written with layers of {target.name}, but "
+                f"convert without structure=True records it: {lack}"
+            )
     except ConversionError as error:
-        if train or program.evaluation is None:
+        if train:
             raise
-        alone = replace(evaluation_of(program), lacks_training=str(error))
-    return lower(alone, target, **options)
+        lack = str(error)
+        alone = replace(evaluation_of(program), lacks_training=lack)
+        model = lower(alone, target, **options)
+    if lack and program.starts_in_training:
+        warn(
+            f"{program.name} trains when it is called as it was handed in, but what it was "
+            f"converted to is for evaluation alone. train=True makes this an error. {lack}",
+            ConversionWarning,
+        )
+    return model
 
 
 def evaluation_of(program: Program) -> Program:
@@ -464,26 +482,3 @@ def adapter_of_model(model: Any) -> Models | None:
 
 def _of_backend(name: str) -> Models | None:
     return next((adapter for adapter in adapters(Models) if adapter.name == name), None)
-
-
-def inputs_for(
-    adapter: Models,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    copy: bool | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the inputs for a model of a framework."""
-    from fmapper.moves.mover import mover_to
-
-    def plain(x: Any) -> Any:
-        own = adapter_of(x)
-        if own is None or own.name == (adapter.lowers_like or adapter.name):
-            return x
-        return own.portable(x)
-
-    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
-        given, strict=False, copy=copy
-    )
-    return moved

@@ -14,10 +14,10 @@ from fmapper.backends.models import Models, Observation
 from fmapper.errors import ConversionError
 from fmapper.moves.mover import to_numpy
 from fmapper.plots import draw_differences
+from fmapper.programs.bind import inputs_for
 from fmapper.programs.steps import (
     adapter_of_model,
     in_turn,
-    inputs_for,
     source_of_callable,
     user_lowerings,
 )

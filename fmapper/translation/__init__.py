@@ -35,7 +35,12 @@ from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.arguments import Arguments, arguments_of
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
-from fmapper.translation.reading.helpers import helpers_of, names_in, print_imports
+from fmapper.translation.reading.helpers import (
+    helpers_of,
+    names_in,
+    print_docstring,
+    print_imports,
+)
 from fmapper.translation.reading.statements import other_names, parameters_at, statements_at
 from fmapper.translation.reading.weights import origin_of_built, rows_in, source_weights
 from fmapper.translation.scans.derivatives import Derived
@@ -90,6 +95,7 @@ __all__ = [
     "origin_of_built",
     "other_names",
     "parameters_at",
+    "print_docstring",
     "print_imports",
     "print_parameters",
     "proof_script",

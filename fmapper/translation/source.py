@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.steps import (
+    evaluation_of,
     family_of,
     find_target,
     lower_with_fixed_sizes,
@@ -94,6 +95,8 @@ def source(
             differs = error
             break
         if proof is None or proof:
+            if train:
+                check_trains(found)
             return format_code(found.code)
         differs = proof
     if not train:
@@ -102,6 +105,19 @@ def source(
         f"{type(model).__name__}: what it does in evaluation is another program than what it "
         f"does in training ({differs}), and a file has one for both. Use train=False"
     )
+
+
+def check_trains(source: Source) -> None:
+    """Checks that a file trains, where that was asked for.
+
+    Raises:
+        ConversionError: It is for evaluation alone.
+    """
+    if source.lacks_training:
+        raise ConversionError(
+            f"{source.name}: its training cannot be written: {source.lacks_training}. train=False "
+            "(--eval) writes a file for evaluation alone"
+        )
 
 
 def _ways(to: str, *, train: bool) -> tuple[bool, ...]:
@@ -234,9 +250,8 @@ def translate(
                 f"be recorded as a whole. Use convert without structure=True."
             )
         if alone and program.evaluation is not None:
-            program = replace(
-                program.evaluation, parameters=program.parameters, buffers=program.buffers
-            )
+            lack = "that is another program, which is not written"
+            program = replace(evaluation_of(program), lacks_training=lack)
         return replace(program, starts_in_training=False)
 
     def write(program: Program) -> Source:

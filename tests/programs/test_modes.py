@@ -113,3 +113,20 @@ def test_comparing_leaves_generators_and_statistics_as_they_are():
         assert fmapper.verify(model, converted, X)
     assert int(converted.drop.rngs.count) == int(model.drop.rngs.count[...]) == 0
     assert not jnp.any(model.norm.mean[...])
+
+
+class WithField(linen.Module):
+    train: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=not self.train)(linen.Dense(4)(x))
+
+
+def test_fields_of_linen_modules_are_modes():
+    variables = WithField().init(jax.random.key(0), X)
+    for train in (False, True):
+        converted = fmapper.convert((WithField(train=train), variables), "torch", (X,))
+        assert converted.training is train
+        found = converted(torch.from_numpy(X))
+        assert not torch.allclose(converted.train(not train)(torch.from_numpy(X)), found)

@@ -13,7 +13,7 @@ from flax.core import unfreeze
 
 from fmapper import ConversionError
 from fmapper_adapters.flax import axes as _axes
-from fmapper_adapters.jax.libraries import Source, call_and_restore, parts
+from fmapper_adapters.jax.libraries import Source, call_and_restore, parts, train_flags
 
 OPTIONS = ("method", "mutable", "capture_intermediates")
 
@@ -58,17 +58,44 @@ def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
     return getattr(method, "__func__", method), module
 
 
+def modes_of_fields(model: Any) -> dict[str, bool]:
+    """Returns fields of a module that set its mode, with their values -> whether it trains."""
+    module = _parts(model)[0]
+    values = {name: (getattr(module, name), in_training)
+              for name, in_training in _fields_in_mode(module, train=True).items()}  # fmt: skip
+    return {f"{name}={value}": value is trains for name, (value, trains) in values.items()}
+
+
+def _fields_in_mode(module: Any, *, train: bool) -> dict[str, bool]:
+    """Returns the fields of a module that set its mode, with their values in a mode."""
+    return {
+        name: in_training is train
+        for name, in_training in train_flags.NAMES.items()
+        if name in module.__dataclass_fields__ and isinstance(getattr(module, name), bool)
+    }
+
+
 def make_source(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    train: bool | None,
+    mutable: bool,
 ) -> tuple[Source, Mapping[str, Any]]:
     """Returns a module with its variables, and the keywords without those of `apply`.
 
+    Fields of the module that set its mode are set; the mode None leaves them as they are.
+
     Of the keywords, `method`, `mutable` and `capture_intermediates` are fixed, and `rngs` is an
-    input. Mutable collections become buffers that a call changes: in training these are all
-    collections but the parameters, unless `mutable` says otherwise. Variables that a call creates
-    in them, such as intermediates, are returned beside the output, as `apply` does.
+    input. Mutable collections become buffers that a call changes: with `mutable`, as in training,
+    these are all collections but the parameters, unless the keyword says otherwise. Variables that
+    a call creates in them, such as intermediates, are returned beside the output, as `apply` does.
     """
     module, variables, own = _parts(model)
+    fields = {} if train is None else _fields_in_mode(module, train=train)
+    if fields:
+        module = module.clone(**fields)
     options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in OPTIONS}
     if own is not None:
@@ -91,7 +118,7 @@ def make_source(
     structure = jax.tree.structure(tree)
     in_order = [names[_path(keys)] for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     params = {names[path] for path in flat if path[0] == "params"}
-    if "mutable" not in options and train:
+    if "mutable" not in options and mutable:
         options["mutable"] = [name for name in variables if name != "params"]
 
     changed: dict[str, None] = {}

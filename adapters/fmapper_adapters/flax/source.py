@@ -54,9 +54,7 @@ def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None
-    if _is_nnx(model) and _modes_of_parts(_whole(model)):
-        return True
-    return bool(_flags_of(model, args, kwargs))
+    return bool(_modes_of_model(model) or _flags_of(model, args, kwargs))
 
 
 def modes(model: Any, args: Args, kwargs: Kwargs) -> dict[str, bool]:
@@ -64,7 +62,14 @@ def modes(model: Any, args: Args, kwargs: Kwargs) -> dict[str, bool]:
     if _is_converted(model):
         return {"deterministic": not model.deterministic}
     said = train_flags.modes_of_call(_flags_of(model, args, kwargs), args, kwargs)
-    return {**(_modes_of_parts(_whole(model)) if _is_nnx(model) else {}), **said}
+    return {**_modes_of_model(model), **said}
+
+
+def _modes_of_model(model: Any) -> dict[str, bool]:
+    """Returns whether the attributes of a module ask for training."""
+    if _is_nnx(model):
+        return _modes_of_parts(_whole(model))
+    return linen_source.modes_of_fields(model)
 
 
 def options(model: Any) -> tuple[str, ...]:
@@ -118,7 +123,9 @@ def make_source(
     else:
         flags = _flags_of(model, args, kwargs)
         is_training = any(modes(model, args, kwargs).values()) if train is None else train
-        source, kwargs = linen_source.make_source(model, args, kwargs, train=is_training)
+        source, kwargs = linen_source.make_source(
+            model, args, kwargs, train=train, mutable=is_training
+        )
         return train_flags.set_mode(source, flags, args, kwargs, train=train)
     flags = _flags_of(model, args, kwargs)
     return train_flags.set_mode(source, flags, args, kwargs, train=train)

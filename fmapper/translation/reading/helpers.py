@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 
 from fmapper.translation.dialect import Helper
@@ -25,6 +26,15 @@ def helpers_of(code: str, find: Callable[[str], Helper | None]) -> list[str]:
             found[name] = helper.source
             todo += sorted(helper.needs | names_in(helper.source))
     return [found[name] for name in _order(found)]
+
+
+def print_docstring(title: str, lacks_training: str) -> str:
+    """Returns the docstring of a file; says why it is for evaluation alone, if it is."""
+    if not lacks_training:
+        return f'"""{title}"""'
+    lack = f"It is for evaluation alone, without training: {lacks_training}".rstrip(".") + "."
+    lines = textwrap.wrap(lack.replace("\\", "/").replace('"', "'"), 99)
+    return "\n".join([f'"""{title}', "", *lines, '"""'])
 
 
 def print_imports(lines: Iterable[str]) -> str:

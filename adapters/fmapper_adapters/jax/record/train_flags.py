@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Whether the argument is true in training.
-_NAMES = {
+NAMES = {
     "train": True,
     "training": True,
     "is_training": True,
@@ -55,14 +55,14 @@ def find_flags(
         return {}
     found: dict[str, Flag] = {}
     for i, p in enumerate(parameters):
-        if p.name not in _NAMES or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        if p.name not in NAMES or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
         says_none = p.default is None and (own is None or getattr(own, p.name, None) is not None)
         is_mode = p.default is p.empty or isinstance(p.default, bool) or p.default is None
         if is_mode and not says_none:
             positional = p.kind is not p.KEYWORD_ONLY and i < len(args)
             default = p.default if isinstance(p.default, bool) else None
-            found[p.name] = Flag(_NAMES[p.name], i if positional else None, default)
+            found[p.name] = Flag(NAMES[p.name], i if positional else None, default)
     return found
 
 

@@ -23,7 +23,7 @@ def build(program: Program, source: Source) -> Any:
     source.weights.keep_rest(arrays)
     names = program.source_names
     source.weights = source.weights.rename(lambda name: names.get(name, name))
-    model.train(program.starts_in_training)
+    model.train(program.starts_in_training and not source.lacks_training)
     return model
 
 

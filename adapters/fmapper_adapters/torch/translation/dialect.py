@@ -32,6 +32,7 @@ from fmapper.translation import (
     literal,
     names_in,
     omit_defaults,
+    print_docstring,
     print_imports,
     print_parameters,
     text,
@@ -98,6 +99,7 @@ class TorchDialect(Dialect):
     Args:
         functions: The functions of fmapper that the program calls, by operation.
         lists: The names of lists -> what comes before the number of a part in the model.
+        lacks_training: Why the file is for evaluation alone; empty where it is not.
     """
 
     in_evaluation: ClassVar[str] = "not self.training"
@@ -151,10 +153,14 @@ class TorchDialect(Dialect):
     }
 
     def __init__(
-        self, functions: Mapping[str, Callable[..., Any]], lists: Mapping[str, str] | None = None
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        lists: Mapping[str, str] | None = None,
+        lacks_training: str = "",
     ) -> None:
         self._functions = functions
         self.lists = dict(lists or {})
+        self._lack = " ".join(lacks_training.split())
         self._embedded = Embedded(_PLACES, instead=_INSTEAD)
         self._derived = Functions(str, derived.function_class, "{0}.apply")
 
@@ -352,7 +358,9 @@ class TorchDialect(Dialect):
         """Returns the file: records, helpers, classes, and `load_weights`."""
         blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
         defaults = omit_defaults(classes)
-        blocks += [_class(cls, defaults.get(cls.name, {})) for cls in classes]
+        for cls in classes:
+            lack = self._lack if cls.name == root.name else ""
+            blocks.append(_class(cls, defaults.get(cls.name, {}), lack))
         blocks.append(print_loading(draft))
         body = "\n\n\n".join(blocks)
         helpers = helpers_of(body, self.helper)
@@ -363,8 +371,16 @@ class TorchDialect(Dialect):
         origin = draft.program.types.get("", "")
         origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
         beginning = f"{root.name} for PyTorch{f', from {origin}' if origin else ''}"
-        head = f'"""{beginning}; written by fmapper."""'
+        head = print_docstring(f"{beginning}; written by fmapper.", self._lack)
         return f"{head}\n\n{print_imports(lines)}\n\n\n{everything}\n"
+
+
+_REFUSAL = (
+    "    def train(self, mode=True):",
+    "        if mode:",
+    "            raise RuntimeError(__doc__)",
+    "        return super().train(mode)",
+)
 
 
 def _record(cls: str, fields: Mapping[str, str]) -> str:
@@ -375,15 +391,16 @@ def _record(cls: str, fields: Mapping[str, str]) -> str:
     return "\n".join(lines if fields else [*lines, "    pass"])
 
 
-def _class(cls: Class, defaults: Mapping[str, object]) -> str:
+def _class(cls: Class, defaults: Mapping[str, object], lacks_training: str) -> str:
     sketch = cls.sketch
     lines = [f"class {cls.name}(nn.Module):"]
-    if sketch.made or cls.stored or sketch.ties or cls.parameters:
+    if sketch.made or cls.stored or sketch.ties or cls.parameters or lacks_training:
         parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
         lines += [f"    def __init__(self{parameters}):", "        super().__init__()"]
         lines += [f"        self.{name} = {name}" for name in cls.stored]
         lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
         lines += [f"        {tie}" for tie in sketch.ties]
+        lines += ["        self.eval()", "", *_REFUSAL] if lacks_training else []
         lines.append("")
     for method in sketch.methods:
         name = "forward" if method.name == "__call__" else method.name

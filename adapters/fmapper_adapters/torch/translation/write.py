@@ -28,16 +28,14 @@ def write(program: Program, *, modes: bool = False) -> Source:
         ConversionError: Something in it cannot be written.
     """
     if program.evaluation is None:
-        return _write(program)
+        return _write(program, lacks_training=program.lacks_training)
     evaluation = dataclasses.replace(
         program.evaluation, parameters=program.parameters, buffers=program.buffers
     )
     try:
         return _write_training(program, evaluation, modes=modes)
     except ConversionError as error:
-        found = _write(evaluation)
-        found.lacks_training = str(error)
-        return found
+        return _write(evaluation, lacks_training=str(error))
 
 
 def _write_training(program: Program, evaluation: Program, *, modes: bool) -> Source:
@@ -86,13 +84,20 @@ def _without_modes(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Part,
     )
 
 
-def _write(program: Program, evaluation: Program | None = None, *, random: bool = True) -> Source:
+def _write(
+    program: Program,
+    evaluation: Program | None = None,
+    *,
+    random: bool = True,
+    lacks_training: str = "",
+) -> Source:
     """Returns the file of a program.
 
     Args:
         program: The program.
         evaluation: What it does in evaluation, if that is something else.
         random: Write the state of generators where calls need it; else layers are to draw.
+        lacks_training: Why the file is for evaluation alone; it refuses training then.
     """
     generators = {name for name, kind in program.variable_types.items() if "Rng" in kind}
     if generators:
@@ -108,12 +113,15 @@ def _write(program: Program, evaluation: Program | None = None, *, random: bool 
                 evaluation = dataclasses.replace(
                     _without_changes(evaluation, generators), buffers=buffers
                 )
-            return _print(restated, functions, evaluation)
-    return _print(*restate(program), evaluation)
+            return _print(restated, functions, evaluation, lacks_training)
+    return _print(*restate(program), evaluation, lacks_training)
 
 
 def _print(
-    program: Program, functions: Mapping[str, Callable[..., Any]], evaluation: Program | None
+    program: Program,
+    functions: Mapping[str, Callable[..., Any]],
+    evaluation: Program | None,
+    lacks_training: str,
 ) -> Source:
     """Returns the file of a program of torch's functions.
 
@@ -121,6 +129,7 @@ def _print(
         program: The program.
         functions: The functions of fmapper that it calls, by operation.
         evaluation: What it does in evaluation, in JAX's primitives; None where that is the same.
+        lacks_training: Why the file is for evaluation alone; empty where it is not.
 
     Raises:
         ConversionError: Its parts have other names there.
@@ -132,7 +141,9 @@ def _print(
         evaluation, other_lists = translation.with_lists(evaluation)
         if lists != other_lists:
             raise ConversionError(f"{program.name}: it has other lists of parts in evaluation")
-    found = translation.write(renamed, TorchDialect(functions, lists), evaluation=evaluation)
+    dialect = TorchDialect(functions, lists, lacks_training)
+    found = translation.write(renamed, dialect, evaluation=evaluation)
+    found.lacks_training = lacks_training
     found.weights = found.weights.rename(lambda name: own_name(name, lists))
     return found
 
