@@ -57,9 +57,15 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
+    from fmapper.checkpoints.unusual import (
+        ConjugateArray,
+        StridedArray,
+        SwappedArray,
+        UnreadableArray,
+    )
     from fmapper.files.bounded_json import read_json, read_json_file, read_json_table
     from fmapper.files.bounds import WAY_OUT, check_count, check_depth, check_name
-    from fmapper.files.dtypes import DTYPES, STORED_DTYPES
+    from fmapper.files.dtypes import DTYPES, STORED_DTYPES, numpy_dtype
     from fmapper.files.untrusted import Misfit, check_folder, reason_of, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
 
@@ -74,6 +80,7 @@ __all__ = [
     "Cast",
     "Checkpoint",
     "Concatenate",
+    "ConjugateArray",
     "Contents",
     "Converted",
     "Difference",
@@ -95,8 +102,11 @@ __all__ = [
     "Split",
     "Stack",
     "StoredArray",
+    "StridedArray",
+    "SwappedArray",
     "Tie",
     "Transpose",
+    "UnreadableArray",
     "Unstack",
     "Writer",
     "ZipMember",
@@ -113,6 +123,7 @@ __all__ = [
     "find_quantized",
     "inspect",
     "nest",
+    "numpy_dtype",
     "read_json",
     "read_json_file",
     "read_json_table",
@@ -145,10 +156,11 @@ _PLACES = {
     "fmapper.checkpoints.rules.rule": "Rule",
     "fmapper.checkpoints.rules.rules": "Rules",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
+    "fmapper.checkpoints.unusual": "ConjugateArray StridedArray SwappedArray UnreadableArray",
     "fmapper.checkpoints.formats.writer": "Writer",
     "fmapper.files.bounded_json": "read_json read_json_file read_json_table",
     "fmapper.files.bounds": "WAY_OUT check_count check_depth check_name",
-    "fmapper.files.dtypes": "DTYPES STORED_DTYPES",
+    "fmapper.files.dtypes": "DTYPES STORED_DTYPES numpy_dtype",
     "fmapper.files.untrusted": "Misfit check_folder reason_of show within",
     "fmapper.files.zips": "ZipMember ZipMembers",
 }

@@ -18,6 +18,7 @@ from fmapper.checkpoints.formats.safetensors import about_from_text, about_to_te
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.checkpoints.unusual import SwappedArray, UnreadableArray
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json
 from fmapper.files.bounds import check_count, check_name
@@ -238,20 +239,21 @@ def _member(
             shape, fortran, found, header_size = headers.read(name, first)
         except _CutOff:
             raise Misfit(f"{show(name)} is truncated") from None
-    if found.hasobject or found.kind not in "biufcV":
-        raise Misfit(f"{show(name)} contains objects or text; pickles are not read")
+    if found.hasobject or (found.kind not in "biufc" and dtype is None):
+        kind = "is a pickle of objects" if found.hasobject else "contains text or records"
+        return UnreadableArray(
+            shape, found, f"{file.path}: {show(name)}: {kind}, not numbers, and is not read"
+        )
     if dtype is not None:
         wanted = numpy_dtype(_check_dtype(dtype))
         if wanted.itemsize != found.itemsize:
             raise Misfit(f"{show(name)} is not of dtype {show(dtype)}")
         found = wanted
-    if found.kind == "V" and dtype is None:
-        raise Misfit(f"{show(name)} has a dtype that is not numeric")
     if header_size + math.prod(shape) * found.itemsize != member.size:
         raise Misfit(f"{show(name)}: its offsets do not fit its size")
     stored_shape = shape[::-1] if fortran else shape
-    if found.byteorder == ">":
-        raise Misfit(f"{show(name)} is big-endian, which is not supported")
+    is_swapped = found.byteorder == ">"
+    found = found.newbyteorder("<") if is_swapped else found
     checksum = Checksum(show(name), member.size, member.checksum, first[:header_size])
     if member.method == STORED:
         array: LazyArray = StoredArray(
@@ -262,6 +264,7 @@ def _member(
         )
     else:
         array = _Packed(file, member, header_size, stored_shape, found, checksum)
+    array = SwappedArray(array) if is_swapped else array
     return array.transpose(tuple(range(len(shape)))[::-1]) if fortran and len(shape) > 1 else array
 
 

@@ -1,9 +1,11 @@
-"""A zip file of `torch.save`, or a part of a file that is one: its pickle, and its storages."""
+"""A file of `torch.save`, or a part of a file that is one: its pickle, and its storages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +13,25 @@ import torch
 from fmapper import CheckpointError
 from fmapper.checkpoints import (
     STORED_DTYPES,
+    ConjugateArray,
     Contents,
     LazyArray,
     Misfit,
     SourceFile,
     StoredArray,
+    StridedArray,
+    SwappedArray,
+    UnreadableArray,
     ZipMembers,
     check_count,
     check_depth,
     check_name,
+    numpy_dtype,
+    reason_of,
     show,
 )
 from fmapper_adapters.torch.checkpoints.pickled import (
+    Dtype,
     NotAllowed,
     OtherTensor,
     StoredBytes,
@@ -31,26 +40,32 @@ from fmapper_adapters.torch.checkpoints.pickled import (
     unpickle,
 )
 
-_MOST_PICKLE = 64 << 20  # bytes; the arrays are not in it
+MOST_PICKLE = 64 << 20  # bytes; the arrays are not in it
+_MOST_EXPANDED = 64 << 20  # bytes of all arrays that are larger than their storages
 _VALUES = (bool, int, float, str)
 
 
-def read_tensors(part: Part, handle: int) -> Contents:
+def read_tensors(path: Path, open_archive: Callable[[], Storages]) -> Contents:
     """Returns what `torch.save` has written to a file.
+
+    Tensors whose values are not read here raise when they are read, and not the whole file.
 
     Raises:
         CheckpointError: It is damaged, or holds what is not read without running code.
     """
-    path = part.file.path
     contents = Contents({}, files=(path,))
     try:
-        archive = Archive(part, handle)
+        archive = open_archive()
         tree = archive.tree()
         first: dict[Any, str] = {}
         for name, leaf in _leaves(tree):
             if isinstance(leaf, OtherTensor):
-                raise Misfit(f"{name}: is not a dense tensor but {leaf.kind}; save {leaf.instead}")
-            if not isinstance(leaf, StoredTensor):
+                contents.arrays[name] = UnreadableArray(
+                    leaf.shape,
+                    _plain_dtype(leaf.dtype),
+                    f"{path}: {name}: is not a dense tensor but {leaf.kind}; save {leaf.instead}",
+                )
+            elif not isinstance(leaf, StoredTensor):
                 check_count(len(contents.values), "values")
                 contents.values[name] = leaf
             elif first.setdefault(leaf, name) != name:
@@ -87,7 +102,99 @@ class Part:
         self.file.read_into(handle, out, self.start + offset)
 
 
-class Archive:
+class NotRead(Misfit):
+    """Raised for a pickle that holds what is not read without running code."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raises `Misfit` for whatever a pickle raises when it is read."""
+    try:
+        yield
+    except Misfit:
+        raise
+    except NotAllowed as error:
+        raise NotRead(str(error)) from None
+    except Exception as error:  # of the unpickler: it raises anything
+        reason = reason_of(error)
+        raise Misfit(f"its pickle is damaged: {type(error).__name__}: {reason}") from None
+
+
+class Storages:
+    """The storages of a file of torch, and the tensors that lie in them.
+
+    Args:
+        part: Where the file is.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._is_big_endian = False
+        self._expanded = 0  # bytes
+
+    def tree(self) -> Any:
+        """Returns what is pickled, with descriptions of its tensors."""
+        raise NotImplementedError
+
+    def place(self, key: str) -> tuple[int, int] | None:
+        """Returns where a storage begins in the part, and its bytes; None if it is not there."""
+        raise NotImplementedError
+
+    def array(self, name: str, tensor: StoredTensor) -> LazyArray:
+        """Returns the stored array of a tensor."""
+        key = tensor.storage.key
+        place = self.place(key)
+        if place is None:
+            raise Misfit(f"{name}: is damaged: its storage {show(key)} is missing")
+        begin, size = place
+        dtype, item = tensor.dtype
+        if dtype not in STORED_DTYPES:
+            raise Misfit(f"{name}: has the unsupported dtype {dtype}")
+        if tensor.storage.elements * tensor.storage.dtype.size > size:
+            raise Misfit(f"{name}: is damaged: it exceeds its storage")
+        shape, strides = tensor.shape, tensor.strides
+        count = math.prod(shape)
+        is_dense = _is_dense(shape, strides)
+        last = (
+            count - 1 if is_dense else sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        )
+        if count and (tensor.offset + last + 1) * item > size:
+            raise Misfit(f"{name}: is damaged: it exceeds its storage")
+        if count * item > size:
+            self._expanded += count * item
+            if self._expanded > _MOST_EXPANDED:
+                reason = (
+                    f"{self._part.file.path}: {name}: would take {count * item:,} bytes, more than "
+                    "the file has: it was expanded before it was saved (save tensor.contiguous()), "
+                    "or the file is damaged"
+                )
+                return UnreadableArray(shape, numpy_dtype(dtype), reason)
+        start = self._part.start + begin + tensor.offset * item
+        array = self._view(start, shape, strides, dtype, last + 1)
+        if tensor.is_conjugate or tensor.is_negative:
+            flags = {"conjugate": tensor.is_conjugate, "negative": tensor.is_negative}
+            return ConjugateArray(array, **flags)
+        return array
+
+    def _view(
+        self, start: int, shape: Sequence[int], strides: Sequence[int], dtype: str, length: int
+    ) -> LazyArray:
+        """Returns the view of a storage from a place in the file on, `length` elements of it."""
+        if _is_dense(shape, strides):
+            return self._stored(start, shape, dtype)
+        order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
+        dense = [shape[axis] for axis in order]
+        if not _is_dense(dense, [strides[axis] for axis in order]):
+            return StridedArray(self._stored(start, (length,), dtype), shape, strides)
+        array = self._stored(start, dense, dtype)
+        return array.transpose([order.index(axis) for axis in range(len(shape))])
+
+    def _stored(self, start: int, shape: Sequence[int], dtype: str) -> LazyArray:
+        array = StoredArray(self._part.file, start, shape, dtype)
+        return SwappedArray(array) if self._is_big_endian else array
+
+
+class Archive(Storages):
     """A zip file of torch: a pickle, and the storages beside it.
 
     Args:
@@ -97,6 +204,7 @@ class Archive:
     """
 
     def __init__(self, part: Part, handle: int, most: int | None = None) -> None:
+        super().__init__(part)
         members = ZipMembers(part, handle, most)
         for member in members.values():
             if not member.is_stored:
@@ -104,7 +212,7 @@ class Archive:
         pickles = [name for name in members if name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise Misfit(f"has {len(pickles)} members named data.pkl, where torch writes one")
-        self._part, self._members = part, members
+        self._members = members
         # torch verifies none, and writes none under torch.serialization.set_crc32_options(False)
         self._has_checksums = any(member.checksum for member in members.values())
         self._prefix = pickles[0].removesuffix("data.pkl")
@@ -118,20 +226,17 @@ class Archive:
             **unknown: `unknown=value` is returned for what names something that is not allowed.
         """
         order = self._bytes("byteorder", 16) or b"little"
-        if order != b"little":
+        if order not in (b"little", b"big"):
             raise Misfit(f"was written with the byte order {show(order.decode('latin1'))}")
-        data = self._bytes("data.pkl", _MOST_PICKLE)
+        self._is_big_endian = order == b"big"
+        data = self._bytes("data.pkl", MOST_PICKLE)
         try:
-            return unpickle(data, names_of_tensors())
-        except Misfit:
-            raise
-        except NotAllowed as error:
+            with reading():
+                return unpickle(data, names_of_tensors(), {})
+        except NotRead:
             if unknown:
                 return unknown["unknown"]
-            raise Misfit(str(error)) from None
-        except Exception as error:  # of the unpickler: it raises anything
-            reason = str(error).partition("\n")[0][:200]
-            raise Misfit(f"its pickle is damaged: {type(error).__name__}: {reason}") from None
+            raise
 
     def _bytes(self, name: str, most: int) -> bytes:
         member = self._members.get(self._prefix + name)
@@ -139,43 +244,20 @@ class Archive:
             raise Misfit(f"its {name} is too large")
         return b"".join(self._members.parts(member, check=self._has_checksums)) if member else b""
 
-    def array(self, name: str, tensor: StoredTensor) -> LazyArray:
-        """Returns the stored array of a tensor."""
-        key = tensor.storage.key
+    def place(self, key: str) -> tuple[int, int] | None:
+        """Returns where a storage begins in the part, and its bytes; None if it is not there."""
         member = self._members.get(f"{self._prefix}data/{key}")
         if member is None:
-            raise Misfit(f"{name}: is damaged: its storage {show(key)} is missing")
+            return None
         if key not in self._begins:
             self._begins[key] = self._members.begin(member)
-        dtype, item = tensor.dtype
-        if dtype not in STORED_DTYPES:
-            raise Misfit(f"{name}: has the unsupported dtype {dtype}")
-        if tensor.storage.elements * tensor.storage.dtype.size > member.size:
-            raise Misfit(f"{name}: is damaged: it exceeds its storage")
-        shape, strides = tensor.shape, tensor.strides
-        count = math.prod(shape)
-        is_dense = _is_dense(shape, strides)
-        last = (
-            count - 1 if is_dense else sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        )
-        if count and (tensor.offset + last + 1) * item > member.size:
-            raise Misfit(f"{name}: is damaged: it exceeds its storage")
-        if count * item > member.size:
-            raise Misfit(
-                f"{name}: would take {count * item:,} bytes, more than the file has: it was "
-                "expanded before it was saved (save tensor.contiguous()), or the file is damaged"
-            )
-        place = self._part.start + self._begins[key] + tensor.offset * item
-        if is_dense:
-            return StoredArray(self._part.file, place, shape, dtype)
-        order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-        dense = [shape[axis] for axis in order]
-        if not _is_dense(dense, [strides[axis] for axis in order]):
-            raise Misfit(
-                f"{name}: a view that is not contiguous in its storage; save tensor.contiguous()"
-            )
-        array = StoredArray(self._part.file, place, dense, dtype)
-        return array.transpose([order.index(axis) for axis in range(len(shape))])
+        return self._begins[key], member.size
+
+
+def _plain_dtype(dtype: Dtype) -> Any:
+    """Returns the dtype of NumPy that is next to one of torch."""
+    name = dtype.name.removeprefix("q")
+    return numpy_dtype(name if name in STORED_DTYPES else "float32")
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -233,7 +233,7 @@ def _read(path: Path) -> Contents:
     with place.handle() as handle:
         place.read_into(handle, memoryview(data), 0)
     try:
-        metadata = unpickle(bytes(data), _names(), storages=False)
+        metadata = unpickle(bytes(data), _names())
     except NotAllowed as error:
         raise CheckpointError(f"{place.path}: {error} is not part of a checkpoint") from None
     with os.scandir(path) as entries:

@@ -97,40 +97,44 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: Dtype
+    is_conjugate: bool = False
+    is_negative: bool = False
 
 
 class OtherTensor(NamedTuple):
     """A tensor whose values do not lie in a storage: what it is, and what to save instead."""
 
     kind: str
+    shape: tuple[int, ...]
+    dtype: Dtype
     instead: str = "tensor.to_dense()"
 
 
 Names = Callable[[str, str], Any]
 
 
-def unpickle(data: bytes, names: Names, *, storages: bool = True) -> Any:
+def unpickle(data: bytes, names: Names, storages: dict[Any, StoredBytes] | None = None) -> Any:
     """Returns what is in a pickle.
 
     Args:
         data: The pickle.
         names: Gives the stand-in for a module and a name; raises for what is not allowed.
-        storages: Whether it may refer to storages.
+        storages: Filled with the storages that it refers to; None if it may refer to none.
 
     Raises:
         Misfit: It holds too much, or what no checkpoint has.
         Exception: It is damaged: the unpickler raises anything.
     """
-    _check(data, storages)
-    return _Unpickler(data, names).load()
+    _check(data, storages is not None)
+    return _Unpickler(data, names, {} if storages is None else storages).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, names: Names) -> None:
+    def __init__(self, data: bytes, names: Names, storages: dict[Any, StoredBytes]) -> None:
         super().__init__(io.BytesIO(data))
         self._names = names
         self._known: dict[tuple[str, str], Any] = {}
-        self._storages: dict[Any, StoredBytes] = {}
+        self._storages = storages
 
     def find_class(self, module: str, name: str) -> Any:
         found = self._known.get((module, name))
@@ -141,7 +145,9 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> StoredBytes:
         found = self._storages.get(pid)
         if found is None:
-            kind, dtype, key, _, count = pid
+            kind, dtype, key, _, count, *view = pid
+            if view not in ([], [None]):  # of the format before torch 1.6, which no longer has any
+                raise Misfit("refers to a part of a storage as a storage of its own")
             if kind != "storage" or not isinstance(dtype, Dtype) or type(key) is not str:
                 raise Misfit("refers to an object that is not a storage")
             if type(count) is not int or count < 0:
@@ -156,6 +162,15 @@ def _check(data: bytes, storages: bool) -> None:
     for sign, weight in _WEIGHTS.items():
         takes += data.count(sign) * weight
         check_count(takes, "bytes of pickled values")
+    end_of_pickle(data, storages)
+
+
+def end_of_pickle(data: bytes, storages: bool) -> int:
+    """Returns where the pickle ends that bytes begin with.
+
+    Raises:
+        Misfit: It ends later, or has what no checkpoint has.
+    """
     most = min(len(data) >> 17, 254)  # of the third byte of a place in the memo
     plain = _PLAIN if storages else _PLAIN.replace(b"Q", b"")
     put = rb"r..[\x00-" + re.escape(bytes([most])) + rb"]\x00"
@@ -168,7 +183,7 @@ def _check(data: bytes, storages: bool) -> None:
             raise Misfit("its pickle is truncated")
         code = data[at]
         if code == 0x2E:  # STOP
-            return
+            return at + 1
         size = _LENGTHS.get(code)
         if size is not None:
             length = int.from_bytes(data[at + 1 : at + 1 + size], "little")
@@ -210,15 +225,31 @@ def names_of_tensors() -> Names:
         nonlocal count
         count += 1
         check_count(count, "tensors")
-        if len(rest) > 2 and rest[2]:
-            return OtherTensor("a view", "tensor.resolve_conj().resolve_neg()")
+        flags = rest[2] if len(rest) > 2 else None
+        if flags and (type(flags) is not dict or not flags.keys() <= {"conj", "neg"}):
+            raise Misfit("has a tensor with attributes that are not known")
         if not len(shape) == len(strides) <= _MOST_DIMENSIONS:  # they may be shared by all tensors
             raise Misfit("has a tensor with an invalid size")
         for number in (offset, *shape, *strides):
             if type(number) is not int or number < 0:
                 raise Misfit("has a tensor with an invalid size")
         shape, strides = tuple(shape), tuple(strides)
-        return StoredTensor(storage, offset, shape, strides, dtype or storage.dtype)
+        views = (flags.get("conj") is True, flags.get("neg") is True) if flags else ()
+        return StoredTensor(storage, offset, shape, strides, dtype or storage.dtype, *views)
+
+    def other(kind: str, shape: Any, dtype: Any, *instead: str) -> OtherTensor:
+        nonlocal count
+        count += 1
+        check_count(count, "tensors")
+        if len(shape) > _MOST_DIMENSIONS or not isinstance(dtype, Dtype):
+            raise Misfit("has a tensor with an invalid size")
+        if not all(type(number) is int and 0 <= number < 1 << 62 for number in shape):
+            raise Misfit("has a tensor with an invalid size")
+        return OtherTensor(kind, tuple(shape), dtype, *instead)
+
+    def sparse(layout: Any, data: Any) -> OtherTensor:
+        at = [type(part) for part in data].index(tuple)  # the shape follows the values
+        return other(str(layout), data[at], data[at - 1].dtype)
 
     def tensor_v3(
         storage: Any,
@@ -242,16 +273,16 @@ def names_of_tensors() -> Names:
         "torch._utils._rebuild_parameter": lambda data, *rest: data,
         "torch._utils._rebuild_parameter_with_state": lambda data, *rest: data,
         "torch._tensor._rebuild_from_type_v2": lambda make, kind, args, state: make(*args),
-        "torch._utils._rebuild_sparse_tensor": lambda layout, *rest: OtherTensor(str(layout)),
-        "torch._utils._rebuild_sparse_csr_tensor": lambda layout, *rest: OtherTensor(str(layout)),
-        "torch._utils._rebuild_qtensor": lambda *args: OtherTensor(
-            "a quantised tensor", "tensor.dequantize()"
+        "torch._utils._rebuild_sparse_tensor": sparse,
+        "torch._utils._rebuild_sparse_csr_tensor": sparse,
+        "torch._utils._rebuild_qtensor": lambda storage, offset, shape, *rest: other(
+            "a quantised tensor", shape, storage.dtype, "tensor.dequantize()"
         ),
-        "torch._utils._rebuild_nested_tensor": lambda *args: OtherTensor(
-            "a nested tensor", "tensor.unbind()"
+        "torch._utils._rebuild_nested_tensor": lambda buffer, *rest: other(
+            "a nested tensor", buffer.shape, buffer.dtype, "tensor.unbind()"
         ),
-        "torch._utils._rebuild_meta_tensor_no_storage": lambda *args: OtherTensor(
-            "a tensor without memory", "a tensor with values"
+        "torch._utils._rebuild_meta_tensor_no_storage": lambda dtype, shape, *rest: other(
+            "a tensor without memory", shape, dtype, "a tensor with values"
         ),
         "torch.serialization._get_layout": lambda name: name,
         "torch.Size": lambda sizes=(): tuple(sizes),

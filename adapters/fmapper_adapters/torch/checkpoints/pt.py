@@ -27,9 +27,9 @@ from fmapper.checkpoints import (
     read_settings,
 )
 from fmapper_adapters.torch._private import FakeTensorMode
-from fmapper_adapters.torch.checkpoints.archive import Part, read_tensors, torch_dtype
+from fmapper_adapters.torch.checkpoints.archive import Archive, Part, read_tensors, torch_dtype
+from fmapper_adapters.torch.checkpoints.legacy import MAGIC, LegacyFile
 
-_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # the first pickle: a magic number
 _FILE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"[\w.=+-]{1,200}\.bin")  # one of the files of a folder
@@ -47,23 +47,18 @@ class PtFile(Format):
         return self if path.suffix in self.endings else PtFolder()
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether a file is a zip file with a `data.pkl` in it."""
+        """Returns whether a file is a zip file with a `data.pkl`, or of torch before 1.6."""
         if not path.is_file():
             return False
-        return path.suffix in self.endings or _has_pickle(path)
+        return path.suffix in self.endings or _is_legacy(path) or _has_pickle(path)
 
     def read(self, path: Path) -> Contents:
         """Reads the pickle with tensors that have no memory."""
         file = SourceFile(path)
+        part = Part(file, 0, file.size)
+        kind: type[LegacyFile | Archive] = LegacyFile if _is_legacy(path) else Archive
         with file.handle() as handle:
-            head = bytearray(min(len(_LEGACY), file.size))
-            file.read_into(handle, memoryview(head), 0)
-            if head == _LEGACY:
-                raise CheckpointError(
-                    f"{path}: is in the format of torch before 1.6, which is not a zip file. Load "
-                    "it with torch.load(path, weights_only=True), and torch.save it again"
-                )
-            return read_tensors(Part(file, 0, file.size), handle)
+            return read_tensors(path, lambda: kind(part, handle))
 
     def write(self, out: Writer, contents: Contents) -> None:
         """Writes the file by torch with room for the values, then writes those."""
@@ -141,6 +136,11 @@ def _place(array: LazyArray) -> int:
     """Returns where an array begins in its file."""
     assert isinstance(array, StoredArray)  # it was saved contiguous
     return array.offset
+
+
+def _is_legacy(path: Path) -> bool:
+    with path.open("rb") as start:
+        return start.read(len(MAGIC)) == MAGIC
 
 
 def _has_pickle(path: Path) -> bool:
