@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.discovery import adapter_of, adapters, owner_of
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.models import Models
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.extras.values import (
+    array_as_number,
     find_clashes,
     is_value,
     leftover_values,
     missing_values,
+    number_as_array,
     values_in,
 )
 from fmapper.checkpoints.lazy import LazyArray, is_narrow
@@ -122,7 +124,8 @@ def load(
             for its arrays.
         strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
             Numbers and texts count as arrays do, but fields of an object may be settings: a
-            checkpoint may lack those, if it has none of that object.
+            checkpoint may lack those, if it has none of that object. A number fills an array of
+            no dimensions of its kind, and the reverse.
         sharding: How the arrays are divided among the devices of a mesh: each process reads the
             bytes of its own shards, straight to their devices.
         to: The target, as for `convert`, of the model in the file of a converted model; None for
@@ -201,9 +204,30 @@ def _check_unused(*, strict: bool, **options: Any) -> None:
 
 
 def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
-    made = Checkpoint(rules.apply(checkpoint))
+    return _with_contents(checkpoint, rules.apply(checkpoint))
+
+
+def _with_contents(checkpoint: Checkpoint, contents: Mapping[str, Any]) -> Checkpoint:
+    made = Checkpoint(contents)
     made.path, made.format, made.metadata = checkpoint.path, checkpoint.format, checkpoint.metadata
     return made
+
+
+def _in_kinds_of_tree(
+    checkpoint: Checkpoint, named: Mapping[str, Any], values: Mapping[str, Any]
+) -> Checkpoint:
+    """Makes numbers arrays of no dimensions, and the reverse, where a tree has them so."""
+    changed: dict[str, Any] = {}
+    for name, old in named.items():
+        if is_value(checkpoint.get(name)):
+            adapter = owner_of(old)
+            kind = adapter.shape(old), adapter.dtype(old)
+            changed[name] = number_as_array(checkpoint[name], *kind)
+    for name, value in values.items():
+        if isinstance(array := checkpoint.get(name), LazyArray):
+            changed[name] = array_as_number(array, value)
+    fitting = {name: new for name, new in changed.items() if new is not None}
+    return _with_contents(checkpoint, {**checkpoint, **fitting}) if fitting else checkpoint
 
 
 def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
@@ -272,6 +296,7 @@ def _fill(
     asked = None if dtype is None else dtype_name(dtype)
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     values = values_in(tree)
+    checkpoint = _in_kinds_of_tree(checkpoint, named, values)
     _check_scaled(checkpoint, named, asked)
     defaults = _defaults(checkpoint, like, named, values, default)
     _check_names(checkpoint, {**checkpoint, **defaults}, like, named, values, strict)

@@ -178,15 +178,48 @@ def test_what_does_not_fit_is_listed(tmp_path):
 
 @EVERY
 @pytest.mark.parametrize("array", [np.asarray, torch.tensor, jnp.asarray, jax.ShapeDtypeStruct])
-def test_a_number_and_an_array_do_not_take_the_place_of_each_other(tmp_path, form, array):
+def test_numbers_fill_arrays_without_dimensions_and_the_reverse(tmp_path, form, array):
     path, name = place(tmp_path, form)
-    fmapper.save({"w": np.ones(2), "step": 1000, "count": np.array(7)}, path, name)
-    step = array((), jnp.int32) if array is jax.ShapeDtypeStruct else array(0)
-    for strict in (True, False):
-        with pytest.raises(fmapper.StructureMismatchError) as error:
-            fmapper.load(path, like={"w": np.zeros(2), "step": step, "count": 0}, strict=strict)
-        assert "step: 1000 in the checkpoint, an array in the tree" in str(error.value)
-        assert "count: an array in the checkpoint, 0 in the tree" in str(error.value)
+    numbers = {"step": 1000, "rate": 0.5, "flag": True}
+    arrays = {"count": np.array(7), "decay": np.array(0.25, np.float32), "on": np.array(True)}
+    fmapper.save({**numbers, **arrays}, path, name)
+    if array is jax.ShapeDtypeStruct:
+        like = {n: array((), t) for n, t in zip(numbers, ("int32", "float32", "bool"), strict=True)}
+    else:
+        like = {"step": array(0), "rate": array(0.0), "flag": array(False)}
+    loaded = fmapper.load(path, like={**like, "count": 0, "decay": 0.0, "on": False})
+    for key, number in numbers.items():
+        assert loaded[key].dtype == like[key].dtype
+        assert loaded[key].item() == number
+    assert [loaded[key] for key in arrays] == [7, 0.25, True]
+    assert [type(loaded[key]) for key in arrays] == [int, float, bool]
+
+
+@pytest.mark.parametrize(
+    ("stored", "like", "said"),
+    [
+        (1000, np.zeros(1, int), "1000 in the checkpoint, an array in the tree"),
+        (1000, np.zeros(()), "1000 in the checkpoint, an array in the tree"),
+        (0.5, np.array(1), "0.5 in the checkpoint, an array in the tree"),
+        ("a", np.array(1), "'a' in the checkpoint, an array in the tree"),
+        (7, np.array(True), "7 in the checkpoint, an array in the tree"),
+        (np.array([7]), 0, "an array in the checkpoint, 0 in the tree"),
+        (np.array(0.5), 0, "an array in the checkpoint, 0 in the tree"),
+        (np.array(7), "a", "an array in the checkpoint, 'a' in the tree"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_numbers_and_arrays_of_other_kinds_are_refused(tmp_path, stored, like, said, strict):
+    fmapper.save({"w": np.ones(2), "x": stored}, tmp_path / "x.npz")
+    with pytest.raises(fmapper.StructureMismatchError, match=f"x: {said}"):
+        fmapper.load(tmp_path / "x.npz", like={"w": np.zeros(2), "x": like}, strict=strict)
+
+
+def test_a_number_that_does_not_fit_its_array_is_refused(tmp_path):
+    fmapper.save({"n": 2**40, "x": 1e300}, tmp_path / "x.npz")
+    for like in ({"n": np.int32(0), "x": 0.0}, {"n": 0, "x": np.float32(0)}):
+        with pytest.raises(fmapper.LossyCastError):
+            fmapper.load(tmp_path / "x.npz", like=like)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,29 @@ def values_in(tree: Any) -> dict[str, Any]:
     }
 
 
+def number_as_array(number: Any, shape: tuple[int, ...], dtype: str) -> LazyArray | None:
+    """Returns a number as the array of no dimensions of a tree; None if it is of another kind."""
+    import numpy as np
+
+    if shape or isinstance(number, str):
+        return None
+    if dtype == "bool":
+        return LazyArray.of(np.bool_(number)) if number in (0, 1) else None
+    if type(number) is float and dtype.startswith(("float", "bfloat")):
+        return LazyArray.of(np.float64(number)).astype(dtype)
+    is_whole = type(number) is int and dtype.startswith(("int", "uint"))
+    return LazyArray.of(np.int64(number)) if is_whole and -(2**63) <= number < 2**63 else None
+
+
+def array_as_number(array: LazyArray, number: Any) -> Any:
+    """Returns an array of no dimensions as a number like another one; None if it is no such."""
+    kinds = {bool: "bool", int: ("int", "uint"), float: ("float", "bfloat")}
+    kind = kinds.get(type(number))
+    if array.shape or kind is None or not array.dtype.name.startswith(kind):
+        return None
+    return type(number)(array.read()[()])
+
+
 def find_clashes(
     checkpoint: Mapping[str, Any], values: Mapping[str, Any], arrays: Collection[str]
 ) -> Iterator[str]:
