@@ -4,6 +4,7 @@
 """
 
 import ast
+import doctest
 import json
 import re
 import subprocess
@@ -111,10 +112,8 @@ def program_of(page):
     """The snippets of a page as one program: they share their names."""
     codes = []
     for block in re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text("utf-8")):
-        lines = block.splitlines()
-        if block.startswith(">>>"):
-            lines = [line[4:] for line in lines if line.startswith((">>>", "..."))]
-        codes += [*lines, ""]
+        examples = doctest.DocTestParser().get_examples(block)
+        codes += [example.source for example in examples] or [block]
     return "\n".join(codes)
 
 
@@ -130,7 +129,7 @@ def test_pyright_accepts_every_snippet_of_the_documentation(tmp_path):
         tmp_path,
         reportUnusedExpression=False,
         reportRedeclaration=False,  # a page defines a class again
-        reportPossiblyUnbound=False,  # a loop over what is there
+        reportPossiblyUnboundVariable=False,  # a loop over what is there
     )
     wrong = []
     for file, line, text in said:

@@ -710,7 +710,7 @@ def test_a_branch_on_values_is_recorded_for_the_examples_and_checked(capfd):
     converted = check(model, X)
     with pytest.raises(
         fmapper.ProgramInputError,
-        match=r"asserts in 1 a condition that these inputs violate, at .*\.py:\d+: ",
+        match=r"in 1 a condition that these inputs violate, at .*\.py:\d+: its code took the other",
     ):
         converted(-J)
     jitted = jax.jit(converted)
