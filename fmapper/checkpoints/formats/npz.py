@@ -99,7 +99,7 @@ class Npz(Format):
         with out.open() as target, zipfile.ZipFile(target, "w") as archive:
             for name, array in contents.arrays.items():
                 dtype = array.dtype
-                if not hasattr(np, dtype.name):  # of ml_dtypes
+                if dtype.hasobject or not hasattr(np, dtype.name):  # of ml_dtypes
                     if dtype.name not in _AS_INTEGERS:
                         raise CheckpointError(f"{name}: npz has no {dtype.name}")
                     strange[name] = dtype.name

@@ -107,7 +107,7 @@ class NotRead(Misfit):
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def explain_pickle() -> Iterator[None]:
     """Raises `Misfit` for whatever a pickle raises when it is read."""
     try:
         yield
@@ -181,15 +181,15 @@ class Storages:
     ) -> LazyArray:
         """Returns the view of a storage from a place in the file on, `length` elements of it."""
         if _is_dense(shape, strides):
-            return self._stored(start, shape, dtype)
+            return self._base(start, shape, dtype)
         order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
         dense = [shape[axis] for axis in order]
         if not _is_dense(dense, [strides[axis] for axis in order]):
-            return StridedArray(self._stored(start, (length,), dtype), shape, strides)
-        array = self._stored(start, dense, dtype)
+            return StridedArray(self._base(start, (length,), dtype), shape, strides)
+        array = self._base(start, dense, dtype)
         return array.transpose([order.index(axis) for axis in range(len(shape))])
 
-    def _stored(self, start: int, shape: Sequence[int], dtype: str) -> LazyArray:
+    def _base(self, start: int, shape: Sequence[int], dtype: str) -> LazyArray:
         array = StoredArray(self._part.file, start, shape, dtype)
         return SwappedArray(array) if self._is_big_endian else array
 
@@ -231,7 +231,7 @@ class Archive(Storages):
         self._is_big_endian = order == b"big"
         data = self._bytes("data.pkl", MOST_PICKLE)
         try:
-            with reading():
+            with explain_pickle():
                 return unpickle(data, names_of_tensors(), {})
         except NotRead:
             if unknown:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fmapper.checkpoints import Misfit, check_count, show
-from fmapper_adapters.torch.checkpoints.archive import MOST_PICKLE, Part, Storages, reading
+from fmapper_adapters.torch.checkpoints.archive import MOST_PICKLE, Part, Storages, explain_pickle
 from fmapper_adapters.torch.checkpoints.pickled import (
     StoredBytes,
     end_of_pickle,
@@ -81,7 +81,7 @@ class LegacyFile(Storages):
                 if length >= min(MOST_PICKLE, self._part.size - at):
                     raise
                 length *= 4
-        with reading():
+        with explain_pickle():
             return unpickle(data[:end], names_of_tensors(), storages), at + end
 
     def _bytes(self, at: int, count: int) -> bytes:
