@@ -130,3 +130,38 @@ def test_fields_of_linen_modules_are_modes():
         assert converted.training is train
         found = converted(torch.from_numpy(X))
         assert not torch.allclose(converted.train(not train)(torch.from_numpy(X)), found)
+
+
+class InTorch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(self.dense(x)))
+
+
+def test_modules_of_flax_that_were_written_for_evaluation_refuse_training():
+    module = InTorch()
+    model = fmapper.convert(module, "flax", (X,), structure=True)
+    with pytest.raises(fmapper.ConversionError, match=r"evaluation only.*train=True"):
+        model.train()
+    np.testing.assert_allclose(model(X), module.eval()(torch.from_numpy(X)).detach(), atol=1e-6)
+    back = fmapper.convert(model, "torch", (X,))
+    assert not back.training
+    with pytest.raises(fmapper.ProgramInputError, match="evaluation only"):
+        back.train()(torch.from_numpy(X))
+    assert fmapper.verify(module, model, X)
+
+
+def test_modules_of_flax_that_were_written_for_training_start_as_the_module_is():
+    module = InTorch()
+    for trains in (True, False):
+        module.train(trains)
+        model = fmapper.convert(module, "flax", (X,), structure=True, train=True)
+        assert model.drop.deterministic is not trains
+        assert model.norm.use_running_average is not trains
+        model.train()
+        assert not np.array_equal(model(X), model(X))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from fmapper import ConversionError
 from fmapper.programs import Program
 from fmapper.translation import Source, run_file
 from fmapper_adapters.flax.translation.fast_layers import accelerate
@@ -29,7 +30,23 @@ def build(program: Program, source: Source) -> Any:
     accelerate(model)
     if not program.starts_in_training:
         model.eval()
+    if not program.train:
+        _refuse_training(type(model), program.name)
     return model
+
+
+def _refuse_training(cls: Any, name: str) -> None:
+    """Makes models of a class, which is of one file, refuse to be put into training.
+
+    Their layers would be, but dropout and what else the source does in training is not written.
+    """
+
+    def train(self: Any, **attributes: Any) -> None:
+        raise ConversionError(
+            f"{name} was converted for evaluation only: convert it with train=True"
+        )
+
+    cls.train = train
 
 
 def _compute_rest(model: Any, make: Callable[[], Any]) -> None:
