@@ -47,7 +47,11 @@ def number_as_array(number: Any, shape: tuple[int, ...], dtype: str) -> LazyArra
 
 def array_as_number(array: LazyArray, number: Any) -> Any:
     """Returns an array of no dimensions as a number like another one; None if it is no such."""
-    kinds = {bool: "bool", int: ("int", "uint"), float: ("float", "bfloat")}
+    kinds: dict[type, tuple[str, ...]] = {
+        bool: ("bool",),
+        int: ("int", "uint"),
+        float: ("float", "bfloat"),
+    }
     kind = kinds.get(type(number))
     if array.shape or kind is None or not array.dtype.name.startswith(kind):
         return None
