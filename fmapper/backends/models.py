@@ -271,7 +271,9 @@ class Models(Framework):
             1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
             so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps; or the outputs
             and `refused`, where the framework cannot differentiate the model: why. With a
-            disturbance also `weight.NAME`, the parameters before the steps.
+            disturbance also `weight.NAME`, the parameters before the steps. With `seeds` it gives
+            the rates of dropout instead, and the outputs in training for each seed when only
+            dropout of that rate is on; under nan those with none of it, but with other noise.
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 

@@ -13,6 +13,7 @@ pytest.importorskip("flax.nnx")
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -20,6 +21,7 @@ from fmapper.backends.discovery import get_adapter  # noqa: E402
 from fmapper.backends.models import Models  # noqa: E402
 from fmapper.translation.proving.conditions import AWAY  # noqa: E402
 from fmapper.translation.proving.prove import prove  # noqa: E402
+from fmapper.translation.proving.spreads import Spread  # noqa: E402
 from fmapper.translation.proving.written_test import write_test  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
@@ -220,3 +222,75 @@ def test_models_that_leave_the_numbers_do_so_in_both(target):
     *_, proof = translate(Rooted(), target, given, train=True, proved=True)
     assert proof, proof
     assert torch.from_numpy(proof.data["train.after.layer.weight"]).isnan().all()
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.drop, self.drop_more = nn.Dropout(0.1), nn.Dropout(0.5)
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        h = h + self.drop(self.inner(h))
+        return self.last(self.drop_more(h))
+
+
+@pytest.fixture(scope="module")
+def dropping():
+    model, given = Dropping(), (torch.randn(4, 6),)
+    source, program, _ = translate(model, "flax", given, train=True)
+
+    def prove_with(*change):
+        assert not change or change[0] in source.code
+        changed = replace(source, code=source.code.replace(*change)) if change else source
+        origin, target = get_adapter("torch", Models), get_adapter("flax", Models)
+        return prove(changed, program, model, origin, target, given, {})
+
+    return prove_with
+
+
+def test_rates_and_places_of_dropout_are_proved_over_seeds(dropping):
+    proof = dropping()
+    assert proof, proof
+    assert proof.errors["train dropout"] < 4
+    assert "without dropout; with it, means and spreads over 256 seeds are those" in str(proof)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("nnx.Dropout(0.1", "nnx.Dropout(0.12"),
+        ("nnx.Dropout(0.5", "nnx.Dropout(0.1"),
+        ("h + self.drop(self.inner(h))", "self.drop(h + self.inner(h))"),
+        ("self.drop_more(h)", "h"),
+        ("self.drop_more(h)", "self.drop(self.drop_more(h))"),
+        ("self.drop(self.inner(h))", "self.drop_more(self.inner(h))"),
+    ],
+)
+def test_files_with_other_dropout_are_refused(dropping, change):
+    proof = dropping(*change)
+    assert not proof
+    assert "differ" in str(proof)
+    assert proof.errors["train outputs"] < 1e-5
+
+
+def test_spreads_are_compared_in_standard_errors():
+    still = [np.ones((2, 3), np.float32), np.arange(3)]
+
+    def spread(seed, rate, count=256):
+        generator, found = np.random.default_rng(seed), Spread(still)
+        for _ in range(count):
+            kept = generator.random((2, 3)) > rate
+            found.add([still[0] * kept / (1 - rate), still[1]])
+        return found
+
+    known = spread(0, 0.1).result()
+    assert spread(1, 0.1).distance(known) < 4
+    assert spread(2, 0.2).distance(known) > 6
+    exact = Spread(still)
+    exact.add(still)
+    assert spread(3, 0.1).distance(exact.result()) > 6
+    assert exact.distance(exact.result()) == 0

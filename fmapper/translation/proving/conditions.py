@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# The contract of a translation: relative to the largest element.
-LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3, "draws": 0.0}
+# The contract of a translation: relative to the largest element; of dropout in standard errors.
+LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3, "draws": 0.0, "dropout": 6.0}
+SEEDS = 256  # of dropout
 # What a model multiplies a rounding of its weights to says how near its translation can be: it may
 # be that much off, times this, and a model that is further from itself than this cannot be proved.
 OWN, MOST = 4.0, 0.01
@@ -46,6 +47,13 @@ class Conditions:
     def run(self, run: Run, rate: float, off: float = 0.0) -> dict[str, Any]:
         """Runs and trains a model; `off` moves its weights further."""
         return run(rate, self.away + off, double=self.double)
+
+    def draw(self, run: Run) -> dict[float, list[list[Any]]]:
+        """Returns the outputs of a model in training for each seed; see `Models.training_steps`."""
+        found: dict[float, list[list[Any]]] = run(
+            0.0, self.away, double=self.double, seeds=range(SEEDS)
+        )
+        return found
 
 
 CHOICES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -28,13 +29,16 @@ from fmapper.translation.proving.conditions import (
     MOST,
     OWN,
     RATES,
+    SEEDS,
     Conditions,
     Results,
+    Run,
     are_at_bends,
     learn,
     learn_modes,
     learn_plainly,
 )
+from fmapper.translation.proving.spreads import Spread
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -101,7 +105,7 @@ class Proof:
             f"{what} {error:.1e}"
             + (f" (a rounding of its weights: {self.own[what]:.1e})" if self._is_own(what) else "")
             for what, error in self.errors.items()
-            if not what.endswith("draws")
+            if not what.endswith(("draws", "dropout"))
         ]
         told += [
             f"{what.split()[0]} draws other random numbers than its source"
@@ -112,6 +116,8 @@ class Proof:
             f"{mode} gradients not compared, since the source has none ({why})"
             for mode, why in self.refused.items()
         ]
+        told += [self._tell_dropout(error) for what, error in self.errors.items()
+                 if what.endswith("dropout")]  # fmt: skip
         if self.coarse and not self:
             told.append(
                 f"the model computes in {self.coarse}, in which results agree to two digits"
@@ -122,6 +128,13 @@ class Proof:
             reason = "since a rounding of its own changes its outputs or gradients"
             told.append(f"{' and '.join(how)}, {reason}")
         return ", ".join(told)
+
+    def _tell_dropout(self, error: float) -> str:
+        same = "are those of its source" if error <= LIMITS["dropout"] else "differ"
+        return (
+            f"all of these without dropout; with it, means and spreads over {SEEDS} seeds {same} "
+            f"(within {error:.1f} standard errors)"
+        )
 
     def _is_own(self, what: str) -> bool:
         return self.bounds[what] > LIMITS[what.rpartition(" ")[2]]
@@ -169,7 +182,7 @@ def prove(
     proof = None
     for conditions, results in learn_modes(runs):
         try:
-            proof = case.compare(results, conditions)
+            proof = case.compare(results, conditions, runs.get("train"))
         except ConversionError:
             if not conditions.double:
                 raise
@@ -178,14 +191,14 @@ def prove(
             return proof
     if proof is None:
         conditions, results = learn_plainly(runs)
-        proof = case.compare(results, conditions)
+        proof = case.compare(results, conditions, runs.get("train"))
     if proof or conditions.away or conditions.double:
         return proof
     if are_at_bends(runs, results, conditions, proof.errors, proof.bounds):
         conditions = Conditions(AWAY)
         elsewhere = {mode: learn(run, conditions) for mode, run in runs.items()}
         if all(one.are_smooth for one in elsewhere.values()):
-            return case.compare(elsewhere, conditions)
+            return case.compare(elsewhere, conditions, runs.get("train"))
     return proof
 
 
@@ -200,12 +213,15 @@ class _Case:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def compare(self, results: Mapping[str, Results], conditions: Conditions) -> Proof:
+    def compare(
+        self, results: Mapping[str, Results], conditions: Conditions, train: Run | None = None
+    ) -> Proof:
         """Runs the file, and compares it with what the source gave in each mode.
 
         Args:
             results: Modes -> what the source gave, and how far it is from itself.
             conditions: How it was run.
+            train: Runs the source in training, if it has that mode.
         """
         import numpy as np
 
@@ -222,6 +238,8 @@ class _Case:
                 else:
                     arrays[f"{mode}.{self._name(key)}"] = value
             own |= {f"{mode} {what}": one for what, one in result.own.items()}
+        if train is not None and "train" in results:
+            arrays |= self._draw(train, results["train"], conditions)
         for name, array in whole_arrays(self.program, to_numpy, np.stack).items():
             arrays[f"weight.{name}"] = moved.get(f"weight.{name}", array)
         inputs = [
@@ -235,6 +253,26 @@ class _Case:
         script, coarse = self.target.proof(), _find_halves(self.program)
         how = conditions.away, conditions.double
         return Proof(errors, own, arrays, script, self.source.name, refused, *how, coarse)
+
+    def _draw(self, train: Run, result: Results, conditions: Conditions) -> dict[str, Any]:
+        """Returns how far outputs in training are from those without dropout, over many seeds.
+
+        Nothing where neither the source nor the file has dropout.
+        """
+        import numpy as np
+
+        keys = [key for key in result.found if key.startswith("output.")]
+        still = [result.found[f"output.{i}"] for i in range(len(keys))]
+        drawn = conditions.draw(train) or {math.nan: []}
+        if len(drawn) == 1 and "dropout" not in self.source.code.lower():
+            return {}
+        arrays = {"train.rates": np.array([*drawn]), "train.seeds": np.array(SEEDS)}
+        for i, outputs in enumerate(drawn.values()):
+            spread = Spread(still)
+            for each in outputs or [still]:
+                spread.add(each)
+            arrays[f"train.spread.{i}"] = spread.result()
+        return arrays
 
     def _name(self, key: str) -> str:
         """Returns a key with the name that the file has for an array of the source."""

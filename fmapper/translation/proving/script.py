@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from fmapper.translation.proving.draws import Draws
+from fmapper.translation.proving.spreads import Spread
 
 _SCRIPT = '''"""Runs a translated model and compares it with what its source gave."""
 from __future__ import annotations
@@ -18,6 +19,9 @@ double = "double" in given
 
 
 # the draws
+
+
+# the spreads
 
 
 draws = Draws()
@@ -97,6 +101,22 @@ def largest_error(found, expected, scale):
     return max([*errors, 0.0])
 
 
+def distance_with_dropout(mode, still):
+    """Returns how far means and spreads over seeds are from those of the source.
+
+    Dropout is on at one rate of the source at a time, or at none of them (nan).
+    """
+    errors = []
+    rates = given[f"{mode}.rates"].tolist()
+    for i, rate in enumerate(rates):
+        spread = Spread(still)
+        run = run_with_dropout(lambda own: own in rates and own != rate)
+        for seed in range(int(given[f"{mode}.seeds"])):
+            spread.add(still if run is None else run(seed))
+        errors.append(spread.distance(given[f"{mode}.spread.{i}"]))
+    return max(errors)
+
+
 # the model
 
 weights = {key: array(value) for key, value in pick("weight.").items()}
@@ -115,6 +135,8 @@ for mode in json.loads(sys.argv[4]):
         report[mode + " outputs"] = float("inf")
         continue
     report[mode + " outputs"] = max([compare(a, b, 1e-6) for a, b in zip(found, wanted)] + [0.0])
+    if f"{mode}.rates" in given:
+        report[mode + " dropout"] = distance_with_dropout(mode, wanted)
     if not expected:
         continue
     largest = max([float(np.abs(g).max(initial=0)) for g in expected.values()] + [0.0])
@@ -142,11 +164,15 @@ def proof_script(imports: str, model: str, draws: str = "") -> str:
             keys of a dict in the order in which the source flattens it; `make(train)`, the model
             with `weights` and without dropout; `run(model, train)`, its outputs; `learn(model,
             train)`, its outputs and gradients; `descend(model, slopes, rate)`, the model after a
-            step; `gradients_by_name(model, slopes)` and `arrays_by_name(model)`, as in the source.
+            step; `run_with_dropout(is_off)`, a function of a seed that gives the outputs in
+            training with random numbers of its own, and with dropout unless it shares no mask and
+            `is_off(rate)`, or None if there is none; `gradients_by_name(model, slopes)` and
+            `arrays_by_name(model)`, as in the source.
     """
     parts = {
         "# imports": imports.strip(),
         "# the draws": inspect.getsource(Draws).strip(),
+        "# the spreads": inspect.getsource(Spread).strip(),
         "# from the draws": draws.strip(),
         "# the model": model.strip(),
     }

@@ -16,10 +16,32 @@ def call(model, train):
     return without_dropout(model)(*args, **kwargs, **key)
 
 
-def without_dropout(model):
-    is_dropout = lambda x: isinstance(x, eqx.nn.Dropout)
-    still = lambda x: eqx.tree_at(lambda d: d.p, x, 0.0) if is_dropout(x) else x
+def is_dropout(x):
+    return isinstance(x, eqx.nn.Dropout)
+
+
+def without_dropout(model, is_off=lambda rate: True):
+    def still(x):
+        if not is_dropout(x) or not is_off(x.p):
+            return x
+        is_shared = getattr(x, "broadcast_dims", ()) and not is_off(None)
+        return x if is_shared else eqx.tree_at(lambda d: d.p, x, 0.0)
+
     return jax.tree.map(still, model, is_leaf=is_dropout)
+
+
+def run_with_dropout(is_off):
+    model = without_dropout(make(True), is_off)
+    layers = filter(is_dropout, jax.tree.leaves(model, is_leaf=is_dropout))
+    if not any(layer.p > 0 for layer in layers):
+        return None
+
+    @eqx.filter_jit
+    def run(model, key):
+        keys = {"key": key} if takes_key(type(model).__call__) else {}
+        return leaves(model(*args, **kwargs, **keys))
+
+    return lambda seed: with_own_draws(lambda: run(model, jax.random.key(seed)))
 
 
 @functools.cache

@@ -13,15 +13,19 @@ def in_order(value):  # dicts in their own order, as the source has them; JAX wo
     return list(value)
 
 
-def make(train):
+def make(train, is_off=lambda rate: True):
     model = getattr(net, name)(rngs=nnx.Rngs(0))
     nnx.update(model, jax.tree.map(widen, nnx.state(model)))
     net.load_weights(model, weights)
     model.train() if train else model.eval()
-    for _, layer in nnx.iter_modules(model):
-        if isinstance(layer, nnx.Dropout):
+    for layer in dropouts(model):
+        if is_off(layer.rate) and (is_off(None) or not layer.broadcast_dims):
             layer.rate = 0.0
     return model
+
+
+def dropouts(model):
+    return [layer for _, layer in nnx.iter_modules(model) if isinstance(layer, nnx.Dropout)]
 
 
 def run(model, train):
@@ -29,6 +33,26 @@ def run(model, train):
     found = leaves(model(*args, **kwargs))
     draws.end()
     return found
+
+
+def run_with_dropout(is_off):
+    model = make(True, is_off)
+    if not any(layer.rate > 0 for layer in dropouts(model)):
+        return None
+    graph, keys, rest = nnx.split(model, nnx.RngKey, ...)
+
+    @jax.jit
+    def run(keys, rest, seed):
+        moved = jax.tree.map(lambda key: move(key, seed), keys)
+        return leaves(nnx.merge(graph, moved, rest)(*args, **kwargs))
+
+    return lambda seed: with_own_draws(lambda: run(keys, rest, seed))
+
+
+def move(key, seed):
+    if key.ndim:
+        return jax.vmap(move, (0, None))(key, seed)
+    return jax.random.fold_in(key, seed)
 
 
 def loss(model):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,35 +25,58 @@ def training_steps(
 ) -> Callable[..., dict[str, Any]]:
     """Returns a function of a rate, a disturbance and a precision that runs and trains the model.
 
-    Dropout is left out.
+    Dropout is left out, unless it is given seeds.
     """
     args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
 
     @functools.cache
-    def prepare(*, wide: bool) -> Callable[[float, float], dict[str, Any]]:
+    def prepare(*, wide: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         widen: Callable[[Any], Any] = double if wide else lambda x: x
         own_args, own_kwargs = jax.tree.map(widen, (args, kwargs))
         return _prepare(source, own_args, own_kwargs, widen)
 
-    def steps(rate: float, off: float, *, double: bool = False) -> dict[str, Any]:
-        precision = jax.enable_x64(True) if double else contextlib.nullcontext()
-        with _without_dropout(), precision:
-            return prepare(wide=double)(rate, off)
+    def steps(rate: float, off: float, *, double: bool = False, seeds: Sequence[int] = ()) -> Any:
+        with jax.enable_x64(True) if double else contextlib.nullcontext():
+            train, draw = prepare(wide=double)
+            if seeds:
+                return draw(off, seeds)
+            with _without_dropout():
+                return train(rate, off)
 
     return steps
 
 
 @contextlib.contextmanager
-def _without_dropout() -> Iterator[None]:
-    """Makes the dropout layers of libraries identities within the block."""
+def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
+    """Makes the dropout layers of libraries identities within the block.
+
+    Args:
+        but: The rate of layers that stay, and with them those that share masks along dimensions;
+            None if there is none.
+
+    Yields:
+        The rates of the other layers that are called.
+    """
+    rates: set[float] = set()
     changed = []
+
+    def choose(original: Any) -> Any:
+        def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            rate = getattr(self, "rate", getattr(self, "p", 0.0))
+            if but is not None and getattr(self, "broadcast_dims", ()):
+                return original(self, x, *args, **kwargs)
+            rates.add(float(rate))
+            return original(self, x, *args, **kwargs) if rate == but else x
+
+        return call
+
     try:
         for library in ("flax.nnx", "flax.linen", "equinox.nn"):
             cls = getattr(sys.modules.get(library), "Dropout", None)
             if cls is not None:
                 changed.append((cls, vars(cls)["__call__"]))
-                type.__setattr__(cls, "__call__", lambda self, x, *args, **kwargs: x)
-        yield
+                type.__setattr__(cls, "__call__", choose(vars(cls)["__call__"]))
+        yield rates
     finally:
         for cls, original in changed:
             type.__setattr__(cls, "__call__", original)
@@ -60,7 +84,8 @@ def _without_dropout() -> Iterator[None]:
 
 def _prepare(
     source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any], widen: Callable[[Any], Any]
-) -> Callable[[float, float], dict[str, Any]]:
+) -> tuple[Callable[..., dict[str, Any]], Callable[..., dict[float, list[list[Any]]]]]:
+    """Returns the function that trains a model, and the one that draws with dropout."""
     buffers = {name: widen(array) for name, array in source.buffers.items()}
     held = {name: widen(to_jax(array)) for name, array in source.parameters.items()}
     learned = {
@@ -70,7 +95,9 @@ def _prepare(
     }
     fixed = {name: array for name, array in held.items() if name not in learned}
 
-    def call(parameters: Any, buffers: Any) -> tuple[list[Any], Any]:
+    def call(
+        parameters: Any, buffers: Any, args: Any = args, kwargs: Any = kwargs
+    ) -> tuple[list[Any], Any]:
         given, options = jax.tree.map(lambda x: x, (args, kwargs))  # a call may use up a state
         output, changed = source.call({**fixed, **parameters}, buffers, *given, **options)
         leaves = [x for x in jax.tree.leaves(output) if hasattr(x, "dtype")]
@@ -112,7 +139,55 @@ def _prepare(
                 found[f"after.{name}"] = new
         return found
 
-    return run
+    names = [parameter.name for parameter in source.parameters_of_call()]
+    names += [""] * (len(args) - len(names))  # of those in `*args`
+
+    def drawn(parameters: Any, buffers: Any, seed: Any) -> list[Any]:
+        moved = {name: _move_keys(x, "", seed) for name, x in buffers.items()}
+        given = [_move_keys(x, name, seed) for name, x in zip(names, args, strict=False)]
+        named = {name: _move_keys(x, name, seed) for name, x in kwargs.items()}
+        return call(parameters, moved, tuple(given), named)[0]
+
+    def draw(off: float, seeds: Sequence[int]) -> dict[float, list[list[Any]]]:
+        """Returns the outputs for each seed, with the dropout of one rate at a time."""
+        named = [*(("", x) for x in buffers.values()), *zip(names, args, strict=False)]
+        named += kwargs.items()
+        if not any(_is_key(x, name) for name, tree in named for x in jax.tree.leaves(tree)):
+            return {}
+        now = {name: _disturb(x, off) if off else x for name, x in learned.items()}
+        found: dict[float, list[list[Any]]] = {}
+        rates = [math.nan]
+        for rate in rates:
+            with _without_dropout(but=rate) as others:
+                one = jax.jit(functools.partial(drawn))  # traced anew for each rate
+                found[rate] = [[*map(np.asarray, one(now, buffers, seed))] for seed in seeds]
+            rates += sorted(r for r in others if r > 0 and r not in rates)
+        return found
+
+    return run, draw
+
+
+def _move_keys(tree: Any, name: str, seed: Any) -> Any:
+    """Returns a tree with other random keys for each seed.
+
+    Arrays of words are keys in arguments that are called so.
+    """
+
+    def move(x: Any) -> Any:
+        if not _is_key(x, name):
+            return x
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(move(jax.random.wrap_key_data(x)))
+        return jax.vmap(move)(x) if x.ndim else jax.random.fold_in(x, seed)
+
+    return jax.tree.map(move, tree)
+
+
+def _is_key(x: Any, name: str) -> bool:
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return dtype is not None
+    return dtype == jnp.uint32 and x.ndim > 0 and any(word in name for word in ("key", "rng"))
 
 
 def _disturb(x: Any, off: float) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fmapper.translation import Draws
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches.foreign_classes import fields_of
+from fmapper_adapters.torch.record.patches.restore import restore_after
 from fmapper_adapters.torch.record.same_draws import SameDraws
 
 _STEPS = 5
@@ -28,22 +30,26 @@ def training_steps(
 ) -> Callable[..., dict[str, Any]]:
     """Returns a function of a rate, a disturbance and a precision that runs and trains a copy.
 
-    Dropout is left out. The module is not changed.
+    Dropout is left out, unless it is given a seed. The module is not changed.
     """
     model = _copy(_private.original_of(model) or model)  # a compiled one would call the original
     model.train(train)
+    noisy = _copy(model)
     args, inputs = to_torch((tuple(args), dict(kwargs)), strict=False)
     for inner in _find_noise(model, args, inputs) if train else ():
         inner.eval()
 
     is_quiet = False  # no dropout or draws were met; looking for them takes a third of the time
 
-    def run(rate: float, off: float, *, double: bool = False) -> dict[str, Any]:
+    def run(rate: float, off: float, *, double: bool = False, seeds: Sequence[int] = ()) -> Any:
         nonlocal is_quiet
-        copied, given = _copy(model), (args, inputs)
+        copied, given = _copy(noisy if seeds else model), (args, inputs)
         if double:
             copied.double()
             given = fmap(_double, given)
+        if seeds:
+            with _precision(double=double):
+                return _draw(copied, *given, off, seeds)
         still, same = _WithoutDropout(), SameDraws()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_precision(double=double))
@@ -150,6 +156,38 @@ def _watch(module: torch.nn.Module, draws: Draws, tell: Callable[[], None]) -> N
     module.register_forward_hook(stop)
 
 
+def _disturb(parameters: Iterable[torch.Tensor], off: float) -> None:
+    for parameter in parameters:
+        waves = torch.cos(torch.arange(parameter.numel(), dtype=torch.float64))
+        parameter.mul_(1 + off * waves.reshape(parameter.shape))
+
+
+def _draw(
+    model: torch.nn.Module, args: Any, inputs: Any, off: float, seeds: Sequence[int]
+) -> dict[float, list[list[Any]]]:
+    """Returns the outputs of a module for each seed, with the dropout of one rate at a time.
+
+    Those with none of it are under nan. Dropout that shares masks, and other noise, are always on.
+    """
+    found: dict[float, list[list[Any]]] = {}
+    rates = [math.nan]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if off:
+            _disturb([p for p in model.parameters() if p.requires_grad], off)
+        for rate in rates:
+            for seed in seeds:
+                torch.default_generator.manual_seed(seed)
+                before = torch.get_rng_state()
+                chosen = _WithoutDropout(but=rate)
+                with restore_after(model), chosen:
+                    outputs = [x.clone().numpy() for x in _tensors_in(model(*args, **inputs))]
+                rates += [one for one in sorted(chosen.rates) if one not in rates]
+                found.setdefault(rate, []).append(outputs)
+                if torch.equal(torch.get_rng_state(), before):
+                    break  # nothing is random
+    return found
+
+
 def _run(
     model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float, draws: Draws
 ) -> dict[str, Any]:
@@ -159,10 +197,8 @@ def _run(
         name: b.clone() for name, b in model.named_buffers() if b.is_floating_point() and b.numel()
     }
     with torch.no_grad():
-        for parameter in learned.values() if off else ():
-            waves = torch.cos(torch.arange(parameter.numel(), dtype=torch.float64))
-            parameter.mul_(1 + off * waves.reshape(parameter.shape))
         if off:
+            _disturb(learned.values(), off)
             found = {f"weight.{name}": p.detach().clone().numpy() for name, p in learned.items()}
         for i, output in enumerate(_outputs(_copy(model), args, inputs, draws)):
             found[f"output.{i}"] = output.numpy()
@@ -202,40 +238,63 @@ def _run(
 class _WithoutDropout(TorchFunctionMode):
     """Leaves dropout out, also that inside of attention.
 
+    Args:
+        but: The rate of dropout that stays, and with it dropout that shares masks along dimensions;
+            None if there is none.
+
     Attributes:
         found: Whether there was anything that could have dropout.
+        rates: The rates of dropout in training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, but: float | None = None) -> None:
         super().__init__()
         self.found = False
+        self.rates: set[float] = set()
+        self._but = but
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in _DROPOUT:
+        if func in _SHARED and self._but is not None:
+            return func(*args, **kwargs)
+        if func in _DROPOUT or func in _SHARED:
             self.found = True
-            return args[0] if args else kwargs["input"]
+            given = dict(zip(_DROPOUT_NAMES, args, strict=False)) | kwargs
+            train = given.get("training", given.get("train", True))
+            is_on = self._kept(given.get("p", 0.5), train=train) > 0
+            return func(*args, **kwargs) if is_on else given["input"]
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.found = True
-            kwargs.pop("dropout_p", None)
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
+            if "dropout_p" in kwargs:
+                kwargs["dropout_p"] = self._kept(kwargs["dropout_p"])
+            args = self._with_rate(args, 4)
         if func is torch.nn.functional.multi_head_attention_forward:
             self.found = True
-            args = (*args[:_ATTENTION_RATE], 0.0, *args[_ATTENTION_RATE + 1 :])
+            train = kwargs.get("training", True)
+            args = self._with_rate(args, _ATTENTION_RATE, train=train)
         if getattr(func, "__name__", "") in _RECURRENT:  # dropout stands before the mode
             self.found = True
             at = 5 if isinstance(args[6], bool) else 6
-            args = (*args[:at], 0.0, *args[at + 1 :])
+            args = self._with_rate(args, at, train=args[at + 1])
         return func(*args, **kwargs)
+
+    def _with_rate(self, args: Any, at: int, *, train: bool = True) -> Any:
+        """Returns arguments whose rate of dropout is zero unless it is to stay."""
+        kept = [self._kept(rate, train=train) for rate in args[at : at + 1]]
+        return (*args[:at], *kept, *args[at + 1 :])
+
+    def _kept(self, rate: float, *, train: bool = True) -> float:
+        if train and rate > 0:
+            self.rates.add(float(rate))
+        return rate if rate == self._but else 0.0
 
 
 _LONGEST = 200  # characters of an error that are told
 _ATTENTION_RATE = 10  # what is called in there is not seen
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_DROPOUT = {
-    torch.dropout,
-    torch.nn.functional.dropout,
+_DROPOUT_NAMES = ("input", "p", "training")
+_DROPOUT = {torch.dropout, torch.nn.functional.dropout}
+_SHARED = {  # with one mask for several elements
     torch.nn.functional.dropout1d,
     torch.nn.functional.dropout2d,
     torch.nn.functional.dropout3d,

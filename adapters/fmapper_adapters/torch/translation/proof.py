@@ -17,12 +17,12 @@ def in_order(value):  # as JAX has flattened it
     return sorted(value)
 
 
-def make(train):
+def make(train, is_off=lambda rate: True):
     model = getattr(net, name)()
     net.load_weights(model, weights)
     model.train(train)
     for layer in model.modules():
-        if isinstance(layer, nn.Dropout):
+        if isinstance(layer, nn.Dropout) and is_off(layer.p):
             layer.p = 0.0
     return model
 
@@ -30,6 +30,18 @@ def make(train):
 def run(model, train):
     with torch.no_grad():
         return [x.numpy() for x in leaves(model(*args, **kwargs))]
+
+
+def run_with_dropout(is_off):
+    model = make(True, is_off)
+    if not any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules()):
+        return None
+
+    def outputs(seed):
+        torch.manual_seed(seed)
+        return run(model, True)
+
+    return outputs
 
 
 def waves(x):

@@ -6,7 +6,8 @@ from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS
 _IMPORTS = "import functools, inspect\n" + SETTINGS
 _MODEL = '''
 has_buffers = hasattr(net, "BUFFERS")
-if hasattr(net, "dropout"):
+own_dropout = getattr(net, "dropout", None)
+if own_dropout is not None:
     net.dropout = lambda x, *args, **kwargs: x
 
 
@@ -22,6 +23,31 @@ def call(model, train):
     function = getattr(net, name)
     key = {"key": jax.random.key(0)} if train and takes_key(function) else {}
     return function(*model, *args, **kwargs, **key)
+
+
+def run_with_dropout(is_off):
+    model = make(True)
+    if own_dropout is None:
+        return None
+
+    def dropout(x, rate, broadcast_dims=(), key=None):
+        is_left_out = is_off(rate) and not broadcast_dims
+        return x if is_left_out else own_dropout(x, rate, broadcast_dims, key)
+
+    @jax.jit
+    def run(model, key):
+        function = getattr(net, name)
+        keys = {"key": key} if takes_key(function) else {}
+        return leaves(function(*model, *args, **kwargs, **keys))
+
+    def outputs(seed):
+        still, net.dropout = net.dropout, dropout
+        try:
+            return with_own_draws(lambda: run(model, jax.random.key(seed)))
+        finally:
+            net.dropout = still
+
+    return outputs
 
 
 @functools.cache

@@ -50,6 +50,21 @@ def randint(key, shape, minval, maxval, dtype=int, **options):
     return drawn.astype(dtype)
 
 
+own_draws = {
+    name: getattr(jax.random, name)
+    for name in ("uniform", "bernoulli", "randint", "normal", "exponential", "permutation")
+}
+
+
+def with_own_draws(run):  # while JAX draws numbers of its own
+    given = {name: getattr(jax.random, name) for name in own_draws}
+    vars(jax.random).update(own_draws)
+    try:
+        return run()
+    finally:
+        vars(jax.random).update(given)
+
+
 jax.random.uniform, jax.random.bernoulli, jax.random.randint = uniform, bernoulli, randint
 jax.random.normal = lambda key, shape=(), dtype=float, **options: (
     jnp.asarray(draws.take("normal", shape), dtype)
