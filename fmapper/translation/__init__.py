@@ -26,7 +26,17 @@ from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.functions.results import with_results
 from fmapper.translation.lists import with_lists
-from fmapper.translation.loading import Loading, by_suffix, shortest_parts, tables_of, whole_arrays
+from fmapper.translation.loading import (
+    CHECK_NAMES,
+    NOT_SAVED,
+    Loading,
+    by_suffix,
+    names_beside,
+    print_checks,
+    shortest_parts,
+    tables_of,
+    whole_arrays,
+)
 from fmapper.translation.merging.comprehensions import with_comprehensions
 from fmapper.translation.places import class_name
 from fmapper.translation.printing import PrinterTable, Printing
@@ -52,7 +62,9 @@ from fmapper.translation.units import Structure, Unit, is_of_library, local_arra
 from fmapper.translation.writer import write
 
 __all__ = [
+    "CHECK_NAMES",
     "CHECK_SHAPES",
+    "NOT_SAVED",
     "Arguments",
     "Call",
     "Class",
@@ -90,11 +102,13 @@ __all__ = [
     "is_of_library",
     "literal",
     "local_array",
+    "names_beside",
     "names_in",
     "omit_defaults",
     "origin_of_built",
     "other_names",
     "parameters_at",
+    "print_checks",
     "print_docstring",
     "print_imports",
     "print_parameters",

@@ -183,6 +183,67 @@ def _end(name: str, begin: int) -> str:
     return ".".join(name.split(".")[begin:])
 
 
+def names_beside(draft: Any, ends: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """Returns ends of names in the source about which `load_weights` is not strict.
+
+    Args:
+        draft: The draft.
+        ends: Ends of names of arrays that are taken apart.
+
+    Returns:
+        Those of arrays of the file that a state dict may lack, and those of arrays that it may
+        have although the file does not.
+    """
+    program: Program = draft.program
+    taken = {target for target, _ in draft._arrays().values()}
+    stacked = {row for rows in program.stacks.values() for row in rows}
+    every = {*program.parameters, *program.buffers, *program.aliases}
+    lacking = {name for name in taken if name in program.transient}
+    ignored = every - taken - stacked
+    return (
+        _shortest_ends(lacking, taken - lacking),
+        [*_shortest_ends(ignored, taken), *(f".{end}" for end in ends)],
+    )
+
+
+def _shortest_ends(names: Iterable[str], others: Collection[str]) -> list[str]:
+    """Returns the shortest ends of names that none of the others has.
+
+    Examples:
+        >>> _shortest_ends(["a.norm.count", "count"], ["a.mean"])
+        ['.count']
+    """
+    found: dict[str, None] = {}
+    for name in sorted(names):
+        steps = name.split(".")
+        ends = ["." + ".".join(steps[begin:]) for begin in range(len(steps) - 1, -1, -1)]
+        fits = (end for end in ends if not any(f".{one}".endswith(end) for one in others))
+        found[next(fits, ends[-1])] = None
+    return list(found)
+
+
+def print_checks(load: str, lacking: Collection[str], ignored: Collection[str]) -> list[str]:
+    """Returns the tables of ends of names, and `load_weights`, which reads those that there are."""
+    lines = []
+    for table, ends, test in (
+        ("NOT_SAVED", lacking, NOT_SAVED),
+        ("IGNORED", ignored, IGNORED),
+    ):
+        if ends:
+            lines.append(f"{table} = ({', '.join(map(repr, ends))},)")
+        else:
+            load = load.replace(test, "")
+    return [*lines, load]
+
+
+NOT_SAVED = ' and not f".{name}".endswith(NOT_SAVED)'
+IGNORED = ' and not f".{name}".endswith(IGNORED)'
+CHECK_NAMES = f"""    left = [name for name in state if name not in known{IGNORED}]
+    if strict and (missing or left):
+        raise ValueError(f"the state lacks {{missing}}; {{left}} are not in the model")
+"""
+
+
 def shortest_parts(wanted: Iterable[str], others: Collection[str]) -> list[str]:
     """Returns the shortest paths that lead to all wanted names, and to none of the others.
 

@@ -320,7 +320,7 @@ def test_values_of_the_state_dict_are_not_written_out(target):
 
     found = filled(state)(jnp.ones((3, 4)))
     np.testing.assert_allclose(found, net(torch.ones(3, 4)), rtol=1e-6)
-    with pytest.raises(KeyError, match="table"):
+    with pytest.raises(ValueError, match="table"):
         filled({})
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fmapper.translation import shortest_parts, tables_of
+from fmapper.translation import (
+    CHECK_NAMES,
+    NOT_SAVED,
+    names_beside,
+    print_checks,
+    shortest_parts,
+    tables_of,
+)
 from fmapper_adapters.jax.libraries import BLOCKS_OF, NAMES_OF, TAKE_APART, slices_by_suffix
 
 _SOURCE = '''def source_of(model, path):
@@ -27,37 +34,43 @@ _RENAMING = """    for ours, (theirs, other) in RENAMED.items():
         if f".{own}".endswith(f".{ours}"):
             return own.removesuffix(ours) + theirs, other
 """
-_LOAD = '''def load_weights(model, state, strict=True):
+_LOAD = f'''def load_weights(model, state, strict=True):
     """Returns the model with the arrays of the source's state dict, by name.
 
-    With `strict=False` parameters that are not in there stay as they are.
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
     """
-    state = take_apart(state)
+    given = take_apart(state)
+    known, missing = set(), []
 
     def load(path, leaf):
         name, order = source_of(model, path)
-        if name not in state and (not strict or name.rpartition(".")[2] in BUFFERS):
+        known.add(name)
+        if name not in given:
+            missing.extend([name] if True{NOT_SAVED} else [])
             return leaf
-        array = jnp.asarray(state[name], leaf.dtype)
-        if order is not None:  # `~i` is dimension i backwards
+        array = jnp.asarray(given[name], leaf.dtype)
+        if order is not None and array.ndim == len(order):  # `~i`: i backwards
             array = array.transpose([max(i, ~i) for i in order])
             array = jnp.flip(array, [at for at, i in enumerate(order) if i < 0])
         if array.ndim == 1:  # the bias of a convolution has dimensions of size one
             array = array.reshape(-1, *(1,) * (leaf.ndim - 1))
         if array.shape != leaf.shape:
-            raise ValueError(f"{name} has the shape {array.shape} instead of {leaf.shape}")
+            raise ValueError(f"{{name}} has the shape {{array.shape}} instead of {{leaf.shape}}")
         return array
 
     arrays, rest = eqx.partition(model, eqx.is_array)
-    return eqx.combine(jax.tree_util.tree_map_with_path(load, arrays), rest)'''
-_ORDER = """        if order is not None:  # `~i` is dimension i backwards
+    filled = eqx.combine(jax.tree_util.tree_map_with_path(load, arrays), rest)
+{CHECK_NAMES}    return filled'''
+_ORDER = """        if order is not None and array.ndim == len(order):  # `~i`: i backwards
             array = array.transpose([max(i, ~i) for i in order])
             array = jnp.flip(array, [at for at, i in enumerate(order) if i < 0])
 """
 _BIAS = """        if array.ndim == 1:  # the bias of a convolution has dimensions of size one
             array = array.reshape(-1, *(1,) * (leaf.ndim - 1))
 """
-_BUFFERS = 'not strict or name.rpartition(".")[2] in BUFFERS'
 
 
 # The same where blocks are one module, whose arrays have several names.
@@ -158,26 +171,23 @@ def print_loading(draft: Any, code: str, frozen: list[str]) -> str:
             '    name, own = ".".join([*place, last]), ".".join(steps)\n    return name, order',
             '    return ".".join([*place, last]), order',
         )
-    program = draft.program
-    fixed = {name.rpartition(".")[2] for name in program.buffers}
-    fixed -= {name.rpartition(".")[2] for name in draft.loaded}
-    if fixed & {target.rpartition(".")[2] for target, _ in draft._arrays().values()}:
-        lines.append(f"BUFFERS = {sorted(fixed)!r}")
-    else:
-        load = load.replace(f"({_BUFFERS})", "not strict")
     slices = slices_by_suffix(draft.dialect.slices)
     if slices:
         lines += ["SLICES = {", *(f"    {name!r}: {parts!r}," for name, parts in slices.items()),
                   "}"]  # fmt: skip
         source = TAKE_APART + source
     else:
-        load = load.replace("    state = take_apart(state)\n", "")
+        load = load.replace("    given = take_apart(state)\n", "").replace("given", "state")
+    *tables, load = print_checks(load, *names_beside(draft, slices))
+    lines += tables
+    load = load.replace("missing.extend([name] if True else [])", "missing.append(name)")
+    load = load.replace("if True and ", "if ")
     orders = [order for _, order in draft._arrays().values() if order is not None]
     if not orders:
         load = load.replace(_ORDER, "").replace("name, order = source", "name, _ = source")
     elif not any(i < 0 for order in orders for i in order):
-        load = load.replace(_ORDER, "        array = array if order is None else "
-                            "array.transpose(order)\n")  # fmt: skip
+        load = load.replace(_ORDER, "        if order is not None and array.ndim == len(order):\n"
+                            "            array = array.transpose(order)\n")  # fmt: skip
     if not re.search(r"\bConv(Transpose)?\dd\(", code):
         load = load.replace(_BIAS, "")
     functions = (source, _FREEZE, load) if frozen else (source, load)

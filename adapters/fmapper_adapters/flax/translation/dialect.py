@@ -12,6 +12,8 @@ from flax import nnx
 
 from fmapper import ConversionError, to_numpy
 from fmapper.translation import (
+    CHECK_NAMES,
+    NOT_SAVED,
     Class,
     Helper,
     Loop,
@@ -21,7 +23,9 @@ from fmapper.translation import (
     construct,
     expr,
     identifier,
+    names_beside,
     omit_defaults,
+    print_checks,
     print_parameters,
     shortest_parts,
     text,
@@ -259,32 +263,40 @@ _OF_LAYERS: Mapping[str, Mapping[str, object]] = {  # other defaults than those 
     "ConvTranspose": {"transpose_kernel": True},
     "BatchNorm": {"momentum": 0.9},
 }
-_LOAD = '''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module:
+_LOAD = f'''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module:
     """Fills the model with the arrays of the source's state dict, by name; returns it.
 
-    With `strict=False` parameters that are not in there stay as they are.
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
     """
-    state = take_apart(state)
+    given = take_apart(state)
+    known, missing = set(), []
     for path, layer in nnx.iter_modules(model):
-        names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {})
+        names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {{}})
         for key, variable in vars(layer).items():
             if not isinstance(variable, nnx.Variable) or isinstance(variable, nnx.RngState):
                 continue
             source, order = names.get(key, (key, None))
             name = ".".join(map(str, (*path, source)))
             for end, found in ORDERS.items():
-                order = found if f".{name}".endswith(f".{end}") else order
+                order = found if f".{{name}}".endswith(f".{{end}}") else order
             for ours, theirs in RENAMED.items():
-                if f".{name}".endswith(f".{ours}"):
+                if f".{{name}}".endswith(f".{{ours}}"):
                     name = name.removesuffix(ours) + theirs
                     break
-            if name in state or (strict and isinstance(variable, nnx.Param)):
-                array = jnp.asarray(state[name], variable.dtype)
-                array = array if order is None else array.transpose(order)
+            known.add(name)
+            if name in given:
+                array = jnp.asarray(given[name], variable.dtype)
+                if order is not None and array.ndim == len(order):
+                    array = array.transpose(order)
                 if array.shape != variable.shape:
-                    raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
+                    raise ValueError(f"{{name}}: {{array.shape}} instead of {{variable.shape}}")
                 variable.set_value(array)
-    return model'''
+            elif True{NOT_SAVED}:
+                missing.append(name)
+{CHECK_NAMES}    return model'''
 
 _RENAMING = """            for ours, theirs in RENAMED.items():
                 if f".{name}".endswith(f".{ours}"):
@@ -295,18 +307,30 @@ _RENAMING = """            for ours, theirs in RENAMED.items():
 _TURNING = """            for end, found in ORDERS.items():
                 order = found if f".{name}".endswith(f".{end}") else order
 """
-_READING = """            if name in state or (strict and isinstance(variable, nnx.Param)):
-                array = jnp.asarray(state[name], variable.dtype)
-                array = array if order is None else array.transpose(order)
+_READING = """            known.add(name)
+            if name in given:
+                array = jnp.asarray(given[name], variable.dtype)
+                if order is not None and array.ndim == len(order):
+                    array = array.transpose(order)
 """
 # The same where blocks are one module.
-_READING_BLOCKS = """            name, *others = names_of(name)
-            is_known = name in state and all(other in state for other in others)
-            if is_known or (strict and isinstance(variable, nnx.Param)):
-                parts = [jnp.asarray(state[one], variable.dtype) for one in (name, *others)]
-                parts = [part if order is None else part.transpose(order) for part in parts]
-                stacked = variable.shape[: variable.ndim - parts[0].ndim]
-                array = jnp.stack(parts).reshape(*stacked, *parts[0].shape)
+_READING_BLOCKS = """            each = list(names_of(name))
+            known.update(each)
+            if all(one in given for one in each):
+                parts = [jnp.asarray(given[one], variable.dtype) for one in each]
+                if order is not None and parts[0].ndim == len(order):
+                    parts = [part.transpose(order) for part in parts]
+                if len({part.shape for part in parts}) > 1:
+                    raise ValueError(f"{each}: arrays of different shapes")
+                stacked = variable.shape[: max(variable.ndim - parts[0].ndim, 0)]
+                array = jnp.stack(parts)
+                if array.size == math.prod(variable.shape):
+                    array = array.reshape(*stacked, *parts[0].shape)
+"""
+_MISSING = f"""            elif True{NOT_SAVED}:
+                missing.append(name)
+"""
+_MISSING_BLOCKS = f"""            missing += [name for name in each if name not in given{NOT_SAVED}]
 """
 _RENAMING_BLOCKS = textwrap.indent(f"{textwrap.dedent(_RENAMING)}yield name\n", "    ")
 
@@ -394,15 +418,19 @@ def _print_loading(draft: Any, root: Class) -> str:
         if ends:
             naming = naming.replace("    yield name\n", _RENAMING_BLOCKS)
         loading = loading.replace(_RENAMING, "").replace(_READING, _READING_BLOCKS)
+        loading = loading.replace(_MISSING, _MISSING_BLOCKS)
     slices = slices_by_suffix(draft.dialect.slices)
+    *tables, loading = print_checks(loading, *names_beside(draft, slices))
+    lines += tables
+    loading = loading.replace("            elif True:\n", "            else:\n")
+    loading = loading.replace("elif True and ", "elif ")
     if slices:
         rows = [f"    {whole!r}: {parts!r}," for whole, parts in slices.items()]
         lines += ["SLICES = {", *rows, "}"]
         loading = TAKE_APART + naming + loading
     else:
-        loading = naming + loading.replace("    state = take_apart(state)\n", "")
-    if draft.loaded:
-        loading = loading.replace("(variable, nnx.Param)", "(variable, nnx.Param | LoadedBuffer)")
+        loading = loading.replace("    given = take_apart(state)\n", "").replace("given", "state")
+        loading = naming + loading
     return "\n".join([*lines, "", "", loading])
 
 

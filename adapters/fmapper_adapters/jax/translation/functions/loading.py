@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fmapper.translation import by_suffix
+from fmapper.translation import CHECK_NAMES, NOT_SAVED, by_suffix, names_beside, print_checks
 from fmapper_adapters.jax.translation.layers.slices import (
     BLOCKS_OF,
     NAMES_OF,
@@ -49,26 +49,36 @@ _EACH = """        return array
         arrays = [read(block, *source) for block, source in zip(blocks, sources, strict=True)]
         return jnp.stack(arrays).reshape(leaf.shape)
 
-    return jax"""
-_LOAD = '''def load_weights(params, state, strict=True):
+    filled"""
+_LOAD = f'''def load_weights(params, state, strict=True):
     """Returns the parameters with the arrays of the source's state dict, by name.
 
-    With `strict=False` parameters that are not in there stay as they are.
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
     """
-    state = take_apart(state)
+    given = take_apart(state)
+    known, missing = set(), []
 
     def load(path, leaf):
         name, order = source_of(path)
-        if name not in state and not strict:
+        known.add(name)
+        if name not in given:
+            missing.extend([name] if True{NOT_SAVED} else [])
             return leaf
-        array = jnp.asarray(state[name], leaf.dtype)
-        array = array if order is None else array.transpose(order)
+        array = jnp.asarray(given[name], leaf.dtype)
+        if order is not None and array.ndim == len(order):
+            array = array.transpose(order)
         if array.shape != leaf.shape:
-            raise ValueError(f"{name} has the shape {array.shape} instead of {leaf.shape}")
+            raise ValueError(f"{{name}} has the shape {{array.shape}} instead of {{leaf.shape}}")
         return array
 
-    return jax.tree_util.tree_map_with_path(load, params)'''
-_ORDER = "        array = array if order is None else array.transpose(order)\n"
+    filled = jax.tree_util.tree_map_with_path(load, params)
+{CHECK_NAMES}    return filled'''
+_ORDER = """        if order is not None and array.ndim == len(order):
+            array = array.transpose(order)
+"""
 
 
 def buffers_of(draft: Any, without: Collection[str] = ()) -> list[str]:
@@ -110,7 +120,7 @@ def print_loading(draft: Any, buffers: list[str]) -> str:
     if scans:
         lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one tree")
         load = load.replace(_READ, "    def read(leaf, name, order):\n")
-        load = load.replace("        return array\n\n    return jax", _EACH)
+        load = load.replace("        return array\n\n    filled", _EACH)
     if renamed:
         rows = [f"    {ours!r}: {theirs!r}," for ours, theirs in renamed.items()]
         lines += ["RENAMED = {", *rows, "}"]
@@ -123,7 +133,11 @@ def print_loading(draft: Any, buffers: list[str]) -> str:
         lines += ["SLICES = {", *rows, "}"]
         source = TAKE_APART + source
     else:
-        load = load.replace("    state = take_apart(state)\n", "")
+        load = load.replace("    given = take_apart(state)\n", "").replace("given", "state")
+    *tables, load = print_checks(load, *names_beside(draft, slices))
+    lines += tables
+    load = load.replace("missing.extend([name] if True else [])", "missing.append(name)")
+    load = load.replace("if True and ", "if ")
     if not any(order for _, order in renamed.values()):
         load = load.replace(_ORDER, "").replace("name, order = source", "name, _ = source")
     if buffers:
@@ -132,13 +146,4 @@ def print_loading(draft: Any, buffers: list[str]) -> str:
         load = load.replace("source_of(path)", "source_of(path[1:])")
         load = load.replace("sources_of(path)", "sources_of(path[1:])")
         load = load.replace("(load, params)", "(load, trees)")
-        in_layers = {target for target in draft.program.frozen if target in draft.owners}
-        known = buffers_of(draft, {*draft.loaded, *in_layers})
-        table = "BUFFERS" if known == buffers else f"({', '.join(map(repr, known))},)"
-        if known:
-            load = load.replace(
-                "        if name not in state and not strict:",
-                f'        is_known = f".{{name}}".endswith({table})\n'
-                "        if name not in state and (not strict or is_known):",
-            )
     return "\n".join([*lines, "", "", source, "", "", load]).lstrip()

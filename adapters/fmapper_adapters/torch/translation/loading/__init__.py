@@ -8,7 +8,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fmapper.translation import Layer, tables_of
+from fmapper.translation import (
+    CHECK_NAMES,
+    NOT_SAVED,
+    Layer,
+    names_beside,
+    print_checks,
+    tables_of,
+)
 
 Place = tuple[str, tuple[int, ...] | None]
 
@@ -19,32 +26,43 @@ _PUT_IN_ORDER = '''def put_in_order(array, order):
 
 
 '''
-_LOAD = '''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
+_LOAD = f'''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
     """Fills the model with the arrays of the source, by name; returns it.
 
-    With `strict=False` parameters that are not in there stay as they are.
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
     """
-    state = join_gates(take_apart(state))
+    given = join_gates(take_apart(state))
+    known, missing = set(), []
     for path, module in model.named_modules():
-        names = ARRAYS.get(type(module), {})
+        names = ARRAYS.get(type(module), {{}})
         held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for key, tensor in held:
             source, order = names.get(key, (key, None))
-            name = f"{path}.{source}" if path else source
+            name = f"{{path}}.{{source}}" if path else source
             for ours, (theirs, other) in RENAMED.items():
-                if f".{path}.{key}".endswith(f".{ours}"):
-                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
+                if f".{{path}}.{{key}}".endswith(f".{{ours}}"):
+                    name, order = f"{{path}}.{{key}}".lstrip(".").removesuffix(ours) + theirs, other
                     break
             for ours, theirs in LISTS.items():
-                name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
-            if name in state or (strict and isinstance(tensor, nn.Parameter)):
-                array = torch.as_tensor(state[name])
-                array = array if order is None else put_in_order(array, order)
-                if array.ndim != tensor.ndim:  # as of heads and their features
-                    array = array.reshape(tensor.shape)
+                name = re.sub(rf"\\b{{ours}}\\.(\\d+)", rf"{{theirs}}\\1", name)
+            known.add(name)
+            if name in given:
+                array = torch.as_tensor(given[name])
+                if order is not None and array.ndim == len(order):
+                    array = put_in_order(array, order)
+                if array.ndim != tensor.ndim and array.numel() == tensor.numel():
+                    array = array.reshape(tensor.shape)  # as of heads and their features
+                if array.shape != tensor.shape:
+                    shapes = f"{{tuple(array.shape)}} instead of {{tuple(tensor.shape)}}"
+                    raise ValueError(f"{{name}} has the shape {{shapes}}")
                 with torch.no_grad():
                     tensor.copy_(array)
-    return model'''
+            elif key in module.state_dict(){NOT_SAVED}:
+                missing.append(name)
+{CHECK_NAMES}    return model'''
 _TAKE_APART = '''def take_apart(state):
     """Returns a state in which the rows of stacked arrays are arrays of the layers."""
     found = dict(state)
@@ -69,8 +87,8 @@ _JOIN_GATES = '''def join_gates(state):
 
 
 '''
-_MERGING = """                if array.ndim != tensor.ndim:  # as of heads and their features
-                    array = array.reshape(tensor.shape)
+_MERGING = """                if array.ndim != tensor.ndim and array.numel() == tensor.numel():
+                    array = array.reshape(tensor.shape)  # as of heads and their features
 """
 _LISTS = """            for ours, theirs in LISTS.items():
                 name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
@@ -84,13 +102,21 @@ _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
 """
 
 
-_IS_NEEDED = """            if name in state or (strict and isinstance(tensor, nn.Parameter)):
-"""
-_IS_NEEDED_OR_LOADED = """\
-            needed = name.rpartition(".")[2] in LOADED or isinstance(tensor, nn.Parameter)
-            if name in state or (strict and needed):
-"""
+_WITHOUT_COLLECTIONS = '''def without_collections(state):
+    """Returns a state with the names of modules, which those of variables of Linen end with."""
+    return {
+        name.partition(".")[2] if name not in KEPT and name.startswith(COLLECTIONS) else name: array
+        for name, array in state.items()
+    }
 
+
+'''
+_OF_STACKS = """    for path in STACKED:
+        known.update(name for name in state if f"{name}.".startswith(f"{path}."))
+"""
+_OF_GATES = """    for pattern, gates, _ in GATES.values():
+        known.update(pattern.format(gate) for gate in gates)
+"""
 _NDIMS = {"nn.Linear": {"weight": 2, "bias": 1}, "nn.LayerNorm": {}}
 
 
@@ -186,6 +212,9 @@ def print_loading(draft: Any) -> str:
     stacks = draft.program.stacks.items()
     stacked = {own_name(_stem(whole, rows), lists): len(rows) for whole, rows in stacks}
     state = "state"
+    lacking, ignored = names_beside(draft)
+    if any("BatchNorm" in one.layer.kind for one in draft.forms.values() if one.layer is not None):
+        lacking.append(".num_batches_tracked")
     if stacked:
         lines.append(f"STACKED = {stacked!r}")
         loading = _TAKE_APART + loading
@@ -195,11 +224,27 @@ def print_loading(draft: Any) -> str:
         lines += ["GATES = {", *gates, "}"]
         loading = _JOIN_GATES + loading.replace(_LISTS, _LISTS_BESIDE_GATES)
         state = f"join_gates({state})"
-    filled = "" if state == "state" else f"    state = {state}\n"
-    loading = loading.replace("    state = join_gates(take_apart(state))\n", filled)
-    if draft.loaded:
-        lines.append(f"LOADED = {sorted({one.rpartition('.')[2] for one in draft.loaded})!r}")
-        loading = loading.replace(_IS_NEEDED, _IS_NEEDED_OR_LOADED)
+    if state == "state":
+        loading = loading.replace("    given = join_gates(take_apart(state))\n", "")
+        loading = loading.replace("given", "state")
+    else:
+        loading = loading.replace("join_gates(take_apart(state))", state)
+        found = "".join([_OF_STACKS if stacked else "", _OF_GATES if known.joined else ""])
+        begin = "    known, missing = set(), []\n"
+        loading = loading.replace(begin, begin + found)
+    names = draft.program.source_names
+    collections = sorted({name.removesuffix(short) for short, name in names.items()} - {""})
+    if collections:
+        lines.append(f"COLLECTIONS = ({', '.join(map(repr, collections))},)")
+        kept = sorted(name for short, name in names.items() if short == name)
+        lines += [f"KEPT = ({', '.join(map(repr, kept))},)"] if kept else []
+        strip = _WITHOUT_COLLECTIONS
+        loading = (strip if kept else strip.replace("name not in KEPT and ", "")) + loading
+        begin = "    known, missing = set(), []\n"
+        first = begin if state == "state" else "    given = "
+        loading = loading.replace(first, f"    state = without_collections(state)\n{first}", 1)
+    *tables, loading = print_checks(loading, lacking, ignored)
+    lines += tables
     if any(i < 0 for _, order in draft.owners.values() for i in order or ()):
         loading = _PUT_IN_ORDER + loading
     else:
