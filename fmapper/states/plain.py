@@ -128,11 +128,12 @@ class PlainState:
         if isinstance(x, types.MethodType):
             return {"": x.__self__, "__func__": x.__func__}
         if isinstance(x, functools.partial):
-            return {"": x.func, "args": x.args, **x.keywords}
+            return dict[Hashable, Any](x.keywords) | {"": x.func, "args": x.args}
         if not self._is_open(x):
             return None
-        found = {name: value for name, value in _attributes(x) if not self._hides(name)}
-        return {**found, **dict(_cells(x))}
+        found: Contents = {name: v for name, v in _attributes(x) if not self._hides(name)}
+        found.update(_cells(x))
+        return found
 
     def _is_open(self, x: Any) -> bool:
         cls = type(x)

@@ -50,9 +50,9 @@ class Conditions:
 
     def draw(self, run: Run) -> dict[float, list[list[Any]]]:
         """Returns the outputs of a model in training for each seed; see `Models.training_steps`."""
-        found: dict[float, list[list[Any]]] = run(
-            0.0, self.away, double=self.double, seeds=range(SEEDS)
-        )
+        draw: Callable[..., Any] = run
+        found: dict[float, list[list[Any]]]
+        found = draw(0.0, self.away, double=self.double, seeds=range(SEEDS))
         return found
 
 

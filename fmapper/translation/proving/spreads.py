@@ -29,7 +29,7 @@ class Spread:
         """Adds the outputs for a seed."""
         import numpy as np
 
-        parts = []
+        parts: list[Any] = []
         for still, i in zip(self._still, self._places, strict=True):
             known = np.where(np.isfinite(still), still, 0)
             scale = np.abs(known).max(initial=0) or 1.0
@@ -65,7 +65,7 @@ class Spread:
         error = np.sqrt((variance + spread) / self.count + 1e-4**2)
         apart = np.abs(mean - known) / error
         ends = np.cumsum([2 * x.size + 3 for x in self._still])
-        pooled = np.concatenate([np.arange(end - 3, end) for end in ends] or [[]]).astype(int)
+        pooled = [int(end) - i for end in ends for i in (3, 2, 1)]
         alone = np.delete(apart, pooled)
         return float(max(apart[pooled].max(initial=0), 0.75 * alone.max(initial=0)))
 
