@@ -306,6 +306,7 @@ class Pictures(torch.nn.Module):
         seen = (rows[:, 0] > -1).unfold(1, 2, 2).unfold(2, 2, 2).sum((-1, -2)) > 0
         features = self.patches(rows).flatten(2).transpose(1, 2)
         features = features * seen.view(rows.shape[0], -1, 1)
+        features = features + torch.bucketize(features, torch.arange(3.0))
         parts = [part.reshape(-1, part.shape[-1]) for part in features.split(counts.tolist())]
         places = (ids == 7).unsqueeze(-1)
         torch._check_tensor_all(places.sum() * 3 == torch.cat(parts).numel())
@@ -336,3 +337,17 @@ def test_parts_of_rows_that_are_results_keep_their_sizes():
         model = fmapper.convert(module, "jax", given, check=False)
     for inputs in (given, pictures(1, 3)):
         converting.compare(model(*[x.numpy() for x in inputs]), module(*inputs))
+
+
+def test_rows_that_are_counted_from_the_end_are_valid_ones():
+    def forward(x: Any, mask: Any, at: Any) -> Any:
+        return x[mask][at]
+
+    x, mask = (
+        torch.arange(12.0).reshape(6, 2),
+        torch.tensor([True, False, True, False, True, False]),
+    )
+    model = check(forward, *[(x, mask, torch.tensor(at)) for at in ([0, 1], [2, -1], [-3, -2])])
+    for at in ([0, 3], [-4, 0]):  # torch raises an IndexError
+        found = np.asarray(model(x.numpy(), mask.numpy(), np.array(at, "int32")))
+        assert np.isnan(found).any()

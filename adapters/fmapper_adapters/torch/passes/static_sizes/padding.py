@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 from fmapper.programs import Call, Ref
 from fmapper_adapters.torch.passes.static_sizes.row_by_row import dims_of
@@ -65,7 +66,9 @@ def _index(writer: Writer, call: Call) -> Call | None:
         raise Remains(call.op)
     target = writer.padded_dim(shape)
     if target is None:  # rows that are taken by places which count
-        return call
+        place = _among_rows(writer, indices[dim], size)
+        found = (*indices[:dim], place, *indices[dim + 1 :])
+        return dataclasses.replace(call, args=(x, found))
     if target[1] != size or indices[dim : dim + 1] not in ((), (None,)):
         raise Remains(call.op)
     return call
@@ -194,6 +197,21 @@ def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
     plain = writer.add("aten::where.self", negative, shifted, index, shape=rows, dtype=kind)
     last = writer.add("aten::full_like.default", index, size, shape=rows, dtype=kind)
     return writer.add("aten::where.self", mask, plain, last, shape=rows, dtype=kind)
+
+
+def _among_rows(writer: Writer, index: Ref, size: Any) -> Ref:
+    """Counts negative indices from the last valid row, and moves those of padding out of range."""
+    shape, kind = writer.static(index), writer.dtype(index)
+    count = writer.count(size)
+
+    def add(op: str, *args: Any, dtype: str = "bool") -> Ref:
+        return writer.add(f"aten::{op}", *args, shape=shape, dtype=dtype)
+
+    shifted = add("add.Tensor", index, count, dtype=kind)
+    plain = add("where.self", add("lt.Scalar", index, 0), shifted, index, dtype=kind)
+    inside = add("logical_and.default", add("ge.Scalar", plain, 0), add("lt.Scalar", plain, count))
+    outside = add("full_like.default", index, writer.size(size), dtype=kind)
+    return add("where.self", inside, plain, outside, dtype=kind)
 
 
 def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:

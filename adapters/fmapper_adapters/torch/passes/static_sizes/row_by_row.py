@@ -82,6 +82,8 @@ def is_row_by_row(writer: Writer, call: Call, name: str) -> bool:
         return dim != rank - 1 and target is not None
     if name in ("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"):
         return dim < rank - len(call.args[1])
+    if name == "bucketize":  # with the same boundaries for all rows
+        return True
     if name == "slice":
         return _is_whole_slice(writer, call, rank, operands[0])
     if name in ("cumsum", "cumprod"):  # those behind do not count in those before
