@@ -236,8 +236,10 @@ def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     """
     first, held = model
     module = linen_source.module_of(first)
-    is_converted = isinstance(module, linen_model.LinenModel)
-    own = linen_model.weights(module, held) if is_converted else state(held)
+    if isinstance(module, linen_model.LinenModel):
+        own = linen_model.weights(module, held)
+    else:
+        own = state(held)
 
     def back(filled: Mapping[str, Any]) -> Any:
         new = {id(array): filled[name] for name, array in own.items()}
