@@ -176,6 +176,11 @@ def measure(
         ConversionError: As for `convert`; also if the object is not a model.
     """
     target, variant = find_target(to)
+    if variant:
+        raise ConversionError(
+            f"the command converts to {target.name}, and not to {to}: save with --out and read the "
+            f"file as fmapper.load(path, to={to!r})"
+        )
     source = source_of(model) or source_of_callable(model, target)
     if source is None or source is target:
         what = "not a model that can be recorded"
@@ -191,7 +196,7 @@ def measure(
         model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
     exported = timing.clock()
-    converted = lower_trained(program, target, train=train, **variant)
+    converted = lower_trained(program, target, train=train)
     finished = timing.clock()
     found: dict[str, Any] = {
         "model": program.name or type(model).__name__,

@@ -31,7 +31,7 @@ Examples:
     "--to",
     required=True,
     metavar="FRAMEWORK",
-    help="The target: jax, flax (or nnx), linen or torch.",
+    help="The target: jax, flax (or nnx) or torch.",
 )
 @click.option(
     "--example",

@@ -151,6 +151,13 @@ def test_inputs(file: Path, tmp_path: Path, options: list[str], shape: tuple[int
     assert program.graph.calls[-1].result[0][1] == shape
 
 
+def test_a_model_of_linen_is_read_from_the_file(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", f"{file}:Net", "--to", "linen", "--example", "randn(3, 4)"]) == 1
+    assert "fmapper.load(path, to='linen')" in capsys.readouterr().err
+
+
 def test_inputs_of_several_options_are_other_numbers() -> None:
     one, two = example_args(["randn(2, 3)", "randn(2, 3)"])
     three = example_kwargs("{'x': randn(2, 3)}")["x"]
