@@ -58,7 +58,7 @@ def _values_of_buffers(exported: torch.export.ExportedProgram) -> dict[Node, Any
         for node, spec in zip(inputs, exported.graph_signature.input_specs, strict=True)
         if spec.kind.name in ("BUFFER", "CONSTANT_TENSOR")
     }
-    changed = _changed(exported.graph)
+    changed = _find_writes(exported.graph)
     return {
         node: array
         for node, array in found.items()
@@ -69,7 +69,7 @@ def _values_of_buffers(exported: torch.export.ExportedProgram) -> dict[Node, Any
     }
 
 
-def _changed(graph: torch.fx.Graph) -> set[Node]:
+def _find_writes(graph: torch.fx.Graph) -> set[Node]:
     """Returns the nodes to which an operation may write, whichever view it is given."""
     todo: list[Node] = []
     for node in graph.nodes:
