@@ -128,7 +128,9 @@ class PlainState:
         if isinstance(x, types.MethodType):
             return {"": x.__self__, "__func__": x.__func__}
         if isinstance(x, functools.partial):
-            return dict[Hashable, Any](x.keywords) | {"": x.func, "args": x.args}
+            parts: Contents = {"": x.func, "args": x.args}
+            parts.update(x.keywords)
+            return parts
         if not self._is_open(x):
             return None
         found: Contents = {name: v for name, v in _attributes(x) if not self._hides(name)}

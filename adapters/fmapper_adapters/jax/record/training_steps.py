@@ -63,7 +63,7 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
     def choose(original: Any) -> Any:
         def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
             rate = getattr(self, "rate", getattr(self, "p", 0.0))
-            if but is not None and getattr(self, "broadcast_dims", ()):
+            if but is not None and bool(getattr(self, "broadcast_dims", False)):
                 return original(self, x, *args, **kwargs)
             rates.add(float(rate))
             return original(self, x, *args, **kwargs) if rate == but else x

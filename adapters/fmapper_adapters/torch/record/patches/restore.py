@@ -134,7 +134,7 @@ class _Keeper(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _copy(self, place: int) -> None:
-        storage = self._at[place][0][1].untyped_storage()
+        storage: Any = self._at[place][0][1].untyped_storage()
         copy = storage.clone()
         self._copies[place] = storage, copy
         for name, data in self._at[place]:
