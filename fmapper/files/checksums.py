@@ -12,6 +12,7 @@ from fmapper.files.untrusted import Misfit
 
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, the coefficient of x**31 in the lowest bit
 _ONE, _EIGHTH = 1 << 31, 1 << 23  # the polynomials 1 and x**8
+_lock = threading.Lock()  # of all: a file has many, and it is held for microseconds
 _MOST_PARTS = 4096  # that are kept apart
 
 
@@ -30,12 +31,11 @@ class Checksum:
         Misfit: The range is complete, and its checksum differs.
     """
 
-    __slots__ = ("_expected", "_lock", "_name", "_parts", "_size")
+    __slots__ = ("_expected", "_name", "_parts", "_size")
 
     def __init__(self, name: str, size: int, expected: int, head: bytes = b"") -> None:
         self._name, self._size, self._expected = name, size, expected
         self._parts = [(0, len(head), zlib.crc32(head))]  # begin, end, CRC-32: in order and apart
-        self._lock = threading.Lock()
         self._verify()
 
     def add(self, data: bytes | memoryview, start: int) -> None:
@@ -56,7 +56,7 @@ class Checksum:
 
     def _gap(self, start: int, stop: int) -> tuple[int, int] | None:
         """Returns the first run of bytes in a range that has not been read."""
-        with self._lock:
+        with _lock:
             at = bisect_right(self._parts, start, key=itemgetter(0))
             start = max(start, self._parts[at - 1][1])
             if at < len(self._parts):
@@ -65,7 +65,7 @@ class Checksum:
 
     def _insert(self, start: int, stop: int, checksum: int) -> None:
         """Adds a part and joins it to its neighbours."""
-        with self._lock:
+        with _lock:
             parts = self._parts
             at = bisect_right(parts, start, key=itemgetter(0))
             if parts[at - 1][1] > start or (at < len(parts) and parts[at][0] < stop):

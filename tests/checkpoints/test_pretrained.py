@@ -136,7 +136,8 @@ def test_a_dtype_is_cast_while_it_is_read(folders):
 def test_a_model_is_saved_in_the_dtype_that_it_has(folders, tmp_path):
     folder, module = folders["llama"]
     model = fmapper.from_pretrained(folder, "torch", dtype="bfloat16")
-    fmapper.save_pretrained(model, tmp_path / "half", like=folder)
+    fmapper.save_pretrained(model, tmp_path / "half", like=folder, max_shard_size="20KB")
+    assert len([*(tmp_path / "half").glob("model-*.safetensors")]) > 1
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     assert back.dtype is torch.bfloat16
     assert torch.equal(back.model.norm.weight, module.model.norm.weight.bfloat16())

@@ -75,8 +75,9 @@ def test_a_folder_of_shards_goes_from_disk_to_a_url_and_back(place, tmp_path):
     assert fmapper.load(tmp_path / "out.npz")["a.w"].shape == (4, 3)
     convert_checkpoint(f"{place}/model", f"{place}/again", "safetensors", dtype="bfloat16")
     assert fmapper.load(f"{place}/again")["a.w"].dtype.name == "bfloat16"
-    with pytest.raises(FileExistsError):
-        convert_checkpoint(tmp_path / "in", f"{place}/model", "safetensors")
+    convert_checkpoint(tmp_path / "in", f"{place}/model", "safetensors")  # it is complete
+    with pytest.raises(FileExistsError, match="dtype"):
+        convert_checkpoint(tmp_path / "in", f"{place}/model", "safetensors", dtype="float16")
     with pytest.raises(FileExistsError):
         fmapper.save(TREE, f"{place}/model", "safetensors")
 

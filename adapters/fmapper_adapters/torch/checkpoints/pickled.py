@@ -183,7 +183,8 @@ def end_of_pickle(data: bytes, storages: bool) -> int:
             raise Misfit("its pickle is truncated")
         code = data[at]
         if code == 0x2E:  # STOP
-            return at + 1
+            end: int = at + 1
+            return end
         size = _LENGTHS.get(code)
         if size is not None:
             length = int.from_bytes(data[at + 1 : at + 1 + size], "little")
