@@ -35,6 +35,7 @@ from fmapper.files.hub import download
 from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
 from fmapper.moves.mover import to_device
+from fmapper.programs.steps import find_target
 from fmapper.progress import step
 from fmapper.states.materialize import fill
 from fmapper.states.state import named_arrays
@@ -151,7 +152,8 @@ def from_pretrained(
     Raises:
         CheckpointError: The folder holds no model that is known here, or is damaged.
         StructureMismatchError: Weights are missing, or have other shapes; lists them.
-        ConversionError: The model cannot be converted.
+        ConversionError: The model cannot be converted, or the target is `linen`, whose models hold
+            no arrays.
         PlacementError: With `offload` the model is not converted, or a layer does not fit.
         TypeError: `offload` is given with `sharding` or `device`, which it decides itself;
             `structure=True` with `sharding` or `offload`; or options though nothing is converted.
@@ -164,6 +166,11 @@ def from_pretrained(
         raise TypeError(
             "structure=True takes neither sharding= nor offload=: its layers have layouts of "
             "their own. Omit them, and divide the model with fmapper.meshes.shard."
+        )
+    if to is not None and find_target(to)[1]:
+        raise ConversionError(
+            f"from_pretrained fills models that hold their arrays, which one of {to} does not: "
+            f"load the module with to='torch', and convert that to {to!r}"
         )
     source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:

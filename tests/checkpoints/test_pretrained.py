@@ -295,6 +295,13 @@ def test_a_name_of_the_hub_is_downloaded_through_its_library(folders, monkeypatc
     assert not {"*", "*.py", "*.bin"} & {*patterns}
 
 
+def test_a_target_whose_models_hold_no_arrays_is_refused(folders):
+    with pytest.raises(fmapper.ConversionError, match="load the module with to='torch'"):
+        fmapper.from_pretrained(folders["bert"][0], "linen")
+    with pytest.raises(fmapper.BackendUnavailableError, match="Did you mean 'flax'"):
+        fmapper.from_pretrained(folders["bert"][0], "flx")
+
+
 def test_pickles_of_the_hub_are_downloaded_where_there_is_nothing_else(monkeypatch, tmp_path):
     from fmapper.files import hub
 
