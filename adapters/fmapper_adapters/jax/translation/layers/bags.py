@@ -43,7 +43,7 @@ def _are_whole(structure: Structure, view: Call, starts: Call) -> bool:
         return False
     end, step = (
         structure.sizes.get(one.name, "") if isinstance(one, Ref) else str(one)
-        for one in starts.args[1:3]
+        for one in (*starts.args[1:3], 1)[:2]  # without a step, bags have one index
     )
     rows, columns = shape
     whole = {f"({rows})*({columns})", f"({columns})*({rows})"}
