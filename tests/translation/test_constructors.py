@@ -451,3 +451,26 @@ def test_a_module_that_does_not_tell_its_parts_has_no_words():
     found = settings_of(Closed(3))
     assert found.numbers["width"] == 3
     assert found.words == {}
+
+
+def test_rows_of_a_variable_are_not_read_one_by_one():
+    read = []
+
+    class Table:
+        """A variable that has rows, but is not an array."""
+
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __len__(self):
+            return self.rows
+
+        def __getitem__(self, at):
+            read.append(at)
+
+    class Owner:
+        def __init__(self):
+            self.table = Table(int(8000))
+
+    settings_of(Owner())
+    assert not read

@@ -417,6 +417,8 @@ def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast
         return []
     if len(items) == 1 and isinstance(items[0][0], ast.Starred):
         items = [(items[0][0].value, True)] * count
+    if not len(items) - _optional(items) <= count <= len(items):
+        return []  # its parts need not be read, which are rows where a variable holds an array
     kinds = [type(_part_at(part, str(at))).__name__ for at in range(count)]
     for left_out in itertools.product((False, True), repeat=min(_MOST, _optional(items))):
         left = iter(left_out)
