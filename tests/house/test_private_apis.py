@@ -84,6 +84,24 @@ def test_fake_tensors():
     assert _private.TracingContext.try_get() is None
 
 
+def test_functions_that_ask_for_layouts():
+    from fmapper_adapters.torch.from_fx.guards import OF_LAYOUTS
+
+    assert all(callable(getattr(torch._prims_common, name)) for name in OF_LAYOUTS)
+
+
+def test_sizes_stay_symbols_with_the_python_dispatcher():
+    from torch.fx.experimental import symbolic_shapes as shapes
+
+    mode = _private.FakeTensorMode(shape_env=shapes.ShapeEnv())
+    context = shapes.StatelessSymbolicContext(dynamic_sizes=[shapes.DimDynamic.DYNAMIC])
+    (size,) = mode.from_tensor(torch.ones(5, device="meta"), symbolic_context=context).shape
+    with mode, _private.enable_python_dispatcher():
+        padded = torch.constant_pad_nd(torch.ones(size), [0, 1], 0)
+    assert str(padded.shape[0]) == f"{size} + 1"
+    assert not mode.shape_env.replacements
+
+
 def test_transformations():
     seen = []
 

@@ -33,6 +33,32 @@ ASKED = {
 }  # fmt: skip
 
 
+class Stages(torch.nn.Module):
+    """Patches, a norm of the features, and a stride, as in ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 4, 4, 4)
+        self.smaller = torch.nn.Conv2d(4, 4, 2, 2)
+        self.norm = torch.nn.LayerNorm(4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.norm(self.patches(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.norm(self.smaller(x).mean([-2, -1]))
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_layouts_in_memory_restrict_no_size(size: int) -> None:
+    model = Stages().eval()
+    shapes = ["b, _, h, w"]
+    converted = fmapper.convert(
+        model, "jax", (torch.randn(2, 3, size, size),), dynamic_shapes=shapes, check=False
+    )
+    for other in ((1, 3, 8, 8), (2, 3, 17, 8)):
+        x = torch.randn(other)
+        np.testing.assert_allclose(converted(x.numpy()), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_of_a_size_holds_at_each_call(name: str, tmp_path: Path) -> None:
     function, shape, other, refused = ASKED[name]
