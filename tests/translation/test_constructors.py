@@ -470,7 +470,7 @@ def test_rows_of_a_variable_are_not_read_one_by_one():
 
     class Owner:
         def __init__(self):
-            self.table = Table(int(8000))
+            self.table = Table(8000)
 
     settings_of(Owner())
     assert not read
