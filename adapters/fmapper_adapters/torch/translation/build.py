@@ -19,8 +19,9 @@ def build(program: Program, source: Source) -> Any:
     module = run_file(source)
     model: Any = module[source.name]()
     arrays = whole_arrays(program, to_torch, torch.stack)
-    module["load_weights"](model, arrays)
-    source.weights.keep_rest(arrays)
+    source.weights.keep_rest(arrays)  # such as generators, which a file for evaluation lacks
+    rest = source.weights.rest
+    module["load_weights"](model, {n: x for n, x in arrays.items() if n not in rest})
     names = program.source_names
     source.weights = source.weights.rename(lambda name: names.get(name, name))
     model.train(program.starts_in_training and not source.lacks_training)
