@@ -197,7 +197,7 @@ def names_beside(draft: Any, ends: Iterable[str] = ()) -> tuple[list[str], list[
     program: Program = draft.program
     taken = {target for target, _ in draft._arrays().values()}
     stacked = {row for rows in program.stacks.values() for row in rows}
-    every = {*program.parameters, *program.buffers, *program.aliases}
+    every = {*program.parameters, *program.buffers, *program.aliases, *program.transient}
     lacking = {name for name in taken if name in program.transient}
     ignored = every - taken - stacked
     return (

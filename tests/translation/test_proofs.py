@@ -294,3 +294,22 @@ def test_spreads_are_compared_in_standard_errors():
     exact.add(still)
     assert spread(3, 0.1).distance(exact.result()) > 6
     assert exact.distance(exact.result()) == 0
+
+
+class DroppingInNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+        self.drop = nnx.Dropout(0.25, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.drop(nnx.relu(self.first(x))))
+
+
+@pytest.mark.slow
+def test_keys_of_the_source_are_ignored_and_its_dropout_is_proved():
+    given = (jnp.ones((4, 6)) * jnp.arange(6.0),)
+    model = DroppingInNNX(nnx.Rngs(0))
+    source, _, proof = translate(model, "torch", given, train=True, proved=True)
+    assert proof, proof
+    assert 0 < proof.errors["train dropout"] < 4
+    assert "'.rngs.key'" in source.code or "rngs.key" in source.code

@@ -108,7 +108,8 @@ def _write(
         left = [str(one.target) for name, one in inputs if name in used]
         if not random or not generators & {*left}:
             buffers = {k: v for k, v in program.buffers.items() if k not in generators}
-            restated = dataclasses.replace(restated, buffers=buffers)
+            beside = (*program.transient, *sorted(generators))  # in the state of the source
+            restated = dataclasses.replace(restated, buffers=buffers, transient=beside)
             if evaluation is not None:
                 evaluation = dataclasses.replace(
                     _without_changes(evaluation, generators), buffers=buffers
