@@ -17,7 +17,7 @@ _MOST = {
     "arrays": 100_000,  # in a file
     "tensors": 75_000,  # in a pickle, which may all be views of one storage
     "arrays in all files": 210_000,  # a trillion parameters in int4 have 207,000
-    "arrays of Orbax": 20_000,  # tensorstore takes 40 microseconds for each
+    "arrays of Orbax": 8_000,  # tensorstore takes a tenth of a millisecond for each
     "numbers of Orbax": 4_000,  # and a quarter of a millisecond for one that is read
     "pieces": 50_000,  # of arrays of `torch.distributed.checkpoint`
     "values in a piece each": 5_500,  # of it: a zip file, which is opened at once

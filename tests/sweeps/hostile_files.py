@@ -345,7 +345,7 @@ FILES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "dcp: shared pieces": (dcp_shared, 20_000),
     "dcp: shared sizes": (dcp_sizes, 100_000),
     "dcp: values": (dcp_values, 10_000),
-    "orbax: arrays within the bound": (orbax, 15_000),
+    "orbax: arrays within the bound": (orbax, 8_000),
     "msgpack: values": (packed_values, 5_000_000),
     "msgpack: lists": (packed_lists, 5_000_000),
     "msgpack: arrays": (packed_arrays, 300_000),
