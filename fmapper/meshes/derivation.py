@@ -5,34 +5,54 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from fmapper.backends.discovery import adapters
-from fmapper.backends.meshes import Meshes, Packed, parts_of
+from fmapper.backends.meshes import Meshes, Packed, Spec, parts_of
 from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
 from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
 from fmapper.meshes.layout import Axes, mesh_sizes, read_names
-from fmapper.programs.program import Program
+from fmapper.programs.program import Call, Program
 
+_BATCH = ("batch", "data", "dp", "fsdp", "zero")  # axes by which people divide batches
 _SMALL = 2  # parameters of fewer dimensions, which do not pay for what is sent
 
 
 @dataclass(frozen=True, slots=True)
-class Derivation:
-    """The axes that were derived from a program.
+class Traffic:
+    """The predicted communication between devices in a forward pass of a program.
 
     Attributes:
-        axes: For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
-        sums: The places in the model where parts are added up between devices in a forward pass.
+        sums: The places in the model where parts are added up between devices, one for each time.
+        gathers: The parameters that are gathered before use, and the places that need an array
+            whole that is divided.
         moves: The places where parts change hands, since an array holds several side by side that
             the framework of the model cannot divide each by itself.
     """
 
-    axes: dict[str, Axes] = field(default_factory=dict)
     sums: tuple[str, ...] = ()
+    gathers: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Returns the traffic of two programs."""
+        return Traffic(
+            self.sums + other.sums, self.gathers + other.gathers, self.moves + other.moves
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation(Traffic):
+    """The axes that were derived from a program, and what devices send with them.
+
+    Attributes:
+        axes: For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
+    """
+
+    axes: dict[str, Axes] = field(default_factory=dict)
 
 
 def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> Derivation:
@@ -65,7 +85,13 @@ def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> 
         )
     meanings = read_names(names, sizes)
     parts = {word: parts_of(axes, sizes) for word, axes in meanings.items()}
-    return derive_axes(program, parts, {name for name, _, _ in packed_arrays(model)})
+    axes = derive_axes(program, parts)
+    specs = {
+        name: tuple(meanings[word] if word else () for word in own) for name, own in axes.items()
+    }
+    packed = {name for name, _, _ in packed_arrays(model)}
+    sent = traffic(program, specs, sizes, packed, gathered=meanings["zero"])
+    return Derivation(sent.sums, sent.gathers, sent.moves, axes)
 
 
 def program_of(model: Any) -> Program | None:
@@ -79,9 +105,63 @@ def packed_arrays(node: Any) -> list[tuple[str, Any, Packed]]:
     return [found for adapter in adapters(Nodes) for found in adapter.packings(node)]
 
 
-def derive_axes(
-    program: Program, parts: Mapping[str, int], packed: Collection[str] = ()
-) -> Derivation:
+def traffic(
+    program: Program,
+    specs: Mapping[str, Spec],
+    mesh: Mapping[str, int],
+    packed: Collection[str] = (),
+    *,
+    gathered: Collection[str] = (),
+) -> Traffic:
+    """Predicts what a program sends where its parameters are divided.
+
+    A dimension that one parameter has divided is divided in all that lie beside it. A sum over it
+    is made in parts, which are added up; a call that needs it whole has it gathered. Along axes
+    that divide the batch nothing else can be divided, so that parameters are gathered there.
+
+    Args:
+        program: The program.
+        specs: The axes that divide each dimension of the parameters, by name.
+        mesh: The sizes of the axes of the mesh.
+        packed: The names of parameters that hold several arrays, each divided by itself.
+        gathered: Axes that divide the batch, beside those called so.
+    """
+    batch = {*_BATCH, *gathered}
+    dimensions = Dimensions(program, _rule)
+    sums: list[str] = []
+    moves: list[str] = []
+    gathers = [name for name, spec in specs.items() if batch.intersection(chain(*spec))]
+    for group in dimensions.groups():
+        used = chain(*(specs.get(name, ((),) * 9)[at] for name, at in group.parameters.items()))
+        axes = [axis for axis in set(used) - batch if mesh[axis] > 1]
+        if not axes:
+            continue
+        if group.experts:
+            gathers += [name for name, at in group.parameters.items() if specs[name][at]]
+            continue
+        parts = parts_of(axes, mesh)
+        apart = _apart(dimensions, parts, packed)
+        sums += [_place(c) for c in group.sums for _ in range(dimensions.times(c))]
+        gathers += [_place(c) for c in group.whole if c not in group.sums]
+        moves += [_place(c) for c in group.moves if c.name not in apart]
+    return Traffic(tuple(sums), tuple(gathers), tuple(moves))
+
+
+def _place(call: Call) -> str:
+    return call.module or call.name
+
+
+def _apart(dimensions: Dimensions, parts: int, packed: Collection[str]) -> set[str]:
+    """Returns the calls that take apart what is divided each by itself, where nothing moves."""
+    return {
+        name
+        for packing in (dimensions.packings() if packed else ())
+        for name in packing.cuts
+        if all(n in packed and not p.limit % parts for n, p in packing.parameters.items())
+    }
+
+
+def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
     """Divides the parameters of a program with little communication.
 
     Where two products follow each other, with nothing between them that needs a row as a whole, the
@@ -93,16 +173,15 @@ def derive_axes(
     Args:
         program: The program.
         parts: Into how many parts the axes `tensor`, `expert` and `zero` divide; 1 for none.
-        packed: The names of parameters that hold several arrays, each divided by itself.
+
+    Returns:
+        For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
-    dimensions = Dimensions(program, _rule)
-    groups = [group for group in dimensions.groups() if not group.whole]
+    groups = [group for group in Dimensions(program, _rule).groups() if not group.whole]
     axes: dict[str, list[str | None]] = {name: [None] * len(s) for name, s in shapes.items()}
-    chosen = []
     for group in groups if parts["expert"] > 1 else ():
         if group.experts and _divides(group, parts["expert"]):
-            chosen.append(group)
             _mark(axes, group, "expert")
     taken = {name for name, own in axes.items() if any(own)}
     ranked = sorted(groups, key=lambda group: _rank(group, shapes))
@@ -112,33 +191,12 @@ def derive_axes(
         if taken & {name for name in group.parameters if len(shapes[name]) >= _SMALL}:
             continue
         if _pays(group, shapes):
-            chosen.append(group)
             _mark(axes, group, "tensor")
             taken |= set(group.parameters)
-    apart = {
-        name
-        for packing in (dimensions.packings() if packed else ())
-        for name in packing.cuts
-        if all(n in packed and not p.limit % parts["tensor"] for n, p in packing.parameters.items())
-    }
     if parts["zero"] > 1:
         for name, own in axes.items():
             _mark_rest(own, shapes[name], parts)
-    return Derivation(
-        {name: tuple(own) for name, own in axes.items()},
-        tuple(
-            call.module or call.name
-            for group in chosen
-            for call in group.sums
-            for _ in range(dimensions.times(call))
-        ),
-        tuple(
-            call.module or call.name
-            for group in chosen
-            for call in group.moves
-            if call.name not in apart
-        ),
-    )
+    return {name: tuple(own) for name, own in axes.items()}
 
 
 def _rule(op: str) -> DimensionRule | None:

@@ -55,16 +55,19 @@ class ShardPlan:
     Attributes:
         mesh: The sizes of the axes of the mesh.
         leaves: What becomes of each array, in the order of the walk.
-        sums: For derived rules and those of transformers' models: the parts or weights after which
-            what devices have computed is added up between them, in a forward pass, one for each
-            time.
-        moves: For derived rules: the parts where shards change hands, since one array holds several
-            side by side, as gate and up of a perceptron.
+        sums: The parts or weights after which what devices have computed is added up between them,
+            in a forward pass, one for each time. Known for converted models, whichever rules divide
+            them, and for the `tp_plan` of transformers' models.
+        gathers: For converted models: the parameters that are gathered before use, as along an axis
+            that divides the batch, and the parts that need an array whole that is divided.
+        moves: For converted models: the parts where shards change hands, since one array holds
+            several side by side, as gate and up of a perceptron.
     """
 
     mesh: dict[str, int]
     leaves: tuple[PlannedShard, ...]
     sums: tuple[str, ...] = ()
+    gathers: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[PlannedShard]:
@@ -149,8 +152,9 @@ class ShardPlan:
             f"{more}{readable_bytes(self.nbytes)} in all, "
             f"{readable_bytes(self.nbytes_per_device)} on each of {self.devices} devices"
         )
-        if self.sums:
-            table.caption += f"\na forward pass sums over devices {len(self.sums)} times"
+        for done, places in (("sums over devices", self.sums), ("gathers", self.gathers)):
+            if places:
+                table.caption += f"\na forward pass {done} {len(places)} times"
         return table
 
 

@@ -48,21 +48,18 @@ class Found:
         names: The first name of each, by id.
         links: The first place of each, by id.
         rules: By id: what a rule says, and which one, as its user wrote it.
-        sums: Where in the model parts are added up between devices, where it is known.
-        moves: Where parts change hands.
+        nodes: The nodes, in the order of the walk.
         packed: By id: how several arrays lie side by side in one.
     """
 
     def __init__(self, rules: Rules, tree: Any, parts: Mapping[str, int]) -> None:
-        self.sums: tuple[str, ...] = ()
-        self.moves: tuple[str, ...] = ()
         self.arrays: list[Any] = []
         self.names: dict[int, str] = {}
         self.rules: dict[int, tuple[Rule, str]] = {}
         self.links: dict[int, Link] = {}
         self._leads: list[tuple[Any, Any]] = []
         self._aliases: dict[str, list[str]] = {}
-        self._nodes: list[Any] = []
+        self.nodes: list[Any] = []
         self._in_bundle: dict[str, str] = {}
         if isinstance(rules, Mapping):
             self._by_patterns(rules, tree)
@@ -98,7 +95,7 @@ class Found:
         from fmapper.meshes.derivation import packed_arrays
 
         named, found = {}, {}
-        for node in self._nodes:
+        for node in self.nodes:
             for name, array, packed in packed_arrays(node):
                 found[id(array)] = packed
                 named[name] = _shape(array), packed
@@ -115,7 +112,7 @@ class Found:
     def _walk(self, tree: Any, state: Any = None, down: Any = None) -> None:
         for link, value, kind, inner in walk(tree, once=False, state=state, down=down):
             if kind is not None:
-                self._nodes.append(value)
+                self.nodes.append(value)
                 self._know_aliases(value)
                 if isinstance(kind, NodeType) and kind.follows:
                     self._leads += kind.follows(value)
@@ -242,14 +239,11 @@ class Found:
 
     def _by_model(self, source: str, parts: Mapping[str, int]) -> None:
         named: dict[str, tuple[tuple[int, ...], Rule]] = {}
-        for node in self._nodes:
-            said = self._derive(node, parts) if source == DERIVE else _axes(node)
-            is_new = any(id(array) not in self.rules for _, array, _ in said)
+        for node in self.nodes:
+            said = _derive(node, parts) if source == DERIVE else axes_of(node)
             for name, array, axes in said:
                 self.rules[id(array)] = axes, source
                 named[name] = _shape(array), axes
-            if is_new and source == MODEL and parts["tensor"] > 1:  # not of its parts again
-                self.sums += tuple(name for a in adapters(Nodes) for name in a.sums(node))
         if not self.rules:
             raise PlacementError(_NOTHING_SAID[source])
         for array in self.arrays:
@@ -259,18 +253,17 @@ class Found:
             if match is not None and named[match][0] == _shape(array):  # an optimizer's, of it
                 self.rules[id(array)] = named[match][1], f"as {match}"
 
-    def _derive(self, node: Any, parts: Mapping[str, int]) -> Said:
-        """Derives the axes of arrays from the program of a node, if it has one."""
-        from fmapper.meshes.derivation import derive_axes, packed_arrays, program_of
 
-        program = program_of(node)
-        if program is None:
-            return []
-        found = derive_axes(program, parts, {name for name, _, _ in packed_arrays(node)})
-        self.sums += found.sums
-        self.moves += found.moves
-        arrays = arrays_of(node)
-        return [(name, arrays[name], own) for name, own in found.axes.items() if name in arrays]
+def _derive(node: Any, parts: Mapping[str, int]) -> Said:
+    """Derives the axes of arrays from the program of a node, if it has one."""
+    from fmapper.meshes.derivation import derive_axes, program_of
+
+    program = program_of(node)
+    if program is None:
+        return []
+    arrays = arrays_of(node)
+    axes = derive_axes(program, parts)
+    return [(name, arrays[name], own) for name, own in axes.items() if name in arrays]
 
 
 _NOTHING_SAID = {
@@ -286,7 +279,7 @@ _NOTHING_SAID = {
 }
 
 
-def _axes(node: Any) -> Said:
+def axes_of(node: Any) -> Said:
     """Returns name, array and axes of the arrays that a node describes."""
     said = (adapter.axes(node) for adapter in adapters(Nodes))
     return [*next(filter(None, said), ())]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fmapper.backends.arrays import Arrays
-from fmapper.backends.discovery import adapter_of
+from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.meshes import Meshes, Spec, parts_of, uneven_dimension
+from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import CopyNeededError, FmapperError, PlacementError
 from fmapper.meshes import rules as _rules
@@ -32,6 +33,7 @@ from fmapper.tree.nodes import node_type_of, sync
 from fmapper.tree.walk import visit
 
 if TYPE_CHECKING:
+    from fmapper.meshes.derivation import Traffic
     from fmapper.meshes.filling import Placer
 
 T = TypeVar("T")
@@ -233,7 +235,33 @@ class Sharding(Router):
                 own = ((*own[0], first[-1]), *own[1:])  # after what rules divide
             dtype = adapter.dtype(array)
             lines.append(plan_array(path, _shape(array), dtype, own, rule, self.axes, problem))
-        return ShardPlan(self.axes, tuple(lines), found.sums, found.moves)
+        sent = self._traffic(specs, found)
+        return ShardPlan(self.axes, tuple(lines), sent.sums, sent.gathers, sent.moves)
+
+    def _traffic(self, specs: Mapping[int, Any], found: _rules.Found) -> Traffic:
+        """Predicts what the models of a tree send in a forward pass, each once."""
+        from fmapper.meshes.derivation import Traffic, packed_arrays, program_of, traffic
+
+        sent = Traffic()
+        seen: set[int] = set()
+        for node in found.nodes:
+            program = program_of(node)
+            if program is not None:
+                named = _rules.arrays_of(node)
+                own = {name: specs.get(id(array)) for name, array in named.items()}
+                lie = {name: spec for name, spec in own.items() if isinstance(spec, tuple)}
+                packed = {name for name, _, _ in packed_arrays(node)}
+                batch = self._meanings["zero"]
+                new = traffic(program, lie, self.axes, packed, gathered=batch)
+            elif self.rules == _rules.MODEL and parts_of(self._meanings["tensor"], self.axes) > 1:
+                named = {name: array for name, array, _ in _rules.axes_of(node)}
+                new = Traffic(tuple(name for a in adapters(Nodes) for name in a.sums(node)))
+            else:
+                continue
+            arrays = {*map(id, named.values())}
+            sent += new if arrays - seen else Traffic()  # a part of a model was counted with it
+            seen |= arrays
+        return sent
 
     # --- what becomes of arrays -----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 
 import fmapper  # noqa: E402
-from fmapper.meshes import derive  # noqa: E402
+from fmapper.meshes import Sharding, derive  # noqa: E402
 from support import many_devices  # noqa: E402
 from support.jax_decoder import decoder, parameters  # noqa: E402
 
@@ -41,6 +41,33 @@ def test_of_two_products_the_first_is_divided_by_outputs_and_the_second_by_input
     assert found.axes == {"0.weight": COLUMNS, "0.bias": ("tensor",), "3.weight": ROWS,
                           "3.bias": (None,)}  # fmt: skip
     assert found.sums == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("rules", "sums", "gathers"),
+    [
+        ({"0": ("model",), "2.weight": (None, "model")}, ("2",), ()),
+        ({"0": ("model",)}, ("2",), ()),  # the other weight is cut where it is
+        ({"2.weight": ("model",)}, (), ()),
+        ({"*.weight": ("data",)}, (), ("0.weight", "2.weight")),
+        ({"0.weight": ("fsdp", "model")}, ("0",), ("0.weight",)),
+        ("derive", ("2",), ("0.weight", "2.weight", "2.bias")),
+        (None, (), ()),
+    ],
+)
+def test_a_plan_tells_what_any_rules_send(rules, sums, gathers):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = fmapper.convert(net, "jax", (torch.ones(3, 4),), check=False)
+    plan = fmapper.plan(Sharding({"data": 2, "fsdp": 2, "model": 2}, rules), {"net": model, "n": 1})
+    assert (plan.sums, plan.gathers, plan.moves) == (sums, gathers, ())
+    assert (f"gathers {len(gathers)} times" in str(plan)) == bool(gathers)
+
+
+def test_a_plan_tells_where_a_divided_array_is_needed_whole():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Softmax(-1), nn.Linear(8, 4))
+    model = fmapper.convert(net, "jax", (torch.ones(3, 4),), check=False)
+    plan = fmapper.plan(Sharding({"model": 2}, {"0": ("model",)}), model)
+    assert plan.gathers == ("1",)
 
 
 def test_a_decoder_of_jax_is_divided_as_one_of_torch():

@@ -74,8 +74,9 @@ def check_two_sums_a_layer_and_nothing_else() -> None:
     wanted = jax.jit(step)(model, optimizer.init(model.params), ids)
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = mesh_of(kind)
-        plan = fmapper.plan(Sharding(mesh, "derive"), model)
-        assert len(plan.sums) == 2 * 2 + 1  # and the embedding
+        for rules in ("derive", "model"):
+            plan = fmapper.plan(Sharding(mesh, rules), model)
+            assert len(plan.sums) == 2 * 2 + 1  # and the embedding
         assert plan.sums.count("model.layers.1.mlp.down_proj") == 1
         new = fmapper.shard(model, mesh, "derive")
         batch = fmapper.shard(ids, mesh, ("data",))
@@ -108,6 +109,36 @@ def check_experts_send_what_is_planned() -> None:
             np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-5)
             given = jax.jit(jax.grad(partial(squares, logits)))(new.params, new, batch)
             assert_close(given, wanted)
+
+
+def check_experts_along_an_axis_of_their_own_are_gathered_once() -> None:
+    torch.manual_seed(0)
+    model = convert(mixtral())
+    want = logits(model, IDS)
+    wanted = jax.jit(jax.grad(partial(squares, logits)))(model.params, model, IDS)
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((4, 2), ("data", "expert"), axis_types=(kind, kind))
+        new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(IDS, mesh, ("data",))
+        plan = fmapper.plan(Sharding(mesh, "derive"), model)
+        assert len(plan.gathers) == 2 * 2
+        assert sent(new, batch) == {"all-gather": len(plan.gathers)}, sent(new, batch)
+        np.testing.assert_allclose(jax.jit(logits)(new, batch), want, rtol=1e-5, atol=1e-5)
+        given = jax.jit(jax.grad(partial(squares, logits)))(new.params, new, batch)
+        assert_close(given, wanted)
+
+
+def check_experts_in_a_loop_shift_no_rows() -> None:
+    torch.manual_seed(0)
+    module = mixtral(layers=1)
+    module.config._experts_implementation = "eager"
+    model, mesh = convert(module), mesh_of(AxisType.Auto)
+    new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(IDS, mesh, ("data",))
+    found = sent(new, batch)
+    # A gather for the mask of each expert; sums of the embedding, the attention, and of the rows.
+    assert found == {"all-gather": 4, "all-reduce": 5}, found
+    np.testing.assert_allclose(
+        jax.jit(logits)(new, batch), logits(model, IDS), rtol=1e-5, atol=1e-5
+    )
 
 
 def check_each_device_computes_the_experts_of_its_rows() -> None:

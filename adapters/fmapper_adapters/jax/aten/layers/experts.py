@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fmapper_adapters.jax.arrays.sharding import count_devices
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
@@ -24,11 +25,24 @@ def grouped_mm_fallback(x: Any, weight: Any, offs: Any) -> jax.Array:
         weight: Of shape (groups, in, out).
         offs: Where each group ends, of shape (groups,). Rows behind the last end give zeros.
     """
-    x, weight = of_one_dtype(x, weight)
+    x, weight = of_one_dtype(x, whole_groups(weight))
     sizes = jnp.diff(offs, prepend=0).astype(jnp.int32)
     y = jax.lax.ragged_dot(x, weight, sizes)
     used = jnp.arange(x.shape[0]) < offs[-1]
     return jnp.where(used[:, None], y, jnp.zeros((), y.dtype))
+
+
+def whole_groups(weight: Any) -> Any:
+    """Returns the matrices of all groups, gathered on a mesh that divides the groups.
+
+    XLA cannot divide a product by groups: it would send rows about instead, many times.
+    """
+    if count_devices([weight]) == 1:
+        return weight
+    free = PartitionSpec.UNCONSTRAINED
+    spec = PartitionSpec(None, *[free] * (weight.ndim - 1))
+    mesh = jax.typeof(weight).sharding.mesh
+    return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, spec))
 
 
 @lowering("aten::_grouped_mm")
@@ -94,7 +108,7 @@ def grouped_mm_in_blocks(x: Any, weight: Any, ends: Any) -> jax.Array:
         weight: Of shape (groups, in, out).
         ends: Where each group ends in each part, of shape (parts, groups).
     """
-    x, weight = of_one_dtype(x, weight)
+    x, weight = of_one_dtype(x, whole_groups(weight))
     sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
     dims = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((2,), (1,)), ((), ())),

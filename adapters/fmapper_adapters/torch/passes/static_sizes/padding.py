@@ -124,7 +124,7 @@ def _any(writer: Writer, call: Call) -> Call | None:
 
 @_bears("index_add", "index_copy")
 def _index_add(writer: Writer, call: Call) -> Call | None:
-    """Adds or puts rows; padding goes to a place of its own."""
+    """Adds rows, where padding adds zeros, or puts them, where padding has a place of its own."""
     x, dim, index, source = call.args[:4]
     dim %= max(len(writer.shapes[x.name]), 1)
     own = {writer.rows.get(index.name), writer.rows.get(source.name)}
@@ -132,6 +132,9 @@ def _index_add(writer: Writer, call: Call) -> Call | None:
         raise Remains(call.op)
     if writer.rows.get(source.name) != (dim, writer.rows[index.name][1]):
         raise Remains(f"{call.op}: {own}")
+    if call.op.startswith("aten::index_add"):  # another place would not divide on a mesh
+        rows = _zero_padding(writer, index), _zero_padding(writer, source)
+        return dataclasses.replace(call, args=(x, dim, *rows, *call.args[4:]))
     shape = writer.static(x)
     padded, finish = _with_place(writer, call, x, dim)
     places = _beyond(writer, index, shape[dim])
