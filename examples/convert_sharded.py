@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 import torch
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import fmapper
@@ -38,13 +38,12 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 
-# How the parameters lie on the axis `model`; torch has weights as (outputs, inputs). What is not
-# named is on every device.
-SPECS = {
-    "up.weight": P("model"),
-    "up.bias": P("model"),
-    "down.weight": P(None, "model"),
-    "attention.out_proj.weight": P(None, "model"),
+# How the parameters are divided along the axis `model`; torch has weights as (outputs, inputs).
+# What is not named is on every device.
+RULES = {
+    "up": ("model",),
+    "down.weight": (None, "model"),
+    "attention.out_proj.weight": (None, "model"),
 }
 
 
@@ -60,8 +59,6 @@ def main():
     assert fmapper.verify(module, model, x)
 
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
-    places = {name: NamedSharding(mesh, SPECS.get(name, P())) for name in model.params}
-    by_batch = NamedSharding(mesh, P("data"))
     optimizer = optax.sgd(0.1, momentum=0.9)
 
     @jax.jit
@@ -74,8 +71,8 @@ def main():
         return optax.apply_updates(params, updates), state, value
 
     # Committed arrays say where a program runs: there is nothing else to change.
-    sharded = jax.device_put(model.params, places)
-    batch = jax.device_put((x.numpy(), target.numpy()), by_batch)
+    sharded = fmapper.shard(model, mesh, RULES).params
+    batch = fmapper.shard((x.numpy(), target.numpy()), mesh, ("data",))
     on_eight, _, loss_on_eight = step(sharded, optimizer.init(sharded), *batch)
 
     alone = jax.device_put(model.params, jax.devices()[0])
@@ -85,7 +82,7 @@ def main():
     print(f"up.weight {weight.shape} lies as {weight.sharding.spec} on {len(weight.devices())}")
     print(f"each device has {weight.addressable_shards[0].data.shape} of it")
     print(f"loss {loss_on_eight:.6f} on eight devices, {loss_on_one:.6f} on one")
-    assert weight.sharding.is_equivalent_to(places["up.weight"], weight.ndim)
+    assert weight.sharding.spec == P("model")
     assert weight.addressable_shards[0].data.shape == (32, 32)
     worst = max(float(np.abs(np.asarray(on_eight[n]) - on_one[n]).max()) for n in on_one)
     print(f"after one step the parameters differ by no more than {worst:.1e}")
