@@ -61,7 +61,8 @@ class JaxMeshes(Meshes):
         how = _blocks(shape, spec, mesh)
         held = tuple(shape if how is None else how.blocks.shape)
         boxes: dict[int, dict[Box, None]] = {}
-        for device, index in named_sharding(mesh, spec).devices_indices_map(held).items():
+        places: Mapping[Any, Any] = named_sharding(mesh, spec).devices_indices_map(held)
+        for device, index in places.items():
             box = _box(index, held)
             inner = [box] if how is None else [own for own, _ in boxes_in_order(how, box)]
             boxes.setdefault(device.process_index, {}).update(dict.fromkeys(inner))
