@@ -15,13 +15,13 @@ from fmapper.errors import ConversionError
 from fmapper.moves.mover import to_numpy
 from fmapper.plots import draw_differences
 from fmapper.programs.bind import inputs_for
+from fmapper.programs.matching import match, parts_of, path_of
 from fmapper.programs.steps import (
     adapter_of_model,
     in_turn,
     source_of_callable,
     user_lowerings,
 )
-from fmapper.programs.treespec import match, parts_of, path_of
 from fmapper.progress import step
 from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback

@@ -6,14 +6,15 @@ from typing import Any
 
 from fmapper.backends.discovery import adapters
 from fmapper.backends.nodes import Nodes
-from fmapper.tree.fmap import fcollect
+from fmapper.tree.walk import visit
 
 
 def transient_in(tree: Any) -> set[int]:
     """Returns the identities of arrays that checkpoints of the frameworks leave out."""
     return {
         id(array)
-        for node in fcollect(tree)
+        for _, node, kind in visit(tree, once=True)
+        if kind is not None
         for adapter in adapters(Nodes)
         for array in adapter.transient(node)
     }

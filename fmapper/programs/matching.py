@@ -1,0 +1,84 @@
+"""Pairs the parts of two structures by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.programs.treespec import Record
+from fmapper.tree.nodes import NodeType, kind_of
+
+
+def match(a: Any, b: Any) -> list[tuple[Any, Any, Any]] | str | None:
+    """Pairs the parts of two structures; classes need not agree.
+
+    The order of names does not matter, and a part that is None counts as missing. A sequence
+    without names is matched with the parts of the other structure in their order.
+
+    Returns:
+        The key and both parts of each pair; how the structures differ; or None where one of them
+        has no parts.
+    """
+    ours, theirs = parts_of(a), parts_of(b)
+    if ours is None or theirs is None:
+        return None
+    is_sequence = [_is_sequence(a, ours), _is_sequence(b, theirs)]
+    if any(is_sequence):
+        if len(ours) != len(theirs):
+            return f"{len(ours)} and {len(theirs)} parts"
+        keys = theirs if is_sequence[0] else ours
+        return list(zip(keys, ours.values(), theirs.values(), strict=True))
+    ours, theirs = ours | _others(a, ours, theirs), theirs | _others(b, theirs, ours)
+    ours, theirs = ({k: x for k, x in one.items() if x is not None} for one in (ours, theirs))
+    if ours.keys() != theirs.keys():
+        return f"the keys {list(ours)} and {list(theirs)}"
+    return [(key, value, theirs[key]) for key, value in ours.items()]
+
+
+def parts_of(x: Any) -> dict[Any, Any] | None:
+    """Returns the parts of a structure by key; None for a leaf.
+
+    Those of an object are its children or attributes that hold arrays.
+    """
+    if isinstance(x, Mapping):
+        return dict(x)
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        names = x._names if isinstance(x, Record) else x._fields
+        return dict(zip(names, x, strict=True))
+    if isinstance(x, list | tuple):
+        return dict(enumerate(x))
+    kind = kind_of(type(x))
+    if isinstance(kind, NodeType):
+        own = kind.children(x)
+    elif hasattr(x, "__dict__") and not callable(x):
+        own = vars(x)
+    else:
+        return None
+    held = {key: one for key, one in own.items() if isinstance(key, int) or _holds_arrays(one)}
+    return held or None
+
+
+def _holds_arrays(x: Any) -> bool:
+    """Returns whether a structure holds an array at any depth."""
+    if adapter_of(x) is not None:
+        return True
+    found = parts_of(x)
+    return found is not None and any(map(_holds_arrays, found.values()))
+
+
+def path_of(path: str, key: Any) -> str:
+    """Returns the path of a part."""
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
+
+def _is_sequence(x: Any, own: Mapping[Any, Any]) -> bool:
+    return not isinstance(x, Mapping) and all(isinstance(key, int) for key in own)
+
+
+def _others(x: Any, own: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns the attributes of an object that hold no arrays, but that the other structure has."""
+    if isinstance(x, Mapping | tuple):
+        return {}
+    known = getattr(x, "__dict__", {})
+    return {key: known[key] for key in other if key in known and key not in own}
