@@ -15,7 +15,6 @@ from fmapper.errors import ConversionError
 from fmapper.moves.mover import to_numpy
 from fmapper.plots import draw_differences
 from fmapper.programs.bind import inputs_for
-from fmapper.programs.matching import match, parts_of, path_of
 from fmapper.programs.steps import (
     adapter_of_model,
     in_turn,
@@ -24,6 +23,7 @@ from fmapper.programs.steps import (
 )
 from fmapper.progress import step
 from fmapper.render import as_html, table
+from fmapper.states.matching import match, parts_of, path_of
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:

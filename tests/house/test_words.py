@@ -97,6 +97,7 @@ def is_named_by_a_participle(name):
 
 
 EXCEPTED = {
+    "__missing__",  # what Python calls
     "searchsorted",  # an operation of torch and NumPy
     "having",  # `plan.having("moved")`: the word of SQL
 }

@@ -1,4 +1,4 @@
-"""What dropout does to the outputs of a model, over many seeds."""
+"""Compares the effect of dropout on the outputs of two models, over many seeds."""
 
 from __future__ import annotations
 

@@ -261,12 +261,12 @@ class _WithoutDropout(TorchFunctionMode):
             self.found = True
             given = dict(zip(_DROPOUT_NAMES, args, strict=False)) | kwargs
             train = given.get("training", given.get("train", True))
-            is_on = self._kept(given.get("p", 0.5), train=train) > 0
+            is_on = self._rate(given.get("p", 0.5), train=train) > 0
             return func(*args, **kwargs) if is_on else given["input"]
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.found = True
             if "dropout_p" in kwargs:
-                kwargs["dropout_p"] = self._kept(kwargs["dropout_p"])
+                kwargs["dropout_p"] = self._rate(kwargs["dropout_p"])
             args = self._with_rate(args, 4)
         if func is torch.nn.functional.multi_head_attention_forward:
             self.found = True
@@ -280,10 +280,10 @@ class _WithoutDropout(TorchFunctionMode):
 
     def _with_rate(self, args: Any, at: int, *, train: bool = True) -> Any:
         """Returns arguments whose rate of dropout is zero unless it is to stay."""
-        kept = [self._kept(rate, train=train) for rate in args[at : at + 1]]
+        kept = [self._rate(rate, train=train) for rate in args[at : at + 1]]
         return (*args[:at], *kept, *args[at + 1 :])
 
-    def _kept(self, rate: float, *, train: bool = True) -> float:
+    def _rate(self, rate: float, *, train: bool = True) -> float:
         if train and rate > 0:
             self.rates.add(float(rate))
         return rate if rate == self._but else 0.0

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fmapper.backends.discovery import adapter_of
-from fmapper.programs.treespec import Record
 from fmapper.tree.nodes import NodeType, kind_of
 
 
@@ -44,7 +43,7 @@ def parts_of(x: Any) -> dict[Any, Any] | None:
     if isinstance(x, Mapping):
         return dict(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        names = x._names if isinstance(x, Record) else x._fields
+        names = getattr(x, "_names", x._fields)  # which a record has where fields are renamed
         return dict(zip(names, x, strict=True))
     if isinstance(x, list | tuple):
         return dict(enumerate(x))
