@@ -142,7 +142,7 @@ def _prepare(
     names = [parameter.name for parameter in source.parameters_of_call()]
     names += [""] * (len(args) - len(names))  # of those in `*args`
 
-    def draw(parameters: Any, buffers: Any, seed: Any) -> list[Any]:
+    def outputs_of_seed(parameters: Any, buffers: Any, seed: Any) -> list[Any]:
         moved = {name: _move_keys(x, "", seed) for name, x in buffers.items()}
         given = [_move_keys(x, name, seed) for name, x in zip(names, args, strict=False)]
         named = {name: _move_keys(x, name, seed) for name, x in kwargs.items()}
@@ -159,7 +159,7 @@ def _prepare(
         rates = [math.nan]
         for rate in rates:
             with _without_dropout(but=rate) as others:
-                one = jax.jit(functools.partial(draw))  # traced anew for each rate
+                one = jax.jit(functools.partial(outputs_of_seed))  # traced anew for each rate
                 found[rate] = [[*map(np.asarray, one(now, buffers, seed))] for seed in seeds]
             rates += sorted(r for r in others if r > 0 and r not in rates)
         return found
