@@ -81,6 +81,19 @@ CASES = {
     "attention": (attention, ["b, t, _"], [(2, 5, 8)], [(3, 7, 8)]),
     "scan": (lambda xs: jax.lax.scan(lambda c, x: (c + x, c * x), jnp.zeros(4), xs)[1],
              ["n, _"], [(5, 4)], [(9, 4)]),
+    "size outside of a loop": (lambda x: jax.lax.map(lambda r: r * jnp.size(x, 0), x),
+                               ["B, _"], [(3, 4)], [(5, 4)]),
+    "auto, size outside of a loop": (lambda x: jax.lax.map(lambda r: r * jnp.size(x, 0), x),
+                                     "auto", [(3, 4)], [(5, 4)]),
+    "size outside of two loops": (
+        lambda x: jax.lax.map(lambda r: jax.lax.map(lambda y: y + jnp.arange(x.shape[0]), r), x),
+        ["B, _"], [(3, 4)], [(5, 4)]),
+    "two sizes outside of a carry": (
+        lambda x, y: jax.lax.scan(lambda c, r: (c + x.shape[0], r * c * y.shape[0]), 0.0, x)[1],
+        ["B, _", "n"], [(3, 4), (2,)], [(5, 4), (7,)]),
+    "size outside of branches": (
+        lambda x: jax.lax.cond(x.sum() > 0, lambda y: y * x.shape[0], lambda y: y - x.shape[0], x),
+        ["B, _"], [(3, 4)], [(5, 4)]),
     "expression": (lambda a, b: a + b.reshape(a.shape[0], 2).sum(1), ["n", "2*n"],
                    [(3,), (6,)], [(5,), (10,)]),
     "powers": (
@@ -195,8 +208,25 @@ LOOPS = {
     "rows written": _rows_written,
     "until large": _until_large,
     "each row": jax.vmap(_until_large),
+    "size outside": lambda x: jax.lax.while_loop(
+        lambda c: c[0] < x.shape[0], lambda c: (c[0] + 1, c[1] * x.shape[0]), (0, x.sum())
+    )[1],
     "fori": lambda x: jax.lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i], jnp.zeros(4)),
 }
+
+
+def test_sizes_outside_of_loops_have_gradients_and_no_source_while_they_vary():
+    class Scaled(nnx.Module):
+        def __call__(self, x):
+            return jax.lax.map(lambda r: r * jnp.size(x, 0), x)
+
+    given = Scaled(), "torch", (array(3, 4),)
+    x = torch.ones(5, 4, requires_grad=True)
+    fmapper.convert(*given, dynamic_shapes=["B, _"])(x).sum().backward()
+    assert x.grad.tolist() == torch.full((5, 4), 5.0).tolist()
+    with pytest.raises(fmapper.ConversionError, match="a size of what is around it has no source"):
+        fmapper.source(*given, dynamic_shapes=["B, _"])
+    assert "x_t * 3.0" in fmapper.source(*given)  # "auto" fixes the size
 
 
 @pytest.mark.parametrize("name", LOOPS)

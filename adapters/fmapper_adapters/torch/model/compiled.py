@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fmapper import ProgramInputError, functor
 from fmapper.backends import Observation
@@ -24,6 +24,7 @@ from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table, types
 from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted
 
+_EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
 _SERIAL = itertools.count()
 # Wider dtypes that are accepted for the integers of a program: JAX narrows these itself.
 _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
@@ -188,12 +189,16 @@ class Code:
             lowerings, self.renamed, mode, fused=self._fused, lines=program.lines,
             native=self._is_native,
         )  # fmt: skip
-        fakes = emit.fakes(program, self.renamed, mode)
+        given_fakes = fakes(program, self.renamed, mode)
         changed = {str(o.target) for o in program.outputs if o.kind in ("buffer", "parameter")}
-        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+        for name, given, fake in zip(
+            program.graph.inputs, program.inputs, given_fakes, strict=True
+        ):
             if given.kind == "user":
                 emitter.placeholder(name, (given.dtype, given.shape), fake)
-        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+        for name, given, fake in zip(
+            program.graph.inputs, program.inputs, given_fakes, strict=True
+        ):
             if given.kind not in ("user", "static"):
                 target = self.targets[str(given.target)]
                 fixed = given.kind != "parameter"
@@ -347,3 +352,28 @@ def _execute(source: str, names: Mapping[str, Any], model: str) -> Callable[...,
     found: Callable[..., Any] = space["forward"]
     weakref.finalize(found, linecache.cache.pop, file, None)
     return found
+
+
+def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) -> list[Any]:
+    """Returns a tensor without values for each input of a program; None for other inputs.
+
+    Sizes that may vary are symbols of `mode`, one for each name.
+    """
+    sizes = {s: _symbol(_EXAMPLE * 2**i + 7 * i**2, mode) for i, s in enumerate(program.symbols)}
+    found: list[Any] = []
+    for given in program.inputs:
+        if given.kind == "static":
+            found.append(None)
+            continue
+        dtype = types.dtype_of(renamed.get(given.dtype, given.dtype))
+        shape: Any = [n if isinstance(n, int) else size_of(n, sizes) for n in given.shape]
+        with mode:
+            found.append(torch.empty(shape, dtype=dtype, device="cpu"))
+    return found
+
+
+def _symbol(example: int, mode: FakeTensorMode) -> Any:
+    """Returns a symbol of `mode` for a size."""
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    (size,) = mode.from_tensor(torch.empty(example, device="meta"), symbolic_context=context).shape
+    return size

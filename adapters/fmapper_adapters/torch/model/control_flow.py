@@ -7,6 +7,7 @@ torch.export, a short loop of known length is unrolled; all others become torch'
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +25,12 @@ def _control_flow(function: F) -> F:
     """Marks control flow, whose shapes are JAX's and are not found by a trial run."""
     function.is_control_flow = True  # type: ignore[attr-defined]
     return function
+
+
+@_control_flow
+def with_sizes(body: Body, *sizes: int) -> Body:
+    """Gives a body the sizes of what is around it, which it takes before its operands."""
+    return functools.partial(body, *sizes)
 
 
 @_control_flow

@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from fmapper import ConversionError
-from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
+from fmapper.programs import Call, DType, Graph, Lowering, Ref, Scalar, Size, size_of
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.fuse import simplify
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.table import TABLE, Avals
-from fmapper_adapters.torch.model import bits, fx_passes, quoted
+from fmapper_adapters.torch.model import bits, control_flow, fx_passes, quoted
 
-_EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
 _FIX_SIZES = (
     "\nIt may need sizes that do not vary: give such a size as '_' in dynamic_shapes, or pass "
     'dynamic_shapes="auto", which fixes what has to be fixed.'
@@ -300,11 +298,21 @@ class Emitter:
         return self.call(function, *args, **kw)
 
     def submodule(self, graph: Graph, kind: str) -> Any:
-        """Makes an inner function of the program a module, to be called in the graph."""
+        """Makes an inner function of the program a module, to be called in the graph.
+
+        The sizes of what is around it that it computes with, and cannot read from its operands,
+        become inputs of the module, and are bound to what is returned.
+        """
         name = f"_{kind}_{len(self.modules)}"
-        self.modules[name] = self._function(graph)
-        node = self._tracer.create_node("get_attr", name, (), {})
-        return fx.Proxy(node, self._tracer)
+        self.modules[name], symbols = self._function(graph)
+        module = fx.Proxy(self._tracer.create_node("get_attr", name, (), {}), self._tracer)
+        if not symbols:
+            return module
+        result, self._tracer.result = self._tracer.result, lambda: None  # a function has no shape
+        try:
+            return self.call(control_flow.with_sizes, module, *(self._sizes[s] for s in symbols))
+        finally:
+            self._tracer.result = result
 
     def inline(self, graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Emits the calls of an inner function here, and returns its results."""
@@ -442,13 +450,16 @@ class Emitter:
                     f"instead of {dtype} of shape {tuple(shape)}"
                 )
 
-    def _function(self, graph: Graph) -> fx.GraphModule:
-        """Returns an inner graph as a module."""
+    def _function(self, graph: Graph) -> tuple[fx.GraphModule, list[str]]:
+        """Returns an inner graph as a module, and the sizes that it takes before its operands."""
         inner = Emitter(
             self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines,
             native=self._native,
         )  # fmt: skip
         inner.is_inner = True
+        seen = {size for _, shape in graph.kinds for size in shape}
+        around = {symbol: inner._outer_size(symbol, size) for symbol, size in self._sizes.items()
+                  if symbol not in seen}  # fmt: skip
         for name, kind in zip(graph.inputs, graph.kinds, strict=True):
             inner.placeholder(name, kind, self._fake([kind])[0])
             for i, size in enumerate(kind[1]):
@@ -458,32 +469,18 @@ class Emitter:
         root = torch.nn.Module()
         for name, module in inner.modules.items():
             root.add_module(name, module)
-        return fx.GraphModule(root, inner.graph)
+        needed = [symbol for symbol, node in around.items() if node.users]
+        for symbol in around.keys() - needed:
+            inner.graph.erase_node(around[symbol])
+        return fx.GraphModule(root, inner.graph), needed
 
-
-def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) -> list[Any]:
-    """Returns a tensor without values for each input of a program; None for other inputs.
-
-    Sizes that may vary are symbols of `mode`, one for each name.
-    """
-    sizes = {s: _symbol(_EXAMPLE * 2**i + 7 * i**2, mode) for i, s in enumerate(program.symbols)}
-    found: list[Any] = []
-    for given in program.inputs:
-        if given.kind == "static":
-            found.append(None)
-            continue
-        dtype = types.dtype_of(renamed.get(given.dtype, given.dtype))
-        shape: Any = [n if isinstance(n, int) else size_of(n, sizes) for n in given.shape]
-        with mode:
-            found.append(torch.empty(shape, dtype=dtype, device="cpu"))
-    return found
-
-
-def _symbol(example: int, mode: FakeTensorMode) -> Any:
-    """Returns a symbol of `mode` for a size."""
-    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-    (size,) = mode.from_tensor(torch.empty(example, device="meta"), symbolic_context=context).shape
-    return size
+    def _outer_size(self, symbol: str, size: Any) -> fx.Node:
+        """Makes a size of what is around this function an input of it."""
+        node = self._tracer.create_node("placeholder", f"size_{symbol}", (), {})
+        node.target = node.name
+        node.meta["val"] = size.node.meta["val"] if isinstance(size, fx.Proxy) else size
+        self._sizes[symbol] = self._tracer.proxy(node)
+        return node
 
 
 class _Current:

@@ -18,7 +18,7 @@ from fmapper.programs import Call, DType, Graph, Program, Ref, Scalar, Size, map
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table
-from fmapper_adapters.torch.model import emit
+from fmapper_adapters.torch.model import compiled, control_flow, emit
 from fmapper_adapters.torch.model.compiled import without_logs
 from fmapper_adapters.torch.translation import flow, names, tidy
 from fmapper_adapters.torch.translation.rewrites import values, zeros
@@ -241,7 +241,7 @@ class _Restated:
 
     def _inputs(self) -> None:
         program, emitter = self.program, self.emitter
-        fakes = emit.fakes(program, {}, self.mode)
+        fakes = compiled.fakes(program, {}, self.mode)
         for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
             kind = given.dtype, given.shape
             if given.kind == "user":
@@ -340,6 +340,12 @@ class _Restated:
             found = flow.call_of_flow(node, self._plain, inner)
             return dataclasses.replace(
                 found, name=name, module=module, source=source, result=result
+            )
+        if node.target is control_flow.with_sizes:
+            raise ConversionError(
+                f"{module or self.program.name} ({source}): a loop or a branch that computes with "
+                "a size of what is around it has no source while that size varies: give the size "
+                "as '_' in dynamic_shapes"
             )
         if inner:
             raise ConversionError(f"{module or self.program.name}: a function has no source yet")
