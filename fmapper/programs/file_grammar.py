@@ -10,6 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import NoneType
 from typing import Any
 
 from fmapper.files.untrusted import Misfit, show, within
@@ -284,6 +285,7 @@ def _check_spec(spec: Any) -> int:
     _check_class(tuple, spec.keys, "keys")
     _check_class(tuple, spec.children, "children")
     _check_each(spec.absent, str, _check_field, "absent")
+    _check_each(spec.fixed, tuple, _check_fixed, "fixed")
     if spec.kind == "leaf":
         if spec.children:
             raise Misfit("a leaf has no children", "children")
@@ -315,6 +317,14 @@ def _check_key(key: Any) -> None:
 def _check_field(name: str) -> None:
     if not _LINE.fullmatch(name) or _DUNDER.fullmatch(name):
         raise Misfit(f"{show(name)} is not a field")
+
+
+def _check_fixed(pair: Any) -> None:
+    if len(pair) != 2 or type(pair[0]) is not str:
+        raise Misfit(f"{show(pair)} is not a field and its value")
+    _check_field(pair[0])
+    if type(pair[1]) not in (bool, int, float, str, NoneType):
+        raise Misfit(f"{show(pair[1])} is not a number, a string or None")
 
 
 def _check_parameter(parameter: Parameter) -> None:

@@ -74,7 +74,10 @@ def _encode(value: Any) -> Any:
         return {"map": [[_encode(key), _encode(inner)] for key, inner in value.items()]}
     name = type(value).__name__
     if type(value) is _PLAIN.get(name):
-        return {name: [_encode(getattr(value, field)) for field in _FIELDS[name]]}
+        encoded = [_encode(getattr(value, field)) for field in _FIELDS[name]]
+        if isinstance(value, TreeSpec) and not value.fixed:
+            del encoded[-1]  # few structures have any
+        return {name: encoded}
     raise ConversionError(f"an object of type {name} cannot be written to a file")
 
 

@@ -7,10 +7,13 @@ import re
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, cast
 
 from fmapper.errors import StructureMismatchError
 from fmapper.tree.nodes import NodeType, kind_of
+
+_PLAIN = bool | int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class TreeSpec:
         keys: The keys of a dict; the fields of a record.
         name: The class of a record.
         absent: Fields that the class has too, but that were None.
+        fixed: Numbers, strings and None in other fields of a record, with their names: what was
+            recorded holds for these alone.
 
     Examples:
         >>> spec = TreeSpec("dict", (TreeSpec("leaf"), TreeSpec("leaf")), ("a", "b"))
@@ -75,15 +80,26 @@ class TreeSpec:
     keys: tuple[Any, ...] = ()
     name: str = ""
     absent: tuple[str, ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
+
+    @staticmethod
+    def plain_fields(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+        """Returns those fields beside the children that are numbers, strings or None."""
+        return tuple(
+            (name, value)
+            for name, value in fields.items()
+            if type(value) in (bool, int, float, str, NoneType) and name[:1] != "_"
+        )
 
     def flatten(self, tree: Any, path: str = "input") -> list[Any]:
         """Returns the leaves of a tree of this structure.
 
         A record may be given as a record, as any object with these attributes, as a dict or as a
-        sequence.
+        sequence. What it has of the fields that are `fixed` must be equal to those.
 
         Raises:
-            StructureMismatchError: It has another one; names the path.
+            StructureMismatchError: It has another one, or another value in a field that is fixed;
+                names the path.
         """
         if self.kind == "leaf":
             return [tree]
@@ -117,8 +133,11 @@ class TreeSpec:
         return found
 
     def _children_of(self, tree: Any, path: str) -> Iterator[tuple[str, Any, TreeSpec]]:
+        if self.fixed:
+            self._check_fixed(tree, path)
         if self.kind == "dict" or (self.kind == "record" and isinstance(tree, Mapping)):
-            if not isinstance(tree, Mapping) or set(tree) != set(self.keys):
+            others = {name for name, _ in self.fixed}
+            if not isinstance(tree, Mapping) or set(tree) - others != set(self.keys):
                 have = list(tree) if isinstance(tree, Mapping) else type(tree).__name__
                 raise StructureMismatchError(
                     f"{path}: expected a dict with the keys {list(self.keys)}, got {have}"
@@ -141,6 +160,17 @@ class TreeSpec:
         for i, spec in enumerate(self.children):
             yield f"{path}[{i}]", tree[i], spec
 
+    def _check_fixed(self, tree: Any, path: str) -> None:
+        for name, value in self.fixed:
+            is_mapping = isinstance(tree, Mapping)
+            given = tree.get(name, value) if is_mapping else getattr(tree, name, value)
+            if type(given) is not type(value) or repr(given) != repr(value):  # NaN is NaN
+                what = repr(given) if isinstance(given, _PLAIN) else f"a {type(given).__name__}"
+                raise StructureMismatchError(
+                    f"{path}.{name}: expected {value!r}, which the examples fixed, got {what}; "
+                    f"convert the model with examples that have it"
+                )
+
     def _build(self, leaves: Iterator[Any]) -> Any:
         if self.kind == "leaf":
             return next(leaves)
@@ -151,7 +181,7 @@ class TreeSpec:
             return children
         if self.kind == "dict":
             return dict(zip(self.keys, children, strict=True))
-        return record_type(self.name, self.keys, self.absent)(*children)
+        return record_type(self.name, self.keys, self.absent, self.fixed)(*children)
 
 
 class Record(tuple[Any, ...]):
@@ -165,6 +195,7 @@ class Record(tuple[Any, ...]):
     _fields: tuple[str, ...]
     _names: tuple[str, ...] = ()  # of the fields in the foreign class
     _absent: tuple[str, ...] = ()
+    _fixed: tuple[tuple[str, Any], ...] = ()
 
     def __getitem__(self, key: Any) -> Any:
         """Returns a field by name or by position."""
@@ -179,28 +210,48 @@ class Record(tuple[Any, ...]):
 
     def __reduce__(self) -> Any:
         """Pickles the fields: the class is made again on loading."""
-        return _make_record, (type(self).__name__, self._names, self._absent, tuple(self))
+        cls = type(self)
+        return _make_record, (cls.__name__, cls._names, cls._absent, cls._fixed, tuple(self))
 
 
 _TYPES: dict[Any, Any] = {}  # compilers look into it, but through no functools.cache
 
 
-def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()) -> Any:
-    """Returns the named tuple type for a class with these fields, cached."""
-    found = _TYPES.get((name, fields, absent))
+def record_type(
+    name: str,
+    fields: tuple[str, ...],
+    absent: tuple[str, ...] = (),
+    fixed: tuple[tuple[str, Any], ...] = (),
+) -> Any:
+    """Returns the named tuple type for a class with these fields, cached.
+
+    Args:
+        name: The name of the class.
+        fields: The fields with values of their own in each record.
+        absent: Fields that are None in all of them.
+        fixed: Fields that have the same value in all of them, and those values.
+    """
+    key = name, fields, absent, repr(fixed)  # 1 and True are equal
+    found = _TYPES.get(key)
     if found is None:
-        found = _TYPES[name, fields, absent] = _new_type(name, fields, absent)
+        found = _TYPES[key] = _new_type(name, fields, absent, fixed)
     return found
 
 
-def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> Any:
+def _new_type(
+    name: str,
+    fields: tuple[str, ...],
+    absent: tuple[str, ...],
+    fixed: tuple[tuple[str, Any], ...],
+) -> Any:
     names, fields = fields, _field_names(fields)
     name = re.sub(r"\W", "_", name)  # as `Output[int]`
     name = name if name.isidentifier() and not keyword.iskeyword(name) else f"{name}_"
     name = name if name.isidentifier() else f"Record{name}"
     base = cast(Any, namedtuple)(name, fields)
-    body: dict[str, Any] = {k: None for k in absent if k not in fields and k[:1] != "_"}
-    body |= {"__slots__": (), "_names": names, "_absent": absent}
+    others = dict.fromkeys(absent) | dict(fixed)
+    body = {k: v for k, v in others.items() if k not in fields and k[:1] != "_"}
+    body |= {"__slots__": (), "_names": names, "_absent": absent, "_fixed": fixed}
     return type(name, (Record, base), body)
 
 
@@ -215,8 +266,8 @@ def _field_names(fields: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _make_record(name: str, fields: tuple[str, ...], absent: tuple[str, ...], values: Any) -> Any:
-    return record_type(name, fields, absent)(*values)
+def _make_record(name: str, fields: Any, absent: Any, fixed: Any, values: Any) -> Any:
+    return record_type(name, fields, absent, fixed)(*values)
 
 
 def _children(node: Any) -> Any:

@@ -14,6 +14,7 @@ import fmapper
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
+flax_struct = pytest.importorskip("flax.struct")
 import jax.numpy as jnp  # noqa: E402
 
 from support.converting import Function, check, compare  # noqa: E402
@@ -212,6 +213,51 @@ def test_outputs_keep_their_structure_and_what_is_no_array():
     assert got["d"] == 2
     assert got["a"][1][1] is None
     np.testing.assert_array_equal(got["a"][1][0], J + 1)
+
+
+@dataclass
+class Scaled:
+    x: torch.Tensor
+    y: torch.Tensor | None = None
+    scale: float = 2.0
+
+
+@flax_struct.dataclass
+class ScaledInJax:
+    x: jax.Array
+    scale: float = flax_struct.field(pytree_node=False, default=2.0)
+
+
+def test_fields_of_inputs_that_the_examples_fixed_are_compared(tmp_path):
+    def forward(given):
+        return (given.x if given.y is None else given.x + given.y) * given.scale
+
+    converted = fmapper.convert(Function(forward), "jax", (Scaled(X),))
+    converted.save(tmp_path / "model.safetensors")
+    for model in (converted, fmapper.load(tmp_path / "model.safetensors")):
+        for same in (Scaled(J), {"x": J}, {"x": J, "scale": 2.0, "y": None}):
+            np.testing.assert_array_equal(model(same), 2 * J)
+        with pytest.raises(fmapper.ProgramInputError, match=r"\.scale: expected 2\.0.* got 3\.0"):
+            model(Scaled(J, scale=3.0))
+        with pytest.raises(fmapper.ProgramInputError, match=r"\.scale: expected 2\.0.* got 2;"):
+            model({"x": J, "scale": 2})
+        with pytest.raises(fmapper.ProgramInputError, match=r"\.y: expected None.* got a "):
+            model(Scaled(J, J))
+
+
+def test_fields_of_inputs_of_jax_that_the_examples_fixed_are_compared():
+    converted = fmapper.convert(lambda given: given.x * given.scale, "torch", (ScaledInJax(J),))
+    for same in (ScaledInJax(X), Scaled(X), {"x": X}):
+        torch.testing.assert_close(converted(same), 2 * X)
+    with pytest.raises(fmapper.ProgramInputError, match=r"\.scale: expected 2\.0.* got 3\.0"):
+        converted(ScaledInJax(X, 3.0))
+
+
+def test_outputs_have_the_fields_that_are_no_arrays():
+    converted = fmapper.convert(Function(lambda x: Scaled(x + 1, None, 3.0)), "jax", (X,))
+    found = converted(J)
+    assert (found.scale, found.y) == (3.0, None)
+    assert pickle.loads(pickle.dumps(found)).scale == 3.0
 
 
 def test_a_record_is_read_by_name_key_and_position_and_is_a_pytree():

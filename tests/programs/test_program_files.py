@@ -444,6 +444,12 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
             lambda a: a["program"].update(in_spec={"TreeSpec": ["leaf"]}),
             "program.in_spec: is not a tuple",
         ),
+        (
+            lambda a: a["program"]["out_spec"].update(
+                TreeSpec=["record", [], [], "A", [], [["x", [1]]]]
+            ),
+            r"program.out_spec.fixed\[0\]: .* is not a number, a string or None",
+        ),
         (lambda a: a["program"].update(symbols={"map": [["b", [1, "x"]]]}), "program.symbols.b"),
         (lambda a: a["program"].update(name="\x1b[2J"), r"program.name: '\\x1b\[2J'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -29,7 +30,19 @@ def tree_spec(tree: Any) -> TreeSpec:
     names = _names(tree) if names is None else names
     if all(isinstance(key, str) for key in names) and _is_mapping(cls):
         return TreeSpec("dict", children, tuple(names))
-    return TreeSpec("record", children, tuple(map(str, names)), cls.__name__)
+    fields = tuple(map(str, names))
+    return TreeSpec("record", children, fields, cls.__name__, fixed=_other_fields(tree, fields))
+
+
+def _other_fields(tree: Any, fields: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+    """Returns the fields of a dataclass which its structure has beside the children."""
+    cls, _ = tree.node_data()
+    if not dataclasses.is_dataclass(cls):
+        return ()
+    node = jax.tree.unflatten(tree, [None] * tree.num_leaves)
+    others = (one.name for one in dataclasses.fields(cls) if one.name not in fields)
+    held = {name: getattr(node, name) for name in others if hasattr(node, name)}
+    return TreeSpec.plain_fields(held)
 
 
 def _is_mapping(cls: type) -> bool:

@@ -29,7 +29,8 @@ def tree_spec(spec: Any) -> TreeSpec:
     fields, absent = _fields(spec)
     # For a named tuple the context is its class.
     cls = spec.context if spec.type is namedtuple else spec.type
-    return TreeSpec("record", children, fields, cls.__name__, absent)
+    others = {key: value for key, value in _others(spec).items() if key not in fields}
+    return TreeSpec("record", children, fields, cls.__name__, absent, TreeSpec.plain_fields(others))
 
 
 def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -44,6 +45,19 @@ def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         named = tuple(f"field{i}" for i in range(spec.num_children))
     all_of_them = getattr(spec.type, "__dataclass_fields__", {})
     return tuple(named), tuple(name for name in all_of_them if name not in named)
+
+
+def _others(spec: Any) -> dict[str, Any]:
+    """Returns the fields of a class that are not children, as far as its context has them."""
+    static = getattr(spec.context, "static", None)
+    if isinstance(static, dict):
+        return static
+    names = getattr(spec.type, "__dataclass_fields__", {})
+    if issubclass(spec.type, OrderedDict):  # a `ModelOutput`
+        return dict.fromkeys(names)
+    if names and isinstance(spec.context, list) and len(spec.context) == 2:
+        return dict.fromkeys(spec.context[1])  # torch's own dataclasses: those that were None
+    return {}
 
 
 def _names_in(context: Any, count: int) -> tuple[str, ...] | None:
