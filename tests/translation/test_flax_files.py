@@ -128,7 +128,7 @@ def test_convert_gives_the_model_of_that_source(net):
     assert nnx.jit(lambda m, x: m(x))(model, x.numpy())[0].shape == (4, 3)
 
 
-@pytest.mark.parametrize("option", [{"linen": True}, {"precision": "highest"}])
+@pytest.mark.parametrize("option", [{"rngs": nnx.Rngs(0)}, {"precision": "highest"}])
 def test_options_that_plain_code_has_not_are_refused(option):
     with pytest.raises(fmapper.ConversionError, match=f"does not accept {next(iter(option))}"):
         fmapper.convert(nn.Linear(2, 2), "flax", (torch.ones(1, 2),), structure=True, **option)
