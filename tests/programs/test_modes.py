@@ -9,6 +9,7 @@ import torch
 from flax import linen, nnx
 
 import fmapper
+from fmapper_adapters.flax import FlaxModel
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -165,3 +166,29 @@ def test_modules_of_flax_that_were_written_for_training_start_as_the_module_is()
         assert model.norm.use_running_average is not trains
         model.train()
         assert not np.array_equal(model(X), model(X))
+
+
+def test_a_loaded_model_of_flax_starts_in_the_mode_in_which_it_was_saved(tmp_path):
+    model = fmapper.convert(InTorch(), "flax", (X,), train=True, check=False)
+    for saved in (True, False):
+        model.train() if saved else model.eval()
+        model.save(tmp_path / "model.safetensors")
+        assert FlaxModel.load(tmp_path / "model.safetensors").deterministic is not saved
+
+
+def test_modules_that_refuse_training_are_converted_for_evaluation():
+    class Alone(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(0))
+
+        def train(self, **attributes):
+            raise RuntimeError("it evaluates")
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    converted = fmapper.convert(Alone(), "torch", (X,))
+    with pytest.raises(fmapper.ProgramInputError, match="put into training: it evaluates"):
+        converted.train()(torch.from_numpy(X))
+    with pytest.raises(fmapper.ConversionError, match="put into training: it evaluates"):
+        fmapper.convert(Alone(), "torch", (X,), train=True)

@@ -212,17 +212,26 @@ class FlaxModel(Part):
         Raises:
             ConversionError: An array has a dtype that the format lacks.
         """
-        save_program(self._programs.whole(_arrays(self)), path, to="flax")
+        program = self._programs.whole(_arrays(self))
+        program.starts_in_training = program.train and not self.deterministic
+        save_program(program, path, to="flax")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> FlaxModel:
-        """Returns the model in a file, with the options of `convert`.
+        """Returns the model in a file, in the mode in which it was saved.
+
+        Args:
+            path: The file.
+            **options: Those of `convert`.
 
         Raises:
             ConversionError: The file does not contain a program, or is damaged.
             UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
         found: FlaxModel = _programs.load(path, options)
+        programs = found._programs
+        if programs.training is not None and programs.evaluation is not None:
+            found.deterministic = not programs.training.program.starts_in_training
         return found
 
 

@@ -143,8 +143,13 @@ def _in_mode(model: Any, *, train: bool | None) -> Any:
     _separate(own)
     said = _modes_of_parts(own).values()
     if said and train is not None and not (train and any(said)):
-        with _graph_mode():
-            own.train() if train else own.eval()
+        try:
+            with _graph_mode():
+                own.train() if train else own.eval()
+        except Exception as error:  # of a class that has no such mode
+            mode = "training" if train else "evaluation"
+            name = type(model).__name__
+            raise ConversionError(f"{name} cannot be put into {mode}: {error}") from error
     return own
 
 
