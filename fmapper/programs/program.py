@@ -292,7 +292,7 @@ class Program:
         train: Whether it was recorded for training.
         name: The class of the model.
         starts_in_training: The model was in training mode.
-        lacks_training: Why the training of a model that has modes could not be recorded.
+        lacks_training: Why it is without the training of a model that has modes.
         evaluation: Beside one for training, the program for evaluation: with constants of its own,
             its parameters and buffers are those of this one.
         origin: The folder that the model was made from, if there is one. It is not saved.

@@ -397,3 +397,79 @@ def test_what_is_a_layer_in_evaluation_alone_is_a_class_in_both_modes(to):
     mode = "deterministic" if to == "flax" else "inference"
     assert f"if self.{mode}:" in found.code
     assert "Linear(" not in found.code
+
+
+class Idle(nn.Module):
+    """A part behind a layer, in evaluation."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.part = part
+
+    def forward(self, x):
+        return self.part(self.linear(x))
+
+
+class OfItself(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)[0]
+
+
+def made(code):
+    """Returns the model of a file for Flax."""
+    names = {}
+    exec(code, names)
+    return names["Idle"](rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("part", "lacks"),
+    [
+        (nn.BatchNorm1d(4), "batch statistics"),
+        (nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()), "batch statistics and dropout"),
+        (OfItself(4, 2, dropout=0.1), "dropout"),
+        (nn.RReLU(), "random numbers"),
+    ],
+    ids=["statistics", "both", "attention", "slopes"],
+)
+def test_a_file_for_evaluation_says_what_it_lacks(part, lacks):
+    code = fmapper.source(Idle(part), "flax", (torch.randn(3, 4),))
+    assert f"for evaluation alone, without training: what it leaves out is {lacks}." in code
+    assert "def train(self, **attributes):" in code
+
+
+def test_a_file_for_evaluation_evaluates_and_refuses_training():
+    net = Idle(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()))
+    x = torch.randn(3, 4)
+    model = made(fmapper.source(net, "flax", (x,)))
+    with pytest.raises(RuntimeError, match="what it leaves out is batch statistics and dropout"):
+        model.train()
+    arrays = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+    type(model).__call__.__globals__["load_weights"](model, arrays)
+    np.testing.assert_allclose(model(x.numpy()), net.eval()(x).detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [nn.Dropout(0.0), nn.BatchNorm1d(4, track_running_stats=False), OfItself(4, 2)],
+    ids=["dropout", "norm", "attention"],
+)
+def test_a_file_of_what_does_the_same_in_training_refuses_nothing(part):
+    code = fmapper.source(Idle(part), "flax", (torch.randn(3, 4),))
+    assert "for evaluation alone" not in code
+    assert "def train(" not in code
+
+
+@pytest.mark.parametrize("to", ["jax", "equinox"])
+def test_files_without_modes_say_what_they_lack(to):
+    part = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
+    code = fmapper.source(Idle(part), to, (torch.randn(3, 4),))
+    assert "without training: what it leaves out is batch statistics and dropout." in code
+
+
+def test_a_file_with_training_lacks_nothing():
+    part = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
+    code = translate(Idle(part), "flax", (torch.randn(3, 4),), train=True)[0].code
+    assert "for evaluation alone" not in code
+    made(code).train()

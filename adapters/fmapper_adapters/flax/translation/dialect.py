@@ -205,7 +205,11 @@ class FlaxDialect(JaxDialect):
                 (attr, _as_data(node) if attr in set_later else node)
                 for attr, node in cls.sketch.made
             ]
-        printed = [_class(cls, known.get(cls.name, {})) for cls in classes]
+        alone = draft.program.lacks_training and root.name
+        printed = [
+            _class(cls, known.get(cls.name, {}), for_evaluation=cls.name == alone)
+            for cls in classes
+        ]
         blocks = [*printed, *tables, _print_loading(draft, root)]
         return self.assemble(draft, root.name, blocks)
 
@@ -230,7 +234,14 @@ def _frozen_parts(draft: Any) -> list[str]:
     return shortest_parts(frozen, others)
 
 
-def _class(cls: Class, defaults: Mapping[str, object]) -> str:
+_REFUSAL = (
+    "    def train(self, **attributes):",
+    "        raise RuntimeError(__doc__)",
+    "",
+)
+
+
+def _class(cls: Class, defaults: Mapping[str, object], *, for_evaluation: bool) -> str:
     sketch = cls.sketch
     lines = [f"class {cls.name}({'Sequential' if sketch.is_sequence else 'nnx.Module'}):"]
     parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
@@ -243,8 +254,12 @@ def _class(cls: Class, defaults: Mapping[str, object]) -> str:
         else:
             lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
         lines += [f"        {tie}" for tie in sketch.ties]
-        lines += [] if sketch.made or cls.stored or sketch.ties else ["        pass"]
+        lines += ["        self.eval()"] if for_evaluation else []
+        is_empty = not (sketch.made or cls.stored or sketch.ties or for_evaluation)
+        lines += ["        pass"] if is_empty else []
         lines.append("")
+    if for_evaluation:
+        lines += _REFUSAL
     if any(attr.removeprefix("item_").isdigit() for attr, _ in sketch.made):
         lines += [
             "    def __getitem__(self, index):",

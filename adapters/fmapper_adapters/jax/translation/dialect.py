@@ -30,6 +30,7 @@ from fmapper.translation import (
     helpers_of,
     literal,
     names_in,
+    print_docstring,
     print_imports,
     text,
 )
@@ -277,7 +278,7 @@ class JaxDialect(Dialect):
         origin = draft.program.types.get("", "")
         origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
         beginning = f"{name} for {self.title}{f', from {origin}' if origin else ''}"
-        head = f'"""{beginning}; written by fmapper."""'
+        head = print_docstring(f"{beginning}; written by fmapper.", draft.program.lacks_training)
         return f"{head}\n\n{imports}\n\n\n{everything}\n"
 
 

@@ -135,6 +135,7 @@ def program(
     if calls is None:
         return run(found)
     found.parts, found.types, found.first_paths = parts, calls.types, calls.first_paths
+    found.lacks_training = "" if train else calls.left_out
     stacks = {node.name: functions_of(node) for node in exported.graph.nodes}
     found = with_own_functions(found, stacks)
     sources = {call.source for call in found.graph.walk()} | {one.source for one in found.parts}

@@ -35,7 +35,7 @@ from fmapper_adapters.torch.from_fx import (
     overlaps,
 )
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
-from fmapper_adapters.torch.record import failures, masks, obstacles, output_order, sizes
+from fmapper_adapters.torch.record import failures, idle, masks, obstacles, output_order, sizes
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import (
     autograd,
@@ -308,6 +308,8 @@ def _try_ways(
                 if check:
                     _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
+                if calls is not None:
+                    calls.left_out = idle.left_out_of(module, exported)
                 return _decompose(exported, whole, again=again)
         except ConversionError:
             raise

@@ -40,12 +40,14 @@ class PartCalls:
         types: The paths of all submodules -> their classes.
         first_paths: Their paths -> the first path of the same submodule.
         masks: Their paths -> masks that may be None, and what that means.
+        left_out: What the recording leaves out of training, if it is for evaluation.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.types: dict[str, str] = {}
         self.first_paths: dict[str, str] = {}
         self.masks: dict[str, dict[str, str]] = {}
+        self.left_out = ""
         known = self._paths = dict[int, str]()
         for path, inner in module.named_modules(remove_duplicate=False):
             cls = type(inner)
