@@ -74,7 +74,7 @@ REFUSED = {
     "JAX": (lambda: (jnp.asarray(X),), {}, r"x is a ArrayImpl; pass a tensor: .*fmapper.to_torch"),
     "nothing": (tuple, {}, "x is missing"),
     "static": (lambda: (T, 2.0), {}, "scale was passed, but was not among the example inputs"),
-    "unknown": (lambda: (T,), {"other": 1}, "other was passed"),
+    "unknown": (lambda: (T,), {"other": 1}, "no argument 'other'"),
     "too many": (lambda: (T, 1.0, T), {}, r"args\[0\] was passed"),
     "twice": (lambda: (T,), {"x": T}, "x was passed both by position and by keyword"),
 }
