@@ -69,7 +69,7 @@ class PlainState:
         is named that has other items, or the item, if the container is the model itself.
 
         Args:
-            besides: The names of attributes and items that do not count.
+            besides: The names of attributes and items that do not count, nor what is in them.
         """
         names: dict[str, None] = {}
         for name, holder, cls, before in self._holders:
@@ -79,7 +79,7 @@ class PlainState:
             for key in (*before, *(key for key in now if key not in before)):
                 item = self._join(name, key)
                 is_same = key in now and key in before and self._equals(before[key], now[key])
-                if not is_same and item not in besides:
+                if not is_same and not _is_within(item, besides):
                     names[name if name and isinstance(holder, _CONTAINERS) else item] = None
         return list(names)
 
@@ -163,6 +163,11 @@ class PlainState:
         return before.keys() == now.keys() and all(
             self._equals(before[key], now[key]) for key in before
         )
+
+
+def _is_within(name: str, names: Container[str]) -> bool:
+    keys = name.split(".")
+    return any(".".join(keys[:end]) in names for end in range(1, len(keys) + 1))
 
 
 def warn_of_changes(model: str, names: Collection[str], remedy: str) -> None:

@@ -76,7 +76,7 @@ def test_parts_give_results_that_nobody_uses(train: bool) -> None:
     net, x = Steps(), torch.randn(3, 4)
     code = translate(net, "flax", (x,), train=train)[0].code
     assert code.count("class Step(") == code.count("class Step") - 1 == 1, code
-    assert "unused" not in code
+    assert "self.unused" not in code
     model = fmapper.convert(net, "flax", (x,), structure=True, train=train)
     found = model.steps[2](x.numpy())
     for one, other in zip(found, net.steps[2](x), strict=True):

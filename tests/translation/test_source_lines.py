@@ -96,7 +96,7 @@ class Caching(nn.Module):
 def test_what_each_part_gives_is_collected_in_the_loop():
     source, _, _ = translate(Caching(), "flax", (torch.ones(2, 4),))
     assert source.code.count("in self.parts:") == 1
-    assert source.code.count(".append(") == 1
+    assert source.code.partition("def load_weights")[0].count(".append(") == 1
     module: dict = {}
     exec(source.code, module)
 

@@ -31,7 +31,7 @@ def note_changes(module: torch.nn.Module) -> Iterator[dict[str, None]]:
         if not torch.compiler.is_dynamo_compiling():
             state, versions = begun.pop()
             written = [n for n, x in state.arrays.items() if _version(x) != versions[n]]
-            names.update(dict.fromkeys((*state.changes(), *written)))
+            names.update(dict.fromkeys((*state.changes(_flat_weights(module)), *written)))
 
     handles = [
         module.register_forward_pre_hook(begin, prepend=True),
@@ -42,6 +42,13 @@ def note_changes(module: torch.nn.Module) -> Iterator[dict[str, None]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _flat_weights(module: torch.nn.Module) -> set[str]:
+    """Returns the names of the lists in which recurrent layers keep their own parameters."""
+    recurrent = [n for n, part in module.named_modules() if isinstance(part, torch.nn.RNNBase)]
+    lists = ("_flat_weights", "_flat_weight_refs")
+    return {f"{name}.{own}".strip(".") for name in recurrent for own in lists}
 
 
 def _version(x: Any) -> int:
