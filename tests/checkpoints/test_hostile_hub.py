@@ -53,7 +53,7 @@ def change(folder, **settings):
         ("num_labels", 2_000_000, "num_labels is 2,000,000"),
         ("rope_theta", 1e308, "rope_theta is 1e.308, which float32 cannot hold"),
         ("odd", {"a": [[0] * 90_000, [0] * 90_000, [0] * 90_000]}, "more than 200,000 items"),
-        ("architectures", ["PreTrainedModel"], "transformers cannot create a model from it"),
+        ("architectures", ["PreTrainedModel"], "not a class of the installed"),
         ("layer_types", ["full_attention"] * 200_000, "layer_types has 200,000 items"),
         ("architectures", ["Evil"], "not a class of the installed"),
         ("model_type", "evil", "Code that comes with a folder is not executed"),

@@ -127,9 +127,10 @@ def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     names = settings.get("architectures") or []
+    base: Any = transformers.PreTrainedModel  # an instance of itself would spoil all other classes
     for name in names if isinstance(names, list) else []:
         cls = getattr(transformers, name, None) if isinstance(name, str) else None
-        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
             return cls
     if type(config) in MODEL_MAPPING and not names:
         return MODEL_MAPPING[type(config)]
