@@ -209,6 +209,8 @@ def measure(
         "lowering_seconds": finished - exported,
     }
     if not train and (compare or seconds > 0):
+        source.to_evaluation(model)
+        target.to_evaluation(converted)
         say("calling the converted model")
         now = _wait_for_results(target, converted, args, kwargs)
         found["first_call_seconds"] = now()

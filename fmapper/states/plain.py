@@ -29,8 +29,8 @@ Contents = dict[Hashable, Any]
 class PlainState:
     """The contents of a model's attributes, containers, objects and closures at one moment.
 
-    Objects of the standard library and of `libraries` are not looked into, apart from those of
-    classes that it `opens`.
+    Objects of the standard library, of fmapper and of `libraries` are not looked into, apart from
+    those of classes that it `opens`.
 
     Args:
         root: The model.
@@ -53,7 +53,7 @@ class PlainState:
         unnamed: Collection[str] = (),
     ) -> None:
         self._opens = opens
-        self._closed = {*libraries, *sys.stdlib_module_names}
+        self._closed = {"fmapper", "fmapper_adapters", *libraries, *sys.stdlib_module_names}
         self._hides = hides
         self._unnamed = {*unnamed, "__func__"}
         self._holders: list[tuple[str, Any, type, Contents]] = []

@@ -86,7 +86,7 @@ def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     def relu(x):
         return jnp.maximum(x, 0.01)
 
-    model = Model()
+    model = Model().eval()
     x = torch.randn(5, 3)
     try:
         converted = fmapper.convert(model, "jax", (x,), check=False)

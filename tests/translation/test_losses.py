@@ -50,7 +50,7 @@ def test_a_loss_is_a_line(name: str) -> None:
     x[1, 0] = 0.0
     source, _, _ = translate(model, "flax", (x, target))
     assert line in source.code
-    assert source.code.count("\n") < 75
+    assert source.code.partition("def load_weights")[0].count("\n") < 60
     built = run_file(source)[source.name](rngs=nnx.Rngs(0))
     inputs = [x.requires_grad_(), target.requires_grad_()]
     wanted = model(*inputs)

@@ -70,7 +70,7 @@ def test_conversions_keep_ties(tree_mode):
     assert fmapper.verify(model, converted, X)
     assert converted.a.kernel is converted.b.kernel
     back = fmapper.convert(converted, "flax", (torch.ones(3, 2),))
-    assert fmapper.verify(back, converted, X)
+    assert fmapper.verify(back, converted.eval(), X)
     assert back.a.kernel is back.b.kernel
     with pytest.raises(ValueError, match=r"(?s)Duplicate.*\.a\..*\.again\."):
         nnx.split(back)  # Flax refuses ties itself, with their paths
