@@ -132,12 +132,12 @@ def traffic(
     moves: list[str] = []
     gathers = [name for name, spec in specs.items() if batch.intersection(chain(*spec))]
     for group in dimensions.groups():
-        used = chain(*(specs.get(name, ((),) * 9)[at] for name, at in group.parameters.items()))
-        axes = [axis for axis in set(used) - batch if mesh[axis] > 1]
+        divided = {n: specs[n][at] for n, at in group.parameters.items() if n in specs}
+        axes = [axis for axis in set(chain(*divided.values())) - batch if mesh[axis] > 1]
         if not axes:
             continue
         if group.experts:
-            gathers += [name for name, at in group.parameters.items() if specs[name][at]]
+            gathers += [name for name, own in divided.items() if own]
             continue
         parts = parts_of(axes, mesh)
         apart = _apart(dimensions, parts, packed)

@@ -40,6 +40,15 @@ def parts_of(x: Any) -> dict[Any, Any] | None:
 
     Those of an object are its children or attributes that hold arrays.
     """
+    members = _members(x)
+    if members is None or isinstance(x, Mapping | list | tuple):
+        return members
+    parts = {key: y for key, y in members.items() if isinstance(key, int) or _holds_arrays(y)}
+    return parts or None
+
+
+def _members(x: Any) -> dict[Any, Any] | None:
+    """Returns the items, children or attributes of a structure by key; None for a leaf."""
     if isinstance(x, Mapping):
         return dict(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
@@ -49,21 +58,25 @@ def parts_of(x: Any) -> dict[Any, Any] | None:
         return dict(enumerate(x))
     kind = kind_of(type(x))
     if isinstance(kind, NodeType):
-        own = kind.children(x)
-    elif hasattr(x, "__dict__") and not callable(x):
-        own = vars(x)
-    else:
-        return None
-    held = {key: one for key, one in own.items() if isinstance(key, int) or _holds_arrays(one)}
-    return held or None
+        return kind.children(x)
+    if hasattr(x, "__dict__") and not callable(x):
+        return dict(vars(x))
+    return None
 
 
 def _holds_arrays(x: Any) -> bool:
-    """Returns whether a structure holds an array at any depth."""
-    if adapter_of(x) is not None:
-        return True
-    found = parts_of(x)
-    return found is not None and any(map(_holds_arrays, found.values()))
+    """Returns whether a structure holds an array at any depth; it may hold itself."""
+    seen = set[int]()
+    todo = [x]
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if adapter_of(part) is not None:
+            return True
+        todo += (_members(part) or {}).values()
+    return False
 
 
 def path_of(path: str, key: Any) -> str:
