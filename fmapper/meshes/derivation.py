@@ -14,10 +14,9 @@ from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
 from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
-from fmapper.meshes.layout import Axes, mesh_sizes, read_names
+from fmapper.meshes.layout import BATCH, Axes, mesh_sizes, read_names
 from fmapper.programs.program import Call, Program
 
-_BATCH = ("batch", "data", "dp", "fsdp", "zero")  # axes by which people divide batches
 _SMALL = 2  # parameters of fewer dimensions, which do not pay for what is sent
 
 
@@ -124,9 +123,9 @@ def traffic(
         specs: The axes that divide each dimension of the parameters, by name.
         mesh: The sizes of the axes of the mesh.
         packed: The names of parameters that hold several arrays, each divided by itself.
-        gathered: Axes that divide the batch, beside those called so.
+        gathered: Axes that divide the batch, besides those with a name of `BATCH`.
     """
-    batch = {*_BATCH, *gathered}
+    batch = {*BATCH, *gathered}
     dimensions = Dimensions(program, _rule)
     sums: list[str] = []
     moves: list[str] = []

@@ -23,6 +23,9 @@ LOGICAL: Mapping[str, tuple[str, ...]] = {
 The first that the mesh has is meant; a word that means none divides nothing.
 """
 
+BATCH = ("batch", "data", "dp", *LOGICAL["zero"])
+"""The usual names of axes that divide the batch; predictions of communication go by them."""
+
 
 def adapter_of_mesh(mesh: Any) -> Meshes | None:
     """Returns the adapter of a mesh; None for bare sizes.

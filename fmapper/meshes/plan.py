@@ -58,8 +58,9 @@ class ShardPlan:
         sums: The parts or weights after which what devices have computed is added up between them,
             in a forward pass, one for each time. Known for converted models, whichever rules divide
             them, and for the `tp_plan` of transformers' models.
-        gathers: For converted models: the parameters that are gathered before use, as along an axis
-            that divides the batch, and the parts that need an array whole that is divided.
+        gathers: For converted models: the parameters that are gathered before use, such as those
+            divided along an axis of the batch (called batch, data, dp, fsdp or zero), and the parts
+            that need an array whole that is divided.
         moves: For converted models: the parts where shards change hands, since one array holds
             several side by side, as gate and up of a perceptron.
     """

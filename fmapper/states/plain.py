@@ -118,7 +118,7 @@ class PlainState:
             todo += reversed(inner)
 
     def _contents_of(self, x: Any) -> Contents | None:
-        """Returns what an object holds by key; None for what is not looked into."""
+        """Returns the contents of an object by key; None for an opaque object."""
         if isinstance(x, dict):
             return dict(dict.items(x))
         if isinstance(x, list | tuple | collections.deque):

@@ -171,7 +171,7 @@ def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
 
 
 def arrays_by_name(tree: Any) -> dict[str, Any]:
-    """Returns what `state` does."""
+    """Returns the arrays of a tree by name, as `state` does."""
     of_model = weights_of(tree)
     if of_model is not None:
         return of_model[0]

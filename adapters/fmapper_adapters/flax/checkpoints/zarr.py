@@ -179,7 +179,7 @@ class StoredChunks(LazyArray):
 
 
 def _prefix(name: str) -> str:
-    """Returns what the keys of an array begin with: zarr puts a slash behind a name without one."""
+    """Returns the prefix of the keys of an array; zarr appends a slash to a name without one."""
     return name if name.endswith("/") or not name else f"{name}/"
 
 

@@ -133,7 +133,7 @@ class Storages:
         self._expanded = 0  # bytes
 
     def tree(self) -> Any:
-        """Returns what is pickled, with descriptions of its tensors."""
+        """Returns the pickled tree, with descriptions of its tensors."""
         raise NotImplementedError
 
     def place(self, key: str) -> tuple[int, int] | None:

@@ -37,7 +37,7 @@ class LegacyFile(Storages):
         self._places: dict[str, tuple[int, int]] = {}
 
     def tree(self) -> Any:
-        """Returns what is pickled, with descriptions of its tensors, and finds the storages."""
+        """Returns the pickled tree, with descriptions of its tensors, and locates the storages."""
         storages: dict[Any, StoredBytes] = {}
         at = len(MAGIC) + 1
         version, at = self._unpickle(at)
@@ -70,7 +70,7 @@ class LegacyFile(Storages):
         return self._places.get(key)
 
     def _unpickle(self, at: int, storages: dict[Any, StoredBytes] | None = None) -> tuple[Any, int]:
-        """Returns what is pickled at a place, and where the next begins."""
+        """Returns the object pickled at an offset, and the offset of the next pickle."""
         length = _FIRST
         while True:
             data = self._bytes(at, length)

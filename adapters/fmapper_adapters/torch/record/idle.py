@@ -25,7 +25,7 @@ def left_out_of(module: torch.nn.Module, exported: torch.export.ExportedProgram)
 
 
 def _effect_in_training(node: torch.fx.Node) -> str:
-    """Returns what an operation that is in evaluation does in training; empty for nothing else."""
+    """Names the additional effect that an operation recorded for evaluation has in training."""
     schema = _private.schema_of(node.target)
     if schema is None:
         return ""

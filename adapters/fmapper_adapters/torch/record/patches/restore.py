@@ -63,7 +63,7 @@ def keep_attributes(module: torch.nn.Module) -> Iterator[PlainState]:
 
 
 def plain_state(module: torch.nn.Module) -> PlainState:
-    """Returns what a module holds now, apart from its parameters, buffers and hooks."""
+    """Captures the attributes of a module, apart from its parameters, buffers and hooks."""
     return PlainState(
         module,
         libraries=("torch",),
