@@ -585,3 +585,31 @@ def test_parts_keep_their_layouts_where_permutations_undo_each_other():
     same(model(points.numpy()), net(points))
     same(model.first(points.numpy()), net.first(points))
     same(model.second(points.numpy()), net.second(points))
+
+
+class Doubled(Block):
+    def forward(self, x, scale=1.0):
+        return super().forward(x, scale) * 2
+
+
+class CallsForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Doubled(8)
+        self.block = Block(8)
+        self.again = self.block
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.again.forward(self.norm.forward(self.block.forward(self.first.forward(x))), 0.5)
+
+
+def test_parts_called_by_forward_are_parts():
+    torch.manual_seed(0)
+    net, x = CallsForward().eval(), torch.randn(3, 8)
+    net.norm.register_forward_hook(lambda *_: 1 / 0)  # which runs for `norm(x)` alone
+    new = fmapper.convert(net, "flax", (x,), structure=True)
+    np.testing.assert_allclose(new(x.numpy()), net(x).detach(), rtol=1e-4, atol=1e-5)
+    for name in ("first", "block", "norm"):
+        found, part = getattr(new, name)(x.numpy()), type(getattr(net, name))
+        np.testing.assert_allclose(found, part.forward(getattr(net, name), x).detach(), atol=1e-5)

@@ -25,7 +25,12 @@ from fmapper.translation import (
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import marks
 from fmapper_adapters.torch.record.lines import line_of_method, lines_in
-from fmapper_adapters.torch.record.patches import dead_results, foreign_classes, own_functions
+from fmapper_adapters.torch.record.patches import (
+    dead_results,
+    foreign_classes,
+    forwards,
+    own_functions,
+)
 
 _FUNCTIONS = "fmapper_functions"
 
@@ -95,7 +100,10 @@ class PartCalls:
                 handles.append(
                     inner.register_forward_hook(self._leave, with_kwargs=True, always_call=False)
                 )
-            with own_functions.watch(self._module, self._begin, self._end):
+            with (
+                own_functions.watch(self._module, self._begin, self._end),
+                forwards.watch(self._module, self._call_forward),
+            ):
                 yield
         finally:
             for handle in handles:
@@ -141,6 +149,23 @@ class PartCalls:
         if self._open:
             dead_results.mark(result)
             self._open.pop()["result"] = _with_refs(result, self._same, _DEEPEST)
+
+    def _call_forward(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Calls a module's `forward`, and notes the call where no `__call__` has done so."""
+        caller = next((one for one in reversed(self._open) if not one.get("function")), None)
+        is_noted = caller is None or (caller["owner"] == id(module) and "method" not in caller)
+        if is_noted or _private.place_in_recording() is None:
+            return forward(*args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._enter(module, args, kwargs)
+            result = forward(*args, **kwargs)
+            self._leave(module, args, kwargs, result)
+            return result
+
+        return forwards.call_as_part(module, call, args, kwargs)
 
     def _begin(
         self,

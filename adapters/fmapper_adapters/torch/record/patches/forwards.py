@@ -1,0 +1,54 @@
+"""Has modules that are called by `part.forward(x)` recorded as parts, as those called directly."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+
+# Is given a module, its forward, and what it is called with; returns the result.
+Call = Callable[[torch.nn.Module, Callable[..., Any], Any, Any], Any]
+
+
+@contextlib.contextmanager
+def watch(module: torch.nn.Module, call: Call) -> Iterator[None]:
+    """Has each call of the `forward` of a module's classes done by `call` within the block.
+
+    Those by `super().forward(x)` are part of the call that they are in.
+    """
+    classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
+    changed: list[tuple[Any, FunctionType]] = []
+    try:
+        for cls in classes - {torch.nn.Module}:
+            forward = vars(cls).get("forward")
+            if isinstance(forward, FunctionType):
+                changed.append((cls, forward))
+                cls.forward = _wrap(cls, forward, call)
+        yield
+    finally:
+        for cls, forward in changed:
+            cls.forward = forward
+
+
+def call_as_part(module: torch.nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a function within a recording as torch does it with the call of a module."""
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    assert mode is not None
+    return mode.tracer.call_module(module, run, args, kwargs)
+
+
+def _wrap(cls: type, forward: FunctionType, call: Call) -> Any:
+    @functools.wraps(forward)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(forward, self)
+        if next(one for one in type(self).__mro__ if "forward" in vars(one)) is not cls:
+            return run(*args, **kwargs)
+        return call(self, run, args, kwargs)
+
+    return wrapped
