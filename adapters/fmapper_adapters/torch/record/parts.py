@@ -23,14 +23,9 @@ from fmapper.translation import (
     titles_of_sequences,
 )
 from fmapper_adapters.torch import _private
-from fmapper_adapters.torch.record import marks
+from fmapper_adapters.torch.record import forwards, marks
 from fmapper_adapters.torch.record.lines import line_of_method, lines_in
-from fmapper_adapters.torch.record.patches import (
-    dead_results,
-    foreign_classes,
-    forwards,
-    own_functions,
-)
+from fmapper_adapters.torch.record.patches import dead_results, foreign_classes, own_functions
 
 _FUNCTIONS = "fmapper_functions"
 

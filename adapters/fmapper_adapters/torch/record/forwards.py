@@ -45,10 +45,10 @@ def call_as_part(module: torch.nn.Module, run: Callable[..., Any], args: Any, kw
 
 def _wrap(cls: type, forward: FunctionType, call: Call) -> Any:
     @functools.wraps(forward)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward_or_part(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(forward, self)
         if next(one for one in type(self).__mro__ if "forward" in vars(one)) is not cls:
             return run(*args, **kwargs)
         return call(self, run, args, kwargs)
 
-    return wrapped
+    return forward_or_part
