@@ -7,15 +7,10 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import fmapper
+from support.sources import ADAPTERS, ADAPTERS_ROOT, CORE, ROOT, name_of, nodes, parse
 
-ROOT = Path(__file__).parents[2]
-ADAPTERS_ROOT = ROOT / "adapters" / "fmapper_adapters"
 FRAMEWORKS = {"numpy", "torch", "jax", "flax", "equinox", "optree", "array_api_compat", "ml_dtypes"}
-CORE = sorted((ROOT / "fmapper").rglob("*.py"))
-ADAPTERS = sorted(ADAPTERS_ROOT.rglob("*.py"))
 
 # A room imports those above it, and its equals where the second of the two does not import back.
 FLOORS = (
@@ -72,7 +67,7 @@ def imports(path, *, everywhere, typing=True):
             elif everywhere:
                 yield from look(ast.iter_child_nodes(node))
 
-    return tuple(look(ast.parse(path.read_text()).body))
+    return tuple(look(parse(path).body))
 
 
 def core_modules(path):
@@ -91,10 +86,6 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def name_of(path):
-    return str(path.relative_to(ROOT).with_suffix(""))
-
-
 def test_there_is_something_to_look_at():
     assert len(CORE) > 10
     assert {path.parent.name for path in ADAPTERS} >= {"numpy", "torch", "jax"}
@@ -110,27 +101,30 @@ def test_tests_lie_in_rooms():
     assert folders <= rooms | {"to_jax", "to_torch", "house"}
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_imports_no_framework_and_no_adapter(path):
-    tops = {module.partition(".")[0] for module, _ in imports(path, everywhere=False)}
-    assert not tops & FRAMEWORKS
-    tops = {m.partition(".")[0] for m, _ in imports(path, everywhere=True, typing=False)}
-    assert not tops & {"torch", "jax", "flax", "fmapper_adapters"}
+def test_the_core_imports_no_framework_and_no_adapter():
+    for path in CORE:
+        tops = {module.partition(".")[0] for module, _ in imports(path, everywhere=False)}
+        assert not tops & FRAMEWORKS, path
+        tops = {m.partition(".")[0] for m, _ in imports(path, everywhere=True, typing=False)}
+        assert not tops & {"torch", "jax", "flax", "fmapper_adapters"}, path
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_types_of_adapters_come_from_their_faces(path):
+def test_types_of_adapters_come_from_their_faces():
     """What is imported for type checkers alone: the classes of models that `convert` gives."""
-    for module, name in imports(path, everywhere=True):
-        if module.partition(".")[0] == "fmapper_adapters":
-            assert name in importlib.import_module(module).__all__
+    for path in CORE:
+        for module, name in imports(path, everywhere=True):
+            if module.partition(".")[0] == "fmapper_adapters":
+                assert name in importlib.import_module(module).__all__, path
 
 
-@pytest.mark.parametrize("path", [p for p in CORE if room_of(module_of(p)) in FLOOR], ids=name_of)
-def test_a_room_imports_nothing_from_the_floors_above(path):
-    own = FLOOR[room_of(module_of(path))]
-    found = [m for m in core_modules(path) if room_of(m) in FLOOR and FLOOR[room_of(m)] > own]
-    assert found == []
+def test_a_room_imports_nothing_from_the_floors_above():
+    floors = {path: FLOOR.get(room_of(module_of(path)), len(FLOORS)) for path in CORE}
+    assert [
+        (name_of(path), module)
+        for path, floor in floors.items()
+        for module in core_modules(path)
+        if FLOOR.get(room_of(module), 0) > floor
+    ] == []
 
 
 def test_rooms_of_one_floor_do_not_import_each_other_both_ways():
@@ -143,45 +137,42 @@ def test_rooms_of_one_floor_do_not_import_each_other_both_ways():
             assert not {other for other in pairs[room] & {*rooms} - {room} if room in pairs[other]}
 
 
-@pytest.mark.parametrize("path", ADAPTERS, ids=name_of)
-def test_adapters_use_public_names_and_no_other_adapter(path):
+def test_adapters_use_public_names_and_no_other_adapter():
     """But for the face that JAX's adapter has for Flax and Equinox."""
-    own = path.relative_to(ADAPTERS_ROOT).parts[0]
-    for module, name in imports(path, everywhere=True):
-        if module.partition(".")[0] == "fmapper":
-            assert module in FACES
-            public = importlib.import_module(module).__all__
-            assert name is None or name in public or f"{module}.{name}" in FACES, name
-        if module.startswith("fmapper_adapters."):
-            face = f"{module}.{name}".startswith("fmapper_adapters.jax.libraries")
-            face = face and own in ("flax", "equinox")
-            assert face or module.split(".")[1] == own
+    for path in ADAPTERS:
+        adapter = path.relative_to(ADAPTERS_ROOT).parts[0]
+        for module, name in imports(path, everywhere=True):
+            if module.partition(".")[0] == "fmapper":
+                assert module in FACES, path
+                public = importlib.import_module(module).__all__
+                assert name is None or name in public or f"{module}.{name}" in FACES, (path, name)
+            if module.startswith("fmapper_adapters."):
+                face = f"{module}.{name}".startswith("fmapper_adapters.jax.libraries")
+                face = face and adapter in ("flax", "equinox")
+                assert face or module.split(".")[1] == adapter, path
 
 
 PASSES = [p for room in ("passes", "fuse") for p in (ADAPTERS_ROOT / "torch" / room).rglob("*.py")]
 
 
-@pytest.mark.parametrize("path", PASSES, ids=name_of)
-def test_passes_look_at_programs(path):
+def test_passes_look_at_programs():
     """What needs a graph of torch's own stands at the border."""
-    modules = {module for module, _ in imports(path, everywhere=True)}
-    assert not {m for m in modules if m.startswith(("torch.fx", "torch.export"))}
-    text = path.read_text()
-    assert not re.search(
-        r"\b(torch\.fx|torch\.export|ExportedProgram|fake_mode|FakeTensorMode)\b", text
-    )
+    graphs = r"\b(torch\.fx|torch\.export|ExportedProgram|fake_mode|FakeTensorMode)\b"
+    for path in PASSES:
+        modules = {module for module, _ in imports(path, everywhere=True)}
+        assert not {m for m in modules if m.startswith(("torch.fx", "torch.export"))}, path
+        assert not re.search(graphs, path.read_text()), path
 
 
 def folders():
     return sorted({path.parent for path in CORE + ADAPTERS})
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_a_folder_has_a_face_and_few_files(folder):
-    files = [path.name for path in folder.glob("*.py")]
-    assert len(files) - files.count("__init__.py") <= FILES_IN_A_FOLDER
-    face = ast.parse((folder / "__init__.py").read_text())
-    assert ast.get_docstring(face), "a room says what it is for"
+def test_a_folder_has_a_face_and_few_files():
+    for folder in folders():
+        files = [path.name for path in folder.glob("*.py")]
+        assert len(files) - files.count("__init__.py") <= FILES_IN_A_FOLDER, folder
+        assert ast.get_docstring(parse(folder / "__init__.py")), f"{folder} says what it is for"
 
 
 def test_users_find_few_names():
@@ -219,7 +210,7 @@ def test_frameworks_are_named_where_they_must_be():
     found = {
         (name_of(path), string)
         for path in CORE
-        for string in strings(ast.parse(path.read_text()))
+        for string in strings(parse(path))
         if string in FRAMEWORKS or (string.startswith(words) and " " not in string)
     }
     assert found == NAMED
@@ -251,7 +242,7 @@ def test_one_kind_of_gpu_is_named_in_one_table():
     """`DEVICE_KINDS` has the words; what else says one works with that kind only."""
     found = []
     for path in [*CORE, *ADAPTERS]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             text = node.value if isinstance(node, ast.Constant) else None
             name = node.attr if isinstance(node, ast.Attribute) else None
             if text in ("cuda", "rocm") or name in ("cuda", "is_cuda"):
@@ -308,7 +299,7 @@ def calls_itself(function):
 
 def tree_walks(path):
     """The functions that flatten nodes in a `while` loop, or again in a call of themselves."""
-    found = dict(functions(ast.parse(path.read_text()), module_of(path)))
+    found = dict(functions(parse(path), module_of(path)))
     helpers = {"children", "open"} | {
         name.rpartition(".")[2]
         for name, function in found.items()
@@ -353,7 +344,7 @@ def _is_private(name):
 def _own_names():
     """Whatever the project itself calls by a private name."""
     for path in CORE + ADAPTERS:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield node.name
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -372,17 +363,18 @@ NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make"}  # which are public
 OPERATIONS = ("torch.ops.", "aten.", "_aten.")  # their names begin with a line where torch wants it
 
 
-@pytest.mark.parametrize("path", ADAPTERS, ids=name_of)
-def test_private_names_of_frameworks_stand_in_one_file(path):
-    if path.name == "_private.py":
-        return
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def private_names(path):
+    """The private names of frameworks in a file."""
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in OWN():
             text = ast.unparse(node)
             if not text.startswith(OPERATIONS) and text != "sys._getframe":
-                found.append(text)
+                yield text
         elif isinstance(node, ast.ImportFrom) and not node.module.startswith("fmapper"):
             names = [*node.module.split("."), *(alias.name for alias in node.names)]
-            found += filter(_is_private, names)
-    assert found == []
+            yield from filter(_is_private, names)
+
+
+def test_private_names_of_frameworks_stand_in_one_file():
+    users = {path: [*private_names(path)] for path in ADAPTERS if path.name != "_private.py"}
+    assert {name_of(path): names for path, names in users.items() if names} == {}

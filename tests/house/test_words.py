@@ -2,27 +2,20 @@
 
 import ast
 import re
-from functools import cache
-from pathlib import Path
 
-import pytest
+from support.sources import ADAPTERS, CORE, ROOT, name_of, nodes
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted(path for top in ("fmapper", "adapters") for path in (ROOT / top).rglob("*.py"))
+FILES = [*CORE, *ADAPTERS]
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
 ]
 
 
-def name_of(path):
-    return str(path.relative_to(ROOT).with_suffix(""))
-
-
-@cache
 def functions(path):
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def decorators(function):
@@ -45,17 +38,16 @@ NOT_VERBS = {  # though they end with an s
 }
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_docstring_of_a_function_begins_with_a_verb(path):
-    found = []
-    for function in functions(path):
+def test_a_docstring_of_a_function_begins_with_a_verb():
+    wrong = []
+    for file, function in ((path, function) for path in FILES for function in functions(path)):
         text = ast.get_docstring(function)
         if not text or is_property(function) or is_command(function):
             continue
         first = text.split()[0].rstrip(",;:.")
         if not re.fullmatch(r"[A-Z][a-z-]+s", first) or first in NOT_VERBS:
-            found.append(f"{function.name}: {text.splitlines()[0]}")
-    assert found == []
+            wrong.append(f"{name_of(file)}: {function.name}: {text.splitlines()[0]}")
+    assert wrong == []
 
 
 def test_the_test_of_docstrings_can_fail():
@@ -101,23 +93,24 @@ EXCEPTED = {
     "searchsorted",  # an operation of torch and NumPy
     "having",  # `plan.having("moved")`: the word of SQL
 }
-LATER = ("translation", "meshes")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_function_is_named_by_a_participle(path):
-    names = {f.name for f in functions(path) if not is_property(f)} - EXCEPTED
-    assert [name for name in sorted(names) if is_named_by_a_participle(name)] == []
+def test_no_function_is_named_by_a_participle():
+    names = {(name_of(p), f.name) for p in FILES for f in functions(p) if not is_property(f)}
+    assert [
+        (path, name)
+        for path, name in sorted(names)
+        if name not in EXCEPTED and is_named_by_a_participle(name)
+    ] == []
 
 
 NAMELESS = {"of", "call", "known", "given"}  # what is done, and to what, is left open
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_function_of_a_module_says_what_it_does(path):
-    body = ast.parse(path.read_text()).body
-    names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    assert [name for name in names if name in NAMELESS] == []
+def test_a_function_of_a_module_says_what_it_does():
+    functions = [(path, node) for path in FILES for node in nodes(path)[0].body]
+    functions = [(path, node) for path, node in functions if isinstance(node, ast.FunctionDef)]
+    assert [(name_of(path), node.name) for path, node in functions if node.name in NAMELESS] == []
 
 
 def test_what_a_participle_is():
@@ -131,21 +124,23 @@ NO_SUCH = re.compile(r"(?<![Tt]here )\b(is|are|was|were|be) no (?!longer|more|on
 THERE = re.compile(r"\b[Tt]here( \w+)? (is|are|was|were|be) no\b|\bwould be no\b")
 
 
-@pytest.mark.parametrize("path", [*FILES, *PAGES], ids=name_of)
-def test_what_something_is_not_is_said_with_not(path):
+def test_what_something_is_not_is_said_with_not():
     """`is not a model`, where `is no model` was."""
-    lines = path.read_text().splitlines()
-    found = [line.strip() for line in lines if NO_SUCH.search(line) and not THERE.search(line)]
-    assert found == []
+    lines = [(path, line) for path in (*FILES, *PAGES) for line in path.read_text().splitlines()]
+    assert [
+        (name_of(path), line.strip())
+        for path, line in lines
+        if NO_SUCH.search(line) and not THERE.search(line)
+    ] == []
 
 
 RELATIVE = re.compile(r"(What|Whose|Whom) (?!.*\?)")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_docstring_is_about_a_relative_clause(path):
+def test_no_docstring_is_about_a_relative_clause():
     """`The contents of a tree.`, where `What there is in a tree.` was."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
-    texts = [ast.get_docstring(node) or "" for node in nodes]
-    assert [text.splitlines()[0] for text in texts if RELATIVE.match(text)] == []
+    described = [(path, node) for path in FILES for node in nodes(path) if isinstance(node, kinds)]
+    texts = [(name_of(path), ast.get_docstring(node) or "") for path, node in described]
+    wrong = [(path, text.splitlines()[0]) for path, text in texts if RELATIVE.match(text)]
+    assert wrong == []
