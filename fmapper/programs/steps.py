@@ -127,11 +127,13 @@ def record_program(
             program.starts_in_training = any(said.values())
         else:
             as_called = record(train=None)
-            program.starts_in_training = _compute_the_same(as_called, program)
-            if not program.starts_in_training and not _compute_the_same(
-                as_called, program.evaluation
-            ):
+            trains, evaluates = (
+                _compute_the_same(as_called, recorded) for recorded in (program, program.evaluation)
+            )
+            if not trains and not evaluates:
                 raise ConversionError(_mixed_modes_message(program.name, said))
+            # where both do, as with a dropout of rate 0, the arguments decide: they come last
+            program.starts_in_training = [*said.values()][-1] if trains and evaluates else trains
     return program
 
 

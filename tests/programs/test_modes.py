@@ -96,6 +96,18 @@ def test_a_call_that_is_neither_training_nor_evaluation_is_refused():
     assert fmapper.verify(model, fmapper.convert(model, "torch", (X,)), X)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_an_argument_decides_where_both_modes_compute_the_same(deterministic):
+    model = WithFlag(nnx.Rngs(0))
+    model.drop.rate = 0.0
+    model.norm = lambda x, use_running_average: x
+    mode = {"deterministic": deterministic}
+    converted = fmapper.convert(model, "torch", (X,), mode)
+    assert converted.training is not deterministic
+    found = converted(torch.from_numpy(X), **mode).detach()
+    np.testing.assert_allclose(found, model(X, **mode), atol=1e-6)
+
+
 def test_parts_keep_their_modes_in_training():
     model = Plain(nnx.Rngs(0))
     model.norm.eval()
