@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.models import Models
-from fmapper.errors import ConversionError
+from fmapper.errors import ConversionError, ConversionWarning
 from fmapper.programs.steps import (
     evaluation_of,
     family_of,
@@ -26,6 +26,7 @@ from fmapper.programs.steps import (
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proving.prove import HalfPrecisionError, Proof, prove
+from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -271,6 +272,13 @@ def translate(
         else:
             found = write(program)
         found.fixed = program.fixed
+        if found.leaves:
+            warn(
+                f"{found.name} is given an object whose fields have no names: the arrays in it are "
+                f"parameters of their own, {', '.join(found.leaves)}. convert without "
+                f"structure=True takes the object.",
+                ConversionWarning,
+            )
         if not proved or (proved == "modes" and program.evaluation is None):
             return found, program, None
         say("running the file and the model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fmapper.translation.reading.weights import Weights
@@ -28,6 +28,7 @@ class Source:
         not_scanned: Other lists, where scans were asked for -> the reason.
         leaves: Parameters for arrays in an object that the model is given, as a state -> which
             of all arrays it is.
+        objects: Parameters for objects of records of the file, or with such -> their structure.
         fixed: Sizes of inputs that were to vary and do not, each in a sentence with the reason.
     """
 
@@ -43,4 +44,5 @@ class Source:
     not_scanned: Mapping[str, str] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     leaves: Mapping[str, int] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)
     lacks_training: str = ""

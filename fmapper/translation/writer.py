@@ -12,14 +12,10 @@ from fmapper.programs.program import Program, refs_in
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.constructors.ties import fill_tied, ties_below
-from fmapper.translation.functions import changes, own_functions
+from fmapper.translation.functions import changes, own_functions, results
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
-from fmapper.translation.functions.forms import (
-    Body,
-    Form,
-    objects_in,
-)
+from fmapper.translation.functions.forms import Body, Form, objects_in
 from fmapper.translation.functions.keys import attributes_for, units_that_draw
 from fmapper.translation.functions.parameters import (
     by_position,
@@ -27,7 +23,6 @@ from fmapper.translation.functions.parameters import (
     leaves_in_objects,
     takes_first,
 )
-from fmapper.translation.functions.results import find_method, results_of, results_of_unit
 from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
 from fmapper.translation.merging.inlining import find_functions, inline_functions
@@ -215,7 +210,9 @@ class _Writer:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
         parts = (self.structure, self.dialect, self.forms, self.hints, self.owners, self.places)
         writer = BodyWriter(*parts, varying=find_varying(self.structure), drawing=self.drawing)
-        self.objects = [made for _, made in objects_in(results_of(self.program, self.records))]
+        whole = results.results_of(self.program, self.records)
+        self.objects = [made for _, made in objects_in(whole)]
+        root.part = results.with_given_objects(self.program, root.part, self.records)
 
         def write(structure: Structure, unit: Unit) -> Form:
             return BodyWriter(structure, *parts[1:]).write(unit, unit.part.result)
@@ -251,13 +248,13 @@ class _Writer:
 
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
-            return results_of(self.program, self.records)
-        return results_of_unit(unit, self.structure.root, self.objects)
+            return results.results_of(self.program, self.records)
+        return results.results_of_unit(unit, self.structure.root, self.objects)
 
     def _method(self, unit: Unit, form: Form, body: Body) -> str:
         """Returns the method of a body: that of an equal call, or a new one."""
         known = self.bodies.setdefault(unit.path, [])
-        found = find_method(known, form, self.forms.values())
+        found = results.find_method(known, form, self.forms.values())
         if found is not None:
             return found
         wanted = unit.part.method if unit.part.method not in self.dialect.own_methods() else ""
@@ -326,6 +323,7 @@ class _Writer:
         dissolved, scans = self.structure.dissolved, (self.scans.counts, self.scans.reasons())
         found = Source(code, root.name, weights, inside, dissolved, modes, *names, *scans)
         found.leaves = leaves_in_objects(self.structure, own)
+        found.objects = {one.name: one.structure for one in own if any(objects_in(one.structure))}
         return found
 
     def _is_class(self, node: Node) -> bool:

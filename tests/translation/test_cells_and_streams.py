@@ -7,6 +7,8 @@ import functools
 import numpy as np
 import pytest
 
+import fmapper
+
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 eqx = pytest.importorskip("equinox")
@@ -106,7 +108,8 @@ def test_parts_with_a_state_of_their_own_are_one_class():
         return jax.vmap(stack, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
 
     x = normal(6, 4)
-    source, net, _ = written(model, x, state, shapes=None)
+    with pytest.warns(fmapper.ConversionWarning, match="of their own, state, state_2, state_3"):
+        source, net, _ = written(model, x, state, shapes=None)
     assert source.code.count("class BatchNorm") == source.code.count("class Normalised") == 1
     assert "def forward(self, x, state, state_2, state_3):" in source.code
     leaves = [torch.from_numpy(np.array(leaf)) for leaf in (x, *jax.tree.leaves(state))]

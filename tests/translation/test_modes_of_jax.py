@@ -87,7 +87,8 @@ def test_statistics_in_a_state_at_the_root_are_proved():
     model, state = eqx.nn.make_with_state(Net)(jax.random.key(0))
     whole = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
     x = jax.random.normal(jax.random.key(1), (6, 3))
-    source, proof, reason = translate_proved(whole, "torch", (x, state))
+    with pytest.warns(fmapper.ConversionWarning, match="fields have no names"):
+        source, proof, reason = translate_proved(whole, "torch", (x, state))
     assert proof, proof
     assert not reason
     assert set(source.leaves.values()) == {1, 2, 3}

@@ -242,6 +242,8 @@ class Calls:
     def _bind_items(self, structure: Any, parameter: str) -> None:
         """Binds what is in a structure to the items of the parameter, which stays."""
         self._left[f"parameter {parameter}"] = 10**6
+        for path, made in objects_in(structure):
+            self._objects.append((made, at(name(parameter), path)))
         for path, value in places(structure):
             if value in self._wanted and value not in self._env:
                 self._bind(value, at(name(parameter), path))

@@ -386,22 +386,25 @@ def condition_on(
 
 
 def _find_same(name: str, structure: Any) -> list[str]:
-    """Returns which items of an argument are the same array, as code.
+    """Returns which items of an argument are the same array, or a constant, as code.
 
     Examples:
         >>> _find_same("carry", (Ref("a"), (Ref("b"), Ref("a"))))
         ['carry[1][1] is carry[0]']
+        >>> _find_same("given", Made("Given", {"x": Ref("a"), "mask": None, "heads": 3}))
+        ['given.mask is None', 'given.heads == 3']
     """
     first: dict[str, str] = {}
     found: list[str] = []
-    todo = [(name, structure)]
-    while todo:
-        place, one = todo.pop(0)
+    for path, one in _inside(structure):
+        place = text(at(ast.Name(name), path))
         if isinstance(one, Ref):
             other = first.setdefault(one.name, place)
             found += [f"{place} is {other}"] if other != place else []
-        elif type(one) in (tuple, list):
-            todo += [(f"{place}[{i}]", item) for i, item in enumerate(one)]
+        elif one is None or isinstance(one, bool):
+            found.append(f"{place} is {one}")
+        elif isinstance(one, int | float | str):
+            found.append(f"{place} == {text(literal(one))}")
     return found
 
 

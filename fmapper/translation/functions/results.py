@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fmapper.programs.bind import names_of_arguments
 from fmapper.programs.program import Call, Graph, Part, Program, map_arguments, refs_in
-from fmapper.programs.treespec import Ref, TreeSpec
+from fmapper.programs.treespec import Other, Ref, TreeSpec
 from fmapper.translation.code import identifier, text
 from fmapper.translation.functions.forms import (
     Body,
@@ -54,12 +55,80 @@ def _unflatten(spec: TreeSpec, leaves: Iterator[Any], records: Records) -> Any:
     keys: tuple[str, ...] = ()
     for key in spec.keys:  # no field of a named tuple begins with an underscore
         keys = (*keys, identifier(str(key).lstrip("_") or "field", keys))
-    cls = identifier(re.sub(r"\W", "_", spec.name) or "Output")
-    fields = dict(zip(keys, map(kind_of_field, children), strict=True))
+    return _make(spec.name, dict(zip(keys, children, strict=True)), records)
+
+
+def _make(kind: str, held: dict[str, Any], records: Records) -> Made:
+    """Returns an object of a class of the file, which is among its records then."""
+    cls = identifier(re.sub(r"\W", "_", kind) or "Output")
+    fields = {key: kind_of_field(one) for key, one in held.items()}
     if records.get(cls, fields) != fields:
         cls = identifier(cls, records)
     records[cls] = fields
-    return Made(cls, dict(zip(keys, children, strict=True)))
+    return Made(cls, held)
+
+
+def with_given_objects(program: Program, part: Part, records: Records) -> Part:
+    """Returns the call of a model with the objects that it is given, which parts do not note.
+
+    Those without names for what they hold stay as they are.
+
+    Args:
+        program: The program.
+        part: The call.
+        records: As for `results_of`.
+    """
+    held = zip(program.graph.inputs, program.inputs, strict=True)
+    given = [(value, one) for value, one in held if one.kind in ("user", "static")]
+    leaves = iter([Ref(value) if one.kind == "user" else one.value for value, one in given])
+    positional, keyword = program.in_spec.children
+    names = [re.sub(r"\[(\d+)\]$", r"_\1", str(one)) for one in names_of_arguments(program)]
+    arguments = dict(part.arguments)
+    for name, spec in (
+        *zip(names, positional.children, strict=True),
+        *zip(keyword.keys, keyword.children, strict=True),
+    ):
+        whole = _unflatten_given(spec, leaves)
+        if name in arguments:
+            arguments[name] = _with_given(arguments[name], whole, records)
+    return replace(part, arguments=arguments)
+
+
+def _unflatten_given(spec: TreeSpec, leaves: Iterator[Any]) -> Any:
+    """Returns the structure of an argument; objects without names for what they hold are none."""
+    if spec.kind == "leaf":
+        return next(leaves)
+    children = [_unflatten_given(one, leaves) for one in spec.children]
+    if spec.kind in ("tuple", "list"):
+        return tuple(children)
+    keys = [*map(str, spec.keys)]
+    held = dict(zip(keys, children, strict=True))
+    if spec.kind == "dict":
+        return held
+    is_named = all(key.isidentifier() and key[0] != "_" for key in keys)
+    is_named = is_named and keys != [f"field{i}" for i in range(len(keys))]
+    return Made(spec.name, held | dict(spec.fixed)) if is_named else None
+
+
+def _with_given(noted: Any, whole: Any, records: Records) -> Any:
+    """Returns an argument as it was noted, with the objects that it lacks."""
+    if isinstance(noted, tuple) and isinstance(whole, tuple) and len(noted) == len(whole):
+        pairs = zip(noted, whole, strict=True)
+        return tuple(_with_given(one, inner, records) for one, inner in pairs)
+    if isinstance(noted, Mapping) and isinstance(whole, Mapping):
+        return {key: _with_given(one, whole.get(key), records) for key, one in noted.items()}
+    is_lost = noted is None or isinstance(noted, Other)
+    return _declare(whole, records) if is_lost and isinstance(whole, Made) else noted
+
+
+def _declare(whole: Any, records: Records) -> Any:
+    """Returns a structure of which the objects are of records of the file."""
+    if isinstance(whole, tuple):
+        return tuple(_declare(one, records) for one in whole)
+    if not isinstance(whole, Mapping):
+        return whole
+    held = {key: _declare(one, records) for key, one in whole.items()}
+    return _make(whole.cls, held, records) if isinstance(whole, Made) else held
 
 
 def with_results(

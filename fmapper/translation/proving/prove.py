@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from fmapper.errors import ConversionError, FmapperError
 from fmapper.moves.mover import to_numpy
 from fmapper.programs.bind import bind
 from fmapper.translation.code import identifier
+from fmapper.translation.functions.forms import Made
 from fmapper.translation.loading import whole_arrays
 from fmapper.translation.proving.conditions import (
     AWAY,
@@ -242,9 +244,8 @@ class _Case:
             arrays |= self._draw(train, results["train"], conditions)
         for name, array in whole_arrays(self.program, to_numpy, np.stack).items():
             arrays[f"weight.{name}"] = moved.get(f"weight.{name}", array)
-        inputs = [
-            _describe(arg, arrays, self.origin.as_argument) for arg in ((), self._arguments())
-        ]
+        as_argument, objects = self.origin.as_argument, self.source.objects
+        inputs = [_describe(arg, arrays, as_argument, objects) for arg in ((), self._arguments())]
         if conditions.double:
             arrays = {name: _double(array) for name, array in arrays.items()}
             arrays["double"] = np.array(1)
@@ -386,18 +387,31 @@ def _holds_arrays(value: Any) -> bool:
     return hasattr(value, "shape")
 
 
-def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -> Any:
-    """Encodes arguments as JSON; arrays go to `arrays`.
+def _describe(
+    value: Any, arrays: dict[str, Any], given: Callable[[Any], Any], structure: Any = None
+) -> Any:
+    """Encodes arguments as JSON; arrays go to `arrays`, objects are those in the structure.
 
     Raises:
-        ConversionError: It holds an object of a class of its own.
+        ConversionError: It holds another object of a class of its own.
     """
-    if value is None or isinstance(value, str | bool):
+    if isinstance(structure, Made):
+        held = {key: getattr(value, key) for key in structure}
+        return {"record": structure.cls, "held": _describe(held, arrays, given, {**structure})}
+    if value is None or isinstance(value, str | bool) or isinstance(structure, int | float):
         return value
     if isinstance(value, Mapping):
-        return {"dict": {str(key): _describe(one, arrays, given) for key, one in value.items()}}
+        inner = structure if isinstance(structure, Mapping) else {}
+        return {
+            "dict": {
+                str(key): _describe(one, arrays, given, inner.get(str(key)))
+                for key, one in value.items()
+            }
+        }
     if isinstance(value, tuple | list):
-        return [_describe(one, arrays, given) for one in value]
+        items = structure if isinstance(structure, tuple) else ()
+        pairs = itertools.zip_longest(value, items[: len(value)])
+        return [_describe(one, arrays, given, inner) for one, inner in pairs]
     try:
         array = to_numpy(given(value))
     except FmapperError as error:

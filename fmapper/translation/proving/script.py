@@ -41,6 +41,8 @@ def built(what):
         return tuple(built(one) for one in what)
     if not isinstance(what, dict):
         return what
+    if "record" in what:
+        return getattr(net, what["record"])(**built(what["held"]))
     if "dict" in what:
         return {key: built(one) for key, one in what["dict"].items()}
     return array(given[f"input.{what['array']}"])

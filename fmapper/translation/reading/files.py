@@ -6,10 +6,10 @@ import itertools
 import linecache
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fmapper.translation.source_file import Source
+from fmapper.errors import ConversionError
+from fmapper.translation.source_file import Source
 
 _numbers = itertools.count(1)
 
@@ -19,7 +19,15 @@ def run_file(source: Source) -> dict[str, Any]:
 
     The file is a module of Python's from then on, so that its classes are found by name, and its
     lines are shown in tracebacks.
+
+    Raises:
+        ConversionError: The model is called with an object that the file has no class for.
     """
+    if source.leaves:
+        raise ConversionError(
+            f"{source.name} is given an object whose fields have no names, which its code cannot "
+            "take: give it a dataclass, a named tuple or a dict, or omit structure=True"
+        )
     name = f"fmapper_translated.{source.name}_{next(_numbers)}"
     file = f"<{name}>"
     linecache.cache[file] = (len(source.code), None, source.code.splitlines(keepends=True), file)

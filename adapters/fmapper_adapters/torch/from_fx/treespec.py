@@ -53,7 +53,7 @@ def _others(spec: Any) -> dict[str, Any]:
     if isinstance(static, dict):
         return static
     names = getattr(spec.type, "__dataclass_fields__", {})
-    if issubclass(spec.type, OrderedDict):  # a `ModelOutput`
+    if isinstance(spec.type, type) and issubclass(spec.type, OrderedDict):  # a `ModelOutput`
         return dict.fromkeys(names)
     if names and isinstance(spec.context, list) and len(spec.context) == 2:
         return dict.fromkeys(spec.context[1])  # torch's own dataclasses: those that were None

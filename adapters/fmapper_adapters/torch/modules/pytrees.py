@@ -29,7 +29,9 @@ def registered_type(cls: type) -> NodeType | None:
         if entry.flatten_with_keys_fn is None:
             values, context = entry.flatten_fn(node)
             return list(range(len(values))), values, context
-        pairs, context = entry.flatten_with_keys_fn(node)
+        pairs, _ = entry.flatten_with_keys_fn(node)
+        # torch's own dataclasses give less of the context with keys, which rebuilds none.
+        _, context = entry.flatten_fn(node)
         return [_key(key) for key, _ in pairs], [value for _, value in pairs], context
 
     def children(node: Any) -> dict[Any, Any]:

@@ -20,7 +20,7 @@ def watch(module: torch.nn.Module, call: Call) -> Iterator[None]:
 
     Those by `super().forward(x)` are part of the call that they are in.
     """
-    classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
+    classes: set[Any] = {cls for inner in module.modules() for cls in type(inner).__mro__}
     changed: list[tuple[Any, FunctionType]] = []
     try:
         for cls in classes - {torch.nn.Module}:
@@ -38,8 +38,7 @@ def call_as_part(module: torch.nn.Module, run: Callable[..., Any], args: Any, kw
     """Calls a function within a recording as torch does it with the call of a module."""
     from torch.fx.experimental import proxy_tensor
 
-    mode = proxy_tensor.get_proxy_mode()
-    assert mode is not None
+    mode: Any = proxy_tensor.get_proxy_mode()
     return mode.tracer.call_module(module, run, args, kwargs)
 
 
