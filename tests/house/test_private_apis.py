@@ -85,9 +85,14 @@ def test_fake_tensors():
 
 
 def test_functions_that_ask_for_layouts():
-    from fmapper_adapters.torch.from_fx.guards import OF_LAYOUTS
+    from torch._subclasses import fake_impls
 
-    assert all(callable(getattr(torch._prims_common, name)) for name in OF_LAYOUTS)
+    from fmapper_adapters.torch.record.layouts import FUNCTIONS
+
+    for module, names in FUNCTIONS.items():
+        assert all(callable(getattr(getattr(torch, module), name)) for name in names)
+    assert "_reshape_view_helper" in fake_impls._view_meta.__code__.co_names
+    assert _private.VIEW_RULE[1] in torch._refs._reshape_view_helper.__code__.co_names
 
 
 def test_sizes_stay_symbols_with_the_python_dispatcher():

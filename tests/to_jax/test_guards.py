@@ -59,6 +59,60 @@ def test_layouts_in_memory_restrict_no_size(size: int) -> None:
         np.testing.assert_allclose(converted(x.numpy()), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+# A function -> the sizes of its example, and others that it takes.
+ARRANGED: dict[str, tuple[Any, tuple[int, ...], list[tuple[int, ...]]]] = {
+    "split": (lambda x: x.reshape(4, -1), (4, 6), [(2, 6), (1, 4), (8, 1)]),
+    "merge": (lambda x: x.transpose(0, 1).reshape(-1), (4, 6), [(1, 6), (6, 1), (1, 1)]),
+    "heads": (
+        lambda x: x.reshape(x.shape[0], -1, 2, 3).transpose(1, 2).reshape(x.shape[0] * 2, -1, 3),
+        (4, 6, 6),
+        [(1, 6, 6), (1, 1, 6), (2, 1, 12)],
+    ),
+    "patches": (
+        lambda x: x.reshape(x.shape[0], x.shape[1] // 2, 2, -1).transpose(1, 2).flatten(2),
+        (2, 8, 3),
+        [(1, 4, 1), (2, 2, 3), (3, 12, 5)],
+    ),
+}  # fmt: skip
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", ARRANGED)
+def test_how_torch_arranges_a_view_restricts_no_size(name: str) -> None:
+    function, shape, others = ARRANGED[name]
+    converted = fmapper.convert(
+        Calls(function), "jax", (torch.randn(shape),), dynamic_shapes="auto", check=False
+    )
+    for other in others:
+        x = torch.randn(other)
+        np.testing.assert_array_equal(converted(x.numpy()), function(x))
+
+
+class ChangesAView(torch.nn.Module):
+    """Changes a reshaped tensor, which is a view for a batch of one and a copy otherwise."""
+
+    def forward(self, x: Any) -> Any:
+        x = x + 0
+        x.transpose(0, 1).reshape(-1).mul_(2)
+        return x
+
+
+def test_layouts_that_decide_what_is_changed_are_guards() -> None:
+    model = ChangesAView()
+    converted = fmapper.convert(model, "jax", (torch.ones(2, 3),), dynamic_shapes="auto")
+    np.testing.assert_array_equal(converted(np.ones((3, 4), "float32")), model(torch.ones(3, 4)))
+    with pytest.raises(fmapper.ProgramInputError, match=r"x.shape\[0\] >= 2 at .*test_guards.py"):
+        converted(np.ones((1, 3), "float32"))
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_of_a_size_holds_at_each_call(name: str, tmp_path: Path) -> None:
     function, shape, other, refused = ASKED[name]
@@ -126,7 +180,7 @@ FIXED = {
         lambda x: x * 2 if x.shape[0] == 4 else x, (4, 3),
         r"args\[0\].shape\[0\] is 4: the code fixes it at .*guards.py:\d+: ",
     ),
-    "a shape": (lambda x: x.reshape(4, -1), (4, 3), r"\[0\] is 4: .*guards.py:\d+: "),
+    "a shape": (lambda x: x.expand(4, -1), (4, 3), r"\[0\] is 4: .*guards.py:\d+: "),
     "a length": (lambda x: x / len(x), (4, 3), r"\[0\] is 4: .*guards.py:\d+: "),
     "weights": (lambda x: x @ torch.ones(3, 2), (4, 3), r"\[1\] is 3: .*guards.py:\d+: "),
     "one": (lambda x: x * 2, (4, 1), r"args\[0\].shape\[1\] is 1: torch fixes sizes that are 1"),

@@ -20,6 +20,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules.module import _WrappedHook as WrappedHook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -47,6 +48,8 @@ _transformer: Any = torch.nn.modules.transformer
 OpOverload = torch._ops.OpOverload
 BatchNorm: Any = torch.nn.modules.batchnorm._BatchNorm
 COMPOSITE: Any = torch._C.DispatchKey.CompositeImplicitAutograd
+# The function that arranges the dimensions of a tensor as those of a view: its owner and name.
+VIEW_RULE: tuple[Any, str] = (torch._refs, "_reshape_view_helper_core_alg")
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -323,15 +326,11 @@ def walk_shapes(look: Callable[..., Any], tree: Any, dynamic_shapes: Any) -> Non
 
 def get_replace_symbol() -> Any:
     """Returns the method of `ShapeEnv` that records the value of a symbol."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     return ShapeEnv._set_replacement
 
 
 def set_replace_symbol(method: Any) -> None:
     """Replaces the method of `ShapeEnv` that records the value of a symbol."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     ShapeEnv._set_replacement = method  # type: ignore[method-assign]
 
 

@@ -38,16 +38,6 @@ _DYNAMO = _TORCH + "_dynamo" + os.sep
 _OF_SYMBOLS = (os.path.join(_TORCH, "__init__.py"), os.path.join(_TORCH, "fx", ""), _DYNAMO, _OWN)
 # Code that decides for a model; elsewhere torch asks for shapes, strides and broadcasting.
 _MODELS = tuple(_TORCH + name + os.sep for name in ("nn", "distributions", "utils", "func"))
-# Functions of torch that ask how tensors lie in memory, on which no result depends.
-_LAYOUTS_FILE = os.path.join(_TORCH, "_prims_common", "__init__.py")
-OF_LAYOUTS = frozenset((
-    "check_contiguous_sizes_strides",
-    "is_non_overlapping_and_dense_or_false",
-    "_is_non_overlapping_and_dense_or_false",
-    "are_strides_like_channels_last_or_false",
-    "suggest_memory_format",
-    "compute_elementwise_output_logical_to_physical_perm",
-))  # fmt: skip
 _ASKS_FOR = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _FLIPPED = {"==": "==", "!=": "!=", ">=": "<=", "<=": ">="}
@@ -111,9 +101,6 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
         return answer
 
     def evaluate_sym_node(self: Any, *args: Any, **options: Any) -> Any:
-        if threading.get_ident() == own and _is_about_layout(sys._getframe(1)):
-            with self.suppress_guards():
-                return evaluate(self, *args, **options)
         known = len(self.guards)
         answer = evaluate(self, *args, **options)
         if threading.get_ident() == own and len(self.guards) > known:
@@ -159,6 +146,11 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
             setattr(SymNode, name, before[name])
 
 
+def ask(env: Any, condition: Any, answer: bool, line: str) -> None:
+    """Adds a question about the sizes of a recording."""
+    _notes.setdefault(env, _Notes()).questions.append(_Question(condition, answer, line))
+
+
 def want(
     exported: torch.export.ExportedProgram,
     module: torch.nn.Module,
@@ -167,7 +159,7 @@ def want(
     dynamic_shapes: Any,
 ) -> None:
     """Records which sizes of the examples are to vary."""
-    env = _env_of(exported)
+    env = env_of(exported)
     if env is None or dynamic_shapes is None:
         return
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
@@ -211,7 +203,7 @@ def find_guards(
         inputs: The users' inputs, flattened.
         paths: The name of each in errors.
     """
-    env = _env_of(exported)
+    env = env_of(exported)
     notes = _notes.get(env) if env is not None else None
     if env is None or notes is None:
         return (), ()
@@ -446,14 +438,6 @@ def _line_asking(frame: FrameType | None) -> str | None:
     return None
 
 
-def _is_about_layout(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename.startswith((*_OF_SYMBOLS, _LAYOUTS_FILE)):
-        if frame.f_code.co_name in OF_LAYOUTS and frame.f_code.co_filename == _LAYOUTS_FILE:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _line_of(frame: FrameType | None) -> str:
     """Returns the innermost line of the user's code, else of a layer of torch, or nothing."""
     layer = ""
@@ -470,7 +454,8 @@ def _line_of(frame: FrameType | None) -> str:
     return layer
 
 
-def _env_of(exported: torch.export.ExportedProgram) -> Any:
+def env_of(exported: torch.export.ExportedProgram) -> Any:
+    """Returns torch's symbols of a recording; None without any."""
     for node in exported.graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if mode is not None:

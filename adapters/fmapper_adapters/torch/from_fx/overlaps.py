@@ -80,8 +80,8 @@ def _hazard(node: Node, schema: Any) -> str:
         info = argument.alias_info
         into = written if info is not None and info.is_write else read
         into += pytree.tree_leaves(given.get(argument.name))
-    outs = [one for one in map(_value, written) if isinstance(one, torch.Tensor)]
-    reads = [one for one in map(_value, read) if isinstance(one, torch.Tensor)]
+    outs = [one for one in map(value_of, written) if isinstance(one, torch.Tensor)]
+    reads = [one for one in map(value_of, read) if isinstance(one, torch.Tensor)]
     by_element = _is_by_element(node.target)
     if any(_depends_on_order(out, one, by_element=by_element) for out in outs for one in reads):
         return (
@@ -120,14 +120,14 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 def _is_part_of_expanded(node: Any) -> bool:
     """Returns whether a value is a view of a tensor through an `expand` that repeats elements."""
     return any(
-        made.target in EXPANSIONS and _value(made).numel() != _value(made.args[0]).numel()
-        for made in _views(node)
+        made.target in EXPANSIONS and value_of(made).numel() != value_of(made.args[0]).numel()
+        for made in bases_of(node)
     )
 
 
 def _is_in_windows(node: Any) -> bool:
     """Returns whether a value is a view of a tensor through an `unfold` that does not cover it."""
-    for made in _views(node):
+    for made in bases_of(node):
         if made.target == torch.ops.aten.unfold.default:
             base, dim, size, step = made.args
             shape = base.meta["val"].shape  # type: ignore[union-attr]
@@ -137,10 +137,12 @@ def _is_in_windows(node: Any) -> bool:
     return False
 
 
-def _views(node: Any) -> Iterator[Node]:
-    """Yields the operations behind a view, from the last one to its base."""
-    while isinstance(node, Node) and node.op == "call_function":
+def bases_of(node: Any) -> Iterator[Node]:
+    """Yields a view and the tensors that it is a view of, up to the first."""
+    while isinstance(node, Node):
         yield node
+        if node.op != "call_function":
+            return
         schema = _private.schema_of(node.target)
         if node.target is operator.getitem:  # one of the views that `split` gives
             node = node.args[0]
@@ -150,7 +152,8 @@ def _views(node: Any) -> Iterator[Node]:
             node = node.args[0] if node.args else None
 
 
-def _value(argument: Any) -> Any:
+def value_of(argument: Any) -> Any:
+    """Returns the fake value of a node; None for others."""
     return argument.meta.get("val") if isinstance(argument, Node) else None
 
 

@@ -45,10 +45,10 @@ class SizeFacts:
         for node in module.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                shapes[node.name] = tuple(map(_expression, value.shape))
+                shapes[node.name] = tuple(map(expression_of, value.shape))
                 dtypes[node.name] = str(value.dtype).removeprefix("torch.")
             elif isinstance(value, torch.SymInt):
-                numbers[node.name] = _expression(value)
+                numbers[node.name] = expression_of(value)
             for one in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(one, torch.Tensor | torch.SymInt):
                     symbols |= set(free_unbacked_symbols(one))
@@ -75,7 +75,8 @@ def _has_mask(node: torch.fx.Node) -> bool:
     return torch.bool in kinds or torch.uint8 in kinds
 
 
-def _expression(size: Any) -> Any:
+def expression_of(size: Any) -> Any:
+    """Returns the expression of a size, or the number."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -86,7 +87,7 @@ def _asserted_symbol(condition: Any) -> dict[Any, int]:
     for one, other in (condition.args, condition.args[::-1]):
         value = one.meta.get("val") if isinstance(one, torch.fx.Node) else None
         if isinstance(value, torch.SymInt) and type(other) is int:
-            expression = _expression(value)
+            expression = expression_of(value)
             if isinstance(expression, sympy.Symbol):
                 return {expression: other}
     return {}

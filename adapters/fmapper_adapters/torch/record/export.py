@@ -36,6 +36,7 @@ from fmapper_adapters.torch.from_fx import (
 )
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
 from fmapper_adapters.torch.record import failures, idle, masks, obstacles, output_order, sizes
+from fmapper_adapters.torch.record.layouts import guard_writes, leave_out_layouts
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import (
     autograd,
@@ -295,13 +296,14 @@ def _try_ways(
     while ways:
         way = ways.pop(0)
         try:
-            with unwind(), _without_hooks_left():
+            with unwind(), _without_hooks_left(), leave_out_layouts():
                 watch = (
                     contextlib.nullcontext() if calls is None or way is STRICTLY else calls.watch()
                 )
                 with watch, keep_attributes(module), guards.note_questions(dynamic_shapes):
                     exported = way(module, args, kwargs, dynamic_shapes)
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
+                guard_writes(exported)
                 overlaps.refuse(type(module).__name__, exported)
                 masked_rows.choose_by_masks(exported)
                 buffer_numbers.assert_numbers(exported)
