@@ -1,5 +1,6 @@
 """One file for both modes: what cannot be that is refused, and models are compared."""
 
+import random
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -459,6 +460,82 @@ def test_a_file_of_what_does_the_same_in_training_refuses_nothing(part):
     code = fmapper.source(Idle(part), "flax", (torch.randn(3, 4),))
     assert "for evaluation alone" not in code
     assert "def train(" not in code
+
+
+class ByItself(nn.Module):
+    """Reads its mode in its own code, in one of several ways."""
+
+    calls = 0
+
+    def __init__(self, way, rate=0.0):
+        super().__init__()
+        self.linear, self.way, self.rate = nn.Linear(4, 4), way, rate
+
+    def forward(self, x, target=None):
+        x = self.linear(x)
+        return getattr(self, self.way)(x, target)
+
+    def branch(self, x, target):
+        return x * 2 if self.training else x
+
+    def constant(self, x, target):
+        return x * torch.tensor(2.0 if self.training else 1.0)
+
+    def attention(self, x, target):
+        rate = self.rate if self.training else 0.0
+        return nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=rate)
+
+    def results(self, x, target):
+        return (x, x) if self.training else (x,)
+
+    def draw(self, x, target):
+        return x[:1] if self.training and random.random() < self.rate else x
+
+    def count(self, x, target):
+        if self.training:
+            self.calls += 1
+        return x
+
+    def assertion(self, x, target):
+        assert target is not None or not self.training, "needs a target"
+        return x
+
+    def nothing(self, x, target):
+        return x * (2 - self.training * 0)
+
+
+@pytest.mark.parametrize(
+    ("way", "rate", "lacks"),
+    [
+        ("branch", 0.0, "what its own code does by self.training, first at test_modes.py:"),
+        ("constant", 0.0, "what its own code does by self.training."),
+        ("attention", 0.1, "what its own code does by self.training, first at test_modes.py:"),
+        ("results", 0.0, "what its own code does by self.training."),
+        ("draw", 0.0, "what its own code does by self.training."),
+        ("count", 0.0, "what its own code does by self.training."),
+        ("assertion", 0.0, "does not run on the examples in training (needs a target)."),
+    ],
+)
+def test_a_file_for_evaluation_says_what_code_does_by_its_mode(way, rate, lacks):
+    net, numbers = ByItself(way, rate), random.getstate()
+    code = fmapper.source(net, "flax", (torch.randn(3, 4),))
+    assert lacks in " ".join(code.split('"""')[1].split())
+    assert "def train(self, **attributes):" in code
+    assert random.getstate() == numbers
+    assert net.training
+    assert not net.calls
+
+
+@pytest.mark.parametrize(("way", "rate"), [("attention", 0.0), ("nothing", 0.0)])
+def test_code_that_reads_its_mode_in_vain_lacks_nothing(way, rate):
+    code = fmapper.source(ByItself(way, rate), "flax", (torch.randn(3, 4),))
+    assert "for evaluation alone" not in code
+
+
+def test_a_structured_model_names_what_its_training_lacks():
+    model = fmapper.convert(ByItself("branch"), "flax", (torch.randn(3, 4),), structure=True)
+    with pytest.raises(fmapper.ConversionError, match=r"its own code does by self\.training"):
+        model.train()
 
 
 @pytest.mark.parametrize("to", ["jax", "equinox"])

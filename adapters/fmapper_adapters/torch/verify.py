@@ -13,7 +13,7 @@ from fmapper.backends import Observation
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import has_memory
 from fmapper_adapters.torch.from_fx import check, graph
-from fmapper_adapters.torch.record import export, obstacles
+from fmapper_adapters.torch.record import export, modes, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
@@ -49,7 +49,7 @@ def call_module(
 
 
 def _mode(model: Any, train: bool | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if train is None else export.mode(model, train=train)
+    return contextlib.nullcontext() if train is None else modes.mode(model, train=train)
 
 
 def call_in_float64(

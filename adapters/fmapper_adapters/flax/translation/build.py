@@ -31,19 +31,20 @@ def build(program: Program, source: Source) -> Any:
     if not program.starts_in_training:
         model.eval()
     if not program.train:
-        _refuse_training(type(model), program.name)
+        _refuse_training(type(model), program.name, program.lacks_training)
     return model
 
 
-def _refuse_training(cls: Any, name: str) -> None:
+def _refuse_training(cls: Any, name: str, lack: str) -> None:
     """Makes models of a class, which is of one file, refuse to be put into training.
 
     Their layers would be, but dropout and what else the source does in training is not written.
     """
+    reason = f"; {lack}" if lack else ""
 
     def train(self: Any, **attributes: Any) -> None:
         raise ConversionError(
-            f"{name} was converted for evaluation only: convert it with train=True"
+            f"{name} was converted for evaluation only: convert it with train=True{reason}"
         )
 
     cls.train = train

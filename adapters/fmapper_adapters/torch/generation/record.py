@@ -15,7 +15,8 @@ from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, fmap
 from fmapper.generation import Decoding, Generation, read_config
 from fmapper.programs import Graph, Program
 from fmapper_adapters.torch.generation import recurrent, refusals, rotary
-from fmapper_adapters.torch.record.export import export_program, level_of_user, mode
+from fmapper_adapters.torch.record.export import export_program, level_of_user
+from fmapper_adapters.torch.record.modes import mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
 _MOST_COLUMNS = 1 << 15  # where a model does not say

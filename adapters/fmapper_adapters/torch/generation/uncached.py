@@ -9,7 +9,7 @@ import torch
 from fmapper import ConversionError
 from fmapper_adapters.torch.generation.cache_layers import State
 from fmapper_adapters.torch.generation.causal_lm import CausalLM, Result
-from fmapper_adapters.torch.record.export import mode
+from fmapper_adapters.torch.record.modes import mode
 
 _PLACES = 8  # of a text that tells whether a model is causal
 

@@ -35,7 +35,15 @@ from fmapper_adapters.torch.from_fx import (
     overlaps,
 )
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
-from fmapper_adapters.torch.record import failures, idle, masks, obstacles, output_order, sizes
+from fmapper_adapters.torch.record import (
+    failures,
+    idle,
+    masks,
+    modes,
+    obstacles,
+    output_order,
+    sizes,
+)
 from fmapper_adapters.torch.record.layouts import guard_writes, leave_out_layouts
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import (
@@ -114,16 +122,16 @@ def export_program(
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
         check = False
     calls = PartCalls(recording) if parts else None
-    modes = functools.partial(mode, recording, train=train, only_layers=only_layers)
+    switch = functools.partial(modes.mode, recording, train=train, only_layers=only_layers)
     settings: dict[str, Any] = {"check": check, "whole": whole, "calls": calls}
-    with contextlib.nullcontext() if turns.taken else turns, keep_attributes(recording), modes():
+    with contextlib.nullcontext() if turns.taken else turns, keep_attributes(recording), switch():
         blind = itertools.chain(*that_see_nothing(recording, args, inputs))
     for path in blind:
         warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=level_of_user())
     with (
         contextlib.nullcontext() if turns.taken else turns,
         keep_attributes(recording),
-        modes(),
+        switch(),
         foreign_classes.register(recording, (args, inputs)),
     ):
         if calls is not None and recording is module:
@@ -144,6 +152,8 @@ def export_program(
                 names = stack.enter_context(plain_changes.note_changes(recording))
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
                 changed.update(names)
+                if calls is not None and not train and not calls.left_out:
+                    calls.left_out = idle.left_out_of_code(recording, args, kwargs)
             return graph.program(module, *recorded, train=train, whole=whole, calls=calls)
 
         found = by()
@@ -463,34 +473,3 @@ def _without_bases(inputs: Any) -> Any:
         lambda x: x.detach().clone() if isinstance(x, torch.Tensor) and _private.is_view(x) else x,
         inputs,
     )
-
-
-_WITH_MODES = (
-    *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
-    *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout, torch.nn.RReLU, torch.nn.RNNBase),
-    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
-    *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
-    *(torch.nn.MultiheadAttention, torch.nn.Transformer, torch.nn.TransformerEncoder),
-    *(torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer),
-)
-
-
-@contextlib.contextmanager
-def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> Iterator[None]:
-    """Switches the module to training or evaluation mode within the block.
-
-    With `only_layers` all but torch's own layers that have modes are in evaluation.
-    """
-    before = {inner: inner.training for inner in module.modules()}
-    try:
-        with contextlib.suppress(NotImplementedError):  # what torch exported has its mode
-            if not train:
-                module.eval()
-            elif not module.training or only_layers:
-                module.train()
-            for inner in module.modules() if only_layers else ():
-                inner.training = isinstance(inner, _WITH_MODES)
-        yield
-    finally:
-        for inner, training in before.items():
-            inner.training = training

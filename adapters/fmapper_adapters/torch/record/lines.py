@@ -21,6 +21,11 @@ _PATCHES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "patches", "
 _WRITTEN = "/torch/nn/modules/transformer.py"
 
 
+def is_of_torch(code: CodeType) -> bool:
+    """Returns whether a function is one of torch, or of its recording."""
+    return code.co_filename.startswith(_SKIPPED)
+
+
 def line_of_method(frame: FrameType | None) -> str:
     """Returns the line of the innermost method of a module that runs, as `file:line`.
 
@@ -29,7 +34,7 @@ def line_of_method(frame: FrameType | None) -> str:
     """
     while frame is not None:
         code, owner = frame.f_code, frame.f_locals.get("self")
-        if not isinstance(owner, torch.nn.Module) or code.co_filename.startswith(_SKIPPED):
+        if not isinstance(owner, torch.nn.Module) or is_of_torch(code):
             frame = frame.f_back
             continue
         if code.co_name == "forward":
