@@ -168,7 +168,7 @@ def proof_script(imports: str, model: str, draws: str = "") -> str:
             train)`, its outputs and gradients; `descend(model, slopes, rate)`, the model after a
             step; `run_with_dropout(is_off)`, a function of a seed that gives the outputs in
             training with random numbers of its own, and with dropout unless it shares no mask and
-            `is_off(rate)`, or None if there is none; `gradients_by_name(model, slopes)` and
+            `is_off(rate)`, or None if neither is drawn; `gradients_by_name(model, slopes)` and
             `arrays_by_name(model)`, as in the source.
     """
     parts = {

@@ -37,7 +37,7 @@ def run(model, train):
 
 def run_with_dropout(is_off):
     model = make(True, is_off)
-    if not any(layer.rate > 0 for layer in dropouts(model)):
+    if not draws.drawn and not any(layer.rate > 0 for layer in dropouts(model)):
         return None
     graph, keys, rest = nnx.split(model, nnx.RngKey, ...)
 

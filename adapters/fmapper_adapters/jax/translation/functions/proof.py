@@ -27,7 +27,7 @@ def call(model, train):
 
 def run_with_dropout(is_off):
     model = make(True)
-    if own_dropout is None:
+    if own_dropout is None and not draws.drawn:
         return None
 
     def dropout(x, rate, broadcast_dims=(), key=None):
@@ -41,7 +41,8 @@ def run_with_dropout(is_off):
         return leaves(function(*model, *args, **kwargs, **keys))
 
     def outputs(seed):
-        still, net.dropout = net.dropout, dropout
+        still = getattr(net, "dropout", None)
+        net.dropout = dropout
         try:
             return with_own_draws(lambda: run(model, jax.random.key(seed)))
         finally:
