@@ -296,6 +296,23 @@ def test_spreads_are_compared_in_standard_errors():
     assert exact.distance(exact.result()) == 0
 
 
+def test_dropout_before_a_linear_layer_is_not_dropout_after_it():
+    numbers = np.random.default_rng(0)
+    x, kernel = numbers.normal(size=(4, 8)), numbers.normal(size=(8, 6))
+
+    def spread(seed, *, before):
+        generator, found = np.random.default_rng(seed), Spread([x @ kernel])
+        for _ in range(256):
+            kept = (generator.random((4, 8 if before else 6)) > 0.1) / 0.9
+            found.add([(x * kept) @ kernel if before else (x @ kernel) * kept])
+        return found
+
+    for before in (False, True):
+        known = spread(0, before=before).result()
+        assert spread(1, before=before).distance(known) < 4
+        assert spread(2, before=not before).distance(known) > 20
+
+
 class DroppingInNNX(nnx.Module):
     def __init__(self, rngs):
         self.first, self.last = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
