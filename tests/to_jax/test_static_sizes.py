@@ -351,3 +351,28 @@ def test_rows_that_are_counted_from_the_end_are_valid_ones():
     for at in ([0, 3], [-4, 0]):  # torch raises an IndexError
         found = np.asarray(model(x.numpy(), mask.numpy(), np.array(at, "int32")))
         assert np.isnan(found).any()
+
+
+def by_rows(x: Any, mask: Any) -> Any:
+    """Looks up each kept row by its number, as attention of transformers does with its mask."""
+    kept = x[mask].log()
+    rows = torch.arange(kept.shape[0])[:, None, None]
+    found = kept[rows, torch.arange(4)[None, None]]
+    last = kept[-1 - rows[:, 0, 0]].exp()
+    return x.masked_scatter(mask[:, None].expand_as(x), found[:, 0] + last * 2)
+
+
+@pytest.mark.slow
+def test_rows_that_are_kept_are_looked_up_by_indices_of_as_many():
+    rows = X.abs() + 1
+    model = check(by_rows, *[(rows, mask) for mask in MASKS])
+    assert not model._code.concrete
+
+    def loss(x: Any, mask: Any) -> Any:
+        return (model(x, mask) ** 2).sum()
+
+    for mask in MASKS:
+        wanted = rows.clone().requires_grad_()
+        (by_rows(wanted, mask) ** 2).sum().backward()
+        found = jax.jit(jax.grad(loss))(rows.numpy(), mask.numpy())
+        np.testing.assert_allclose(found, wanted.grad, rtol=1e-4, atol=1e-5)

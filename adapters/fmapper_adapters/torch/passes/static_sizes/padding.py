@@ -50,7 +50,7 @@ def _index(writer: Writer, call: Call) -> Call | None:
     if any(writer.is_mask(one) for one in own):
         raise Remains(call.op)
     shape = writer.facts.shapes[call.name]
-    if x.name not in writer.rows:  # indices with padding, all of them rows of it
+    if any(one.name in writer.rows for one in own):  # all of the indices with padding rows of it
         sizes = {writer.rows[one.name] for one in own if one.name in writer.rows}
         ranks = {len(writer.shapes[one.name]) for one in own if one.name in writer.rows}
         if len(sizes) != 1 or len(ranks) != 1:
@@ -60,10 +60,8 @@ def _index(writer: Writer, call: Call) -> Call | None:
                 raise Remains(call.op)
         if writer.padded_dim(shape) is None:
             raise Remains(call.op)
-        return call
+        return _index_rows(writer, call) if x.name in writer.rows else call
     dim, size = writer.rows[x.name]
-    if any(one.name in writer.rows for one in own):
-        raise Remains(call.op)
     target = writer.padded_dim(shape)
     if target is None:  # rows that are taken by places which count
         place = _among_rows(writer, indices[dim], size)
@@ -72,6 +70,17 @@ def _index(writer: Writer, call: Call) -> Call | None:
     if target[1] != size or indices[dim : dim + 1] not in ((), (None,)):
         raise Remains(call.op)
     return call
+
+
+def _index_rows(writer: Writer, call: Call) -> Call:
+    """Gathers rows of an array with padding, by an index for them which has padding, too."""
+    x, indices = call.args
+    dim, size = writer.rows[x.name]
+    index = indices[dim] if dim < len(indices) else None
+    if index is None or index.name not in writer.rows:
+        raise Remains(call.op)
+    place = _zero_padding(writer, _among_rows(writer, index, size))
+    return dataclasses.replace(call, args=(x, (*indices[:dim], place, *indices[dim + 1 :])))
 
 
 @_bears("index_select")
@@ -204,7 +213,7 @@ def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
 
 def _among_rows(writer: Writer, index: Ref, size: Any) -> Ref:
     """Counts negative indices from the last valid row, and moves those of padding out of range."""
-    shape, kind = writer.static(index), writer.dtype(index)
+    shape, kind = writer.sizes(writer.shapes[index.name]), writer.dtype(index)
     count = writer.count(size)
 
     def add(op: str, *args: Any, dtype: str = "bool") -> Ref:
@@ -214,7 +223,10 @@ def _among_rows(writer: Writer, index: Ref, size: Any) -> Ref:
     plain = add("where.self", add("lt.Scalar", index, 0), shifted, index, dtype=kind)
     inside = add("logical_and.default", add("ge.Scalar", plain, 0), add("lt.Scalar", plain, count))
     outside = add("full_like.default", index, writer.size(size), dtype=kind)
-    return add("where.self", inside, plain, outside, dtype=kind)
+    found = add("where.self", inside, plain, outside, dtype=kind)
+    if index.name in writer.rows:
+        writer.rows[found.name] = writer.rows[index.name]
+    return found
 
 
 def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:
