@@ -39,7 +39,13 @@ from fmapper.states.materialize import (
     fill,
     is_abstract,
 )
-from fmapper.states.state import identity_of, named_arrays, place_as_before, weights_of
+from fmapper.states.state import (
+    OF_STRUCTURED,
+    identity_of,
+    named_arrays,
+    place_as_before,
+    weights_of,
+)
 from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
@@ -433,5 +439,6 @@ def _check_names(
             + "\nMake the one in the tree what the checkpoint has, or drop that with rules=."
             * bool(problems)
             + "\nstrict=False leaves what is missing unchanged and ignores what is left over; "
-            "default= gives what is missing; rules= renames and drops." * bool(names)
+            f"default= gives what is missing; rules= renames and drops.{OF_STRUCTURED}"
+            * bool(names)
         )

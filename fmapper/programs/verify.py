@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -283,12 +283,18 @@ class _Side:
         return any(self.adapter.modes(self.model, self.args, self.kwargs).values())
 
     def operations(self, other: Models | None) -> Iterable[Observation] | None:
-        """Returns the operations of a model, decomposed as for the other framework."""
+        """Returns the operations of a model, decomposed as for the other framework.
+
+        None where they cannot be watched, as those of a model that cannot be recorded.
+        """
         if self.adapter is None or other is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
         whole = other.lowers_whole(user_lowerings(other))
-        return self.adapter.watch(self.model, *given, whole=whole, train=self.train)
+        try:
+            return self.adapter.watch(self.model, *given, whole=whole, train=self.train)
+        except ConversionError:
+            return None
 
     def output_in_float64(self) -> Any | None:
         if self.adapter is None:
@@ -330,12 +336,27 @@ def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
 
 
 def _differences(
-    a: Any, b: Any, path: str, rtol: float | None, atol: float | None
+    a: Any,
+    b: Any,
+    path: str,
+    rtol: float | None,
+    atol: float | None,
+    around: Set[tuple[int, int]] = frozenset(),
 ) -> Iterator[Difference]:
     """Yields one difference per array; structures are compared by contents, not by class.
 
     Arrays in parts with names are compared by name, in sequences by position.
+
+    Args:
+        a: An output, or a part of one.
+        b: The other one.
+        path: Where they are.
+        rtol: What may differ, relative to the largest element.
+        atol: What may differ in any case.
+        around: The structures that they are in, which they may hold again.
     """
+    if (id(a), id(b)) in around:
+        return
     if adapter_of(a) is not None or adapter_of(b) is not None:
         yield _difference(a, b, path, rtol, atol)
         return
@@ -347,16 +368,19 @@ def _differences(
         yield Difference(path, math.inf, 0.0, 0.0, pairs)
     else:
         for key, value, other in pairs:
-            yield from _differences(value, other, path_of(path, key), rtol, atol)
+            inner = {*around, (id(a), id(b))}
+            yield from _differences(value, other, path_of(path, key), rtol, atol, inner)
 
 
-def _plain_values(x: Any, path: str) -> Iterator[Difference]:
+def _plain_values(x: Any, path: str, around: Set[int] = frozenset()) -> Iterator[Difference]:
     """Yields the numbers and strings of an output without arrays."""
+    if id(x) in around:
+        return
     parts = parts_of(x)
     if parts is None and x is not None:
         yield Difference(path, 0.0, 0.0, 0.0)
     for key, value in (parts or {}).items():
-        yield from _plain_values(value, path_of(path, key))
+        yield from _plain_values(value, path_of(path, key), {*around, id(x)})
 
 
 def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | None) -> Difference:

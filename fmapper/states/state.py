@@ -64,6 +64,13 @@ def state(tree: Any, *, source: bool = False) -> dict[str, Any]:
     return arrays_by_name(tree)
 
 
+# A remedy for names that do not fit.
+OF_STRUCTURED = (
+    " For the arrays of a model that convert(..., structure=True) made of this one, use "
+    "state(model, source=True), which has the names and layouts of the source."
+)
+
+
 @short_traceback
 def load_state(
     tree: T, state: Mapping[str, Any], *, strict: bool = True, source: bool = False
@@ -138,6 +145,7 @@ def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
             line.endswith((": missing from the state", "not in the tree")) for line in problems
         )
         hint = "\nstrict=False leaves missing arrays unchanged and ignores unexpected ones."
+        hint += OF_STRUCTURED
         raise StructureMismatchError(
             "the state does not fit the tree:\n"
             + "\n".join(f"  {line}" for line in problems)

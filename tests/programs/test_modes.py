@@ -204,3 +204,14 @@ def test_modules_that_refuse_training_are_converted_for_evaluation():
         converted.train()(torch.from_numpy(X))
     with pytest.raises(fmapper.ConversionError, match="put into training: it evaluates"):
         fmapper.convert(Alone(), "torch", (X,), train=True)
+
+
+def test_modules_of_torch_that_refuse_training_say_so():
+    class Alone(torch.nn.Linear):
+        def train(self, mode=True):
+            if mode:
+                raise RuntimeError("it evaluates")
+            return super().train(mode)
+
+    with pytest.raises(fmapper.ConversionError, match="put into training: it evaluates"):
+        fmapper.convert(Alone(4, 4).eval(), "flax", (torch.from_numpy(X),), train=True)

@@ -242,3 +242,28 @@ def test_parts_are_compared_by_name_and_not_by_position():
         assert not fmapper.verify(lambda: AB(one, two), lambda other=other: other), other
     report = fmapper.verify(lambda: AB(one, two), lambda: {"a": one, "c": two})
     assert "output: the keys ['a', 'b'] and ['a', 'c']" in str(report)
+
+
+class HoldsItself(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.linear, self.kind = torch.nn.Linear(2, 2), kind
+
+    def forward(self, x):
+        found = self.kind()
+        if isinstance(found, list):
+            found += [self.linear(x), found]
+        elif isinstance(found, dict):
+            found |= {"y": self.linear(x), "whole": found}
+        else:
+            found.y, found.whole = self.linear(x), found
+        return found
+
+
+@pytest.mark.parametrize("kind", [list, dict, type("Plain", (), {})])
+def test_outputs_may_hold_themselves(kind):
+    a, b, x = HoldsItself(kind), HoldsItself(kind), torch.ones(1, 2)
+    assert fmapper.verify(a, a, x)
+    report = fmapper.verify(a, b, x)
+    assert not report
+    assert len(report.outputs) == 1

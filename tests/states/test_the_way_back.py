@@ -282,3 +282,27 @@ def test_keys_and_their_words_take_the_place_of_one_another():
     assert back["key"].tolist() == jax.random.key_data(held["key"]).tolist()
     with pytest.raises(fmapper.StructureMismatchError, match=r"key: shape \(2, 3\)"):
         fmapper.load_state(held, {**words, "key": torch.zeros(2, 3, dtype=torch.uint32)})
+
+
+def test_compiled_modules_have_the_names_of_their_modules(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    head = torch.nn.Linear(3, 2)
+    plain = torch.nn.Sequential(net, head)
+    for model, known in (
+        (torch.compile(net, backend="eager"), net),
+        (torch.nn.Sequential(torch.compile(net, backend="eager"), head), plain),
+    ):
+        assert list(fmapper.state(model)) == list(fmapper.state(known))
+        moved = {name: x + 1 for name, x in fmapper.state(known).items()}
+        filled = fmapper.load_state(model, moved)
+        assert type(filled) is type(model)
+        assert all(torch.equal(x, moved[n]) for n, x in fmapper.state(filled).items())
+        fmapper.save(model, tmp_path / "model.safetensors")
+        back = fmapper.load(tmp_path / "model.safetensors", like=known)
+        assert torch.equal(next(back.parameters()), next(known.parameters()))
+
+
+def test_names_that_do_not_fit_name_the_state_of_the_source():
+    model = {"a": np.zeros(2)}
+    with pytest.raises(fmapper.StructureMismatchError, match=r"state\(model, source=True\)"):
+        fmapper.load_state(model, {"b": np.zeros(2)})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fmapper import fmap
 from fmapper.backends import Observation
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import has_memory
@@ -45,7 +46,7 @@ def call_module(
             restore_after(model),
             torch.random.fork_rng(devices=[]),
         ):
-            return pytree.tree_map(keep, model(*args, **kwargs))
+            return fmap(keep, model(*args, **kwargs))
 
 
 def _mode(model: Any, train: bool | None) -> contextlib.AbstractContextManager[None]:

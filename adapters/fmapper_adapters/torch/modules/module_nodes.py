@@ -55,7 +55,7 @@ def node_type(cls: type) -> NodeType | None:
     if issubclass(cls, torch.jit.ScriptModule):
         return NodeType.from_opener(_refuse_script, _refuse_script)
     numbered = issubclass(cls, _SEQUENCES)
-    wrapper = _is_compiled(cls)
+    wrapper = is_compiled(cls)
     is_fsdp = _is_fsdp(cls)
     lazy = issubclass(cls, torch.nn.modules.lazy.LazyModuleMixin)
     settings_only = _settings_only_of_class()
@@ -274,14 +274,14 @@ def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict
     state["_parameters"] = new_parameters
     state["_buffers"] = new_buffers
     state["_modules"] = new_modules
-    if _is_compiled(type(module)):
+    if is_compiled(type(module)):
         for name in ("forward", "_forward"):
             state.pop(name, None)
         _private.initialize_compiled(module)
     return module
 
 
-def _is_compiled(cls: type) -> bool:
+def is_compiled(cls: type) -> bool:
     """Returns whether a class is that of `torch.compile(module)`; dynamo is slow to import."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and issubclass(cls, dynamo.OptimizedModule)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from fmapper import ConversionError
+
 _WITH_MODES = (
     *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
     *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout, torch.nn.RReLU, torch.nn.RNNBase),
@@ -22,6 +24,9 @@ def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> 
     """Switches the module to training or evaluation mode within the block.
 
     With `only_layers` all but torch's own layers that have modes are in evaluation.
+
+    Raises:
+        ConversionError: The module refuses training.
     """
     before = {inner: inner.training for inner in module.modules()}
     try:
@@ -29,10 +34,20 @@ def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> 
             if not train:
                 module.eval()
             elif not module.training or only_layers:
-                module.train()
+                _train(module)
             for inner in module.modules() if only_layers else ():
                 inner.training = isinstance(inner, _WITH_MODES)
         yield
     finally:
         for inner, training in before.items():
             inner.training = training
+
+
+def _train(module: torch.nn.Module) -> None:
+    try:
+        module.train()
+    except NotImplementedError:
+        raise
+    except Exception as error:  # of a class that has no such mode
+        name = type(module).__name__
+        raise ConversionError(f"{name} cannot be put into training: {error}") from error

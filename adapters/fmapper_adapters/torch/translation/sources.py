@@ -40,10 +40,11 @@ class Sources(Models):
         return _build.build(program, self.translate(program, scan=scan))
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-        """Returns the arrays of a converted model by source name, where modules have others."""
+        """Returns the arrays of a converted or compiled model, where modules have other names."""
         from fmapper_adapters.torch.model.torch_model import TorchModel
+        from fmapper_adapters.torch.modules import compiled
 
-        return model.weights() if isinstance(model, TorchModel) else None
+        return model.weights() if isinstance(model, TorchModel) else compiled.weights(model)
 
     def source_weights(
         self, model: Any, *, transient: bool = True
