@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
 from fmapper.errors import ProgramInputError, StructureMismatchError
+from fmapper.programs import sizes
 from fmapper.programs.program import Parameter, Program
 from fmapper.programs.treespec import TreeSpec
 from fmapper.suggest import did_you_mean
@@ -87,6 +88,17 @@ def leaf_paths(program: Program) -> list[str]:
         )
         for path in spec.leaf_paths(str(name))
     ]
+
+
+def name_sizes(program: Program, text: str) -> str:
+    """Replaces the names of sizes that a recorder made by the places where they are given."""
+    places: dict[str, str] = {}
+    users = [one for one in program.inputs if one.kind in ("user", "static")]
+    for one, path in zip(users, leaf_paths(program), strict=True):
+        places.setdefault(str(one.value), path)
+        for d, size in enumerate(one.shape):
+            places.setdefault(str(size), f"{path}.shape[{d}]")
+    return sizes.name_sizes(text, places)
 
 
 def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:

@@ -78,9 +78,10 @@ def check(
             for recorded in modes
         ]
         if any(reasons):
+            varying = program.name_sizes(", ".join(program.symbols))
             warn(
                 f"{program.name} was compared with the converted model only on the examples, not "
-                f"at other sizes, although {', '.join(program.symbols)} may vary: "
+                f"at other sizes, although {varying} may vary: "
                 f"{next(filter(None, reasons))}",
                 ConversionWarning,
             )

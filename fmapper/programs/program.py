@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.equality import equals
 from fmapper.errors import ConversionError
-from fmapper.programs.sizes import size_of, solve_names
+from fmapper.programs.sizes import show_shape, size_of, solve_names
 from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.render import as_html, pairs
 
@@ -359,17 +359,17 @@ class Program:
 
         return _calls.leaf_paths(self)
 
+    def name_sizes(self, text: str) -> str:
+        """Replaces the names of sizes that a recorder made by the places where they are given."""
+        from fmapper.programs import bind as _calls
+
+        return _calls.name_sizes(self, text)
+
     def shape_problem(
         self, wanted: tuple[int | str, ...], have: tuple[Any, ...], sizes: dict[str, Any]
     ) -> str:
-        """Describes what is wrong with a shape; empty if nothing is.
-
-        Args:
-            wanted: The shape of the examples, with the names of sizes that may vary.
-            have: The shape that is given.
-            sizes: The sizes that are known so far; those that `have` tells are added.
-        """
-        shown = f"expected shape {tuple(wanted)}, got {tuple(have)}"
+        """Describes what is wrong with a shape; empty for nothing. Adds its sizes to the others."""
+        shown = f"expected shape {show_shape(wanted)}, got {tuple(have)}"
         if len(wanted) != len(have):
             return shown
         for size, given in zip(wanted, have, strict=True):
@@ -407,10 +407,10 @@ class Program:
         given = ", ".join(
             f"{name} is {size}" for name, size in sizes.items() if asked & {*_NAME.findall(name)}
         )
-        condition = f"{guard.expression} {guard.relation} {guard.value}"
         return (
-            f"{given}: the program was recorded for sizes with {condition}, since the model "
-            f"depends on it ({guard.question}). Convert the model with examples of these sizes"
+            f"{given}: the program was recorded for sizes with {guard.expression} {guard.relation} "
+            f"{guard.value}, since the model depends on it ({guard.question}). Convert the model "
+            "with examples of these sizes"
         )
 
     def has_unknown_sizes(self) -> bool:
@@ -450,8 +450,8 @@ class Program:
         given = [one for one in self.inputs if one.kind == "user"]
         counts = Counter(call.op for call in self.graph.walk()).most_common()
         rows = {
-            "inputs": "; ".join(f"{one.dtype} {list(one.shape)}" for one in given),
-            "sizes that vary": ", ".join(self.symbols),
+            "inputs": "; ".join(f"{one.dtype} {show_shape(one.shape)}" for one in given),
+            "sizes that vary": self.name_sizes(", ".join(self.symbols)),
             "parameters": f"{len(self.parameters) or ''}",  # a model has its own
             "operations": ", ".join(f"{op} {count}" for op, count in counts[:8])
             + (f" and {len(counts) - 8} kinds more" if counts[8:] else ""),

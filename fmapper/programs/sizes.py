@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LONGEST = 4096  # characters
@@ -17,6 +17,7 @@ _LARGEST = 1 << 62
 _MOST_KEPT = 4096  # expressions that were read before
 
 _TOKEN = re.compile(r"\s*(?:(\d{1,19}(?![\w.]))|([A-Za-z_]\w*)|(\*\*|//|[-+*%^(),]))", re.ASCII)
+_MADE = re.compile(r"\bs\d+\b")  # names of sizes that recorders make
 _SUMS: dict[str, Any] = {"+": operator.add, "-": operator.sub}
 _PRODUCTS: dict[str, Any] = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
 
@@ -207,3 +208,14 @@ def _bound(size: Any) -> Any:
     if isinstance(size, int) and not -_LARGEST <= size <= _LARGEST:
         raise LookupError(size)
     return size
+
+
+def show_shape(shape: Sequence[int | str]) -> str:
+    """Writes a shape for errors, with `_` for sizes that vary and that no user has named."""
+    sizes = ["_" if isinstance(size, str) and _MADE.fullmatch(size) else size for size in shape]
+    return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
+
+
+def name_sizes(text: str, places: Mapping[str, str]) -> str:
+    """Replaces names of sizes that recorders make by the places where users give them."""
+    return _MADE.sub(lambda name: places.get(name[0], name[0]), text)

@@ -87,7 +87,7 @@ def test_fake_tensors():
 def test_functions_that_ask_for_layouts():
     from torch._subclasses import fake_impls
 
-    from fmapper_adapters.torch.record.layouts import FUNCTIONS
+    from fmapper_adapters.torch.record.varying.layouts import FUNCTIONS
 
     for module, names in FUNCTIONS.items():
         assert all(callable(getattr(getattr(torch, module), name)) for name in names)

@@ -380,3 +380,54 @@ def test_shapes_are_shapes_where_values_are_those_of_the_examples():
     other[0, 1] = 0
     with pytest.raises(fmapper.ProgramInputError):
         model(fmapper.to_jax(ids), fmapper.to_jax(other))
+
+
+class Decides(torch.nn.Module):
+    """Decides by values; what it only refuses is no decision."""
+
+    def forward(self, x: Any, n: Any) -> Any:
+        assert (x > -9).all()
+        if (n < 0).any():
+            raise ValueError("n is to be positive")
+        if x.sum() > 0:
+            x = x + 1
+        return x[: int(n)]
+
+
+def test_code_that_decides_by_values_is_named_with_its_lines() -> None:
+    module = Decides()
+    x, n = torch.ones(4), torch.tensor(2)
+    with pytest.warns(fmapper.ConversionWarning, match="asks for values of tensors") as caught:
+        converted = fmapper.convert(module, "jax", (x, n))
+    (message,) = (str(one.message) for one in caught)
+    lines = [line.partition(": ")[2] for line in message.splitlines()[1:]]
+    assert lines == ["if x.sum() > 0:", "return x[: int(n)]"]
+    with pytest.raises(fmapper.ProgramInputError, match=r"test_values.py:\d+: its code took the"):
+        converted(-x.numpy(), n.numpy())
+    with pytest.raises(fmapper.ProgramInputError, match="reads there is 2 for the examples"):
+        converted(x.numpy(), np.array(3))
+
+
+class DecidesByANumber(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + 1 if x.sum().item() > 0.5 else x
+
+
+def test_a_decision_that_cannot_be_recorded_is_refused_with_its_line() -> None:
+    with pytest.raises(fmapper.ConversionError, match=r"test_values.py:\d+: return x \+ 1") as e:
+        fmapper.convert(DecidesByANumber(), "jax", (torch.ones(3),))
+    assert "zuf" not in str(e.value)
+
+
+def test_sizes_in_errors_are_those_of_inputs() -> None:
+    class Larger(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x if max(x.shape[0], 3) % 7 == 4 else x + 1
+
+    converted = fmapper.convert(Larger(), "jax", (torch.ones(4, 2),), dynamic_shapes=["b, _"])
+    with pytest.raises(
+        fmapper.ProgramInputError, match=r"x: expected shape \(_, 2\), got \(4, 3\)"
+    ):
+        converted(np.ones((4, 3), "float32"))
+    with pytest.raises(fmapper.ProgramInputError, match=r"x.shape\[0\] is 5: .* \(\(max\(3, x.sh"):
+        converted(np.ones((5, 2), "float32"))

@@ -415,7 +415,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         if is_true(condition):
             return
         message = call.args[1] if len(call.args) > 1 else ""
-        if not message or message.startswith("Runtime assertion failed"):
+        if not message:
             message = "this must hold, since it did for the examples of the model"
         self._body.statements.append(Statement((), self._dialect.check(condition, message)))
 

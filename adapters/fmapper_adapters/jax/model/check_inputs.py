@@ -38,7 +38,9 @@ def check(code: StaticProgram, leaves: list[Any]) -> tuple[list[Any], tuple[Any,
             numbers.append(_checked_number(code.program, spec, where, leaf, sizes))
     problem = code.program.size_problem(sizes)
     if problem:
-        raise ProgramInputError(f"{code.program.name}: the inputs are inconsistent: {problem}")
+        raise ProgramInputError(
+            f"{code.program.name}: the inputs are inconsistent: {code.program.name_sizes(problem)}"
+        )
     return arrays, tuple(numbers)
 
 
@@ -58,7 +60,7 @@ def _checked_array(
         )
     problem = program.shape_problem(spec.shape, leaf.shape, sizes)
     if problem:
-        raise ProgramInputError(f"{where}: {problem}")
+        raise ProgramInputError(f"{where}: {program.name_sizes(problem)}")
     return narrow_ints.narrow(leaf, where)
 
 
@@ -71,5 +73,5 @@ def _checked_number(
         )
     problem = program.shape_problem((str(spec.value),), (leaf,), sizes)
     if problem:
-        raise ProgramInputError(f"{where}: {problem}")
+        raise ProgramInputError(f"{where}: {program.name_sizes(problem)}")
     return leaf

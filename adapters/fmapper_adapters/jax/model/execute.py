@@ -21,9 +21,6 @@ from fmapper_adapters.jax.aten import types
 from fmapper_adapters.jax.model import channels_last, interpret, meshes, narrow_ints, packing
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
-# The message of an assertion that torch made of what was decided while it recorded.
-_OF_TORCH = re.compile(r"Runtime assertion failed for expression (.*) on node '[^']*'")
-
 Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as run_program gives them
 
 
@@ -195,11 +192,6 @@ def _raise_unless(code: StaticProgram, checks: Any) -> None:
 
 def _problem(code: StaticProgram, call: Call) -> str:
     message = str(call.args[1]) if len(call.args) > 1 else "a condition does not hold"
-    if made_by_torch := _OF_TORCH.fullmatch(message):
-        is_branch = "Piecewise" in made_by_torch[1]  # a bool that is read as a number
-        message = (
-            "its code took the other branch for the examples" if is_branch else made_by_torch[1]
-        )
     where = f" in {call.module}" if call.module else ""
     line = f", at {call.source}" if call.source else ""
     return (

@@ -23,6 +23,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from sympy.printing.str import StrPrinter  # type: ignore[import-untyped]
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -332,9 +333,45 @@ def _is_of_a_model(condition: Any) -> bool:
 def _show(condition: Any, answer: bool) -> str:
     relation = _RELATIONS.get(type(condition))
     if relation is None:
-        return f"{condition} is {answer}"
+        shown = _Speller().doprint(condition)
+        return shown if answer else f"not ({shown})"
     sign = relation if answer else _OPPOSITE[relation]
-    return f"{condition.lhs} {sign} {condition.rhs}"
+    return f"{_Speller().doprint(condition.lhs)} {sign} {_Speller().doprint(condition.rhs)}"
+
+
+class _Speller(StrPrinter):  # type: ignore[misc]
+    """Spells conditions of sizes as Python does."""
+
+    def _print_Relational(self, expr: Any) -> str:
+        return f"{self._print(expr.lhs)} {_RELATIONS[type(expr)]} {self._print(expr.rhs)}"
+
+    def _print_And(self, expr: Any) -> str:
+        return " and ".join(f"({self._print(part)})" for part in expr.args)
+
+    def _print_Or(self, expr: Any) -> str:
+        return " or ".join(f"({self._print(part)})" for part in expr.args)
+
+    def _print_Not(self, expr: Any) -> str:
+        return f"not ({self._print(expr.args[0])})"
+
+    def _print_Function(self, expr: Any) -> str:
+        name = type(expr).__name__
+        if name in _SIGNS:
+            return f"({f' {_SIGNS[name]} '.join(map(self._print, expr.args))})"
+        return f"{_CALLS.get(name, name)}({', '.join(map(self._print, expr.args))})"
+
+    _print_Max = _print_Min = _print_Function
+
+
+_SIGNS = {
+    "Mod": "%",
+    "PythonMod": "%",
+    "IntTrueDiv": "/",
+    "FloatTrueDiv": "/",
+    "PowByNatural": "**",
+}
+_CALLS = {"Max": "max", "Min": "min", "TruncToInt": "int", "FloorToInt": "math.floor"}
+_CALLS |= {"CeilToInt": "math.ceil", "ToFloat": "float", "RoundToInt": "round", "Abs": "abs"}
 
 
 def _write(expression: Any) -> str | None:

@@ -269,7 +269,7 @@ class Code:
             found.append(self._tensor(x, given, dtype, path, sizes))
         problem = self.program.size_problem(sizes)
         if problem:
-            raise ProgramInputError(f"{self.program.name}: {problem}")
+            raise ProgramInputError(f"{self.program.name}: {self.program.name_sizes(problem)}")
         return found
 
     def _tensor(
@@ -293,6 +293,7 @@ class Code:
         if problem:
             why = [told for told in self.program.fixed if told.startswith(f"{path}.shape[")]
             told = f"; {'; '.join(why)}" if why else ""
+            problem = self.program.name_sizes(problem)
             raise ProgramInputError(f"{self.program.name}: {path}: {problem}{told}")
         tensor: torch.Tensor = x
         return tensor

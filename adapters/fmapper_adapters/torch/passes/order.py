@@ -13,6 +13,7 @@ from functools import partial
 from fmapper.programs import Program
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.passes.assertions import fold_assertions
+from fmapper_adapters.torch.passes.branches import explain_assertions
 from fmapper_adapters.torch.passes.one_form import one_form
 from fmapper_adapters.torch.passes.permutes import cancel_permutes
 from fmapper_adapters.torch.passes.static_sizes import fix_sizes
@@ -35,6 +36,7 @@ def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> 
         partial(fix_sizes, facts=facts),
         cancel_permutes,
         fold_assertions,
+        explain_assertions,
     )
     for one in passes:
         program = one(program)

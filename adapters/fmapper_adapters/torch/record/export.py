@@ -34,17 +34,9 @@ from fmapper_adapters.torch.from_fx import (
     guards,
     overlaps,
 )
+from fmapper_adapters.torch.passes import branches
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
-from fmapper_adapters.torch.record import (
-    failures,
-    idle,
-    masks,
-    modes,
-    obstacles,
-    output_order,
-    sizes,
-)
-from fmapper_adapters.torch.record.layouts import guard_writes, leave_out_layouts
+from fmapper_adapters.torch.record import failures, idle, masks, modes, obstacles, output_order
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import (
     autograd,
@@ -62,6 +54,8 @@ from fmapper_adapters.torch.record.patches.encoders import (
 )
 from fmapper_adapters.torch.record.patches.restore import keep_attributes, unwind
 from fmapper_adapters.torch.record.values import buffer_numbers, masked_rows, split_rows
+from fmapper_adapters.torch.record.varying import sizes
+from fmapper_adapters.torch.record.varying.layouts import guard_writes, leave_out_layouts
 from fmapper_adapters.torch.record.ways import (
     STRICTLY,
     WAYS,
@@ -164,6 +158,8 @@ def export_program(
             found = by(WAYS_FOR_VALUES[::-1])
     if changed:
         plain_changes.warn(module, changed)
+    if told := branches.describe_decided(found, numbers=not specialize):
+        warnings.warn(told, ConversionWarning, stacklevel=level_of_user())
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 

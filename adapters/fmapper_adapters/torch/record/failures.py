@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from typing import Any
 
 import torch
@@ -76,10 +78,27 @@ def failure(
         "that cannot be recorded, or move it to the caller.",
     )[0]
     where = module_of(module, error)
+    if any(sign in text for sign in _REMEDIES[0][0]) and (line := _line_of(error)):
+        inside = f" in {where}" if where else ""
+        return ConversionError(
+            f"{name}: its code decides by the value of a tensor{inside}, at {line}, which cannot "
+            f"be recorded.\n{remedy}"
+        )
     at = f" in {where}" if where else ""
     return ConversionError(
         f"{name}: torch.export could not record it{at}. {_first_lines(text)}\n{remedy}"
     )
+
+
+def _line_of(error: Exception) -> str:
+    """Returns the innermost line of the user's code that an error came through, with its text."""
+    ours = (os.path.dirname(torch.__file__) + os.sep, _OWN, "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    of_user = [frame for frame in frames if not frame.filename.startswith(ours)]
+    return f"{of_user[-1].filename}:{of_user[-1].lineno}: {of_user[-1].line}" if of_user else ""
+
+
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
 def _error_of_call(

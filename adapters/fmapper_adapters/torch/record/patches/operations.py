@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
-from fmapper_adapters.torch.record import sizes
 from fmapper_adapters.torch.record.patches import (
     autograd,
     encoders,
@@ -23,6 +22,7 @@ from fmapper_adapters.torch.record.patches import (
     quantiles,
     recurrent,
 )
+from fmapper_adapters.torch.record.varying import sizes
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())

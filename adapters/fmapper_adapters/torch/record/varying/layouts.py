@@ -54,7 +54,7 @@ _ASKING = (
     _GUARDS[0],
     *(os.path.join(_TORCH, module, "__init__.py") for module in ("", *FUNCTIONS)),
     os.path.join(_TORCH, "fx", ""),
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,
 )
 _aten: Any = torch.ops.aten
 # They return a view or a copy of their first argument, by its layout.

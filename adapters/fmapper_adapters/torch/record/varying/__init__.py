@@ -1,0 +1,1 @@
+"""Sizes that vary: how users name them, and what does not restrict them."""
