@@ -150,9 +150,13 @@ def test_generators_of_both_kinds_are_saved(tmp_path: Any) -> None:
         ("WhisperForConditionalGeneration", "input_features"),
         ("Speech2TextForConditionalGeneration", "input_features"),
         ("MoonshineForConditionalGeneration", "input_values"),
+        ("BlipForConditionalGeneration", "pixel_values"),
+        ("BlipForQuestionAnswering", "pixel_values"),
+        ("Kosmos2ForConditionalGeneration", "pixel_values"),
+        ("Pix2StructForConditionalGeneration", "flattened_patches"),
     ],
 )
-def test_a_model_that_generates_from_speech_is_refused_by_what_it_takes(
+def test_a_model_that_generates_from_speech_or_pictures_is_refused_by_what_it_takes(
     name: str, given: str
 ) -> None:
     cls = getattr(transformers, name)

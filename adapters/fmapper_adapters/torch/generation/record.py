@@ -225,17 +225,26 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
 
 
 def _refuse_other_inputs(model: Any) -> None:
-    """Raises for a model that generates from something other than tokens, as from speech.
+    """Raises for a model that generates from something other than tokens, as speech or pictures.
 
     Raises:
-        ConversionError: Its forward has no `input_ids`.
+        ConversionError: Its main input is another one, or its forward needs another argument.
     """
+    known = inspect.signature(model.forward).parameters
     name = getattr(model, "main_input_name", "input_ids")
-    if name != "input_ids" and "input_ids" not in inspect.signature(model.forward).parameters:
+    needed = [
+        key
+        for key, one in known.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    others = [key for key in (name, *needed) if key != "input_ids"]
+    if others:
+        tokens = "decoder_input_ids" if "decoder_input_ids" in known else "input_ids"
+        also = f", with {tokens} among the example inputs" if tokens in known else ""
         raise ConversionError(
-            f"{type(model).__name__} generates from {name}, and a generator takes tokens. Convert "
-            "it with fmapper.convert, with decoder_input_ids among the example inputs, and choose "
-            "the tokens yourself; or give it the methods prefill and step, see fmapper.generator."
+            f"{type(model).__name__} generates from {others[0]}, and a generator takes tokens. "
+            f"Convert it with fmapper.convert{also}, and choose the tokens yourself; or give it "
+            "the methods prefill and step, see fmapper.generator."
         )
 
 
