@@ -22,11 +22,13 @@ class Checkpoint(dict[str, Any]):
         path: The file or folder, or the URL of it.
         format: The name of its format.
         metadata: Texts that stand beside the arrays.
+        objects: The names of objects that the file has with all of their numbers.
     """
 
     path: Place
     format: str
     metadata: dict[str, str]
+    objects: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, path: Place, format: str, contents: Contents) -> Checkpoint:
@@ -35,6 +37,7 @@ class Checkpoint(dict[str, Any]):
         made.update((name, contents.arrays[first]) for name, first in contents.ties.items())
         made.update(contents.values)
         made.path, made.format, made.metadata = path, format, contents.metadata
+        made.objects = contents.objects
         return made
 
     @property

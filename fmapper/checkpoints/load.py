@@ -210,12 +210,15 @@ def _check_unused(*, strict: bool, **options: Any) -> None:
 
 
 def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
-    return _with_contents(checkpoint, rules.apply(checkpoint))
+    renamed = _with_contents(checkpoint, rules.apply(checkpoint))
+    renamed.objects = frozenset()  # objects may have other names, or other fields, now
+    return renamed
 
 
 def _with_contents(checkpoint: Checkpoint, contents: Mapping[str, Any]) -> Checkpoint:
     made = Checkpoint(contents)
     made.path, made.format, made.metadata = checkpoint.path, checkpoint.format, checkpoint.metadata
+    made.objects = checkpoint.objects
     return made
 
 
@@ -426,7 +429,10 @@ def _check_names(
     problems = [*find_clashes(checkpoint, values, named)]
     names: list[str] = []
     if strict:
-        missing = [*_missing_arrays(given, like, named), *missing_values(given, values, like)]
+        missing = [
+            *_missing_arrays(given, like, named),
+            *missing_values(given, values, like, checkpoint.objects),
+        ]
         names += [f"{name}: missing from the checkpoint" for name in missing]
         known = {*named, *values}
         left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in known]

@@ -12,7 +12,7 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.extras.values import is_value
+from fmapper.checkpoints.extras.values import is_value, names_of_objects
 from fmapper.checkpoints.formats.format import (
     Contents,
     check_contents,
@@ -109,7 +109,8 @@ def contents_of_tree(tree: Any) -> Contents:
     first, ties = merge_ties(named)
     arrays = {name: as_lazy(name, array) for name, array in first.items()}
     metadata = dict(tree.metadata) if isinstance(tree, Checkpoint) else {}
-    return Contents(arrays, ties, _values_of_tree(tree), metadata)
+    objects = tree.objects if isinstance(tree, Checkpoint) else names_of_objects(tree)
+    return Contents(arrays, ties, _values_of_tree(tree), metadata, objects=frozenset(objects))
 
 
 def _values_of_tree(tree: Any) -> dict[str, Any]:

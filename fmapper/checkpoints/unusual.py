@@ -8,6 +8,7 @@ from typing import Any
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
+from fmapper.files.untrusted import show
 
 
 class UnreadableArray(LazyArray):
@@ -24,6 +25,20 @@ class UnreadableArray(LazyArray):
     def __init__(self, shape: Sequence[int], dtype: Any, reason: str) -> None:
         self.shape, self.dtype = tuple(shape), dtype
         self._reason = reason
+
+    @classmethod
+    def of_unknown(
+        cls, path: object, name: str, shape: Sequence[int], dtype: str
+    ) -> UnreadableArray:
+        """Returns an array of a dtype that is not known here, which stands for bytes."""
+        import numpy as np
+
+        reason = f"{path}: {show(name)}: has the unknown dtype {show(dtype)}, and is not read"
+        return cls(shape, np.dtype("V1"), reason)
+
+    def astype(self, dtype: Any, name: str = "") -> LazyArray:
+        """Returns the array itself, which raises when it is read."""
+        return self
 
     def _read(self, box: Box) -> Any:
         raise CheckpointError(self._reason)

@@ -56,12 +56,14 @@ _USUAL = re.compile(  # as safetensors itself and JSON's writers in Python and R
 )  # fmt: skip
 _UNKNOWN: tuple[str, tuple[int, ...], int] = ("", (), -1)  # a form that was not seen before
 _FORM = re.compile(rb'"dtype":"(\w++)","shape":\[([0-9,]*+)\]')
+_CODE = re.compile(r"\w{1,32}", re.ASCII)
+_BYTES = "U8"
 _LONG_NUMBER = re.compile(r"[0-9]{26,}")
 _DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
 
 
 class Entry(NamedTuple):
-    """The place, dtype and shape of an array in a file."""
+    """The place, dtype and shape of an array in a file; the dtype as it stands there if unknown."""
 
     start: int
     end: int
@@ -84,10 +86,15 @@ class Header:
     begin: int = 0
 
 
-def read_header(file: BinaryIO, size: int) -> Header:
+def read_header(file: BinaryIO, size: int, *, unknown: bool = False) -> Header:
     """Reads the header of a file of `size` bytes, open at its beginning.
 
     Every array lies behind the one before it, without holes, and the last one ends with the file.
+
+    Args:
+        file: The file.
+        size: Its bytes.
+        unknown: Whether arrays may have dtypes that are unknown.
 
     Raises:
         Misfit: The file is not a safetensors file, or is damaged.
@@ -99,7 +106,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
         raise Misfit("is not a safetensors file: its header would be too long")
     if length > _MOST_READ and settings.bounds:
         raise Misfit(f"has a header of {length:,} bytes; files may have {_MOST_READ:,}. {WAY_OUT}")
-    parser = _Parser(file.read(length), 8 + length)
+    parser = _Parser(file.read(length), 8 + length, unknown=unknown)
     try:
         parser.header()
     except UnicodeDecodeError:
@@ -136,8 +143,9 @@ class _Parser:
     A parser of JSON would first make of it dicts and lists that take ten times its length.
     """
 
-    def __init__(self, data: bytes, begin: int) -> None:
+    def __init__(self, data: bytes, begin: int, *, unknown: bool) -> None:
         self._data = data
+        self._unknown = unknown
         self._begin = begin
         self._at = 0
         self._forms: dict[tuple[bytes, bytes], tuple[str, tuple[int, ...], int]] = {}
@@ -260,14 +268,17 @@ class _Parser:
         entry = self._value(_LONGEST_ENTRY)
         if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise Misfit("is not an array")
-        dtype, shape, nbytes = _check_form(entry["dtype"], entry["shape"])
-        offsets = entry["data_offsets"]
+        code, offsets = entry["dtype"], entry["data_offsets"]
+        is_known = not (self._unknown and type(code) is str and _CODE.fullmatch(code))
+        is_known = is_known or code in _NAMES
+        dtype, shape, nbytes = _check_form(code if is_known else _BYTES, entry["shape"])
         if type(offsets) is not list:
             raise Misfit("lacks a shape or data_offsets")
         if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
             raise Misfit("lacks data_offsets")
-        if offsets[1] - offsets[0] != nbytes:
+        if offsets[1] < offsets[0] or (is_known and offsets[1] - offsets[0] != nbytes):
             raise Misfit("is damaged: its offsets do not fit its size")
+        dtype = dtype if is_known else code
         return Entry(self._begin + offsets[0], self._begin + offsets[1], dtype, shape)
 
     def _value(self, longest: int) -> Any:

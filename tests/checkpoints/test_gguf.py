@@ -103,8 +103,6 @@ HOSTILE = {
     "overlap": file_of(
         array_of(shape=(16,)) + array_of(b"v", start=32), counts=(2, 0), rest=b"\0" * 200
     ),
-    "type": file_of(array_of(kind=999)),
-    "removed type": file_of(array_of(kind=4)),
     "blocks": file_of(array_of(kind=12)),
     "no dimensions, blocks": file_of(array_of(shape=(), kind=12), rest=b"\0" * 8),
     "name": file_of(array_of(name=b"\xff")),
@@ -126,6 +124,17 @@ def test_a_hostile_file_is_one_error_and_no_time(name, tmp_path):
     path.write_bytes(HOSTILE[name])
     with no_hang(), pytest.raises(fmapper.CheckpointError, match=r"x\.gguf: "):
         fmapper.load(path)
+
+
+@pytest.mark.parametrize("kind", [4, 999])  # a type that was removed, and one that never was
+def test_an_array_of_an_unknown_type_is_refused_alone(tmp_path, kind):
+    path = tmp_path / "x.gguf"
+    known = array_of(b"v", shape=(4,), start=32)
+    path.write_bytes(file_of(array_of(kind=kind) + known, counts=(2, 0), rest=b"\0" * 64))
+    loaded = fmapper.load(path)
+    assert loaded["v"].read().shape == (4,)
+    with pytest.raises(fmapper.CheckpointError, match=r"x\.gguf: 'w': has the unknown dtype"):
+        loaded["w"].read()
 
 
 def test_every_cut_is_an_error(path):

@@ -170,6 +170,14 @@ def test_what_is_said_of_an_array_fits_its_files(folder, changes, said):
 
 
 @pytest.mark.parametrize("folder", [False], indirect=True, ids=["files"])
+def test_an_array_of_an_unknown_dtype_is_refused_alone(folder):
+    zarray(folder, dtype="int4")
+    loaded = fmapper.load(folder)
+    with pytest.raises(fmapper.CheckpointError, match=r"'b': has the unknown dtype 'int4'"):
+        loaded["b"].read()
+
+
+@pytest.mark.parametrize("folder", [False], indirect=True, ids=["files"])
 def test_an_array_of_zeros_without_chunks_is_read_in_parts(folder):
     about = json.loads((folder / "_METADATA").read_text())
     about["store_array_data_equal_to_fill_value"] = False

@@ -1,8 +1,10 @@
 """Lazy arrays against NumPy, bit for bit, and what they read meanwhile."""
 
+import json
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from unittest import mock
 
 import pytest
@@ -390,3 +392,48 @@ def test_a_thread_has_its_scratch_memory_again():
         assert not np.shares_memory(first, inner)
     with scratch((20,), np.dtype("f4")) as again:
         assert again.ctypes.data == place
+
+
+def _with_safetensors(path):
+    entries = {
+        "a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]},
+        "w": {"dtype": "F32", "shape": [2], "data_offsets": [2, 10]},
+    }
+    text = json.dumps(entries).encode()
+    data = b"\x12\x34" + np.ones(2, np.float32).tobytes()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def _with_msgpack(path):
+    serialization = pytest.importorskip("flax.serialization")
+    state = {"a": np.zeros(4, ml_dtypes.int4), "w": np.ones(2, np.float32)}
+    path.write_bytes(serialization.to_bytes(state))
+
+
+def _with_pt(path):
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings(action="ignore"):  # the dtype is experimental
+        torch.save({"a": torch.zeros(4, dtype=torch.complex32), "w": torch.ones(2)}, path)
+
+
+def _with_dcp(path):
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings(action="ignore"):
+        tree = {"a": torch.zeros(4, dtype=torch.complex32), "w": torch.ones(2)}
+        dcp.save(tree, checkpoint_id=path, no_dist=True)
+
+
+@pytest.mark.parametrize("write", [_with_safetensors, _with_msgpack, _with_pt, _with_dcp])
+def test_an_array_of_an_unknown_dtype_is_refused_alone(tmp_path, write):
+    path = tmp_path / f"x.{write.__name__.rpartition('_')[2]}"
+    write(path)
+    loaded = fmapper.load(path)
+    assert loaded["a"].shape == (4,)
+    np.testing.assert_array_equal(loaded["w"].read(), [1, 1])
+    with pytest.raises(fmapper.CheckpointError, match="'a': has the unknown dtype"):
+        loaded["a"].astype("float32").read()
+    like = {"w": np.zeros(2, np.float32)}
+    filled = fmapper.load(path, like=like, strict=False)
+    np.testing.assert_array_equal(filled["w"], [1, 1])

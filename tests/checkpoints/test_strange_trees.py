@@ -166,3 +166,33 @@ def test_torch_reads_complex128_and_is_read(tmp_path):
     assert fmapper.load(tmp_path / "x.pt")["w"].read().tolist() == tensor.tolist()
     fmapper.save({"w": tensor}, tmp_path / "y.pt")
     assert torch.equal(torch.load(tmp_path / "y.pt")["w"], tensor)
+
+
+@fmapper.functor
+class Before:
+    def __init__(self):
+        self.weight = np.ones(2)
+
+
+@fmapper.functor
+class Since(Before):
+    def __init__(self):
+        super().__init__()
+        self.step = 7
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_an_object_lacks_none_of_its_numbers_if_it_was_saved_as_one(ending, tmp_path):
+    path = tmp_path / f"net.{ending}"
+    fmapper.save({"net": Before(), "epoch": 1}, path)
+    like = {"net": Since(), "epoch": 0}
+    with pytest.raises(fmapper.StructureMismatchError, match=r"net\.step: missing"):
+        fmapper.load(path, like=like)
+    assert fmapper.load(path, like=like, strict=False)["epoch"] == 1
+    fmapper.save({"net": fmapper.state(Since()), "epoch": 1}, path)  # its arrays alone
+    assert fmapper.load(path, like=like)["net"].step == 7
+    copied = tmp_path / f"copy.{ending}"
+    fmapper.save({"net": Before()}, path)
+    fmapper.save(fmapper.load(path), copied)
+    with pytest.raises(fmapper.StructureMismatchError, match=r"net\.step: missing"):
+        fmapper.load(copied, like={"net": Since()})

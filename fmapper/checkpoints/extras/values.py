@@ -85,25 +85,41 @@ def _fits(stored: Any, value: Any) -> bool:
 
 
 def missing_values(
-    checkpoint: Mapping[str, Any], values: Mapping[str, Any], tree: Any
+    checkpoint: Mapping[str, Any],
+    values: Mapping[str, Any],
+    tree: Any,
+    objects: Collection[str],
 ) -> list[str]:
     """Returns the names of numbers and texts that a checkpoint of a tree would have.
 
     In plain containers that is each of them. The fields of an object may be settings, which files
     of other libraries lack: they are missing if the checkpoint has some of them, but not all.
+
+    Args:
+        checkpoint: Arrays, numbers and texts by name.
+        values: The numbers and texts of the tree by name.
+        tree: The tree.
+        objects: The names of objects that were saved as such: they have all of their fields.
     """
     absent = [name for name in values if name not in checkpoint]
     if not absent:
         return []
-    objects = _names_of_nodes(tree, lambda node: not isinstance(node, CONTAINERS))
+    known = _names_of_nodes(tree, lambda node: not isinstance(node, CONTAINERS))
     stored = (name for name, value in checkpoint.items() if is_value(value))
-    saved = {above for name in stored for above in _places_above(name)}
+    saved = {above for name in stored for above in _places_above(name)} | {*objects}
 
     def is_setting(name: str) -> bool:
-        holder = next((above for above in _places_above(name) if above in objects), None)
+        holder = next((above for above in _places_above(name) if above in known), None)
         return holder is not None and holder not in saved
 
     return [name for name in absent if not is_setting(name)]
+
+
+def names_of_objects(tree: Any) -> set[str]:
+    """Returns the names of the objects of a tree whose numbers and texts are its own children."""
+    return _names_of_nodes(
+        tree, lambda node: not isinstance(node, CONTAINERS) and not _holds_arrays_alone(node)
+    )
 
 
 def leftover_values(checkpoint: Mapping[str, Any], names: Collection[str], tree: Any) -> list[str]:

@@ -41,6 +41,7 @@ class Contents:
         values: Numbers, strings and bools by name. None is nothing to keep.
         metadata: What else is said in the file, texts by name.
         files: The files that the arrays lie in.
+        objects: The names of objects that were saved as such, with all of their numbers.
     """
 
     arrays: dict[str, LazyArray]
@@ -48,6 +49,7 @@ class Contents:
     values: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     files: tuple[Place, ...] = ()
+    objects: frozenset[str] = frozenset()
 
 
 class Format(ABC):

@@ -10,6 +10,7 @@ from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.quantized.ggml import Ggml, row_bytes
 from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.checkpoints.unusual import UnreadableArray
 from fmapper.errors import CheckpointError
 from fmapper.files.gguf import MAGIC, GgufEntry, read_gguf_header
 from fmapper.files.untrusted import Misfit, open_regular, show
@@ -56,7 +57,7 @@ class Gguf(Format):
         end = 0
         for name, entry in sorted(header.arrays.items(), key=lambda item: item[1].start):
             try:
-                stored, arrays[name] = _array(file, entry)
+                stored, arrays[name] = _array(file, name, entry)
                 if stored.nbytes and entry.start < end:
                     raise CheckpointError("overlaps the array before it")
             except CheckpointError as error:
@@ -74,15 +75,21 @@ class Gguf(Format):
         )
 
 
-def _array(file: SourceFile, entry: GgufEntry) -> tuple[StoredArray, LazyArray]:
-    """Returns the bytes of an array in the file, and the array itself."""
+def _array(file: SourceFile, name: str, entry: GgufEntry) -> tuple[StoredArray, LazyArray]:
+    """Returns the bytes of an array in the file, and the array itself.
+
+    How many bytes an array of an unknown type has is not known.
+    """
+    array: LazyArray
     if entry.type in _PLAIN:
-        dtype = _PLAIN[entry.type]
-        stored = StoredArray(file, entry.start, entry.shape, dtype)
+        array = stored = StoredArray(file, entry.start, entry.shape, _PLAIN[entry.type])
+    elif (row := row_bytes(entry.type, entry.shape[-1] if entry.shape else 0)) is not None:
+        kind, width = row
+        stored = StoredArray(file, entry.start, (*entry.shape[:-1], width), "uint8")
+        array = Ggml(stored, kind)
     else:
-        kind, width = row_bytes(entry.type, entry.shape[-1] if entry.shape else 0)
-        shape = (*entry.shape[:-1], width)
-        stored = StoredArray(file, entry.start, shape, "uint8")
+        stored = StoredArray(file, entry.start, (0,), "uint8")
+        array = UnreadableArray.of_unknown(file.path, name, entry.shape, f"type {entry.type}")
     if entry.start + stored.nbytes > file.size:
         raise CheckpointError("ends past the end of the file")
-    return stored, stored if entry.type in _PLAIN else Ggml(stored, kind)
+    return stored, array

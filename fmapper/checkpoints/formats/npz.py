@@ -144,8 +144,8 @@ def _read(path: Path) -> Contents:
             with within(ascii(name)[1:-1][:60]):
                 check_name(name)
             arrays[name] = _member(file, archive, member, dtypes.get(name), headers)
-    ties, values = about_from_text(about.get("about", ""), arrays)
-    return Contents(arrays, ties, values, about.get("metadata", {}), (path,))
+    ties, values, objects = about_from_text(about.get("about", ""), arrays)
+    return Contents(arrays, ties, values, about.get("metadata", {}), (path,), objects)
 
 
 def _about(data: bytes) -> dict[str, Any]:

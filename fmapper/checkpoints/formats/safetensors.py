@@ -16,9 +16,11 @@ from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.remote import UrlFile
 from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.checkpoints.unusual import UnreadableArray
 from fmapper.errors import CheckpointError
 from fmapper.files.bounded_json import read_json, read_json_file
 from fmapper.files.bounds import check_count
+from fmapper.files.dtypes import STORED_DTYPES
 from fmapper.files.safetensors import MOST_HEADER, lay_out, read_header
 from fmapper.files.untrusted import Misfit, open_regular, show
 from fmapper.files.urls import Url
@@ -191,11 +193,13 @@ def index_of(arrays: Mapping[str, LazyArray], most: int | None = None) -> str | 
 
 
 def about_to_text(contents: Contents) -> str:
-    """Encodes ties and values as JSON; empty where there are none."""
-    if not contents.ties and not contents.values:
+    """Encodes ties, values and names of objects as JSON; empty where there are none."""
+    if not contents.ties and not contents.values and not contents.objects:
         return ""
     values = {name: _plain(value) for name, value in contents.values.items()}
-    return json.dumps({"version": 1, "ties": contents.ties, "values": values}, allow_nan=False)
+    about = {"version": 1, "ties": contents.ties, "values": values}
+    objects = {"objects": sorted(contents.objects)} if contents.objects else {}
+    return json.dumps({**about, **objects}, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -203,14 +207,16 @@ def _plain(value: Any) -> Any:
     return {"float": repr(value)} if strange else value
 
 
-def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Decodes the ties and values that `about_to_text` encodes.
+def about_from_text(
+    text: str, arrays: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], frozenset[str]]:
+    """Decodes the ties, values and names of objects that `about_to_text` encodes.
 
     Raises:
         Misfit: The text is something else.
     """
     if not text:
-        return {}, {}
+        return {}, {}, frozenset()
     about = read_json(text)
     if type(about) is not dict or type(about.get("version")) is not int:
         raise Misfit("has no version")
@@ -219,6 +225,9 @@ def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str
     ties, values = about.get("ties", {}), about.get("values", {})
     if type(ties) is not dict or type(values) is not dict:
         raise Misfit("lacks ties or values")
+    objects = about.get("objects", [])
+    if type(objects) is not list or not all(type(name) is str for name in objects):
+        raise Misfit("has objects that are not names")
     for name, first in ties.items():
         if type(first) is not str or first not in arrays or name in arrays:
             raise Misfit(f"{show(name)} is tied to {show(first)}, which is missing")
@@ -228,7 +237,7 @@ def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str
             values[name] = float(value["float"])
         elif not isinstance(value, int | float | str) or name in taken:
             raise Misfit(f"{show(name)} is not a number or text")
-    return ties, values
+    return ties, values, frozenset(objects)
 
 
 def _metadata(contents: Contents) -> dict[str, str]:
@@ -243,21 +252,23 @@ def _with_about(
 ) -> Contents:
     texts = {**metadata}
     try:
-        ties, values = about_from_text(texts.pop(_ABOUT, ""), arrays)
+        ties, values, objects = about_from_text(texts.pop(_ABOUT, ""), arrays)
     except Misfit as error:
         raise CheckpointError(f"{files[0]}: {_ABOUT}: {error}") from None
-    return Contents(arrays, ties, values, texts, files)
+    return Contents(arrays, ties, values, texts, files, objects)
 
 
 def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, str]]:
     try:
         file = UrlFile(path) if isinstance(path, Url) else SourceFile(path)
         with _open(path) as handle:
-            header = read_header(handle, file.size)
+            header = read_header(handle, file.size, unknown=True)
     except (Misfit, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     arrays: dict[str, LazyArray] = {
         name: StoredArray(file, entry.start, entry.shape, entry.dtype)
+        if entry.dtype in STORED_DTYPES
+        else UnreadableArray.of_unknown(path, name, entry.shape, entry.dtype)
         for name, entry in header.entries.items()
     }
     return arrays, header.metadata

@@ -64,18 +64,18 @@ class Ggml(Dequantize):
         return np.asarray(found, np.float32)
 
 
-def row_bytes(number: int, elements: int) -> tuple[str, int]:
-    """Returns the name of a block type and the bytes of a row.
+def row_bytes(number: int, elements: int) -> tuple[str, int] | None:
+    """Returns the name of a block type and the bytes of a row; None for an unknown type.
 
     Raises:
-        CheckpointError: The type does not exist, or the row does not consist of whole blocks.
+        CheckpointError: The row does not consist of whole blocks.
         BackendUnavailableError: The gguf package is not installed.
     """
     gguf = _package()
     try:
         kind = gguf.GGMLQuantizationType(number)
     except ValueError:
-        raise CheckpointError(f"GGUF has no block type {number}") from None
+        return None
     block, size = gguf.GGML_QUANT_SIZES[kind]
     if elements % block:
         raise CheckpointError(

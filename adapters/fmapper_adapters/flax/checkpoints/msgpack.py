@@ -23,6 +23,7 @@ from fmapper.checkpoints import (
     Misfit,
     SourceFile,
     StoredArray,
+    UnreadableArray,
     Writer,
     check_count,
     check_depth,
@@ -92,6 +93,7 @@ class _Reader:
         self.at = 0
         self.count = self.depth = self.length = 0
         self.ties = b""
+        self._name = ""
         self._buffer, self._start = b"", 0
 
     def take(self, size: int) -> bytes:
@@ -113,6 +115,7 @@ class _Reader:
 
     def value(self, place: str | None, contents: Contents) -> None:
         """Reads a value, and records the arrays in it under their names; None is the root."""
+        self._name = place or ""
         found = self.item(place, contents)
         if found is None or found is _ENTERED:
             return
@@ -267,7 +270,8 @@ class _Reader:
             raise Misfit("contains an array without shape, dtype and values")
         shape = self._shape()
         dtype = self.item("", None)
-        if not isinstance(dtype, str) or dtype not in STORED_DTYPES:
+        is_known = dtype in STORED_DTYPES
+        if not isinstance(dtype, str) or not (is_known or _DTYPE.fullmatch(dtype)):
             raise Misfit(f"contains an array of unknown dtype {show(dtype)}")
         tag = self.take(1)[0]
         if tag not in (0xC4, 0xC5, 0xC6):
@@ -275,6 +279,8 @@ class _Reader:
         size = self.number({0xC4: "B", 0xC5: "H", 0xC6: "I"}[tag])
         if self.at + size != end:
             raise Misfit("is damaged: an array does not fit its offsets")
+        if not is_known:
+            return UnreadableArray.of_unknown(self.file.path, self._name, shape, dtype)
         array = StoredArray(self.file, self.at, shape, dtype)
         if array.nbytes != size:
             raise Misfit("is damaged: an array does not fit its size")
@@ -313,6 +319,7 @@ _HEAD = re.compile(  # three things: sizes, a dtype, and how many bytes follow
     rb"([\xa1-\xbf][a-z0-9_]+)(\xc4.|\xc5..|\xc6....)",
     re.DOTALL,
 )
+_DTYPE = re.compile(r"[a-z][\w\[\]]{1,31}", re.ASCII)  # of what NumPy or ml_dtypes has
 _LONGEST_HEAD = 128
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 _FORMS = {code: struct.Struct(f">{code}") for code in "fdBHIQbhiq"}

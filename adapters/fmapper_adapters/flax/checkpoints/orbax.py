@@ -25,6 +25,7 @@ from fmapper.checkpoints import (
     Format,
     LazyArray,
     Misfit,
+    UnreadableArray,
     Writer,
     check_count,
     check_folder,
@@ -33,6 +34,7 @@ from fmapper.checkpoints import (
     read_json_file,
     read_json_table,
     reason_of,
+    show,
     tied_to_text,
     unite_tied,
     within,
@@ -153,10 +155,16 @@ def _read(path: Path, folder: Path) -> Contents:
     stores = Stores(folder, nbytes, about.get("store_array_data_equal_to_fill_value") is True)
     contents = Contents({}, files=(folder,))
     for name, layout in zip(names, stores.layouts(names), strict=True):
-        contents.arrays[name] = StoredChunks(stores, name, layout)
+        contents.arrays[name] = (
+            UnreadableArray.of_unknown(folder, name, layout.shape, layout.unknown)
+            if layout.unknown
+            else StoredChunks(stores, name, layout)
+        )
     for name, layout in zip(numbers, stores.layouts(numbers), strict=True):
         if layout.shape:
             raise Misfit("is not a number", name[:60])
+        if layout.unknown:
+            raise Misfit(f"has the unknown dtype {show(layout.unknown)}", name[:60])
         contents.values[name] = StoredChunks(stores, name, layout).read().item()
     texts = [row.name for row in rows if row.kind == _STRING]
     contents.values.update(_texts(folder / _STRINGS, texts) if texts else {})

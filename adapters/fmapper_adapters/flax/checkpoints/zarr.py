@@ -39,12 +39,16 @@ _FAILED = (ValueError, KeyError, OSError, RuntimeError, NotImplementedError)  # 
 
 
 class Layout(NamedTuple):
-    """The shape, dtype and shape of a chunk of an array, and which version of zarr it is in."""
+    """The shape, dtype and shape of a chunk of an array, and which version of zarr it is in.
+
+    An array of a dtype that is not known here has the name of that, and stands for bytes.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk: tuple[int, ...]
     driver: str
+    unknown: str = ""
 
 
 class Stores:
@@ -201,6 +205,8 @@ def _parse(data: bytes, key: str) -> Layout:
     sizes = _sizes(chunk, 1)
     if len(shape) != len(sizes):
         raise Misfit(f"has {len(shape)} dimensions, and chunks of {len(sizes)}")
+    if type(dtype) is str and dtype not in STORED_DTYPES and _UNKNOWN.fullmatch(dtype):
+        return Layout(shape, np.dtype("V1"), sizes, driver, dtype)
     return Layout(shape, _dtype(dtype), sizes, driver)
 
 
@@ -210,6 +216,9 @@ def _sizes(numbers: Any, least: int) -> tuple[int, ...]:
     if not all(type(n) is int and least <= n < 1 << 62 for n in numbers):
         raise Misfit("has an invalid size")
     return tuple(numbers)
+
+
+_UNKNOWN = re.compile(r"(?:u?int|b?float)\w{1,24}", re.ASCII)
 
 
 def _dtype(name: Any) -> np.dtype[Any]:

@@ -149,7 +149,8 @@ class Storages:
         begin, size = place
         dtype, item = tensor.dtype
         if dtype not in STORED_DTYPES:
-            raise Misfit(f"{name}: has the unsupported dtype {dtype}")
+            path = self._part.file.path
+            return UnreadableArray.of_unknown(path, name, tensor.shape, dtype)
         if tensor.storage.elements * tensor.storage.dtype.size > size:
             raise Misfit(f"{name}: is damaged: it exceeds its storage")
         shape, strides = tensor.shape, tensor.strides

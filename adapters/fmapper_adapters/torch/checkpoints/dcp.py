@@ -27,6 +27,7 @@ from fmapper.checkpoints import (
     Misfit,
     SourceFile,
     StoredArray,
+    UnreadableArray,
     Writer,
     check_count,
     check_name,
@@ -276,7 +277,7 @@ class _Files:
     """
 
     def __init__(self, folder: Path, nbytes: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._values: dict[Any, Any] = {}  # by the place that they lie in
         self.nbytes = nbytes
         self.known: dict[str, SourceFile] = {}
@@ -289,7 +290,7 @@ class _Files:
         if type(name) is not str or type(start) is not int or type(length) is not int:
             raise Misfit("has no place")
         if name not in self.known:
-            self.known[name] = SourceFile(file_in(self._folder, name))
+            self.known[name] = SourceFile(file_in(self.folder, name))
         return Part(self.known[name], start, length)
 
     def value(self, info: Any) -> Any:
@@ -323,6 +324,8 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
     Pieces, which may be many, are opened as they are read.
     """
     shape, dtype = _sizes(about.size), about.properties.dtype
+    if type(dtype) is Dtype and dtype.name not in STORED_DTYPES:
+        return UnreadableArray.of_unknown(files.folder, name, shape, dtype.name)
     files.pieces += len(about.chunks)
     check_count(files.pieces, "pieces", files.nbytes)
     parts = []
@@ -347,7 +350,7 @@ class _Piece(LazyArray):
     """A part of an array, in a zip file of its own."""
 
     def __init__(self, name: str, part: Part, shape: tuple[int, ...], dtype: Any) -> None:
-        if type(dtype) is not Dtype or dtype.name not in STORED_DTYPES:
+        if type(dtype) is not Dtype:
             raise Misfit("is of an unknown dtype")
         stored = StoredArray(part.file, part.start, shape, dtype.name)
         self.shape, self.dtype = shape, stored.dtype
