@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -136,6 +138,26 @@ def test_experts_that_get_any_number_of_tokens() -> None:
     )
     for name, parameter in module.named_parameters():
         converting.compare(gradients[name], parameter.grad)
+
+
+def test_a_size_is_computed_from_its_symbols_alone(monkeypatch) -> None:
+    """There may be hundreds of others, one for each expert."""
+    sympy = pytest.importorskip("sympy")
+    counts, subs = [], sympy.Basic.subs
+
+    def count(self: Any, *given: Any, **options: Any) -> Any:
+        if sys._getframe(1).f_code.co_filename.endswith(os.path.join("static_sizes", "writer.py")):
+            counts.append(len(given[0]))
+        return subs(self, *given, **options)
+
+    def several(x: Any, mask: Any) -> Any:
+        return sum((x[mask & (x[:, at] > 0)] * at).sum(0) for at in range(4))
+
+    monkeypatch.setattr(sympy.Basic, "subs", count)
+    with torch.no_grad():
+        fmapper.convert(converting.Function(several), "jax", (X, MASKS[0]), check=False)
+    assert counts
+    assert max(counts) == 1
 
 
 def test_a_result_whose_size_depends_on_values_stays_eager() -> None:

@@ -133,7 +133,7 @@ def _with_sizes(writer: Writer, call: Call, name: str) -> Call:
         if expression is None or isinstance(expression, int):
             return value if expression is None else expression
         unknown = writer.unknowns(expression)
-        if unknown & set(writer.most):
+        if not unknown.isdisjoint(writer.most):
             if not is_size and not is_pointwise(call.op):
                 raise Remains(call.op)
             return writer.size(expression) if is_size else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -59,7 +60,7 @@ class Writer:
         """Returns a size, with padding."""
         if isinstance(expression, int):
             return expression
-        found = sympy.sympify(expression).subs(self.facts.known).subs(self.most)
+        found = _substitute(_substitute(sympy.sympify(expression), self.facts.known), self.most)
         if not found.is_Integer:
             raise Remains(str(expression))
         return int(found)
@@ -69,7 +70,7 @@ class Writer:
         if isinstance(expression, int):
             return set()
         found: set[Any] = sympy.sympify(expression).free_symbols & self.facts.symbols
-        return found - set(self.facts.known)
+        return {symbol for symbol in found if symbol not in self.facts.known}
 
     def sizes(self, shape: Sizes) -> tuple[int, ...]:
         """Returns a shape, with padding."""
@@ -161,7 +162,7 @@ class Writer:
         """Checks that no size is made of numbers read from arrays."""
         for name in call.refs():
             expression = self.numbers.get(name)
-            if expression is not None and self.unknowns(expression) - set(self.most):
+            if expression is not None and not self.unknowns(expression) <= self.most.keys():
                 raise Remains(call.op)
 
     def _as_size(self, expression: Any) -> int | str:
@@ -203,3 +204,18 @@ class Writer:
         self.assert_that(
             self.add("sym::eq", found, wanted), f"a size that depends on values is {wanted}"
         )
+
+
+def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
+    """Returns an expression with the values of those symbols that it has, or that these have.
+
+    There may be thousands of others, as with a loop over experts, and `subs` tries each of them.
+    """
+    found: dict[Any, Any] = {}
+    todo = {*expression.free_symbols}
+    while todo:
+        symbol = todo.pop()
+        if symbol in values and symbol not in found:
+            found[symbol] = sympy.sympify(values[symbol])
+            todo |= found[symbol].free_symbols
+    return expression.subs(found) if found else expression

@@ -133,12 +133,11 @@ def guard_writes(exported: torch.export.ExportedProgram) -> None:
     nodes = list(exported.graph.nodes)
     writes = [(at, written) for at, node in enumerate(nodes) if (written := _targets(node))]
     for at, node in enumerate(nodes):
-        following = [write for write in writes if write[0] > at]
-        if not following or node.target not in _VIEW_OR_COPY:
+        if not writes or node.target not in _VIEW_OR_COPY:
             continue
         if symbols := _deciding_symbols(node.args[0]):
-            for later, written in following:
-                if _changes_one(node, written, nodes[later + 1 :]):
+            for later, written in writes:
+                if later > at and _changes_one(node, written, nodes[later + 1 :]):
                     line = graph.place(nodes[later])[1]
                     for symbol in symbols:
                         guards.ask(env, sympy.Ge(symbol, 2), True, line)  # as torch takes it to be
