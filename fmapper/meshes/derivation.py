@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -177,13 +177,14 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
         For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
-    groups = [group for group in Dimensions(program, _rule).groups() if not group.whole]
+    dimensions = Dimensions(program, _rule)
+    groups = [group for group in dimensions.groups() if not group.whole]
     axes: dict[str, list[str | None]] = {name: [None] * len(s) for name, s in shapes.items()}
     for group in groups if parts["expert"] > 1 else ():
         if group.experts and _divides(group, parts["expert"]):
             _mark(axes, group, "expert")
     taken = {name for name, own in axes.items() if any(own)}
-    ranked = sorted(groups, key=lambda group: _rank(group, shapes))
+    ranked = sorted(groups, key=lambda group: _rank(group, dimensions, shapes))
     for group in ranked if parts["tensor"] > 1 else ():
         if group.experts or not _divides(group, parts["tensor"]):
             continue
@@ -218,11 +219,21 @@ def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
     return bool(matrices) and 2 * products <= len(matrices) - bool(group.lookups)
 
 
-def _rank(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[bool, float, int]:
-    """Ranks groups: chains first, with the fewest sums for what they divide."""
-    sizes = (shapes[name] for name in group.parameters)
-    numbers = sum(math.prod(n for n in shape if isinstance(n, int)) for shape in sizes)
-    return not group.sums, len(group.sums) / len(group.parameters), -numbers
+def _rank(
+    group: Group, dimensions: Dimensions, shapes: Mapping[str, tuple[int | str, ...]]
+) -> tuple[bool, float]:
+    """Ranks groups: chains first, with the fewest numbers to send for each that they divide."""
+    sent = sum(
+        _count(shape) * dimensions.times(call)
+        for call in (*group.sums, *group.moves)
+        for _, shape in call.result
+    )
+    return not group.sums, sent / (sum(_count(shapes[name]) for name in group.parameters) or 1)
+
+
+def _count(shape: Iterable[int | str]) -> int:
+    """Counts the numbers of an array, for one of each size that varies."""
+    return math.prod(n for n in shape if isinstance(n, int))
 
 
 def _mark(axes: dict[str, list[str | None]], group: Group, word: str) -> None:

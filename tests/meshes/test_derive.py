@@ -110,11 +110,24 @@ def test_what_needs_a_row_as_a_whole_stands_between(between):
 
 
 def test_of_three_products_the_chain_comes_before_what_is_left():
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 6))
     found = derived(net, torch.ones(3, 4))
     matrices = [found.axes[f"{at}.weight"] for at in (0, 2, 4)]
     assert matrices == [COLUMNS, ROWS, COLUMNS]
     assert len(found.sums) == 1
+
+
+def test_residual_blocks_without_a_norm_are_summed_where_they_are_narrow():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 16), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return x + self.down(self.up(x).relu())
+
+    net = nn.Sequential(nn.Linear(4, 4), Block(), Block(), nn.Linear(4, 2))
+    assert derived(net, torch.ones(3, 4)).sums == ("1.down", "2.down")
 
 
 def test_a_size_that_does_not_divide_is_left():
