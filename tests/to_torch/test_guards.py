@@ -351,6 +351,8 @@ AUTO = {
         lambda x: jax.scipy.linalg.solve_triangular(x.T @ x + 9 * jnp.eye(3), x.T),
         (4, 3), {(4, 3)}, r"x.shape\[1\] is 3",
     ),
+    "a comparison": (lambda x: x * 2 if x.shape[1] == 3 else x, (4, 3), {(4, 3), (9, 3)},
+                     r"x.shape\[1\] is 3: it == 3 at .*test_guards.py"),
     "two free sizes": (lambda x: x.reshape(x.shape[0], 2, -1).sum(1), (4, 6), {(4, 6), (7, 6)},
                        r"x.shape\[1\] is 6"),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from fmapper.programs import Guard, size_of
 from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.record import guards as _guards
 
+_MADE = re.compile(r"s\d+")  # names of sizes that are made here
 _FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
 Trace = Callable[[list[Any]], Any]
 Symbols = dict[str, tuple[int | None, int | None]]
@@ -112,9 +113,10 @@ def _trace_with_guards(
             return found
         for name, (value, question) in fixed.items():
             bounds.pop(name, None)
+            why = re.sub(rf"\b{name}\b", "it", question) if _MADE.fullmatch(name) else question
             for i, struct in enumerate(symbolic):
                 found.fixed += [
-                    (i, d, question if isinstance(value, int) else f"it is {value}: {question}")
+                    (i, d, why if isinstance(value, int) else f"it is {value}: {why}")
                     for d, size in enumerate(struct.shape) if str(size) == name
                 ]  # fmt: skip
             texts = [text and re.sub(rf"\b{name}\b", str(value), text) for text in texts]
