@@ -257,7 +257,11 @@ def convert_with_arrays(
         found = record_program(*given, **settings)
         if not modes:
             return found
-        return replace(found, evaluation=record_program(*given, only_layers=True, **settings))
+        return replace(
+            found,
+            evaluation=record_program(*given, only_layers=True, **settings),
+            starts_in_training=any(source.modes(model, *given[3:]).values()),
+        )
 
     def lower_it(program: Program) -> Any:
         if arrays is not None:

@@ -1,5 +1,6 @@
 """Every source in every form: as handed in, in training, in evaluation."""
 
+import copy
 import sys
 import types
 import warnings
@@ -287,3 +288,125 @@ def test_files_train_or_refuse_to(name):
         with pytest.raises(RuntimeError, match="for evaluation alone"):
             made.train()
         assert not any(part.training for part in made.modules())
+
+
+class TorchDropped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.drop = torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.dense(x))
+
+
+class TorchAttended(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = torch.nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x):
+        return self.attend(x, x, x, need_weights=False)[0]
+
+
+class TorchNormed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.norm(self.dense(x))
+
+
+class TorchCentered(torch.nn.Module):
+    """Keeps its statistics by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        y = self.dense(x)
+        if not self.training:
+            return y - self.mean
+        self.mean.mul_(0.9).add_(0.1 * y.detach().mean(0))
+        return y - y.mean(0)
+
+
+def _call_torch(model, x, *, train):
+    own = copy.deepcopy(model).train(train)
+    output = own(torch.from_numpy(x)).detach().numpy()
+    return output, [b.numpy() for b in own.buffers() if b.ndim]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize(
+    ("make", "x", "draws"),
+    [
+        (TorchDropped, X, True),
+        pytest.param(TorchAttended, TOKENS, True, marks=pytest.mark.slow),
+        (TorchNormed, X, False),
+        (TorchCentered, X, False),
+    ],
+)
+def test_structured_modules_of_torch_start_train_and_evaluate_as_their_source(
+    make, x, draws, starts
+):
+    source = make().train(starts)
+    given = (torch.from_numpy(x),)
+    converted = fmapper.convert(source, "flax", given, structure=True, train=True)
+    evaluated, _ = _call_torch(source, x, train=False)
+    trained, statistics = _call_torch(source, x, train=True)
+    as_given = nnx.clone(converted)(x)
+    if draws:
+        assert np.allclose(as_given, evaluated, atol=1e-5) is not starts
+    else:
+        np.testing.assert_allclose(as_given, trained if starts else evaluated, atol=1e-5)
+    converted.eval()
+    np.testing.assert_allclose(converted(x), evaluated, atol=1e-5)
+    converted.train()
+    if draws:
+        assert not np.allclose(converted(x), evaluated, atol=1e-5)
+        return
+    np.testing.assert_allclose(converted(x), trained, atol=1e-5)
+    kept = [v[...] for _, v in nnx.to_flat_state(nnx.state(converted)) if type(v) is not nnx.Param]
+    found = sorted(float(np.abs(v).sum()) for v in kept if np.shape(v) == (8,))
+    expected = sorted(float(np.abs(v).sum()) for v in statistics)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [TorchDropped, TorchNormed, TorchCentered])
+def test_files_of_torch_train_or_refuse_to(make):
+    code = fmapper.source(make(), "flax", (torch.from_numpy(X),))
+    module = types.ModuleType("written_for_evaluation")
+    exec(code, vars(module))
+    made = getattr(module, make.__name__)(rngs=nnx.Rngs(0))
+    with pytest.raises(RuntimeError, match="for evaluation alone"):
+        made.train()
+
+
+class EquinoxNormed(eqx.Module):
+    dense: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, key):
+        self.dense = eqx.nn.Linear(8, 8, key=key)
+        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
+
+    def __call__(self, x, state):
+        def one(x, state):
+            return self.norm(self.dense(x), state)
+
+        return jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+
+
+def test_batch_norm_of_equinox_trains_and_evaluates_as_its_source():
+    model, state = eqx.nn.make_with_state(EquinoxNormed)(KEY)
+    converted = fmapper.convert((model, state), "torch", (X,), train=True)
+    assert converted.training
+    trained, after = model(X, state)
+    found = converted.train()(torch.from_numpy(X)).detach()
+    np.testing.assert_allclose(found, trained, atol=1e-5)
+    evaluated, _ = eqx.nn.inference_mode(model)(X, after)
+    found = converted.eval()(torch.from_numpy(X)).detach()
+    np.testing.assert_allclose(found, evaluated, atol=1e-5)

@@ -75,7 +75,8 @@ class Spread:
             return float("inf")
         error = np.sqrt((variance + spread) / self.count + 1e-4**2)
         apart = np.abs(mean - known) / error
-        pooled, end = [], 0
+        pooled: list[int] = []
+        end = 0
         for still, count in zip(self._still, self._pooled, strict=True):
             end += 2 * still.size + count
             pooled += range(end - count, end)

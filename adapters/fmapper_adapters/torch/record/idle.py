@@ -138,13 +138,14 @@ def _run(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             note_changes(module) as changed,
         ):
             torch.manual_seed(0)
-            with _Operations() as mode:
+            noted = _Operations()
+            with noted:
                 output = module(*args, **kwargs)
             drew = random.getstate() != numbers or not _equal_states(numbers_of_numpy)
             found, _ = pytree.tree_flatten_with_path(output)
-            outputs = [(pytree.keystr(path), mode.describe(leaf)) for path, leaf in found]
-            mode.run.results = repr((outputs, list(changed), drew))
-        return mode.run
+            outputs = [(pytree.keystr(path), noted.describe(leaf)) for path, leaf in found]
+            noted.run.results = repr((outputs, list(changed), drew))
+        return noted.run
     finally:
         random.setstate(numbers)
         np.random.set_state(numbers_of_numpy)
