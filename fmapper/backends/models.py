@@ -238,12 +238,13 @@ class Models(Framework):
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
-    def build(self, program: Program, *, scan: bool = False) -> Any:
+    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
         """Returns the model of the classes that `translate` writes, with the program's arrays.
 
         Args:
             program: The program.
             scan: As for `translate`.
+            modes: As for `translate`.
 
         Raises:
             ConversionError: As `translate` does.

@@ -192,6 +192,12 @@ def _compare(
             "orthogonal factors, for which the converted model makes other, equally valid choices",
             ConversionWarning,
         )
+    for path in found:
+        if path.startswith("output") and path not in wanted:
+            raise ConversionError(
+                f"{program.name}: on {about} the converted model returns {path}, which the "
+                "original does not"
+            )
     if wanted and not count:
         raise ConversionError(f"{program.name}: nothing could be compared on {about}")
 

@@ -253,9 +253,10 @@ def convert_with_arrays(
 
     def record(shapes: Any) -> Program:
         given = (model, source, target, example_inputs, example_kwargs or {})
-        settings.update(dynamic_shapes=shapes, both=not modes)
+        layers = modes and target.writes_modes == "layers"
+        settings.update(dynamic_shapes=shapes, both=not layers)
         found = record_program(*given, **settings)
-        if not modes:
+        if not layers:
             return found
         return replace(
             found,
@@ -266,7 +267,8 @@ def convert_with_arrays(
     def lower_it(program: Program) -> Any:
         if arrays is not None:
             program = with_arrays(program, arrays)
-        return lower_trained(program, target, train=train, **options)
+        how = {"modes": True} if modes else {}
+        return lower_trained(program, target, train=train, **options, **how)
 
     with step(f"converting {type(model).__name__} to {to}") as say:
         program = record(dynamic_shapes)
@@ -295,10 +297,11 @@ def convert_with_arrays(
                     refuse = check_source.refuse_difference
                     refuse(model, source, converted, target, *given, train=alone)
             except ConversionError:
-                if modes or not (is_one and train and target.writes_modes == "layers"):
+                trains = train if target.writes_modes == "layers" else program.evaluation
+                if modes or not (is_one and trains and target.writes_modes):
                     raise
                 return convert_with_arrays(
-                    model, to, *given, dynamic_shapes=dynamic_shapes, train=True,
+                    model, to, *given, dynamic_shapes=dynamic_shapes, train=train,
                     strict=strict, specialize=specialize, modes=True, **options,
                 )  # fmt: skip
     return converted

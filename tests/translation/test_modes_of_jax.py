@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
+from flax import linen, nnx
 
 import fmapper
 from fmapper.translation import run_file
@@ -169,3 +169,102 @@ def test_one_mask_for_all_examples_is_not_that_layer():
     assert proof, proof
     assert "draws random numbers" in reason
     assert "nn.Dropout" not in source.code
+
+
+class Headed(nnx.Module):
+    """Has another output in training."""
+
+    def __init__(self, rngs):
+        self.linear, self.head = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+        self.deterministic = False
+
+    def __call__(self, x):
+        y = self.linear(x)
+        return (y, None) if self.deterministic else (y, self.head(y))
+
+
+class LinenDoubled(linen.Module):
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        y = linen.Dropout(0.5, deterministic=not train)(linen.Dense(4)(x))
+        return y * 2 if train else y
+
+
+class EquinoxDoubled(equinox.Module):
+    linear: equinox.nn.Linear
+    drop: equinox.nn.Dropout
+    inference: bool
+
+    def __init__(self, key):
+        self.linear, self.drop = equinox.nn.Linear(3, 4, key=key), equinox.nn.Dropout(0.5)
+        self.inference = False
+
+    def __call__(self, x, key=None):
+        y = self.drop(jax.vmap(self.linear)(x), key=key)
+        return y if self.inference else y * 2
+
+
+@pytest.mark.parametrize("make", [Doubled, pytest.param(Headed, marks=pytest.mark.slow)])
+def test_structured_modules_have_both_modes_of_code_of_the_models_own(make):
+    model, x = make(nnx.Rngs(0)), np.ones((2, 3), np.float32)
+    built = fmapper.convert(model, "torch", (x,), structure=True)
+    assert built.training
+    for mode in ("eval", "train"):
+        getattr(built, mode)(), getattr(model, mode)()
+        pairs = zip(jax.tree.leaves(built(torch.tensor(x))), jax.tree.leaves(model(x)), strict=True)
+        for given, expected in pairs:
+            np.testing.assert_allclose(given.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linen", pytest.param("equinox", marks=pytest.mark.slow)])
+def test_structured_modules_have_both_modes_beside_keys_and_flags(kind):
+    x, key = np.ones((64, 3), np.float32), jax.random.key(0)
+    if kind == "linen":
+        model = LinenDoubled(), LinenDoubled().init(key, x)
+        expected, kwargs = model[0].apply(model[1], x), {"rngs": {"dropout": key}}
+    else:
+        model, kwargs = EquinoxDoubled(key), {"key": key}
+        expected = equinox.nn.inference_mode(model)(x)
+    built = fmapper.convert(model, "torch", (x,), kwargs, structure=True, train=True)
+    assert built.training is (kind == "equinox")
+    np.testing.assert_allclose(built.eval()(torch.tensor(x)).detach(), expected, atol=1e-6)
+    trained = built.train()(torch.tensor(x)).detach().numpy()
+    kept = trained != 0
+    np.testing.assert_allclose(trained[kept], 4 * np.asarray(expected)[kept], rtol=1e-4)
+    assert 0.3 < kept.mean() < 0.7
+
+
+class Frozen(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.BatchNorm(3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs, use_running_average=True)
+
+    def __call__(self, x):
+        return self.norm(self.first(x))
+
+
+def test_batch_norm_that_is_frozen_stays_so_in_training():
+    model, x = Frozen(nnx.Rngs(0)), np.arange(6, dtype=np.float32).reshape(2, 3)
+    model.norm.mean[...] = jnp.arange(3.0)
+    built = fmapper.convert(model, "torch", (x,), structure=True, train=True)
+    given = built(torch.tensor(x)).detach()
+    np.testing.assert_allclose(given, model(x), atol=1e-5)
+    mean = next(
+        b for name, b in built.named_buffers() if name.startswith("norm.") and "mean" in name
+    )
+    np.testing.assert_array_equal(mean, np.arange(3.0))
+
+
+def test_structured_modules_are_compared_in_training(monkeypatch):
+    from fmapper_adapters.torch.translation import build
+
+    outputs = build._outputs
+
+    def off(*args, train):
+        return [x + train for x in outputs(*args, train=train)]
+
+    monkeypatch.setattr(build, "_outputs", off)
+    with pytest.raises(fmapper.ConversionError, match="differs from the original"):
+        fmapper.convert(
+            Frozen(nnx.Rngs(0)), "torch", (np.ones((2, 3), np.float32),), structure=True
+        )

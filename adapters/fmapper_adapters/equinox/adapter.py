@@ -43,7 +43,8 @@ class EquinoxAdapter(JaxModels):
                 "for Equinox there are only models with their own classes: pass structure=True. "
                 "convert(model, 'jax', ...) gives a model that is called as a whole."
             )
-        return self.build(program, scan=options.get("scan", False))
+        scan, modes = options.get("scan", False), options.get("modes", False)
+        return self.build(program, scan=scan, modes=modes)
 
     def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
         """Returns a file for Equinox.
@@ -68,11 +69,11 @@ class EquinoxAdapter(JaxModels):
         dialect = EquinoxDialect(slices, keys=keys)
         return write(program, dialect, scan=scan, evaluation=evaluation)
 
-    def build(self, program: Program, *, scan: bool = False) -> Any:
+    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
         """Returns the module of Equinox."""
         from fmapper_adapters.equinox.translation import build as _build
 
-        model = _build.build(program, self.translate(program, scan=scan))
+        model = _build.build(program, self.translate(program, scan=scan, modes=modes))
         has_modes = program.evaluation is not None and not program.starts_in_training
         return _build.for_evaluation(model) if has_modes else model
 

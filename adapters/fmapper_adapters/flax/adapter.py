@@ -155,9 +155,9 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a `FlaxModel`, or for the target `linen` a `LinenModel`."""
         from fmapper_adapters.flax import flax_model
 
-        scan = options.pop("scan", False)
+        scan, modes = options.pop("scan", False), options.pop("modes", False)
         if options.pop("structure", False):
-            return self.build(program, scan=scan)
+            return self.build(program, scan=scan, modes=modes)
         return flax_model.from_program(program, lowerings, **options)
 
     def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
@@ -183,11 +183,11 @@ class FlaxAdapter(JaxModels, Nodes):
                 )
         return write(program, FlaxDialect(*parts), scan=scan, evaluation=evaluation)
 
-    def build(self, program: Program, *, scan: bool = False) -> Any:
+    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
         """Returns the module of NNX."""
         from fmapper_adapters.flax.translation import build as _build
 
-        return _build.build(program, self.translate(program, scan=scan))
+        return _build.build(program, self.translate(program, scan=scan, modes=modes))
 
     def proof(self) -> str:
         """Returns the script for NNX."""

@@ -417,8 +417,9 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns a `TorchModel`, or with `structure=True` a module with the model's classes."""
         from fmapper_adapters.torch.model import torch_model
 
+        modes = options.pop("modes", False)
         if options.pop("structure", False):
-            return self.build(program)
+            return self.build(program, modes=modes)
         return torch_model.from_program(program, lowerings, **options)
 
     def call(self, model: Any, args: Any, kwargs: Any, *, train: bool | None = None) -> Any:

@@ -18,6 +18,7 @@ from fmapper_adapters.torch.record import export, modes, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
+from fmapper_adapters.torch.translation import build
 
 
 def call_module(
@@ -26,7 +27,7 @@ def call_module(
     """Calls a module on copies of the inputs, without changing it; the mode None is its own."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
-    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    args, kwargs = copy.deepcopy((args, build.options_of(model, kwargs)))
     with _mode(model, train):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         are_blind, _ = _encoders.that_see_nothing(model, args, kwargs)
@@ -82,7 +83,7 @@ def watch(
     """Records every operation of the program for these inputs, computed by torch."""
     if not isinstance(model, torch.nn.Module):
         return None
-    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    args, kwargs = copy.deepcopy((args, build.options_of(model, kwargs)))
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
         with _mode(model, train):

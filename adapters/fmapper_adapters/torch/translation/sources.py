@@ -33,11 +33,11 @@ class Sources(Models):
 
         return _write.write(program, modes=modes)
 
-    def build(self, program: Program, *, scan: bool = False) -> Any:
+    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
         """Returns the module."""
         from fmapper_adapters.torch.translation import build as _build
 
-        return _build.build(program, self.translate(program, scan=scan))
+        return _build.build(program, self.translate(program, scan=scan, modes=modes))
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a converted or compiled model, where modules have other names."""

@@ -135,6 +135,7 @@ def _print(
     Raises:
         ConversionError: Its parts have other names there.
     """
+    program = dataclasses.replace(program, lacks_training=lacks_training)
     renamed, lists = translation.with_lists(program)
     if evaluation is not None:
         evaluation, others = restate(evaluation)

@@ -255,8 +255,11 @@ def _norm(site: Site, call: Call, kind: str, usual: Any) -> Layer | None:
 
 
 def _batch_norm(site: Site, call: Call) -> Layer | None:
-    """Finds `F.batch_norm` with the running statistics, channels first or last."""
-    if _arg(call, 5, "training", False):
+    """Finds `F.batch_norm` with the running statistics, channels first or last.
+
+    In a file that trains it stays a call, as train() would have a layer use those of the batch.
+    """
+    if _arg(call, 5, "training", False) or not site.structure.program.lacks_training:
         return None
     given = {
         "running_mean": call.args[1], "running_var": call.args[2],
