@@ -13,6 +13,7 @@ pytest.importorskip("jax")
 
 from fmapper_adapters.jax.aten import table  # noqa: E402
 from fmapper_adapters.torch.from_fx import decompositions, forms, gradient_ends, graph  # noqa: E402
+from fmapper_adapters.torch.passes.static_sizes import find_remaining  # noqa: E402
 from fmapper_adapters.torch.record import export  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export itself
@@ -208,7 +209,6 @@ OF_ANY_SIZE: dict[str, Any] = {
 ANY_SIZES = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
 LEFT_OF_ANY_SIZE: dict[str, Any] = {
     "split into parts that vary": lambda _, x: x.chunk(2, 2),
-    "sizes by values": lambda _, x: x.clone().masked_select(x > 0),
     "a size by a value": lambda _, x: torch.zeros(x[0, 0, 0, 0].long().abs().item()) + 1,
 }
 
@@ -225,6 +225,63 @@ def test_sizes_that_vary(name: str) -> None:
             got = fmapper.to_torch(fmapper.convert(program, target)(own))
             exact = target == "torch"  # JAX has no 64 bits here
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, check_dtype=exact)
+
+
+def rows_that_are_added(_: Any, x: Any) -> Any:
+    out = torch.zeros_like(x)
+    for column in range(2):
+        (rows,) = torch.where(x[:, column, 0, 0] > 0)
+        out.index_add_(0, rows, x[rows] * 2)
+    return out
+
+
+def rows_that_are_put(_: Any, x: Any) -> Any:
+    rows, columns = (x[..., 0, 0] > 0).nonzero(as_tuple=True)
+    out = torch.zeros(x.shape)
+    out[rows, columns] = x.sin().where(x > 0, x.cos())[rows, columns]
+    out.add_(1)
+    return out
+
+
+BY_VALUES: dict[str, Any] = {
+    "selected": lambda _, x: x[x > 0].sum(0),
+    "rows that are added": rows_that_are_added,
+    "rows that are put": rows_that_are_put,
+    "rows that are flattened": lambda _, x: x[x[:, 0, 0, 0] > 0].flatten(1).sum(0),
+    "rows that are reshaped": lambda _, x: x[x[:, 0, 0, 0] > 0].reshape(-1, 24, 6).sum(0),
+    "rows that are chosen": lambda _, x: torch.where(x[x > 0] > 1, 0.5, x[x > 0]).sum(0),
+    "rows that are stacked": lambda _, x: torch.stack([x[x > 0], x[x > 0] + 1]).sum(1),
+    "rows that are pooled": lambda _, x: F.max_pool2d(x[x[:, 0, 0, 0] > 0], 2).sum(0),
+    "a place of nothing": lambda _, x: torch.zeros(2).index_add(
+        0, torch.where(x[0, 0, 0, 0] > 0)[0], torch.ones(1)[torch.where(x[0, 0, 0, 0] > 0)[0]]
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "a place of nothing" else pytest.mark.slow)
+        for name in BY_VALUES
+    ],
+)
+def test_sizes_by_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Function(BY_VALUES[name]).eval()
+
+    def decompose(*_: Any) -> Any:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(export.output_order, "decompose", decompose)
+    direct = export.export_program(module, (x,), {}, whole=table.lowers_whole({}))
+    monkeypatch.undo()
+    monkeypatch.setattr(forms, "other_forms", lambda *_: None)
+    traced = export.export_program(module, (x,), {}, whole=table.lowers_whole({}))
+    assert bool(find_remaining(direct)) == bool(find_remaining(traced))
+    for given in (-x, x.abs()):
+        for target, own in (("jax", fmapper.to_jax(given)), ("torch", given.clone())):
+            got = fmapper.to_torch(fmapper.convert(direct, target)(own))
+            exact = target == "torch"  # JAX has no 64 bits here
+            torch.testing.assert_close(got, module(given), rtol=1e-5, atol=1e-5, check_dtype=exact)
 
 
 @pytest.mark.parametrize("name", LEFT_OF_ANY_SIZE)

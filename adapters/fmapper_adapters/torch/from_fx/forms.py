@@ -21,13 +21,18 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx.decompositions import Decompositions
 from fmapper_adapters.torch.from_fx.gradient_ends import STOP
 from fmapper_adapters.torch.from_fx.overlaps import EXPANSIONS
-from fmapper_adapters.torch.passes.one_form import FORMS, IN_PLACE, WITHOUT_GRADIENTS
+from fmapper_adapters.torch.passes.one_form import (
+    FORMS,
+    IN_PLACE,
+    WITHOUT_GRADIENTS,
+    WRITES,
+)
 
 _aten: Any = torch.ops.aten
 _METADATA: Any = _aten._assert_tensor_metadata.default
 _SET_GRAD: Any = torch.ops.higher_order.wrap_with_set_grad_enabled
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_KEPT = (operator.getitem, _SET_GRAD, STOP)
+_KEPT = (operator.getitem, _SET_GRAD, STOP, _METADATA, _aten._assert_scalar.default)
 _TOGETHER = (_aten.meshgrid.default, _aten.meshgrid.indexing, _aten.broadcast_tensors.default)
 _DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
 
@@ -156,7 +161,7 @@ def other_forms(
 
 
 def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
-    """Returns whether no size depends on values, and operations are in final form or variants."""
+    """Returns whether all operations are in final form, or variants."""
     order = {node: i for i, node in enumerate(owner.graph.nodes)}
     for node in owner.graph.nodes:
         if node.op == "get_attr":
@@ -182,7 +187,7 @@ def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
 
 def _is_kept(node: Node) -> bool:
     """Returns whether a call that is not lowered stays as it is, such as arithmetic on sizes."""
-    if node.target in _KEPT or node.target is _METADATA:
+    if node.target in _KEPT:
         return True
     return isinstance(node.meta.get("val"), _SYMBOLIC) and (
         node.target is _aten.sym_size.int
@@ -191,19 +196,13 @@ def _is_kept(node: Node) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a number or a dense real array, or several.
-
-    A number or size may follow from the sizes of the inputs, but not from their values.
-    """
+    """Returns whether a value is a number or a dense real array, or several."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
-    if isinstance(value, _SYMBOLIC):
-        return not free_unbacked_symbols(value)
     if not isinstance(value, torch.Tensor):
-        return value is None or type(value) in (bool, int, float, str)
-    if value.layout is not torch.strided or value.is_complex() or value.device.type == "meta":
-        return False
-    return all(type(size) is int or _is_plain(size) for size in (*value.shape, *value.stride()))
+        return value is None or isinstance(value, (bool, int, float, str, *_SYMBOLIC))
+    is_dense = value.layout is torch.strided and not value.is_complex()
+    return is_dense and value.device.type != "meta"
 
 
 def _form_of(node: Node, order: dict[Node, int]) -> str | None:
@@ -275,6 +274,10 @@ def _is_in_place(node: Node) -> bool:
 
 def _keeps_kind(node: Node) -> bool:
     """Returns whether the out-of-place operation gives the same dtype and shape."""
+    if node.target in _WRITES:
+        return True
+    if any(free_unbacked_symbols(_value(one)) for one in node.all_input_nodes):
+        return False
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
     wanted = _value(node)
     with wanted.fake_mode:
@@ -293,8 +296,14 @@ def _overload(op: str) -> Any:
 
 _FORMS: dict[Any, str] = {_overload(op): op for op in FORMS}
 
+# Changes of some elements, which never make another dtype or shape.
+_WRITES = frozenset(map(_overload, WRITES))
+
 # Operations whose results are arrays of their own, and no views of what they are given.
 _NEW = frozenset(map(_overload, IN_PLACE.values())) | {
+    _aten.zeros_like.default,
+    _aten.zeros.default,
+    _aten.new_zeros.default,
     _aten.batch_norm.default,
     _aten.conv1d.default,
     _aten.conv2d.default,

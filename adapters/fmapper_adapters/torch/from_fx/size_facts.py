@@ -10,6 +10,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fmapper.programs import Graph
+
 Sizes = tuple[Any, ...]
 
 
@@ -57,6 +59,22 @@ class SizeFacts:
             packet = getattr(node.target, "overloadpacket", None)
             sized = sized or packet in _SIZED or (packet is _INDEX and _has_mask(node))
         return cls(shapes, numbers, dtypes, known, frozenset(symbols), sized)
+
+    def with_results(self, graph: Graph) -> SizeFacts:
+        """Adds the arrays that only a rewritten graph has, whose sizes have torch's names."""
+        new = {call.name: call.result[0] for call in graph.calls if len(call.result) == 1}
+        new = {name: kind for name, kind in new.items() if name not in self.shapes}
+        if not new:
+            return self
+        sizes = (size for shape in self.shapes.values() for size in shape)
+        symbols = {s for size in sizes if isinstance(size, sympy.Basic) for s in size.free_symbols}
+        by_name = {str(symbol): symbol for symbol in symbols}
+        shapes = {
+            name: tuple(s if isinstance(s, int) else sympy.sympify(s, by_name) for s in shape)
+            for name, (_, shape) in new.items()
+        }
+        dtypes = {name: dtype for name, (dtype, _) in new.items()}
+        return dataclasses.replace(self, shapes=self.shapes | shapes, dtypes=self.dtypes | dtypes)
 
 
 _SIZED = {

@@ -21,7 +21,7 @@ def one_form(program: Program, ops: Collection[str]) -> Program:
     """Rewrites some operations of a program to their canonical form.
 
     Args:
-        program: A program whose sizes do not depend on values.
+        program: The program.
         ops: The operations. Calls without gradients are inlined as well.
     """
     if not ops:
@@ -267,8 +267,12 @@ def _subtract(writer: _Writer, call: Call) -> Call:
     return _write(call, "aten::sub.Tensor", number, x)
 
 
-# Changes in place, and what gives the same without.
-IN_PLACE = {
+# Changes of some elements in place, and what gives the same without.
+WRITES = {
+    f"aten::{name}_.default": f"aten::{name}.default"
+    for name in ("index_add", "index_copy", "index_put")
+}
+IN_PLACE = WRITES | {
     f"aten::{name}_.{overload}": f"aten::{name}.{overload}"
     for names, overload in (
         ("add sub mul div", "Tensor"),

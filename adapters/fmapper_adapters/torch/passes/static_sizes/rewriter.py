@@ -36,6 +36,7 @@ def fix_sizes(program: Program, facts: SizeFacts) -> Program:
     if not facts.symbols and not facts.is_sized:
         return program
     whole = [one.target != PADDED for one in program.outputs]
+    facts = facts.with_results(program.graph)
     try:
         return dataclasses.replace(program, graph=_with_numbers(program.graph, facts, whole))
     except Remains:

@@ -79,6 +79,23 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return torch.masked_select(*together(x, mask))
 
 
+def _where(condition: Any, *both: Any, **options: Any) -> Any:
+    """Computes `where` of a condition alone, without an operation that torch must decompose."""
+    if both or options:
+        return torch.where(condition, *both, **options)
+    return _places(condition)
+
+
+def _nonzero(input: Any, *, as_tuple: bool = False, **options: Any) -> Any:
+    """Computes `nonzero`, by column if it is a tuple."""
+    return _places(input) if as_tuple else torch.nonzero(input, **options)
+
+
+def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    found = torch.nonzero(x.reshape(1) if x.ndim == 0 else x)
+    return tuple(found.select(1, dim) for dim in range(found.shape[1]))
+
+
 def _split(
     tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> Any:
@@ -324,6 +341,9 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.nn.functional.one_hot: _one_hot,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
+    torch.where: _where,
+    torch.nonzero: _nonzero,
+    torch.Tensor.nonzero: _nonzero,
     torch.split: _split,
     torch.Tensor.split: _split,
     torch.Tensor.__getitem__: _get,
