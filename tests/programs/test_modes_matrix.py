@@ -375,9 +375,48 @@ def test_structured_modules_of_torch_start_train_and_evaluate_as_their_source(
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("make", [TorchDropped, TorchNormed, TorchCentered])
+@pytest.mark.parametrize(
+    "make",
+    [
+        TorchDropped,
+        pytest.param(TorchAttended, marks=pytest.mark.slow),
+        TorchNormed,
+        TorchCentered,
+    ],
+)
+@pytest.mark.parametrize("starts", [True, False])
+def test_flat_models_of_torch_start_train_and_evaluate_as_their_source(make, starts):
+    x = TOKENS if make is TorchAttended else X
+    source = make().train(starts)
+    given = (torch.from_numpy(x),)
+    converted = fmapper.convert(source, "flax", given, train=True, rngs=nnx.Rngs(dropout=0))
+    evaluated, _ = _call_torch(source, x, train=False)
+    trained, statistics = _call_torch(source, x, train=True)
+    assert converted.deterministic is not starts
+    converted.eval()
+    np.testing.assert_allclose(converted(x), evaluated, atol=1e-5)
+    converted.train()
+    if not statistics:
+        assert not np.allclose(converted(x), evaluated, atol=1e-5)
+        return
+    np.testing.assert_allclose(converted(x), trained, atol=1e-5)
+    found = [x for x in jax.tree.leaves(converted.state_dict()) if np.shape(x) == (8,)]
+    for expected in statistics:
+        assert any(np.allclose(one, expected, atol=1e-5) for one in found)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        TorchDropped,
+        pytest.param(TorchAttended, marks=pytest.mark.slow),
+        TorchNormed,
+        TorchCentered,
+    ],
+)
 def test_files_of_torch_train_or_refuse_to(make):
-    code = fmapper.source(make(), "flax", (torch.from_numpy(X),))
+    x = TOKENS if make is TorchAttended else X
+    code = fmapper.source(make(), "flax", (torch.from_numpy(x),))
     module = types.ModuleType("written_for_evaluation")
     exec(code, vars(module))
     made = getattr(module, make.__name__)(rngs=nnx.Rngs(0))
@@ -410,3 +449,62 @@ def test_batch_norm_of_equinox_trains_and_evaluates_as_its_source():
     evaluated, _ = eqx.nn.inference_mode(model)(X, after)
     found = converted.eval()(torch.from_numpy(X)).detach()
     np.testing.assert_allclose(found, evaluated, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_written_batch_norm_of_equinox_trains_and_evaluates_as_its_source():
+    given = eqx.nn.make_with_state(EquinoxNormed)(KEY)
+    model, state = given
+    trained, after = model(X, state)
+    evaluated, _ = eqx.nn.inference_mode(model)(X, after)
+    converted = fmapper.convert(given, "torch", (X,), structure=True, train=True)
+    assert converted.training
+    np.testing.assert_allclose(converted(torch.from_numpy(X)).detach(), trained, atol=1e-5)
+    found = converted.eval()(torch.from_numpy(X)).detach()
+    np.testing.assert_allclose(found, evaluated, atol=1e-5)
+    module = types.ModuleType("written_norm")
+    sys.modules[module.__name__] = module
+    exec(fmapper.source(given, "torch", (X,), train=True), vars(module))
+    made = module.EquinoxNormed()
+    module.load_weights(made, {k: np.array(v) for k, v in fmapper.state(given).items()})
+    np.testing.assert_allclose(made.train()(torch.from_numpy(X)).detach(), trained, atol=1e-5)
+    np.testing.assert_allclose(made.eval()(torch.from_numpy(X)).detach(), evaluated, atol=1e-5)
+
+
+class EquinoxCentered(eqx.Module):
+    """Keeps its statistics by hand."""
+
+    dense: eqx.nn.Linear
+    mean: eqx.nn.StateIndex
+    inference: bool
+
+    def __init__(self, key):
+        self.dense, self.inference = eqx.nn.Linear(8, 8, key=key), False
+        self.mean = eqx.nn.StateIndex(jnp.zeros(8))
+
+    def __call__(self, x, state):
+        y, mean = jax.vmap(self.dense)(x), state.get(self.mean)
+        if self.inference:
+            return y - mean, state
+        return y - y.mean(0), state.set(self.mean, 0.9 * mean + 0.1 * y.mean(0))
+
+
+@pytest.mark.slow
+def test_statistics_of_equinox_by_hand_are_kept_and_never_written_in_part():
+    given = eqx.nn.make_with_state(EquinoxCentered)(KEY)
+    model, state = eqx.nn.make_with_state(EquinoxCentered)(KEY)
+    trained, after = model(X, state)
+    evaluated, _ = eqx.nn.inference_mode(model)(X, after)
+    converted = fmapper.convert(given, "torch", (X,), train=True)
+    assert converted.training
+    np.testing.assert_allclose(converted(torch.from_numpy(X)).detach(), trained, atol=1e-5)
+    found = converted.eval()(torch.from_numpy(X)).detach()
+    np.testing.assert_allclose(found, evaluated, atol=1e-5)
+    with pytest.raises(fmapper.ConversionError, match="training cannot be written"):
+        fmapper.convert(given, "torch", (X,), structure=True, train=True)
+    with pytest.raises(fmapper.ConversionError, match="training cannot be written"):
+        fmapper.source(given, "torch", (X,), train=True)
+    with pytest.warns(fmapper.ConversionWarning, match="for evaluation alone"):
+        built = fmapper.convert(given, "torch", (X,), structure=True)
+    with pytest.raises(RuntimeError, match="for evaluation alone"):
+        built.train()

@@ -424,7 +424,7 @@ def test_dropout_draws_from_rngs_and_is_off_in_evaluation():
     x = torch.randn(5, 2, 6, 6)
     array = jnp.asarray(x.numpy())
     converted = fmapper.convert(model, "flax", (x,), train=True)
-    converted.eval()
+    assert converted.deterministic  # as the module is
     compare(converted(array), model(x))
     converted.train()
     with pytest.raises(fmapper.ProgramInputError, match=r"rngs=nnx\.Rngs\(dropout=0\)"):
@@ -441,6 +441,7 @@ def test_dropout_draws_from_rngs_and_is_off_in_evaluation():
 
     converted.rngs = nnx.Rngs(0)
     again = fmapper.convert(model, "flax", (x,), train=True, rngs=nnx.Rngs(0))
+    again.train()
     mine = [run(converted, array), converted(array)]
     theirs = [again(array), run(again, array)]
     np.testing.assert_allclose(mine, theirs, atol=1e-6)
@@ -486,6 +487,7 @@ def test_a_view_in_the_other_mode_shares_its_variables():
     x = torch.randn(5, 2, 6, 6)
     model = Convolutional().eval()
     converted = fmapper.convert(model, "flax", (x,), train=True)
+    converted.train()
     view = nnx.view(converted, deterministic=True)
     assert not converted.deterministic
     compare(view(x.numpy()), model(x))

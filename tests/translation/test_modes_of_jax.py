@@ -258,13 +258,11 @@ def test_batch_norm_that_is_frozen_stays_so_in_training():
 def test_structured_modules_are_compared_in_training(monkeypatch):
     from fmapper_adapters.torch.translation import build
 
-    outputs = build._outputs
+    x, outputs = np.ones((2, 3), np.float32), build._outputs
 
     def off(*args, train):
         return [x + train for x in outputs(*args, train=train)]
 
     monkeypatch.setattr(build, "_outputs", off)
     with pytest.raises(fmapper.ConversionError, match="differs from the original"):
-        fmapper.convert(
-            Frozen(nnx.Rngs(0)), "torch", (np.ones((2, 3), np.float32),), structure=True
-        )
+        fmapper.convert(Doubled(nnx.Rngs(0)), "torch", (x,), structure=True)

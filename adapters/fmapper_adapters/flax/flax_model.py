@@ -130,7 +130,7 @@ class FlaxModel(Part):
     def __init__(self, programs: Programs, arrays: Mapping[str, Any], *, rngs: Any = None) -> None:
         _programs.check_names(programs, _RESERVED)
         self._programs = programs
-        self.deterministic = programs.training is None
+        self.deterministic = not programs.starts_in_training
         if rngs is not None:
             self.rngs = rngs
         made = {}
@@ -229,9 +229,6 @@ class FlaxModel(Part):
             UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
         found: FlaxModel = _programs.load(path, options)
-        programs = found._programs
-        if programs.training is not None and programs.evaluation is not None:
-            found.deterministic = not programs.training.program.starts_in_training
         return found
 
 

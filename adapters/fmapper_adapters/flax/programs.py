@@ -54,6 +54,14 @@ class Programs:
         """Either program, for what they have in common."""
         return self.training if self.evaluation is None else self.evaluation
 
+    @property
+    def starts_in_training(self) -> bool:
+        """Whether the source was in training, where there are both programs."""
+        if self.training is None or self.evaluation is None:
+            return self.training is not None
+        started: bool = self.training.program.starts_in_training
+        return started
+
     def bind(self, arrays: Mapping[str, Any], *, train: bool) -> Any:
         """Returns the `JaxModel` for a mode with these arrays.
 
