@@ -290,6 +290,7 @@ class EndsOnAnother(Routed):
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
+@pytest.mark.filterwarnings("ignore:.* a call changes losses:fmapper.ConversionWarning")
 def test_loops_that_do_more_are_right_or_refused(kind: Any) -> None:
     module = kind(top_k=1)
     torch.manual_seed(1)
