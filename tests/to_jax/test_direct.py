@@ -243,9 +243,20 @@ def rows_that_are_put(_: Any, x: Any) -> Any:
     return out
 
 
+def rows_that_are_added_in_place(_: Any, x: Any) -> Any:
+    out = torch.zeros_like(x)
+    for column in range(2):
+        (rows,) = torch.where(x[:, column, 0, 0] > 0)
+        before = out[rows]
+        out[rows] += x[rows] * 2
+        out[rows] *= before.cos()
+    return out
+
+
 BY_VALUES: dict[str, Any] = {
     "selected": lambda _, x: x[x > 0].sum(0),
     "rows that are added": rows_that_are_added,
+    "rows that are added in place": rows_that_are_added_in_place,
     "rows that are put": rows_that_are_put,
     "rows that are flattened": lambda _, x: x[x[:, 0, 0, 0] > 0].flatten(1).sum(0),
     "rows that are reshaped": lambda _, x: x[x[:, 0, 0, 0] > 0].reshape(-1, 24, 6).sum(0),

@@ -276,8 +276,9 @@ def _keeps_kind(node: Node) -> bool:
     """Returns whether the out-of-place operation gives the same dtype and shape."""
     if node.target in _WRITES:
         return True
-    if any(free_unbacked_symbols(_value(one)) for one in node.all_input_nodes):
-        return False
+    given = [_value(one) for one in node.all_input_nodes]
+    if any(free_unbacked_symbols(value) for value in given):  # which torch would compare
+        return all(getattr(value, "dtype", None) is _value(node).dtype for value in given)
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
     wanted = _value(node)
     with wanted.fake_mode:
@@ -305,6 +306,7 @@ _NEW = frozenset(map(_overload, IN_PLACE.values())) | {
     _aten.zeros.default,
     _aten.new_zeros.default,
     _aten.batch_norm.default,
+    _aten.index.Tensor,
     _aten.conv1d.default,
     _aten.conv2d.default,
     _aten.conv3d.default,
