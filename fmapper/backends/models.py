@@ -274,7 +274,8 @@ class Models(Framework):
             and `refused`, where the framework cannot differentiate the model: why. With a
             disturbance also `weight.NAME`, the parameters before the steps. With `seeds` it gives
             the rates of dropout instead, and the outputs in training for each seed when only
-            dropout of that rate is on; under nan those with none of it, but with other noise.
+            dropout of that rate is on, drawn at one half at least; under nan those with none of it,
+            but with other noise.
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 

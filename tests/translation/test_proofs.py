@@ -268,6 +268,7 @@ def test_rates_and_places_of_dropout_are_proved_over_seeds(dropping):
         ("self.drop_more(h)", "h"),
         ("self.drop_more(h)", "self.drop(self.drop_more(h))"),
         ("self.drop(self.inner(h))", "self.drop_more(self.inner(h))"),
+        ("self.drop(self.inner(h))", "self.inner(self.drop(h))"),
     ],
 )
 def test_files_with_other_dropout_are_refused(dropping, change):
@@ -275,6 +276,33 @@ def test_files_with_other_dropout_are_refused(dropping, change):
     assert not proof
     assert "differ" in str(proof)
     assert proof.errors["train outputs"] < 1e-5
+
+
+class Narrow(nn.Module):
+    """Drops little between linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 6), nn.Linear(6, 5)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.last(self.drop(self.first(x)))
+
+
+@pytest.mark.slow
+def test_dropout_of_a_low_rate_between_linear_layers_is_in_its_place():
+    model, given = Narrow(), (torch.randn(1, 16),)
+    source, program, proof = translate(model, "flax", given, train=True, proved=True)
+    assert proof, proof
+    change = "self.drop(self.first(x))", "self.first(self.drop(x))"
+    assert change[0] in source.code
+    changed = replace(source, code=source.code.replace(*change))
+    origin, target = get_adapter("torch", Models), get_adapter("flax", Models)
+    proof = prove(changed, program, model, origin, target, given, {})
+    assert not proof
+    assert proof.errors["train dropout"] > 8
 
 
 def test_spreads_are_compared_in_standard_errors():

@@ -13,25 +13,24 @@ def make(train):
 
 def call(model, train):
     key = {"key": jax.random.key(0)} if train and takes_key(type(model).__call__) else {}
-    return without_dropout(model)(*args, **kwargs, **key)
+    return with_rates(model)(*args, **kwargs, **key)
 
 
 def is_dropout(x):
     return isinstance(x, eqx.nn.Dropout)
 
 
-def without_dropout(model, is_off=lambda rate: True):
-    def still(x):
-        if not is_dropout(x) or not is_off(x.p):
+def with_rates(model, rate_of=lambda rate: 0.0):
+    def change(x):
+        if not is_dropout(x) or (getattr(x, "broadcast_dims", ()) and rate_of(None) != 0):
             return x
-        is_shared = getattr(x, "broadcast_dims", ()) and not is_off(None)
-        return x if is_shared else eqx.tree_at(lambda d: d.p, x, 0.0)
+        return eqx.tree_at(lambda d: d.p, x, rate_of(x.p))
 
-    return jax.tree.map(still, model, is_leaf=is_dropout)
+    return jax.tree.map(change, model, is_leaf=is_dropout)
 
 
-def run_with_dropout(is_off):
-    model = without_dropout(make(True), is_off)
+def run_with_dropout(rate_of):
+    model = with_rates(make(True), rate_of)
     layers = filter(is_dropout, jax.tree.leaves(model, is_leaf=is_dropout))
     if not draws.drawn and not any(layer.p > 0 for layer in layers):
         return None

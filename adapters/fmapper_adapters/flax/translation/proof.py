@@ -13,14 +13,14 @@ def in_order(value):  # dicts in their own order, as the source has them; JAX wo
     return list(value)
 
 
-def make(train, is_off=lambda rate: True):
+def make(train, rate_of=lambda rate: 0.0):
     model = getattr(net, name)(rngs=nnx.Rngs(0))
     nnx.update(model, jax.tree.map(widen, nnx.state(model)))
     net.load_weights(model, weights)
     model.train() if train else model.eval()
     for layer in dropouts(model):
-        if is_off(layer.rate) and (is_off(None) or not layer.broadcast_dims):
-            layer.rate = 0.0
+        if rate_of(None) == 0 or not layer.broadcast_dims:
+            layer.rate = rate_of(layer.rate)
     return model
 
 
@@ -35,8 +35,8 @@ def run(model, train):
     return found
 
 
-def run_with_dropout(is_off):
-    model = make(True, is_off)
+def run_with_dropout(rate_of):
+    model = make(True, rate_of)
     if not draws.drawn and not any(layer.rate > 0 for layer in dropouts(model)):
         return None
     graph, keys, rest = nnx.split(model, nnx.RngKey, ...)

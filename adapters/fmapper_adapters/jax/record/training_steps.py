@@ -51,8 +51,8 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
     """Makes the dropout layers of libraries identities within the block.
 
     Args:
-        but: The rate of layers that stay, and with them those that share masks along dimensions;
-            None if there is none.
+        but: The rate of layers that stay, drawn at one half at least, and with them those that
+            share masks along dimensions; None if there is none.
 
     Yields:
         The rates of the other layers that are called.
@@ -66,7 +66,14 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
             if but is not None and bool(getattr(self, "broadcast_dims", False)):
                 return original(self, x, *args, **kwargs)
             rates.add(float(rate))
-            return original(self, x, *args, **kwargs) if rate == but else x
+            if rate != but:
+                return x
+            name = "rate" if hasattr(self, "rate") else "p"
+            object.__setattr__(self, name, max(rate, 0.5))  # modules of libraries are frozen
+            try:
+                return original(self, x, *args, **kwargs)
+            finally:
+                object.__setattr__(self, name, rate)
 
         return call
 

@@ -239,8 +239,8 @@ class _WithoutDropout(TorchFunctionMode):
     """Leaves dropout out, also that inside of attention.
 
     Args:
-        but: The rate of dropout that stays, and with it dropout that shares masks along dimensions;
-            None if there is none.
+        but: The rate of dropout that stays, drawn at one half at least, and with it dropout that
+            shares masks along dimensions; None if there is none.
 
     Attributes:
         found: Whether there was anything that could have dropout.
@@ -261,8 +261,12 @@ class _WithoutDropout(TorchFunctionMode):
             self.found = True
             given = dict(zip(_DROPOUT_NAMES, args, strict=False)) | kwargs
             train = given.get("training", given.get("train", True))
-            is_on = self._rate(given.get("p", 0.5), train=train) > 0
-            return func(*args, **kwargs) if is_on else given["input"]
+            rate = self._rate(given.get("p", 0.5), train=train)
+            if rate == 0:
+                return given["input"]
+            if len(args) > 1:
+                return func(args[0], rate, *args[2:], **kwargs)
+            return func(*args, **{**kwargs, "p": rate})
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.found = True
             if "dropout_p" in kwargs:
@@ -286,7 +290,7 @@ class _WithoutDropout(TorchFunctionMode):
     def _rate(self, rate: float, *, train: bool = True) -> float:
         if train and rate > 0:
             self.rates.add(float(rate))
-        return rate if rate == self._but else 0.0
+        return max(rate, 0.5) if rate == self._but else 0.0
 
 
 _LONGEST = 200  # characters of an error that are told

@@ -17,13 +17,13 @@ def in_order(value):  # as JAX has flattened it
     return sorted(value)
 
 
-def make(train, is_off=lambda rate: True):
+def make(train, rate_of=lambda rate: 0.0):
     model = getattr(net, name)()
     net.load_weights(model, weights)
     model.train(train)
     for layer in model.modules():
-        if isinstance(layer, nn.Dropout) and is_off(layer.p):
-            layer.p = 0.0
+        if isinstance(layer, nn.Dropout):
+            layer.p = rate_of(layer.p)
     return model
 
 
@@ -32,8 +32,8 @@ def run(model, train):
         return [x.numpy() for x in leaves(model(*args, **kwargs))]
 
 
-def run_with_dropout(is_off):
-    model = make(True, is_off)
+def run_with_dropout(rate_of):
+    model = make(True, rate_of)
     if not any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules()):
         return None
 

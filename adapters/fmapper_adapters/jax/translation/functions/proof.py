@@ -25,14 +25,14 @@ def call(model, train):
     return function(*model, *args, **kwargs, **key)
 
 
-def run_with_dropout(is_off):
+def run_with_dropout(rate_of):
     model = make(True)
     if own_dropout is None and not draws.drawn:
         return None
 
     def dropout(x, rate, broadcast_dims=(), key=None):
-        is_left_out = is_off(rate) and not broadcast_dims
-        return x if is_left_out else own_dropout(x, rate, broadcast_dims, key)
+        chosen = rate if broadcast_dims else rate_of(rate)
+        return x if chosen == 0 else own_dropout(x, chosen, broadcast_dims, key)
 
     @jax.jit
     def run(model, key):
