@@ -1,12 +1,17 @@
 """How all tests run: on all processors, long ones apart, with the examples in docs."""
 
-import json
-import math
+import builtins
+import importlib
 import os
-import re
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+from fnmatch import fnmatch
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 # JAX would take three quarters of the GPU when it first looks at it, and leave torch the rest.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -31,9 +36,6 @@ pytest_collect_file = Sybil(
 collect_ignore_glob = ["docs/*.py", "docs/**/*.py"]  # programs that need more than the tests do
 
 WORKERS = 8  # each may take 5 GB
-SECOND = 1.0
-LONG = 2.0  # seconds
-DURATIONS = Path(__file__).parent / "tests" / "durations.json"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -43,30 +45,99 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, WORKERS)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that divides a long run between machines."""
+    parser.addoption("--shard", metavar="K/N", help="run the K-th of N parts of the files")
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests that take more than half a second, as tests/durations.json has them.
+    """Marks the cases that `nightly_cases` names, and those that `daily_cases` does not.
 
-    Those of less than a second are `thorough`. Of the others, the shortest case of each function is
-    `thorough`, unless it is long, and the rest are `slow`; but no file has slow tests alone. Tests
-    that are selected by name always run.
+    A case is named by its id in brackets, as `fnmatch` reads it; a name without a case is an error.
     """
-    named = any("::" in argument for argument in config.args)
-    if named or config.pluginmanager.has_plugin("support.durations") or not DURATIONS.exists():
-        return
-    seconds = json.loads(DURATIONS.read_text())
-    functions = defaultdict(list)
-    for name in filter(lambda name: seconds[name] >= SECOND, seconds):
-        functions[re.sub(r"\[.*", "", name)].append(name)
-    shortest = {min(names, key=seconds.__getitem__) for names in functions.values()}
-    limits = {name: LONG if name in shortest else SECOND for name in seconds}
-    files = defaultdict(list)
+    cases = defaultdict(set)
     for item in items:
-        files[item.path].append(item.nodeid)
-    for names in files.values():
-        if all(seconds.get(name, 0.0) >= limits.get(name, LONG) for name in names):
-            limits[min(names, key=seconds.__getitem__)] = math.inf
-    for item in items:
-        if item.nodeid in seconds:
-            short = seconds[item.nodeid] < limits[item.nodeid]
-            item.add_marker("thorough" if short else "slow")
+        callspec = getattr(item, "callspec", None)
+        for marker in item.iter_markers():
+            if marker.name in ("nightly_cases", "daily_cases"):
+                names = {name for name in marker.args if callspec and fnmatch(callspec.id, name)}
+                if bool(names) is (marker.name == "nightly_cases"):
+                    item.add_marker("nightly")
+                cases[item.nodeid.partition("[")[0], marker.args] |= names
+    if not any("::" in argument for argument in config.args):
+        unknown = {test: {*names} - cases[test, names] for test, names in cases}
+        if any(unknown.values()):
+            raise pytest.UsageError(f"markers name cases that do not exist: {unknown}")
+    if shard := config.getoption("--shard"):
+        number, count = map(int, shard.split("/"))
+        items[:] = [
+            item for item in items if crc32(item.path.name.encode()) % count == number % count
+        ]
+
+
+# --- the deadline -------------------------------------------------------------------------------
+
+DEADLINE = 2.0  # seconds of a processor, of the machine on which REFERENCE was measured
+REFERENCE = 0.014  # seconds for `sum(range(1_000_000))`
+
+
+@cache
+def slowness() -> float:
+    """Measures how many times as long as on the machine of reference this one takes, 1 at least."""
+    times = []
+    for _ in range(7):
+        start = time.process_time()
+        sum(range(1_000_000))
+        times.append(time.process_time() - start)
+    return max(1.0, min(times) / REFERENCE)
+
+
+def processor_seconds() -> float:
+    """Returns the processor time of this process and of those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class Imports:
+    """How long imports took: the first test to need a framework pays for the others."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+        for module, name in ((builtins, "__import__"), (importlib, "import_module")):
+            setattr(module, name, self._count(getattr(module, name)))
+
+    def _count(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(load)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return load(*args, **kwargs)
+            start = time.process_time()
+            self._depth += 1
+            try:
+                return load(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                self.seconds += time.process_time() - start
+
+        return counted
+
+
+IMPORTS = Imports()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that takes longer than the deadline and is not marked `nightly`."""
+    start, imports = processor_seconds(), IMPORTS.seconds
+    result = yield
+    took = processor_seconds() - start - (IMPORTS.seconds - imports)
+    if took > DEADLINE * slowness() and not item.get_closest_marker("nightly"):
+        pytest.fail(
+            f"it takes {took:.1f} s of a processor, of {DEADLINE * slowness():.1f} s: make its "
+            "model smaller, share what it records or compiles by a fixture of the module, or mark "
+            "it `nightly` where it is long for a reason",
+            pytrace=False,
+        )
+    return result

@@ -58,18 +58,10 @@ def tests(session: nox.Session, frameworks: str) -> None:
 
 
 @nox.session
-def sweeps(session: nox.Session) -> None:
-    """Run what the other sessions take samples of: all architectures."""
+def nightly(session: nox.Session) -> None:
+    """Run the tests marked `nightly`, or a part of their files: `nox -s nightly -- --shard 1/8`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), "diffrax", "optimistix", "lineax")
-    session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
-
-
-@nox.session
-def durations(session: nox.Session) -> None:
-    """Run all tests and write which take more than half a second: tests/durations.json."""
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    options = ("-p", "support.durations", "-m", "not slow")
-    session.run("python", "-m", "pytest", *options, env={"PYTHONPATH": "tests"})
+    session.run("python", "-m", "pytest", "-m", "nightly", *session.posargs)
 
 
 @nox.session
@@ -84,6 +76,13 @@ def zoo(session: nox.Session) -> None:
     """Convert every model class of transformers to JAX: `nox -s zoo -- --shard 0/8 llama`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
     program(session, "zoo", *session.posargs)
+
+
+@nox.session
+def newest_zoo(session: nox.Session) -> None:
+    """Convert a model of each architecture of the newest transformers, with the newest of all."""
+    session.install("-U", "-e", ".[all]", *group("test"))
+    program(session, "zoo", "--minutes", "300", *session.posargs)
 
 
 @nox.session

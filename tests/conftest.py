@@ -1,8 +1,10 @@
 """Settings that all tests share: hypothesis, the marker `gpu`, backends that transform."""
 
+import ctypes
 import functools
 import gc
 import itertools
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from hypothesis import settings
 # Programs and tables of cases: they need frameworks, and have no doctests.
 collect_ignore_glob = ["support/*", "models/*", "sweeps/*"]
 
-MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
+GROWTH = 400 * 2**20  # bytes, after which a process forgets compiled programs
 FINISHED = itertools.count(1)  # tests
 
 # No deadline: the first example of a property may load a framework or compile.
@@ -63,6 +65,13 @@ def seeds() -> None:
         sys.modules["torch"].default_generator.manual_seed(0)  # those of GPUs may be simulated
 
 
+def pytest_collection_finish() -> None:
+    """Freezes what was collected, or each collection of garbage would walk all tests."""
+    gc.collect()
+    gc.freeze()
+    resident_at_start()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs() -> Iterator[None]:
     """Forgets what JAX has compiled before there is too much of it, and freezes what is left."""
@@ -78,15 +87,27 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
         forget_programs()
 
 
-def forget_programs() -> None:
-    """Forgets compiled programs before the process has as many mappings as Linux allows.
+@functools.cache
+def resident_at_start() -> int:
+    return resident()
 
-    Each takes some; beyond 65530 the compiler aborts the process.
+
+def resident() -> int:
+    """Returns the bytes of this process that are in memory; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def forget_programs() -> None:
+    """Forgets compiled programs, and gives back their memory, when the process has grown by them.
+
+    Without that a worker takes 5 GB, and beyond 65,530 mappings the compiler aborts the process.
     """
-    maps = Path("/proc/self/maps")
-    if "jax" in sys.modules and maps.exists() and maps.read_text().count("\n") > MAPPINGS:
+    if "jax" in sys.modules and resident() - resident_at_start() > GROWTH:
         sys.modules["jax"].clear_caches()
         gc.collect()
+        if hasattr(trim := ctypes.CDLL(None), "malloc_trim"):  # of glibc
+            trim.malloc_trim(0)
 
 
 @pytest.fixture(params=["torch", "jax"])

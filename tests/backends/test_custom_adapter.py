@@ -218,6 +218,7 @@ print(type(adapter).__name__, "toy" in sys.modules, fmapper.backends.get_adapter
     assert run(code, tmp_path) == "ToyAdapter True True\n"
 
 
+@pytest.mark.nightly
 def test_an_entry_point_counts_among_the_devices(tmp_path: Path) -> None:
     install(tmp_path, "toy")
     out = run("import fmapper; print(*fmapper.devices())", tmp_path)
@@ -236,6 +237,7 @@ print(adapter.name, *again)
     assert run(code, tmp_path) == "toy True True\n"
 
 
+@pytest.mark.nightly
 def test_an_adapter_that_cannot_be_loaded_does_not_take_the_others_down(tmp_path: Path) -> None:
     """Its framework is there but broken: other backends go on, asking for it by name says why."""
     install(tmp_path, "toy")
@@ -281,6 +283,7 @@ class Programs(toy.ToyAdapter):  # type: ignore[misc, name-defined]
         return isinstance(x, toy.Linear) and isinstance(x.weight, toy.Tensor)
 
 
+@pytest.mark.nightly
 def test_the_convert_command_takes_a_backend_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -309,6 +309,7 @@ def test_the_table(
     assert not any(line.startswith("torch:") for line in lines), "nothing of torch is missing"
 
 
+@pytest.mark.nightly
 def test_the_table_says_what_is_missing() -> None:
     code = (
         HIDE
@@ -341,6 +342,7 @@ def test_the_table_of_nothing() -> None:
         assert f"Install it: pip install '{name}>=" in out
 
 
+@pytest.mark.nightly
 def test_the_table_without_unicode() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "fmapper", "devices"],
@@ -373,6 +375,7 @@ HIDE = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("missing", "word"), [("torch", "torch:cuda:0"), ("jax", "jax:gpu")])
 def test_the_framework_is_missing(missing: str, word: str) -> None:
     """A device of a framework that is not installed is a good one, just not here."""
@@ -396,6 +399,7 @@ def test_the_framework_is_missing(missing: str, word: str) -> None:
         assert "numpy:cpu" in line.partition("Here: ")[2]
 
 
+@pytest.mark.nightly
 def test_a_framework_that_is_broken(tmp_path: Path) -> None:
     """Its shared libraries are missing, say: the others go on, and asking for it says why."""
     (tmp_path / "jax.py").write_text("raise OSError('libfoo.so: cannot open shared object file')")
@@ -517,6 +521,7 @@ def jax_says(*words: str, before: str = "", **env: str) -> dict[str, str]:
     return dict(line.split(" | ", 1) for line in lines)
 
 
+@pytest.mark.nightly
 def test_the_plugin_of_jax_is_missing(jax: Any) -> None:
     if importlib.util.find_spec("jax_plugins") is not None:
         pytest.skip("a plugin is installed here")
@@ -525,6 +530,7 @@ def test_the_plugin_of_jax_is_missing(jax: Any) -> None:
     assert "libtpu is not installed" in said["tpu:0"]
 
 
+@pytest.mark.nightly
 def test_the_driver_of_a_plugin_is_missing(jax: Any, tmp_path: Path) -> None:
     """A namespace package `jax_plugins`, as the CUDA wheels bring it, that finds no GPU."""
     plugin = tmp_path / "jax_plugins" / "xla_fake"
@@ -535,11 +541,13 @@ def test_the_driver_of_a_plugin_is_missing(jax: Any, tmp_path: Path) -> None:
     assert re.search(r"CPU only: jax_plugins\.\w+ finds no driver or no GPU", said["gpu:0"])
 
 
+@pytest.mark.nightly
 def test_a_setting_of_jax_is_to_blame(jax: Any) -> None:
     said = jax_says("gpu:0", JAX_PLATFORMS="cpu")
     assert "jax_platforms (or JAX_PLATFORMS) is 'cpu'" in said["gpu:0"]
 
 
+@pytest.mark.nightly
 def test_jax_cannot_start(jax: Any) -> None:
     """The other backends go on, and asking for JAX says why."""
     before = """
@@ -738,6 +746,7 @@ ALL = "jax:cpu:0,1,2,3,4,5,6,7"
 RANGE = [float(i) for i in range(16)]
 
 
+@pytest.mark.nightly
 def test_eight_devices_are_listed(eight: Any) -> None:
     assert eight["devices"] == [f"jax:cpu:{i}" for i in range(8)]
 

@@ -308,6 +308,7 @@ def test_gradients_in_float64(name):
         np.testing.assert_allclose(t, j, rtol=0, atol=64 * np.finfo(float).eps * largest)
 
 
+@pytest.mark.nightly_cases("dropout")
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_is_a_rounded_float64(name):
     case = CASES[name]
@@ -391,6 +392,7 @@ def test_torch_compile_takes_it_whole(name):
     )
 
 
+@pytest.mark.nightly
 def test_torch_compile_takes_the_first_call_of_all():
     code = (
         "import torch; from fmapper.nn import functional as F\n"
@@ -439,6 +441,7 @@ def convolutions(draw):
     return count, x, weight, options
 
 
+@pytest.mark.nightly
 @settings(max_examples=25)
 @given(convolutions())
 def test_convolutions_of_any_shape(drawn):
@@ -450,6 +453,7 @@ def test_convolutions_of_any_shape(drawn):
         assert_close(call(jnp.asarray(x), jnp.asarray(weight), **options), expected, 16)
 
 
+@pytest.mark.nightly
 @settings(max_examples=15)
 @given(st.data())
 def test_the_transposed_convolution_is_the_transpose(data):
@@ -481,6 +485,7 @@ def test_the_transposed_convolution_is_the_transpose(data):
     assert_close(got, back, 16)
 
 
+@pytest.mark.nightly
 @settings(max_examples=20)
 @given(st.data())
 def test_pooling_of_any_shape(data):
@@ -562,6 +567,7 @@ def test_the_edges_of_activations(make):
     assert float(F.logsumexp(make(np.full(3, -np.inf, np.float32)))) == -np.inf
 
 
+@pytest.mark.nightly
 def test_dropout_drops_the_same_everywhere():
     x = grid((50, 40), 3).astype(np.float32)
     expected = F.dropout(x, 0.4, KEY)

@@ -94,6 +94,7 @@ def test_bits_of_64(backend, x64):
     np.testing.assert_array_equal(got, jax.random.bits(TYPED, (70_000,), "uint64"))
 
 
+@pytest.mark.nightly_cases("0-1-float16-torch")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (-0.3, 0.9), (2.0, 7.5)])
@@ -190,6 +191,7 @@ def test_permutation_of_a_range(backend, n):
     assert sorted(got.tolist()) == list(range(n))
 
 
+@pytest.mark.nightly_cases("True-0-numpy", "True-1-numpy", "True--1-numpy")
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("independent", [False, True])
@@ -232,6 +234,7 @@ def test_normal_in_float64(backend, x64):
     np.testing.assert_allclose(np.median(np.abs(got - expected)), 0, atol=1e-15)
 
 
+@pytest.mark.nightly_cases("float16-numpy", "float16-torch", "bfloat16-jax")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_truncated_normal(backend, dtype):
@@ -260,6 +263,9 @@ def test_the_inverse_of_erf_in_float64_inverts_it():
 # --- initial weights -----------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases(
+    "shape1-glorot_uniform", "shape1-glorot_normal", "shape1-he_uniform", "shape1-he_normal"
+)
 @pytest.mark.parametrize(
     "name", ["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "lecun_normal"]
 )
@@ -292,6 +298,7 @@ def test_like_decides_the_backend(backend, like):
     np.testing.assert_array_equal(np.asarray(got), jax.random.uniform(TYPED, (5,)))
 
 
+@pytest.mark.nightly_cases("split-args0", "randint-args5")
 @pytest.mark.parametrize(
     ("name", "args"),
     [
@@ -346,6 +353,7 @@ def test_a_host_key_goes_where_the_number_is_that_is_folded_in():
     assert tensor.tolist() == expected.tolist()
 
 
+@pytest.mark.nightly_cases("asarray")
 @pytest.mark.parametrize("make", [torch.tensor, jax.numpy.asarray])
 def test_bounds_and_probabilities_may_be_arrays_of_the_backend(make):
     low, high = np.array([0.0, -2.0, 5.0], np.float32), np.array([1.0, 3.3, 6.1], np.float32)

@@ -110,6 +110,7 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
+@pytest.mark.nightly
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_an_expression_is_what_numpy_computes(data):

@@ -63,7 +63,7 @@ def run(target, victim=-1, stage="", count=3):
     return list(zip((p.returncode for p in processes), lines, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("victim", "stage"),
     [(0, "prepare"), (0, "write"), (1, "start"), (2, "write"), (0, "done")],
@@ -97,14 +97,14 @@ def test_what_has_failed_in_one_fails_in_all(tmp_path, victim):
     assert not (tmp_path / "file").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slow_processes_are_waited_for(tmp_path):
     for victim in (0, 2):
         assert [end for end in run(tmp_path / "file", victim, "slow") if end[0]] == []
         assert (tmp_path / "file").read_bytes() == bytes([1, 2, 3])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_process_writes_meanwhile_does_not_add_to_the_time(tmp_path):
     """Of three processes one dies while another, for which the third waits, writes for 6 s."""
     ends = run(tmp_path / "file", 2, "write slowly")

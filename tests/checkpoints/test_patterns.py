@@ -34,6 +34,7 @@ def patterns(draw):
     return text, re.compile(regex)
 
 
+@pytest.mark.nightly
 @settings(max_examples=2000, deadline=None)
 @given(patterns(), st.text("ab.1", max_size=14))
 def test_a_pattern_matches_what_the_regular_expression_does(pattern, name):

@@ -68,6 +68,7 @@ def folders(tmp_path_factory):
     return made
 
 
+@pytest.mark.daily_cases("bert-torch", "resnet-torch")
 @pytest.mark.parametrize("to", ["torch", "flax", "jax"])
 @pytest.mark.parametrize("name", ["bert", "resnet"])
 def test_a_folder_becomes_a_model_and_a_folder_again(folders, tmp_path, name, to):
@@ -85,6 +86,7 @@ def test_a_folder_becomes_a_model_and_a_folder_again(folders, tmp_path, name, to
     assert all(map(torch.equal, back.state_dict().values(), module.state_dict().values()))
 
 
+@pytest.mark.nightly
 def test_sizes_vary_ties_hold_and_a_trained_model_is_saved(folders, tmp_path):
     folder, module = folders["llama"]
     model = fmapper.from_pretrained(folder, "flax")
@@ -397,7 +399,7 @@ def test_nothing_is_said_of_what_is_right(folders):
         fmapper.from_pretrained(folders["bert"][0], "torch")
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_folder_says_how_its_model_generates(folders, tmp_path):
     folder, _ = folders["llama"]
     shutil.copytree(folder, tmp_path / "llama")
@@ -441,7 +443,7 @@ def test_a_damaged_generation_config_is_the_one_error(folders, tmp_path, text, s
         fmapper.from_pretrained(tmp_path / "llama", "torch")
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

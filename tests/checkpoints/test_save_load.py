@@ -271,7 +271,7 @@ def test_settings_that_a_module_keeps_to_itself_are_not_left_over(tmp_path):
     assert fmapper.load(tmp_path / "x.npz", like={"net": net, "step": 0})["step"] == 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_settings_of_its_source_are_not_left_over_for_a_converted_model(tmp_path):
     source = torch.nn.Sequential(torch.nn.Linear(2, 1)).eval()
     fmapper.save({**fmapper.state(source), "0.rate": 0.5}, tmp_path / "x.npz")

@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("flax")
 
 
+@pytest.mark.nightly
 def test_damaged_checkpoints_give_the_documented_error():
     findings = []
     outcomes = fuzz_checkpoints.run(300, seed=11, on_finding=findings.append)

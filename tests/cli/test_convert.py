@@ -164,6 +164,7 @@ def test_inputs_of_several_options_are_other_numbers() -> None:
     assert len({float(x[0, 0]) for x in (one, two, three)}) == 3
 
 
+@pytest.mark.nightly
 def test_training_is_recorded_and_not_run(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +179,7 @@ def test_training_is_recorded_and_not_run(
     assert int(new.buffers["norm.num_batches_tracked"]) == 1
 
 
+@pytest.mark.nightly
 def test_what_differs_is_not_saved(
     file: Path,
     tmp_path: Path,
@@ -229,6 +231,7 @@ def test_errors_are_words_and_a_status(
     assert "saved as" not in shown.out
 
 
+@pytest.mark.nightly
 def test_end_to_end(tmp_path: Path) -> None:
     """As a user runs it, piped, without Unicode."""
     (tmp_path / "net.py").write_text(

@@ -70,6 +70,7 @@ def convert(file: Path, name: str, *options: str) -> int:
     return main(["convert", f"{file}:{name}", "--to", "torch", *options])
 
 
+@pytest.mark.nightly
 def test_report_and_files(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "net.safetensors", tmp_path / "report.json"
     files = ("--out", str(out), "--json", str(report))
@@ -93,6 +94,7 @@ def test_report_and_files(file: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert loaded(torch.ones(5, 4)).shape == (5, 3)
 
 
+@pytest.mark.nightly_cases("Net", "function")
 @pytest.mark.parametrize("name", ["Net", "pair", "function", "closed"])
 def test_models(name: str, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "net.safetensors"
@@ -102,6 +104,7 @@ def test_models(name: str, file: Path, tmp_path: Path) -> None:
     assert loaded(torch.ones(7, 4)).shape == (7, 3)
 
 
+@pytest.mark.nightly
 def test_keys(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(file, "noise", "--kwargs", f"{file}:KEYED", "--seconds", "0.001") == 0
     assert "1 output agrees" in capsys.readouterr().out

@@ -166,6 +166,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.nightly
 def test_a_reader_that_has_enough_is_no_error() -> None:
     code = "import sys; from fmapper.cli.main import main; sys.exit(main(['devices']))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -254,6 +254,7 @@ def test_bad_batch_sizes(file: Path, sizes: str, capsys: pytest.CaptureFixture[s
     assert "--batch-sizes" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_end_to_end(tmp_path: Path) -> None:
     """As a user runs it, piped, without Unicode, with a prediction and a picture."""
     pytest.importorskip("torch")

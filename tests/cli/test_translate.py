@@ -45,7 +45,7 @@ def test_an_edited_file_is_refused_before_anything_runs(
     assert (tmp_path / name).read_text() == "mine = True\n"
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_what_was_written_is_written_again_until_it_is_edited(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

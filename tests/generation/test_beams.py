@@ -24,6 +24,17 @@ def llama() -> Any:
     return model, fmapper.generator(model, max_length=40, batch=3, num_beams=BEAMS)
 
 
+@pytest.mark.daily_cases(
+    "-{'length_penalty': 2.0}",
+    "-{'length_penalty': -1.5}",
+    "-{'length_penalty': 3.0, 'early_stopping': 'never'}",
+    "3-{'length_penalty': 2.0}",
+    "3-{'length_penalty': -1.5}",
+    "3-{'length_penalty': 3.0, 'early_stopping': 'never'}",
+    "37-{'length_penalty': 2.0}",
+    "37-{'length_penalty': -1.5}",
+    "37-{'length_penalty': 3.0, 'early_stopping': 'never'}",
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -51,6 +62,7 @@ def test_texts_are_those_of_generate(llama: Any, options: dict[str, Any], stops:
     assert np.array_equal(found, in_torch(model, tokens, mask, 12, **options))
 
 
+@pytest.mark.nightly
 def test_answers_and_scores_are_the_best(llama: Any) -> None:
     model, generator = llama
     tokens, mask = prompts()
@@ -66,6 +78,7 @@ def test_answers_and_scores_are_the_best(llama: Any) -> None:
     np.testing.assert_allclose(found.scores, want.sequences_scores, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_prompt_has_the_answer_that_it_has_alone(llama: Any) -> None:
     _, generator = llama
     tokens, mask = prompts()
@@ -77,6 +90,7 @@ def test_a_prompt_has_the_answer_that_it_has_alone(llama: Any) -> None:
         assert set(whole[row, len(alone) :].tolist()) <= {3}
 
 
+@pytest.mark.nightly
 def test_rows_are_for_beams_or_for_prompts(llama: Any) -> None:
     model, generator = llama
     assert generator.batch == 3
@@ -95,6 +109,7 @@ def test_a_stream_has_no_beams(llama: Any) -> None:
         llama[1].stream([[5]])
 
 
+@pytest.mark.nightly
 def test_beams_compile_nothing_anew(llama: Any) -> None:
     from fmapper_adapters.jax.generation import loop
 
@@ -109,6 +124,7 @@ def test_beams_compile_nothing_anew(llama: Any) -> None:
     assert [one._cache_size() for one in compiled] == before
 
 
+@pytest.mark.nightly
 def test_a_model_that_wants_beams_has_them(tmp_path: Any) -> None:
     from fmapper.generation import Generator
 
@@ -124,6 +140,7 @@ def test_a_model_that_wants_beams_has_them(tmp_path: Any) -> None:
     assert np.array_equal(loaded(tokens, mask, max_new_tokens=6), found)
 
 
+@pytest.mark.nightly
 def test_several_answers_are_drawn(llama: Any) -> None:
     _, generator = llama
     options: dict[str, Any] = {"do_sample": True, "num_beams": 1, "num_return_sequences": 3}
@@ -132,7 +149,7 @@ def test_several_answers_are_drawn(llama: Any) -> None:
     assert len({tuple(row) for row in found.tolist()}) == 6
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "config"),
     [

@@ -22,6 +22,7 @@ def llama() -> Any:
     return model, fmapper.generator(model, max_length=80, batch=3)
 
 
+@pytest.mark.nightly
 def test_greedy_tokens_are_those_of_generate(llama: Any) -> None:
     model, generator = llama
     tokens, mask = prompts()
@@ -29,6 +30,7 @@ def test_greedy_tokens_are_those_of_generate(llama: Any) -> None:
     assert np.array_equal(found, in_torch(model, tokens, mask, 64))
 
 
+@pytest.mark.nightly
 def test_scores_are_those_of_generate(llama: Any) -> None:
     model, generator = llama
     tokens, mask = prompts()
@@ -56,6 +58,7 @@ def test_prompts_come_in_several_forms(llama: Any) -> None:
     assert np.array_equal(alone[0], want[1, mask.shape[1] - len(lists[1]) :])
 
 
+@pytest.mark.nightly
 def test_prompts_of_one_bucket_compile_nothing_anew(llama: Any) -> None:
     from fmapper_adapters.jax.generation import loop
 
@@ -215,7 +218,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_kind_of_positions_and_caches(kind: str) -> None:
     """Beyond the window, and beyond the length at which frequencies change."""
@@ -240,6 +243,7 @@ def test_a_cache_is_not_longer_than_it_is_asked_to_be(llama: Any) -> None:
     assert cache_sizes(llama[1]) == {80}
 
 
+@pytest.mark.nightly
 def test_more_places_than_positions_are_refused() -> None:
     model = tiny("GPT2LMHeadModel", max_position_embeddings=16, num_hidden_layers=1)
     with pytest.raises(fmapper.ConversionError, match="max_length=17 exceeds the positions"):
@@ -259,7 +263,7 @@ LONGROPE = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_cache_that_is_computed_anew_is_refused() -> None:
     """Phi-3 does so where a text becomes longer than its first frequencies are for."""
     model = tiny("Phi3ForCausalLM", **LONGROPE)
@@ -271,7 +275,7 @@ def test_a_cache_that_is_computed_anew_is_refused() -> None:
     assert np.array_equal(found, in_torch(model, tokens, mask, 23))
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_positions_may_be_a_range_from_the_length_on() -> None:
     """`torch.arange(past, past + n)`, where how much is past is a tensor."""
     sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}

@@ -51,6 +51,7 @@ def theirs(logits: Any, tokens: Any, **options: Any) -> Any:
     return found(torch.from_numpy(tokens), torch.from_numpy(logits)).numpy()
 
 
+@pytest.mark.nightly_cases("0-{'repetition_penalty': 1.7}")
 @pytest.mark.parametrize(
     "options",
     [
@@ -148,6 +149,7 @@ def test_a_token_that_is_not_there_is_refused() -> None:
         ours(*state(), bad_words_ids=[[5, 50]])
 
 
+@pytest.mark.nightly
 def test_tokens_are_drawn_as_often_as_their_logits_say() -> None:
     from fmapper_adapters.jax.generation import choose
 
@@ -158,6 +160,7 @@ def test_tokens_are_drawn_as_often_as_their_logits_say() -> None:
     np.testing.assert_allclose(found, shares, atol=0.015)
 
 
+@pytest.mark.nightly
 def test_a_row_draws_the_same_in_every_batch() -> None:
     from fmapper_adapters.jax.generation import choose
 

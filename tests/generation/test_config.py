@@ -47,6 +47,7 @@ def test_what_only_matters_to_samples_waits_for_a_call_that_draws() -> None:
         read_config(given | {"do_sample": True})
 
 
+@pytest.mark.nightly
 def test_fifty_tokens_are_drawn_from_where_a_model_of_transformers_does_not_say() -> None:
     pytest.importorskip("jax")
     transformers = pytest.importorskip("transformers")
@@ -145,6 +146,7 @@ def test_numbers_may_be_those_of_numpy() -> None:
     assert [type(x) for x in found] == [int, float, int]
 
 
+@pytest.mark.nightly
 def test_a_model_that_asks_in_vain_says_so_once() -> None:
     pytest.importorskip("jax")
     pytest.importorskip("transformers")

@@ -45,7 +45,7 @@ def t5() -> Any:
     return model
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [bart, t5])
 def test_an_encoder_takes_the_prompts(make: Any) -> None:
     model = make()
@@ -83,7 +83,7 @@ WINDOWS = COMMON | {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [t5gemma, t5gemma2])
 def test_a_window_of_the_decoder_does_not_hide_the_prompt(make: Any) -> None:
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_a_window_of_the_decoder_does_not_hide_the_prompt(make: Any) -> None:
     assert np.array_equal(found, in_torch(model, tokens, mask, 15))
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_experts_of_an_encoder_and_a_decoder() -> None:
     torch.manual_seed(0)
     config = transformers.SwitchTransformersConfig(
@@ -121,7 +121,7 @@ def test_experts_of_an_encoder_and_a_decoder() -> None:
     assert np.array_equal(found, in_torch(model, tokens, mask, 15))
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_prompt_of_a_recurrent_model_goes_through_its_steps() -> None:
     config = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "intermediate_size": 64}
     model = tiny("MambaForCausalLM", **config)
@@ -133,7 +133,7 @@ def test_a_prompt_of_a_recurrent_model_goes_through_its_steps() -> None:
         assert np.array_equal(found, in_torch(model, tokens, mask, 20))
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_generators_of_both_kinds_are_saved(tmp_path: Any) -> None:
     from fmapper.generation import Generator
 

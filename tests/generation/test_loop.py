@@ -63,6 +63,7 @@ def text_of_loop(generator: Any, rows: int = 2) -> str:
     return kept[0]
 
 
+@pytest.mark.nightly
 def test_weights_lie_in_blocks_of_columns(model: Any, generator: Any) -> None:
     held = generator._held
     assert held["model.embed_tokens.weight"].shape == (3, 32, 64)
@@ -77,6 +78,7 @@ def test_weights_lie_in_blocks_of_columns(model: Any, generator: Any) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_weights_of_gpt2_lie_in_blocks() -> None:
     model = tiny("GPT2LMHeadModel", num_hidden_layers=1)
     generator = blocks_of(model)
@@ -127,6 +129,7 @@ def test_blocks_go_by_the_processor(
     assert layout[name].width == width
 
 
+@pytest.mark.nightly
 def test_weights_lie_in_one_block_of_memory(model: Any) -> None:
     generator = fmapper.generator(model, max_length=20, batch=2, check=False)
     held = [generator._held[name] for name in generator._codes.layout]
@@ -139,6 +142,7 @@ def test_weights_lie_in_one_block_of_memory(model: Any) -> None:
     assert all(placed._held[name].committed for name in generator._codes.layout)
 
 
+@pytest.mark.nightly
 def test_weights_that_other_operations_use_stay_as_they_are() -> None:
     import torch
 
@@ -157,6 +161,7 @@ def test_weights_that_other_operations_use_stay_as_they_are() -> None:
     assert blocks_of(Bigrams())._held["table"].shape == (50, 50)
 
 
+@pytest.mark.nightly
 def test_many_rows_are_multiplied_with_all_blocks_at_once() -> None:
     from fmapper_adapters.jax.generation import blocks
 
@@ -184,6 +189,7 @@ def test_the_cache_is_written_in_place(generator: Any) -> None:
     assert not copies
 
 
+@pytest.mark.nightly
 def test_the_caches_of_a_single_row_are_not_copied_in_a_step() -> None:
     model = tiny("LlamaForCausalLM", num_hidden_layers=2)
     generator = fmapper.generator(model, max_length=20, batch=1, check=False)

@@ -31,7 +31,7 @@ def xlstm() -> Any:
     return small("xLSTMForCausalLM", hidden_size=128, num_hidden_layers=1, num_heads=4)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_causal_model_without_a_cache_generates() -> None:
     model = gpt1()
     with pytest.warns(fmapper.ConversionWarning, match="keeps no cache that fmapper knows"):
@@ -51,7 +51,7 @@ def test_a_model_that_sees_what_follows_is_refused(name: str) -> None:
         fmapper.generator(model, max_length=20)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_state_of_its_own_is_the_cache(tmp_path: Any) -> None:
     model = xlstm()
     generator = fmapper.generator(model, max_length=40, batch=3)
@@ -63,7 +63,7 @@ def test_a_state_of_its_own_is_the_cache(tmp_path: Any) -> None:
     assert np.array_equal(again(tokens, mask, max_new_tokens=12), want)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_lists_are_prompts_without_padding_where_there_is_no_mask() -> None:
     model = xlstm()
     generator = fmapper.generator(model, max_length=40, batch=2)
@@ -75,7 +75,7 @@ def test_lists_are_prompts_without_padding_where_there_is_no_mask() -> None:
         assert np.array_equal(own[4 - len(row) :], want)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_rwkv_generates_row_by_row() -> None:
     config = {"hidden_size": 32, "num_hidden_layers": 3, "rescale_every": 2}
     model = small("RwkvForCausalLM", context_length=64, **config)
@@ -88,7 +88,7 @@ def test_rwkv_generates_row_by_row() -> None:
         assert np.array_equal(generator(given, max_new_tokens=12), want)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_experts_in_a_loop_are_visited_in_a_step() -> None:
     """By row, so that other experts than those of the example are right, too."""
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_experts": 3}
@@ -131,7 +131,7 @@ def test_state_in_the_module_is_refused() -> None:
     assert all(getattr(part, "conv1d_state", None) is None for part in model.modules())
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_minimax_takes_a_cache_of_its_own_class() -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 8}
     layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}

@@ -72,6 +72,7 @@ def new_tokens(generator: Any, rows: Any = ROWS, **options: Any) -> Any:
     return np.asarray(generator(rows, max_new_tokens=12, **options))[:, width:].tolist()
 
 
+@pytest.mark.nightly
 def test_a_module_with_prefill_and_step_generates(made: Any) -> None:
     module, generator = made
     assert new_tokens(generator) == by_hand(module, ROWS, 12)
@@ -128,6 +129,7 @@ def test_what_a_prompt_leaves_in_the_module_is_refused(name: str) -> None:
     assert module.kept == OUTSIDE[name][0]
 
 
+@pytest.mark.nightly
 def test_a_count_of_prompts_is_no_state() -> None:
     module = Forgetful(0, _count, lambda kept: 0)
     with pytest.warns(fmapper.ConversionWarning, match="a call changes .*kept"):
@@ -142,6 +144,7 @@ def test_no_token_is_padding_where_nobody_says_so(made: Any) -> None:
     assert found == by_hand(module, rows, 12)
 
 
+@pytest.mark.nightly
 def test_random_tokens_are_those_of_the_key(made: Any) -> None:
     _, generator = made
     options: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
@@ -177,6 +180,7 @@ def test_settings_of_sampling_without_sampling_are_refused(
     assert by_hand(module, ROWS, 12) == new_tokens(generator)
 
 
+@pytest.mark.nightly
 def test_other_settings_of_a_kind_compile_nothing_anew(made: Any) -> None:
     from fmapper_adapters.jax.generation import loop
 
@@ -241,6 +245,7 @@ def test_other_arrays_come_from_a_dict_or_a_converted_model(made: Any) -> None:
         generator.replace(params={**generator.params, "out.wieght": generator.params["out.bias"]})
 
 
+@pytest.mark.nightly
 def test_a_file_is_read_without_torch(made: Any, tmp_path: Path) -> None:
     _, generator = made
     path = tmp_path / "mean.safetensors"
@@ -303,6 +308,7 @@ def test_a_damaged_file_is_an_error_of_its_own(made: Any, tmp_path: Path) -> Non
             continue
 
 
+@pytest.mark.nightly
 def test_sharded_parameters_stay_sharded(made: Any) -> None:
     _, generator = made
     mesh = jax.make_mesh((1,), ("model",))
@@ -357,6 +363,7 @@ print(len(jax.devices()))
 """
 
 
+@pytest.mark.nightly
 def test_four_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from support.generating import tiny

@@ -19,6 +19,7 @@ _NUMBERS = st.sampled_from([0.0, 1.5, -2.5, 3e38, -3e38, 1e-45, np.inf, -np.inf]
 _ROWS = arrays.arrays(np.float32, (2, 9), elements=_NUMBERS | st.floats(width=32, allow_nan=False))
 
 
+@pytest.mark.nightly
 @given(_ROWS, st.integers(1, 9))
 @settings(deadline=None, max_examples=60)
 def test_ranks_are_those_of_jax(rows: Any, k: int) -> None:
@@ -31,6 +32,7 @@ def test_ranks_are_those_of_jax(rows: Any, k: int) -> None:
     np.testing.assert_array_equal(ranking.argmax(x), x.argmax(-1))
 
 
+@pytest.mark.nightly_cases("row0")
 @pytest.mark.parametrize("row", [[1.0, np.nan, np.inf], [-np.nan, 3.0, np.nan], [-0.0, 0.0, -1.0]])
 def test_what_is_no_number_is_the_largest(row: list[float]) -> None:
     x = jnp.asarray([row], jnp.float32)
@@ -40,6 +42,7 @@ def test_what_is_no_number_is_the_largest(row: list[float]) -> None:
         assert np.isnan(ranking.kth_largest(x, 1)).all()
 
 
+@pytest.mark.nightly
 @given(_ROWS, st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
 @settings(deadline=None, max_examples=60)
 def test_numbers_below_the_least_weigh_at_most_the_share(rows: Any, share: float) -> None:
@@ -50,6 +53,7 @@ def test_numbers_below_the_least_weigh_at_most_the_share(rows: Any, share: float
         assert {x for x in row if x < lowest} == set(may_drop)
 
 
+@pytest.mark.nightly
 def test_rows_are_ranked_within_jit_and_loops() -> None:
     x = jax.random.normal(jax.random.key(0), (3, 5000))
     values, indices = jax.jit(ranking.top_k, static_argnums=1)(x, 50)

@@ -8,7 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import fmapper
-from support.sources import ADAPTERS, ADAPTERS_ROOT, CORE, ROOT, name_of, nodes, parse
+from support.sources import (  # noqa: F401
+    ADAPTERS,
+    ADAPTERS_ROOT,
+    CORE,
+    ROOT,
+    name_of,
+    nodes,
+    parse,
+    parsed_sources,
+)
 
 FRAMEWORKS = {"numpy", "torch", "jax", "flax", "equinox", "optree", "array_api_compat", "ml_dtypes"}
 
@@ -292,9 +301,13 @@ def flattens(function, helpers):
 
 def calls_itself(function):
     """By its name, or as a method of `self`."""
-    own = {f"Name(id={function.name!r}, ctx=Load())"}
-    own.add(f"Attribute(value=Name(id='self', ctx=Load()), attr={function.name!r}, ctx=Load())")
-    return any(ast.dump(node) in own for node in ast.walk(function))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id == function.name:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == function.name:
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
+                return True
+    return False
 
 
 def tree_walks(path):

@@ -66,6 +66,7 @@ def plain_torch_trace(epochs, lr=0.1):
     return trace
 
 
+@pytest.mark.nightly
 def test_the_recurrent_network_learns_the_same_on_torch_jax_and_by_hand():
     epochs = 200
     model, trace = rnn.train(*fmap(to_torch, rnn_arguments()), epochs=epochs)
@@ -126,6 +127,7 @@ def test_a_free_forecast_is_fed_with_itself():
     np.testing.assert_array_equal(rnn.forecast(fresh, inputs, context, 3), expected)
 
 
+@pytest.mark.nightly
 def test_the_plot_of_the_recurrent_network_is_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     rnn.main(["--epochs", "2", "--out", str(tmp_path / "runs")])
@@ -165,6 +167,7 @@ def test_the_actor_learns_to_balance_and_the_critic_stays():
     assert curve[-1] > 4 * curve[0]
 
 
+@pytest.mark.nightly
 def test_the_learning_curve_is_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     agent.main(["--rounds", "2", "--out", str(tmp_path / "runs")])
@@ -233,11 +236,13 @@ def test_the_convolutional_network_learns_as_one_of_torch_with_its_adam():
     np.testing.assert_allclose(cnn_losses(to_torch), by_hand(4), rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_convolutional_network_learns_the_same_on_jax():
     expected = cnn_losses(to_torch)
     np.testing.assert_allclose(cnn_losses(to_jax, compile=True), expected, rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_convolutional_network_computes_the_same_on_all_backends():
     model = cnn.CNN(random.key(0))
     images, _ = some_digits(4)
@@ -309,6 +314,7 @@ def test_digits_are_pictures_of_the_size_of_cifar():
     assert sorted(set(labels)) == sorted(set(test_labels)) == list(range(10))
 
 
+@pytest.mark.nightly
 def test_loss_and_accuracy_go_to_tensorboard(tmp_path, capsys):
     pytest.importorskip("sklearn")
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example(example: Path, tmp_path: Path) -> None:
     missing = [name for name in imported(example) if importlib.util.find_spec(name) is None]

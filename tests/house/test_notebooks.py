@@ -108,6 +108,7 @@ def models():
     yield fmapper.convert((line, {"w": np.ones((2, 3), np.float32)}), "torch", (x,))
 
 
+@pytest.mark.nightly
 def test_models_and_programs_show_what_they_compute_and_hold():
     kinds = []
     for model in models():
@@ -151,6 +152,7 @@ def reports():
         yield fmapper.verify(module, one, x, layers=True)
 
 
+@pytest.mark.nightly
 def test_a_report_by_layer_has_the_layers_in_order():
     good, bad = reports()
     assert [one.path for one in good.layers] == ["0", "1", "2"]
@@ -172,6 +174,7 @@ def test_a_report_that_was_pickled_before_there_were_layers_can_be_read():
     assert report == fmapper.Report((), None, (0.0, 1.0))
 
 
+@pytest.mark.nightly
 def test_a_report_draws_its_layers(agg):
     good, bad = reports()
     axes = bad.plot()

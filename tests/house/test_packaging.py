@@ -152,6 +152,7 @@ def test_constraints_hold_all_that_is_asked_for() -> None:
     assert sorted(names - set(held)) == []
 
 
+@pytest.mark.nightly
 def test_sdist_can_be_tested_and_carries_no_leftovers(tmp_path: Path) -> None:
     with tarfile.open(build("sdist", tmp_path)) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}

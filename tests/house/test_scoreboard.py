@@ -46,6 +46,7 @@ def test_a_sample_is_the_same_wherever_it_is_taken():
     assert scoreboard.spread(names, 0) == names
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sweep", ["opinfo", "lax"])
 def test_a_case_is_converted_and_judged(sweep):
     pytest.importorskip("jax")

@@ -117,7 +117,7 @@ def program_of(page):
     return "\n".join(codes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pyright_accepts_every_snippet_of_the_documentation(tmp_path):
     if find_spec("pyright") is None:
         pytest.skip("pyright is not installed")
@@ -151,7 +151,7 @@ def test_the_program_calls_every_public_function():
     assert names - used - {"KeyPath"} == set()
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_checker_finds_nothing_in_it(checker, tmp_path):
     path = tmp_path / PROGRAM.name
@@ -159,7 +159,7 @@ def test_a_checker_finds_nothing_in_it(checker, tmp_path):
     assert errors_of(checker, path) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_checker_finds_a_wrong_target_or_option(checker, tmp_path):
     path = tmp_path / "wrong_program.py"

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from support.sources import ADAPTERS, CORE, ROOT, name_of, nodes
+from support.sources import ADAPTERS, CORE, ROOT, name_of, nodes, parsed_sources  # noqa: F401
 
 FILES = [*CORE, *ADAPTERS]
 PAGES = [

@@ -13,7 +13,7 @@ def by_four_processes():
     return many_devices.run("jaxes", "bridge", ranks=4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", many_devices.names("jaxes", "bridge"))
 def test_bridge(by_four_processes, check):
     assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")

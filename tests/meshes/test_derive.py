@@ -24,7 +24,7 @@ def on_eight_devices():
     return many_devices.run("jax", "derive")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", many_devices.names("jax", "derive"))
 def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
@@ -35,6 +35,7 @@ def derived(module, *inputs, mesh=None):
     return derive(model, mesh or {"model": 2})
 
 
+@pytest.mark.nightly
 def test_of_two_products_the_first_is_divided_by_outputs_and_the_second_by_inputs():
     net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(), nn.Linear(8, 4))
     found = derived(net, torch.ones(3, 4))
@@ -151,6 +152,7 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.nightly_cases("4-4-True")
 @pytest.mark.parametrize(
     ("shared", "parts", "divided"), [(4, 4, True), (4, 8, False), (2, 2, True), (2, 4, False)]
 )
@@ -299,6 +301,7 @@ def test_what_is_made_from_nothing_is_made_in_parts():
     assert (found.axes["up.weight"], found.axes["down.weight"]) == (COLUMNS, ROWS)
 
 
+@pytest.mark.nightly
 def test_sizes_that_vary_are_not_divided_and_are_not_in_the_way():
     module = Attention(4, 4).eval()
     model = fmapper.convert(
@@ -320,7 +323,7 @@ def test_an_operation_that_is_not_known_leaves_its_operands_whole():
     assert derived(Odd(), torch.ones(3, 4)).axes["up.weight"] == (None, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experts_are_divided_where_an_axis_is_for_them():
     transformers = pytest.importorskip("transformers")
     config = transformers.MixtralConfig(

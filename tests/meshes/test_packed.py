@@ -16,7 +16,7 @@ def on_eight_devices():
     return many_devices.run("jax", "packed")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", many_devices.names("jax", "packed"))
 def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")

@@ -18,12 +18,13 @@ def by_four_processes():
     return many_devices.run("gloo", "sharding", ranks=4)
 
 
+@pytest.mark.nightly_cases("check_a_converted_model_and_its_optimizer")
 @pytest.mark.parametrize("check", many_devices.names("jax", "sharding"))
 def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", many_devices.names("gloo", "sharding"))
 def test_torch(by_four_processes, check):
     assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")

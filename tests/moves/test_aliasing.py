@@ -342,6 +342,7 @@ def test_numpy_scalars_stay_constants() -> None:
 # --- already there -------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("backend", MOVERS)
 def test_already_there_is_the_very_same_object(backend: str, tmp_path: Path) -> None:
     movers = [MOVERS[backend], to_cpu, to_device("cpu"), MOVERS[backend](device="cpu")]
@@ -774,6 +775,7 @@ def test_a_move_keeps_nothing_of_its_source(source: str, target: str) -> None:
     assert gone() is None
 
 
+@pytest.mark.nightly_cases("jax-torch")
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_moving_again_and_again_leaves_nothing(source: str, target: str) -> None:
     given = [_leaf(source, i) for i in range(4)]

@@ -51,6 +51,7 @@ def check(section):
         assert "nan" not in verdict["text"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("case", "bars_of_a_direction"),
     [("per-leaf", 3), ("rate", 4)],  # three kinds of leaves; three models and what shares memory
@@ -66,6 +67,7 @@ def test_the_sections_over_all_directions(leaves, tmp_path, capsys, case, bars_o
         assert all(bar in printed for bar in bars)
 
 
+@pytest.mark.nightly
 def test_the_section_of_what_is_there(leaves, tmp_path, capsys):
     report, printed = run(leaves, tmp_path, capsys, "--case", "there")
     check(report["there"])
@@ -74,6 +76,7 @@ def test_the_section_of_what_is_there(leaves, tmp_path, capsys):
     assert "there: jax: 5 leaves" in printed
 
 
+@pytest.mark.nightly
 def test_the_section_of_the_memory(leaves, tmp_path, capsys):
     report, printed = run(
         leaves, tmp_path, capsys, "--case", "memory", "--direction", "numpy:torch"
@@ -84,6 +87,7 @@ def test_the_section_of_the_memory(leaves, tmp_path, capsys):
     assert "memory, numpy -> torch, float32 to bfloat16" in printed
 
 
+@pytest.mark.nightly
 def test_a_slow_mover_misses_the_bar(leaves, tmp_path, capsys, monkeypatch):
     def slow(tree):
         return {
@@ -97,6 +101,7 @@ def test_a_slow_mover_misses_the_bar(leaves, tmp_path, capsys, monkeypatch):
     assert "0 of 3 met" in printed
 
 
+@pytest.mark.nightly
 def test_other_objects_miss_the_bar(leaves, tmp_path, capsys, monkeypatch):
     def other(tree):
         return {k: leaf.copy() for k, leaf in tree.items()}
@@ -117,6 +122,7 @@ def test_an_alias_is_no_conversion(leaves, tmp_path, capsys, monkeypatch):
         run(leaves, tmp_path, capsys, *options)
 
 
+@pytest.mark.nightly
 def test_a_prepared_call_gets_an_argument_of_its_own_each_time(leaves):
     made, seen = [], []
 

@@ -484,6 +484,7 @@ def run(code: str) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "tail",
     [
@@ -506,6 +507,7 @@ def test_the_program_ends(torch: Any, tail: str) -> None:
     """)
 
 
+@pytest.mark.nightly
 def test_the_program_ends_with_a_source_that_waits_forever() -> None:
     run("""
     import threading, fmapper
@@ -517,6 +519,7 @@ def test_the_program_ends_with_a_source_that_waits_forever() -> None:
     """)
 
 
+@pytest.mark.nightly
 def test_the_program_ends_with_jax_at_work(jax: Any) -> None:
     run("""
     import numpy as np, jax, fmapper
@@ -670,6 +673,7 @@ def test_warnings_of_other_threads_are_left_alone(jax: Any) -> None:
         next(iterator)
 
 
+@pytest.mark.nightly
 def test_without_a_gpu_it_says_so_once(torch: Any) -> None:
     code = """
     import warnings, numpy as np, torch, fmapper

@@ -436,6 +436,7 @@ INFINITE = {
 }
 
 
+@pytest.mark.nightly_cases("jax-jax-complex128-float32")
 @pytest.mark.parametrize(("dtype", "asked"), INFINITE, ids=str)
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_what_would_become_infinite_is_refused(
@@ -657,6 +658,7 @@ def _python(code: str, *, timeout: float = 60) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_can_move_too() -> None:
     """As the workers of a torch DataLoader do: the parent's threads are gone in there."""
@@ -687,6 +689,7 @@ def test_a_forked_child_can_move_too() -> None:
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_a_move_at_exit() -> None:
     """Saving a model in an `atexit` handler: no new threads can be had by then."""
     done = _python(
@@ -977,6 +980,7 @@ def outcomes() -> dict[tuple[str, str, str], dict[str, Any]]:
     return found
 
 
+@pytest.mark.nightly_cases("object-numpy", "object-torch")
 @pytest.mark.parametrize("target", MOVERS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_go_is_refused(

@@ -838,6 +838,7 @@ def no_gpu() -> list[str]:
     return run(NO_GPU).splitlines()
 
 
+@pytest.mark.nightly
 def test_an_explicit_device_that_is_not_here_says_why(no_gpu: list[str]) -> None:
     said = dict(line.split(" | ", 1) for line in no_gpu[:6])
     assert set(said) == {"cuda:0", "torch:cuda:1", "gpu", "jax:gpu:1", "cuda", "tpu:0"}
@@ -852,6 +853,7 @@ def test_an_explicit_device_that_is_not_here_says_why(no_gpu: list[str]) -> None
     assert "jax:" in said["cuda"]
 
 
+@pytest.mark.nightly
 def test_to_gpu_with_strict_and_too_high_an_index_raise(no_gpu: list[str]) -> None:
     outcomes = [line.partition(" ")[0] for line in no_gpu[6:13]]
     assert outcomes == ["raised"] * 5 + ["moved", "raised"]
@@ -1029,6 +1031,7 @@ HIDE = """
 """
 
 
+@pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("missing", ["torch", "jax"])
 def test_a_backend_that_is_not_installed(missing: str) -> None:
     code = (
@@ -1050,6 +1053,7 @@ def test_a_backend_that_is_not_installed(missing: str) -> None:
     assert lines[1:] == ["False", "[1.0]"]
 
 
+@pytest.mark.nightly
 def test_a_backend_that_is_blocked_in_sys_modules() -> None:
     """`sys.modules["jax"] = None` is Python's own way to say that there is no such module."""
     code = """
@@ -1067,6 +1071,7 @@ def test_a_backend_that_is_blocked_in_sys_modules() -> None:
     assert "Install it: pip install 'jax>=" in lines[1]
 
 
+@pytest.mark.nightly
 def test_torch_without_numpy(torch: Any) -> None:
     """NumPy is not among torch's requirements. It works without, or it says that NumPy is missing.
 

@@ -120,6 +120,7 @@ def without_ids(found: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+@pytest.mark.nightly
 def test_an_interrupt_at_any_line_leaves_all_or_nothing() -> None:
     lines, new = run(0)
     old = without_ids(picture(everything()))

@@ -435,6 +435,7 @@ def matches(pattern: Any, line: Any) -> bool:
     return any(re.fullmatch(regex, name) for name, _ in line)
 
 
+@pytest.mark.nightly
 @given(trees(), st.dictionaries(patterns, st.sampled_from(TARGETS), min_size=1, max_size=3))
 @settings(max_examples=400)
 def test_as_brute_force_says(tree: Any, rules: dict[Any, Any]) -> None:

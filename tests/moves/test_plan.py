@@ -148,6 +148,7 @@ def test_nothing_is_allocated(torch: Any) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.nightly
 def test_between_devices_of_jax(jnp: Any) -> None:
     """Eight make-believe CPUs: what goes from one to another, or is spread over all, is copied."""
     script = """

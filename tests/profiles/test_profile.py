@@ -65,6 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 # --- what a number means -------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_times_are_of_what_they_are_called(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moving in takes 2 s, computing 5 s and 1 s per sample, the first run 100 s more, back 1 s."""
     pytest.importorskip("torch")
@@ -103,6 +104,7 @@ def test_times_are_of_what_they_are_called(clock: Clock, monkeypatch: pytest.Mon
     assert made.cell("torch:cpu", 12).bound == "compute"
 
 
+@pytest.mark.nightly
 def test_a_real_sleep_is_seen() -> None:
     def model(x: Any) -> Any:
         time.sleep(0.02)
@@ -116,6 +118,7 @@ def test_a_real_sleep_is_seen() -> None:
     assert 1 <= cell.total.n <= 9, "0.2 s, less a round to warm up"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("jitter", [0.0, 4.0])
 def test_times_that_vary_are_noted(clock: Clock, jitter: float) -> None:
     runs = 0
@@ -189,6 +192,7 @@ def accelerated(clock: Clock) -> Iterator[Accelerated]:
     fmapper.backends.unregister_adapter("toy")
 
 
+@pytest.mark.nightly
 def test_an_accelerator_of_any_adapter_is_waited_for(
     accelerated: Accelerated, clock: Clock
 ) -> None:
@@ -214,6 +218,7 @@ def test_an_accelerator_of_any_adapter_is_waited_for(
 # --- the model and its inputs --------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_functor_goes_everywhere_and_stays_untouched() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("jax")
@@ -228,6 +233,7 @@ def test_a_functor_goes_everywhere_and_stays_untouched() -> None:
     assert set(made.fastest) == {1, 2}
 
 
+@pytest.mark.nightly
 def test_a_torch_module_stays_in_torch_and_is_run_for_inference() -> None:
     torch = pytest.importorskip("torch")
     seen: list[tuple[bool, bool]] = []
@@ -249,6 +255,7 @@ def test_a_torch_module_stays_in_torch_and_is_run_for_inference() -> None:
     assert model.norm.num_batches_tracked == 0
 
 
+@pytest.mark.nightly
 def test_an_nnx_module_stays_in_jax_and_is_run_for_inference() -> None:
     nnx = pytest.importorskip("flax.nnx")
 
@@ -268,6 +275,7 @@ def test_an_nnx_module_stays_in_jax_and_is_run_for_inference() -> None:
     assert (np.asarray(model.norm.mean[...]) == 0).all()
 
 
+@pytest.mark.nightly
 def test_what_a_run_writes_to_is_a_copy() -> None:
     torch = pytest.importorskip("torch")
 
@@ -283,6 +291,7 @@ def test_what_a_run_writes_to_is_a_copy() -> None:
         assert (x == 1).all()
 
 
+@pytest.mark.nightly
 def test_jax_is_compiled_once_for_each_size_unless_told_otherwise() -> None:
     pytest.importorskip("jax")
     calls = {None: 0, False: 0}
@@ -300,6 +309,7 @@ def test_jax_is_compiled_once_for_each_size_unless_told_otherwise() -> None:
     assert calls[False] > 9
 
 
+@pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("compile", [None, False, True])
 def test_torch_is_compiled_on_request(
     compile: bool | None, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +321,7 @@ def test_torch_is_compiled_on_request(
     assert len(compiled) == (1 if compile else 0)
 
 
+@pytest.mark.nightly
 def test_equinox_needs_no_declaration() -> None:
     eqx = pytest.importorskip("equinox")
     import jax
@@ -321,6 +332,7 @@ def test_equinox_needs_no_declaration() -> None:
     assert made.cell("jax:cpu:0", 2).bytes_out == 2 * 2 * 4
 
 
+@pytest.mark.nightly
 def test_inputs_are_cut_and_repeated_along_the_first_axis() -> None:
     seen: list[Any] = []
 
@@ -337,6 +349,7 @@ def test_inputs_are_cut_and_repeated_along_the_first_axis() -> None:
     assert [entry[1:] for entry in by_size.values()] == [((2, 2), (), 2.0), ((5, 2), (), 2.0)]
 
 
+@pytest.mark.nightly
 def test_inputs_can_be_a_function_and_of_any_backend() -> None:
     torch = pytest.importorskip("torch")
     sizes: list[int] = []
@@ -353,6 +366,7 @@ def test_inputs_can_be_a_function_and_of_any_backend() -> None:
     assert made.cell("torch:cpu", 4).arrays_in == 2
 
 
+@pytest.mark.nightly
 def test_what_jax_narrows_is_noted() -> None:
     pytest.importorskip("jax")
     made = fmapper.profile(lambda x: x, X.astype("float64"), ["jax:cpu"], [1], **QUICK)
@@ -379,6 +393,10 @@ class Holder:
         return self.part(x)
 
 
+@pytest.mark.nightly_cases(
+    "model10-inputs10-options10-ProfileError-numpy:cpu: the model failed at batch size 1",
+    "model11-inputs11-options11-ProfileError-^numpy:cpu: .[*]ValueError",
+)
 @pytest.mark.parametrize(
     ("model", "inputs", "options", "error", "words"),
     [
@@ -425,6 +443,7 @@ def test_parts_of_two_frameworks_cannot_be_computed() -> None:
         fmapper.profile(both, X, call=lambda m, x: x, **QUICK)
 
 
+@pytest.mark.nightly
 def test_a_backend_that_fails_is_left_out_and_noted() -> None:
     pytest.importorskip("torch")
 
@@ -440,6 +459,7 @@ def test_a_backend_that_fails_is_left_out_and_noted() -> None:
     assert any(note.startswith("numpy:cpu: the model failed at batch") for note in made.notes)
 
 
+@pytest.mark.nightly
 def test_a_batch_that_is_too_large_leaves_what_was_measured() -> None:
     def model(x: Any) -> Any:
         if len(x) > 4:
@@ -454,6 +474,7 @@ def test_a_batch_that_is_too_large_leaves_what_was_measured() -> None:
 # --- training ------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_training_takes_the_gradient() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("jax")
@@ -484,6 +505,7 @@ def test_training_takes_the_gradient() -> None:
             assert np.asarray(own) == pytest.approx(reference.numpy(), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_training_is_done_in_training_mode_on_a_copy() -> None:
     torch = pytest.importorskip("torch")
     seen: list[bool] = []
@@ -792,6 +814,7 @@ def test_acceptance_kernels_of_the_rnn_are_about_those_that_a_profiler_saw() -> 
     assert found.syncs == 0
 
 
+@pytest.mark.nightly
 def test_where_no_gpu_is_the_rows_are_predicted_and_say_so(clock: Clock) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -828,6 +851,7 @@ def test_where_no_gpu_is_the_rows_are_predicted_and_say_so(clock: Clock) -> None
     assert unseen.verdicts == ()
 
 
+@pytest.mark.nightly
 def test_a_prediction_for_a_card_of_ones_own() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -873,6 +897,7 @@ def made() -> Profile:
     return fmapper.profile(dense(), X, ["numpy:cpu", "torch:cpu"], (1, 8), seconds=0.02)
 
 
+@pytest.mark.nightly
 def test_json_and_back(made: Profile) -> None:
     text = made.to_json()
     assert Profile.from_json(text) == made
@@ -915,6 +940,7 @@ def test_without_matplotlib(made: Profile, tmp_path: Any, monkeypatch: pytest.Mo
         made.plot(tmp_path / "p.png")
 
 
+@pytest.mark.nightly
 def test_the_bar_is_on_stderr_and_only_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -993,6 +1019,7 @@ def test_a_gpu_is_calibrated_in_five_seconds(backend: str) -> None:
     assert calibrate(found[0]) is card
 
 
+@pytest.mark.nightly
 def test_calibration_gives_ranges_in_order() -> None:
     """On a CPU it is of no use, but runs the same way."""
     pytest.importorskip("torch")
@@ -1005,6 +1032,7 @@ def test_calibration_gives_ranges_in_order() -> None:
     assert card.name.endswith("measured here")
 
 
+@pytest.mark.nightly
 def test_one_device_and_one_batch_size_need_no_list() -> None:
     made = fmapper.profile(
         np.negative, np.ones((1, 4)), "numpy:cpu", 4, seconds=0.01, predict=False

@@ -97,6 +97,7 @@ class Chooser(torch.nn.Module):
         return self.rows[chosen].sum(1) * scratch.mean()
 
 
+@pytest.mark.nightly
 def test_equal_elements_that_are_chosen_otherwise_are_said():
     torch.manual_seed(0)
     module, x = Chooser().eval(), torch.randn(2, 40)

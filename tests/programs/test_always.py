@@ -136,6 +136,7 @@ def test_declared_classes_are_moved_without_inputs():
     assert torch.equal(moved(torch.ones(3)), torch.arange(3.0))
 
 
+@pytest.mark.nightly
 def test_jax_need_not_be_imported():
     code = """
 import sys, torch, fmapper

@@ -36,6 +36,7 @@ def converted_mlp(**options):
     return model, fmapper.convert(model, "jax", (torch.randn(5, 4),), **options)
 
 
+@pytest.mark.nightly
 def test_a_multilayer_perceptron():
     model = mlp()
     converted = check(model, torch.randn(5, 4))
@@ -289,6 +290,7 @@ class Tied(nn.Module):
         return self.head(self.embed(ids))
 
 
+@pytest.mark.nightly
 def test_tied_parameters_are_one_parameter_and_their_gradients_are_summed():
     model = Tied()
     ids = torch.tensor([[1, 2, 1]])
@@ -306,6 +308,7 @@ def test_tied_parameters_are_one_parameter_and_their_gradients_are_summed():
         compare(gradient(converted.params)["embed.weight"], model.embed.weight.grad)
 
 
+@pytest.mark.nightly
 def test_jax_transforms_functions_of_the_model():
     model, converted = converted_mlp()
     x = torch.randn(5, 4)
@@ -340,6 +343,7 @@ def test_a_call_is_compiled_once():
     assert len(traced) == 1
 
 
+@pytest.mark.nightly
 def test_in_bfloat16_arrays_of_the_model_are_and_stay_bfloat16():
     model, converted = converted_mlp()
     half = fmapper.cast(converted, "bfloat16")
@@ -380,6 +384,7 @@ def test_a_functor_without_a_model_is_moved():
     assert isinstance(moved.w, jax.Array)
 
 
+@pytest.mark.nightly
 def test_the_module_keeps_its_modes():
     model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3), nn.Dropout())
     model.train()
@@ -395,6 +400,7 @@ def test_the_module_keeps_its_modes():
 # --- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_dropout_takes_a_key():
     model = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.25))
     x = jnp.ones((100, 100))
@@ -421,6 +427,7 @@ def test_a_forward_with_a_parameter_called_key_gets_it():
     np.testing.assert_array_equal(converted.call((), {"key": J * 0}, key=jax.random.key(0))[0], 0)
 
 
+@pytest.mark.nightly
 def test_running_statistics_are_new_state():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.3))
     x = torch.randn(10, 3)
@@ -449,6 +456,7 @@ def test_an_input_that_the_forward_changes_is_given_back():
     np.testing.assert_array_equal(outcome.args[1]["y"], 2 * J)
 
 
+@pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("train", [False, True])
 def test_gradients_end_where_torch_ends_them(train):
     class Ended(nn.Module):
@@ -484,6 +492,7 @@ def sums(x, y):
     return (x.reshape(x.shape[0] * x.shape[1]) + y.sum()).reshape(x.shape) / x.shape[1]
 
 
+@pytest.mark.nightly
 def test_sizes_that_may_vary():
     dim = torch.export.Dim
     shapes = ({0: dim("b"), 1: dim("s", min=3, max=8)}, {0: dim("b")})
@@ -603,6 +612,7 @@ def mapped(x):
     return map(lambda y, z: y * z, x, x.sum(0))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("function", [conditional, loop, loop_with_a_number, scanned, mapped])
 def test_control_flow(function, sign):
@@ -628,6 +638,7 @@ def test_autocast_is_recorded():
     check(Cast(), X)
 
 
+@pytest.mark.nightly
 def test_a_value_read_as_a_number_is_promoted_as_a_number():
     check(lambda x: x.bfloat16() * x.sum().item(), X)
     check(lambda x: x.to(torch.int8) + x.sum().to(torch.int32).item(), X)
@@ -657,6 +668,7 @@ assert (np.asarray(shifted) == Shifted()(index).numpy()).all()
 """
 
 
+@pytest.mark.nightly
 def test_with_x64_dtypes_are_those_of_torch():
     subprocess.run([sys.executable, "-c", FLOAT64], check=True)
 
@@ -690,10 +702,12 @@ np.testing.assert_allclose(gradients["0.weight"], model[0].weight.grad, atol=1e-
 """
 
 
+@pytest.mark.nightly
 def test_parameters_may_be_sharded():
     subprocess.run([sys.executable, "-c", SHARDED], check=True)
 
 
+@pytest.mark.nightly
 def test_products_of_groups_of_rows():
     def forward(x, weight, offs):
         return torch.ops.transformers.grouped_mm_fallback(x, weight, offs)
@@ -726,6 +740,7 @@ class Strange(nn.Module):
         return torch.cond(x.sum() > 0, torch.ops.mylib.nested, torch.clone, (x,))
 
 
+@pytest.mark.nightly
 def test_all_operations_without_a_lowering_are_listed_at_once():
     with pytest.raises(fmapper.UnsupportedOpsError) as caught:
         fmapper.convert(Strange(), "jax", (torch.ones(3, 3),))
@@ -751,6 +766,7 @@ class Branching(nn.Module):
         return x * 2 if x.sum() > 0 else -x
 
 
+@pytest.mark.nightly
 def test_a_branch_on_values_is_recorded_for_the_examples_and_checked(capfd):
     model = nn.Sequential(nn.Identity(), Branching())
     converted = check(model, X)
@@ -768,6 +784,7 @@ def test_a_branch_on_values_is_recorded_for_the_examples_and_checked(capfd):
     assert "No stacktrace found" not in capfd.readouterr().err
 
 
+@pytest.mark.nightly
 def test_sizes_that_depend_on_values():
     def forward(x, sizes):
         return [part.sum(0) for part in torch.split(x, sizes.tolist())]
@@ -850,6 +867,7 @@ np.savez(sys.argv[2], **{key: value for key, value in out.items() if value is no
 """
 
 
+@pytest.mark.nightly
 def test_a_saved_model_runs_where_torch_is_not_installed(tmp_path):
     model = Saved()
     ids = torch.tensor([[1, 2, 6]])
@@ -938,6 +956,7 @@ class Unwritten(torch.nn.Module):
         return x + 1, free
 
 
+@pytest.mark.nightly_cases("0")
 @pytest.mark.parametrize("change", [0, 1])
 def test_memory_that_was_never_written_is_not_compared(change, monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)

@@ -190,7 +190,7 @@ UNWRITTEN = {
     "equinox scan",
 }  # fmt: skip
 QUICK = {"nnx attention", "linen norm", "equinox dropout"}
-EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 
 
 def _call_source(model, x, kwargs, *, train):
@@ -267,7 +267,7 @@ def test_models_of_written_classes_train_or_refuse_to(name):
 
 
 @pytest.mark.parametrize("name", [
-    name if name == "linen attention" else pytest.param(name, marks=pytest.mark.slow)
+    name if name == "linen attention" else pytest.param(name, marks=pytest.mark.nightly)
     for name in CASES
 ])  # fmt: skip
 def test_files_train_or_refuse_to(name):

@@ -84,6 +84,7 @@ def called(name: str, target: str) -> Any:
 # --- honest files ---------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("branch_jax")
 @pytest.mark.parametrize("name", NAMES)
 def test_files_that_were_written_before_stay_readable(name):
     first = [called(name, target) for target in program_files.targets(name)]
@@ -182,6 +183,7 @@ def strings(tree: Any) -> list[tuple[Any, Any]]:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "step"),
     [("tiny_torch", 3), ("tiny_jax", 5), ("branch_jax", 23), ("branches_torch", 17)],
@@ -201,6 +203,7 @@ def test_hostile_text_in_any_field_of_a_file_is_an_error_or_text(name, step, unt
     assert count > 1000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "step"), [("tiny_torch", 7), ("tiny_jax", 4), ("branch_jax", 23), ("loops_jax", 103)]
 )
@@ -297,6 +300,7 @@ def test_what_is_filled_with_ones_is_named(given):
 # --- nothing is opened ----------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name != "posix", reason="pipes and devices are of POSIX")
 def test_files_that_a_program_names_are_not_opened(tmp_path):
     """In a process of its own, which would wait for ever."""
@@ -526,6 +530,7 @@ def test_a_deep_stack_is_no_other_error(tmp_path):
             break
 
 
+@pytest.mark.nightly
 def test_files_damaged_at_random():
     """A sample of what `nox -s fuzz_files` runs a million of."""
     command = [sys.executable, "-m", "sweeps.fuzz_files", "--count", "1500", "--seed", "20"]
@@ -571,6 +576,7 @@ def test_a_model_is_not_a_program(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_save_that_fails_leaves_nothing(tmp_path):
     program = fmapper.load_program(FILES[0])
     (tmp_path / "net").mkdir()

@@ -62,6 +62,7 @@ def near(got, want, tolerance=2e-5):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.nightly_cases("tokens-flax", "tokens-jax")
 @pytest.mark.parametrize("via", ["flax", "jax"])
 @pytest.mark.parametrize("name", MODELS)
 def test_torch_and_back(name, via):
@@ -85,6 +86,7 @@ def test_torch_and_back(name, via):
     back.load_state_dict(model.state_dict())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["conv", "sequential"])
 def test_both_modes_and_back(name):
     torch.manual_seed(0)
@@ -102,6 +104,7 @@ def test_both_modes_and_back(name):
     assert all(torch.equal(x, before[key]) for key, x in back.state_dict().items())
 
 
+@pytest.mark.nightly
 def test_dropout_needs_random_numbers_on_the_way():
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5))
     x = torch.randn(3, 4)
@@ -119,6 +122,7 @@ def test_dropout_needs_random_numbers_on_the_way():
         near(back.train()(x), fmapper.to_torch(keyed(x.numpy())))
 
 
+@pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("to", ["jax", "flax"])
 def test_jax_and_back(to):
     class Net(nnx.Module):
@@ -145,6 +149,7 @@ def test_jax_and_back(to):
     np.testing.assert_allclose(back(x=x), got)
 
 
+@pytest.mark.nightly
 def test_keys_and_counters_and_back():
     net = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     x = np.ones((3, 4), np.float32)

@@ -56,6 +56,7 @@ def there():
     return fmapper.convert(Net(), "torch", (X,))
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("train", [False, True])
 def test_there_and_back(there, train):
     back = fmapper.convert(there, "flax", (torch.from_numpy(X),), train=train)
@@ -101,6 +102,7 @@ def test_files_name_types_of_flax_alone(there, tmp_path):
         fmapper.load_program(tmp_path / "net.safetensors")
 
 
+@pytest.mark.nightly
 def test_what_is_not_trained_any_more():
     there = fmapper.convert(Net(), "torch", (X,))
     there.lora.requires_grad_(False)

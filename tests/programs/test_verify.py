@@ -62,6 +62,7 @@ def test_models_are_compared_in_the_modes_in_which_they_are_handed_in():
     assert not fmapper.verify(model.eval(), trained, x)
 
 
+@pytest.mark.nightly
 def test_the_first_operation_that_differs_is_named_with_its_module():
     model = Model()
     x = torch.randn(5, 3)
@@ -81,6 +82,7 @@ def test_the_first_operation_that_differs_is_named_with_its_module():
     assert "against float64" in text
 
 
+@pytest.mark.nightly
 def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     @fmapper.lowering("aten::relu")
     def relu(x):

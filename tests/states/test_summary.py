@@ -267,6 +267,7 @@ def trees(draw: st.DrawFn) -> Any:
     return grow(3)
 
 
+@pytest.mark.nightly
 @given(trees())
 @settings(max_examples=200)
 def test_rows_are_the_places_and_bytes_are_the_arrays(tree: Any) -> None:

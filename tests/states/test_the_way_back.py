@@ -80,7 +80,7 @@ KINDS = [
     "nnx",
     "linen pair",
     "filter_vmap",
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW),
+    *(pytest.param(kind, marks=pytest.mark.nightly) for kind in SLOW),
 ]
 
 

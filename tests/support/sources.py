@@ -4,6 +4,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ADAPTERS_ROOT = ROOT / "adapters" / "fmapper_adapters"
 CORE = sorted((ROOT / "fmapper").rglob("*.py"))
@@ -23,3 +25,10 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT).with_suffix(""))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_sources() -> None:
+    """Parses all files; modules of tests that look at them import it."""
+    for path in (*CORE, *ADAPTERS):
+        nodes(path)

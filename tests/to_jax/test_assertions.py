@@ -46,6 +46,7 @@ class Split(torch.nn.Module):
         return torch.cat([second * 2, first]) * int(lengths[1])
 
 
+@pytest.mark.nightly
 def test_sizes_from_buffers_are_compared_once() -> None:
     x = torch.randn(2, 9)
     module = Padded()
@@ -55,6 +56,7 @@ def test_sizes_from_buffers_are_compared_once() -> None:
     assert len(assertions(model)) == 1
 
 
+@pytest.mark.nightly
 def test_another_buffer_is_refused() -> None:
     x = torch.randn(2, 9)
     model = fmapper.convert(Padded(), "jax", (x,))
@@ -63,6 +65,7 @@ def test_another_buffer_is_refused() -> None:
         model.replace(buffers=other)(x.numpy())
 
 
+@pytest.mark.nightly
 def test_a_buffer_that_is_written_is_read_in_each_call() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:

@@ -109,6 +109,7 @@ def test_trees_are_looked_at_in_every_call():
     assert not was_routed(model, (A, {"x": B}), jnp.ones((2, 1)))
 
 
+@pytest.mark.nightly
 def test_other_arrays_of_the_model_and_transformations():
     model = blend(X, Y)
     for _ in range(2):
@@ -129,6 +130,7 @@ def test_what_a_call_changes_is_new_in_every_call():
     assert was_routed(model, A, B)
 
 
+@pytest.mark.nightly
 def test_varying_sizes():
     rows = {0: torch.export.Dim.AUTO}
     model = fmapper.convert(Blend(), "jax", (X, Y), dynamic_shapes=(rows, rows))
@@ -138,6 +140,7 @@ def test_varying_sizes():
         model(jnp.ones((2, 3)), jnp.ones((5, 3)))
 
 
+@pytest.mark.nightly
 def test_random_numbers_need_their_key_in_every_call():
     x = torch.ones(20, 30)
     model = fmapper.convert(torch.nn.Dropout(), "jax", (x,), train=True)
@@ -154,6 +157,7 @@ class Keywords(torch.nn.Module):
         return x * options["y"] if options["double"] is None else 2 * x * options["y"]
 
 
+@pytest.mark.nightly_cases("auto")
 @pytest.mark.parametrize("shapes", ["auto", "by name", "by the name of all"])
 def test_varying_sizes_of_keywords_that_forward_does_not_name(shapes):
     module = Keywords()

@@ -61,6 +61,7 @@ def test_convolutions(dims):
     check(function, *inputs, torch.randn(6))
 
 
+@pytest.mark.nightly_cases("3")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_transposed_convolutions(dims):
     conv = convolution(dims, True)
@@ -80,6 +81,7 @@ def test_transposed_convolutions(dims):
     check(function, *inputs, torch.randn(6))
 
 
+@pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_of_convolutions(transposed):
     conv = convolution(2, transposed)
@@ -90,6 +92,7 @@ def test_gradients_of_convolutions(transposed):
     )
 
 
+@pytest.mark.nightly
 def test_convolutions_of_other_kinds():
     def function(x, weight, z, w):
         return {
@@ -120,6 +123,7 @@ def test_time_batch_channels():
     )
 
 
+@pytest.mark.nightly
 def test_transposed_ones_that_cut_off_at_the_borders():
     """Padding that is larger than the kernel leaves out what it would give there."""
     x = torch.randn(2, 4, 5, 6)
@@ -172,6 +176,7 @@ def test_gradients_of_groups_where_there_are_several_devices(make, shape, monkey
     np.testing.assert_allclose(inputs, x.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_other_derivatives_of_groups_where_there_are_several_devices(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     torch.manual_seed(0)

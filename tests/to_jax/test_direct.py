@@ -162,6 +162,7 @@ def operations(program: Any) -> list[Any]:
     return [*rows, repr(fmapper.programs.substitute(program.graph.outputs, numbers))]
 
 
+@pytest.mark.nightly_cases("logic")
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_decompositions_of_torch(name: str) -> None:
     direct, traced = (recorded(CASES[name]) for _ in range(2))
@@ -177,6 +178,7 @@ def test_as_the_decompositions_of_torch(name: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, check_dtype=exact)
 
 
+@pytest.mark.nightly_cases("taken apart otherwise")
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_to_them(name: str) -> None:
     exported = recorded(LEFT[name])

@@ -75,6 +75,7 @@ def test_effects_without_a_lowering_are_missing() -> None:
         fmapper.convert(converting.Function(forward), "jax", (torch.randn(3),))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", [(3,), (), (1, 3)])
 def test_masked_select_of_fewer_elements_than_the_mask_has(shape: tuple[int, ...]) -> None:
     mask = torch.tensor([[True, True, True], [True, False, True]])
@@ -83,6 +84,7 @@ def test_masked_select_of_fewer_elements_than_the_mask_has(shape: tuple[int, ...
     )
 
 
+@pytest.mark.nightly
 def test_views_whose_place_in_the_storage_depends_on_values() -> None:
     converting.check(torch.tensor_split, torch.randn(6, 3), torch.tensor([1, 4]))
 

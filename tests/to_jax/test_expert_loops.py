@@ -14,6 +14,8 @@ jax = pytest.importorskip("jax")
 
 from support import converting  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 E, D = 4, 3
 
 

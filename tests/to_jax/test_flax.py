@@ -120,6 +120,7 @@ def trained_in(model):
 # --- the tree -------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily_cases("tied")
 def test_outputs_and_gradients_are_those_of_torch(case):
     model, inputs, converted = case
     want = main_output(model(*inputs))
@@ -209,6 +210,7 @@ def test_what_is_trained_and_what_is_not_are_variables_of_their_own_kinds():
     assert sorted(converted.state_dict()) == sorted(model.state_dict())
 
 
+@pytest.mark.nightly
 def test_ties_are_one_variable_and_stay_one():
     model = Tied()
     converted = fmapper.convert(model, "flax", (torch.arange(7),))
@@ -239,6 +241,7 @@ class Mixed(nn.Sequential):
         return self.last(x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("deep", [False, True])
 def test_numbers_and_names_may_be_children_of_one_part(deep):
     x = torch.randn(2, 3)
@@ -331,6 +334,7 @@ def test_the_name_of_the_collection_of_parameters_is_reserved_beside_others():
         fmapper.convert(Named(), "linen", (torch.randn(2, 3),))
 
 
+@pytest.mark.nightly
 def test_outputs_can_be_batched_over():
     x = torch.randn(6, 5, 2, 6, 6)
     model = Convolutional().eval()
@@ -339,6 +343,7 @@ def test_outputs_can_be_batched_over():
     compare(many[4], model(x[4]))
 
 
+@pytest.mark.nightly
 def test_in_bfloat16():
     model, inputs = CASES["tied"]()
     converted = fmapper.cast(fmapper.convert(model, "flax", inputs), "bfloat16")
@@ -349,6 +354,7 @@ def test_in_bfloat16():
 # --- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_twenty_steps_of_an_optimizer_are_those_of_torch():
     model = Convolutional()
     x, y = torch.randn(4, 8, 2, 6, 6), torch.randint(0, 3, (4, 8))
@@ -382,6 +388,7 @@ def test_twenty_steps_of_an_optimizer_are_those_of_torch():
     compare(converted(x[0].numpy()), model.eval()(x[0]), scale=10)
 
 
+@pytest.mark.nightly
 def test_twenty_steps_with_a_tie():
     model, ids = Tied(), torch.arange(7)
     converted = fmapper.convert(model, "flax", (ids,), train=True)
@@ -403,6 +410,7 @@ def test_twenty_steps_with_a_tie():
     assert converted.embed.weight is converted.head.weight
 
 
+@pytest.mark.nightly
 def test_statistics_are_changed_in_place_in_training_and_not_in_evaluation():
     model = Convolutional()
     x = torch.randn(5, 2, 6, 6)
@@ -419,6 +427,7 @@ def test_statistics_are_changed_in_place_in_training_and_not_in_evaluation():
     assert all(converted.state_dict()[name] is array for name, array in before.items())
 
 
+@pytest.mark.nightly
 def test_dropout_draws_from_rngs_and_is_off_in_evaluation():
     model = Convolutional(p=0.5).eval()
     x = torch.randn(5, 2, 6, 6)
@@ -463,6 +472,7 @@ def test_a_model_without_a_program_for_the_mode_says_so():
         converted(x.numpy())
 
 
+@pytest.mark.nightly
 def test_a_module_around_it_switches_it_too():
     class Around(nnx.Module):
         def __init__(self, inner, rngs):
@@ -482,6 +492,7 @@ def test_a_module_around_it_switches_it_too():
     assert np.abs(around(x.numpy()) - want).max() > 1e-3
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(nnx, "view"), reason="an older Flax")
 def test_a_view_in_the_other_mode_shares_its_variables():
     x = torch.randn(5, 2, 6, 6)
@@ -510,6 +521,7 @@ def test_other_weights_are_taken_in_place():
         converted.load_state_dict(state)
 
 
+@pytest.mark.nightly
 def test_both_programs_are_saved_and_loaded(tmp_path):
     class Constants(nn.Module):
         """Constants that differ between the modes."""
@@ -542,6 +554,7 @@ def test_both_programs_are_saved_and_loaded(tmp_path):
         compare(again(x.numpy()), wanted[2], scale=10)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_orbax_is_restored(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     model, inputs = CASES["tied"]()
@@ -559,6 +572,7 @@ def test_a_checkpoint_of_orbax_is_restored(tmp_path):
 # --- Linen ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_linen_module_has_the_variables_as_nested_dicts():
     model, inputs = CASES["tied"]()
     module = fmapper.convert(model, "linen", inputs)
@@ -584,6 +598,7 @@ def linen_flat(tree, path=()):
             yield (*path, key), value
 
 
+@pytest.mark.nightly
 def test_a_linen_module_is_trained_with_a_train_state():
     class State(TrainState):
         batch_stats: dict
@@ -634,6 +649,7 @@ def linen_dict(tree):
     return {".".join(path): x for path, x in linen_flat(tree)}
 
 
+@pytest.mark.nightly
 def test_linen_dropout_and_immutable_statistics():
     model = Convolutional(p=0.5)
     x = jnp.asarray(torch.randn(5, 2, 6, 6).numpy())
@@ -657,6 +673,7 @@ def test_linen_dropout_and_immutable_statistics():
         fixed.apply(variables, x, mutable=["batch_stats"])
 
 
+@pytest.mark.nightly
 def test_a_linen_module_inside_another():
     model, inputs = CASES["tied"]()
     module = fmapper.convert(model, "linen", inputs)

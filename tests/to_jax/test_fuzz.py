@@ -14,6 +14,7 @@ import fmapper
 from sweeps import fuzz_torch_to_jax, fuzzing
 
 
+@pytest.mark.nightly
 def test_random_programs_are_what_torch_computes():
     with warnings.catch_warnings(action="ignore"):
         report = fuzzing.fuzz(fuzz_torch_to_jax.TorchToJax(), [f"5:{n}" for n in range(30)])

@@ -88,12 +88,14 @@ def used(x: Any) -> Any:
     return Spike.apply(y), reverse(y, 0.5), Outer.apply(x), at, x + rest
 
 
+@pytest.mark.nightly
 def test_functions_with_gradients_of_their_own() -> None:
     x = torch.randn(4, 3)
     converting.check(used, x)
     converting.check_gradients(used, x)
 
 
+@pytest.mark.nightly
 def test_gradients_of_their_own_in_transforms_and_files(tmp_path: Path) -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -127,6 +129,7 @@ def test_gradients_of_their_own_in_transforms_and_files(tmp_path: Path) -> None:
     jax.grad(value)(trained.params, jax.random.key(0))
 
 
+@pytest.mark.nightly
 def test_gradients_of_complex_numbers_of_their_own() -> None:
     class Turned(Autograd):
         @staticmethod
@@ -144,6 +147,7 @@ def test_gradients_of_complex_numbers_of_their_own() -> None:
     converting.check_gradients(turned, torch.randn(5))
 
 
+@pytest.mark.nightly
 def test_gradients_of_gradients_of_their_own() -> None:
     class Cube(Autograd):
         @staticmethod
@@ -245,6 +249,7 @@ def test_what_torch_differentiates_once_is_differentiated_once() -> None:
         torch.autograd.grad(first.sum(), x)
 
 
+@pytest.mark.nightly
 def test_a_backward_that_cannot_be_recorded_is_refused_when_it_is_needed() -> None:
     class Unknown(Autograd):
         @staticmethod
@@ -261,6 +266,7 @@ def test_a_backward_that_cannot_be_recorded_is_refused_when_it_is_needed() -> No
         jax.grad(lambda x: model(x).sum())(np.ones(2, "float32"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["grad", "backward"])
 def test_a_backward_that_differentiates_is_refused_when_it_is_needed(way: str) -> None:
     """torch.export fails where it meets the results, and records the module without them."""
@@ -287,6 +293,7 @@ def test_a_backward_that_differentiates_is_refused_when_it_is_needed(way: str) -
         jax.grad(lambda x: model(x).sum())(x.numpy())
 
 
+@pytest.mark.nightly
 def test_what_a_function_switches_off_inside_stays_inside() -> None:
     class Quiet(Autograd):
         @staticmethod
@@ -356,6 +363,7 @@ class Averaged(torch.nn.Module):
         return x * self.dense.weight.data.sum()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["data", "no_grad", "index", "assign"])
 def test_what_changes_behind_data(way: str) -> None:
     module = Averaged(way)
@@ -450,6 +458,7 @@ def test_parameters_that_forward_changes(way: str) -> None:
     converting.compare(model.params["target.weight"], module.target.weight.detach())
 
 
+@pytest.mark.nightly
 def test_rows_that_are_looked_up_often_get_smaller_gradients() -> None:
     indices = torch.tensor([[1, 2, 2], [2, 0, 5]])
     module = torch.nn.Embedding(6, 3, padding_idx=0, scale_grad_by_freq=True)
@@ -464,6 +473,7 @@ def test_rows_that_are_looked_up_often_get_smaller_gradients() -> None:
     np.testing.assert_allclose(got, module.weight.grad, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_what_is_drawn_has_no_gradient() -> None:
     def drawn(x: Any) -> Any:
         return torch.normal(x, x.exp()) + torch.normal(x, 2.0) + x * 3

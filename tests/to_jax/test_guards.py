@@ -113,6 +113,7 @@ def test_layouts_that_decide_what_is_changed_are_guards() -> None:
         converted(np.ones((1, 3), "float32"))
 
 
+@pytest.mark.daily_cases("one", "among others", "the larger")
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_of_a_size_holds_at_each_call(name: str, tmp_path: Path) -> None:
     function, shape, other, refused = ASKED[name]
@@ -149,6 +150,7 @@ def test_what_is_asked_of_a_size_that_is_worked_out() -> None:
         model(np.ones((6, 3), "float32"))
 
 
+@pytest.mark.nightly
 def test_what_is_asked_of_a_number_that_varies() -> None:
     model = fmapper.convert(
         Function(lambda x, n: x * n if n % 2 else x),
@@ -161,6 +163,7 @@ def test_what_is_asked_of_a_number_that_varies() -> None:
         model(np.ones(3, "float32"), 4)
 
 
+@pytest.mark.nightly
 def test_symbols_of_jax_must_fulfil_what_was_asked() -> None:
     model = fmapper.convert(
         Function(ASKED["remainder"][0]), "jax", (torch.ones(4, 3),), dynamic_shapes="auto"
@@ -191,6 +194,7 @@ FIXED = {
 }  # fmt: skip
 
 
+@pytest.mark.daily_cases("a shape")
 @pytest.mark.parametrize("name", FIXED)
 def test_a_size_that_does_not_vary_is_told(name: str) -> None:
     function, shape, told = FIXED[name]
@@ -205,6 +209,7 @@ def test_a_size_that_does_not_vary_is_told(name: str) -> None:
         model(jnp_of(torch.ones([n + 1 if d == at else n for d, n in enumerate(shape)])))
 
 
+@pytest.mark.nightly
 def test_sizes_that_were_not_to_vary_are_not_told() -> None:
     class Net(torch.nn.Module):
         def forward(self, x: Any, given: Any, *, rest: Any) -> Any:
@@ -223,6 +228,7 @@ def test_sizes_that_were_not_to_vary_are_not_told() -> None:
     assert sentence.endswith('return x.reshape(4, -1), given["a"] + rest[0], given["b"]')
 
 
+@pytest.mark.nightly
 def test_torch_is_afterwards_as_it_was() -> None:
     names = ("guard_bool", "eq", "ne", "lt", "le", "gt", "ge")
     before = operator.attrgetter(*names)(SymNode)

@@ -21,6 +21,7 @@ def seed():
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
+@pytest.mark.nightly
 def test_lookup_by_index_arrays():
     def function(x, i, j, scalar):
         return {
@@ -48,6 +49,7 @@ def test_lookup_by_index_arrays():
     check(function, torch.randn(3, 3, 3), i, j, torch.tensor(0))
 
 
+@pytest.mark.nightly
 def test_lookup_by_masks():
     def function(x, mask, row):
         return {
@@ -65,11 +67,13 @@ def test_lookup_by_masks():
     check(function, x, x > 0, torch.tensor([True, False, True, True]))
 
 
+@pytest.mark.nightly
 def test_lookup_by_masks_has_gradients():
     check_gradients(lambda x: x[x > 0] * 2, torch.randn(4, 3))
     check_gradients(lambda x, m: x.masked_select(m) ** 2, torch.randn(4, 3), torch.randn(4, 1) > 0)
 
 
+@pytest.mark.nightly
 def test_assignment():
     def put(x, *where_and_value):
         y = x.clone()
@@ -115,6 +119,7 @@ def test_assignment():
     check(function, x, i, j, x > 0, row, torch.arange(27.0).reshape(3, 3, 3))
 
 
+@pytest.mark.nightly_cases("dtype2-False")
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
@@ -138,6 +143,7 @@ def test_scatter_with_duplicates(include_self, dtype):
     check(function, x, index, source)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The reduce argument")
 def test_scatter_at_its_corners():
     def function(x, index, source, scalar):
@@ -158,6 +164,7 @@ def test_scatter_at_its_corners():
     check(function, torch.randn(3, 4), index, torch.randn(2, 4), torch.tensor(2.0))
 
 
+@pytest.mark.nightly_cases("sum-True", "sum-False", "prod-True", "amin-True", "amin-False")
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_gradients_of_scatter(name, include_self):
@@ -170,6 +177,7 @@ def test_gradients_of_scatter(name, include_self):
     check_gradients(function, x, source, torch.tensor([[0, 1, 1, 2], [0, 1, 2, 2]]))
 
 
+@pytest.mark.nightly
 def test_gradients_of_assignment():
     def function(x, v, i, mask):
         y = x.clone()
@@ -188,6 +196,7 @@ def test_gradients_of_assignment():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings(mode):
     weight = torch.randn(6, 4)
@@ -207,6 +216,7 @@ def test_bags_of_embeddings(mode):
     check_gradients(lambda w, i, o: function(w, i, o)[:2], weight, indices, offsets)
 
 
+@pytest.mark.nightly
 def test_weighted_bags_of_embeddings():
     def function(weight, factors):
         indices = torch.tensor([1, 2, 2, 5])
@@ -217,6 +227,7 @@ def test_weighted_bags_of_embeddings():
     check_gradients(function, torch.randn(6, 4), torch.randn(4))
 
 
+@pytest.mark.nightly
 def test_gradients_of_bags_that_torch_scales_are_refused():
     def function(w, i):
         offsets = torch.tensor([0, 3])
@@ -234,6 +245,7 @@ def test_indices_that_are_out_of_range_are_nan():
     assert np.isnan(converted(jax.numpy.ones(3), jax.numpy.asarray([7]))).all()
 
 
+@pytest.mark.nightly
 def test_the_least_float_masks_in_16_bits_too():
     """As infinity, rows that are masked as a whole would be NaN."""
 

@@ -14,11 +14,17 @@ nn, F = torch.nn, torch.nn.functional
 
 # A tenth of the cases; `nox -s sweeps` runs all of them, and `nox -s layers` with a report.
 NAMES = [
-    name if index % 10 == 0 else pytest.param(name, marks=pytest.mark.slow)
+    name if index % 10 == 0 else pytest.param(name, marks=pytest.mark.nightly)
     for index, name in enumerate(nn_cases.CASES)
 ]
 
 
+@pytest.mark.nightly_cases(
+    "FractionalMaxPool3d: kernel_size=2, output_size=(3, 3, 3), _random_samples=[[]2, 3, 3]",
+    "TransformerDecoderLayer: d_model=8, nhead=2, dim_feedforward=12",
+    "CTCLoss: reduction='mean''",
+    "CTCLoss: reduction='sum'",
+)
 @pytest.mark.filterwarnings("ignore")  # torch's: deprecations, and shapes that broadcast
 @pytest.mark.parametrize("name", NAMES)
 def test_layers(name):
@@ -84,12 +90,14 @@ def test_infinite_differences_have_the_slope_of_large_ones(function):
     assert_same_gradients(lambda x, y: function(x, y, reduction="none")[1:], x, torch.ones(4))
 
 
+@pytest.mark.nightly
 def test_large_inputs_have_finite_gradients():
     large = torch.tensor([-1e4, 1e4])
     for function in (F.elu, F.softplus, F.mish):
         assert_same_gradients(function, large)
 
 
+@pytest.mark.nightly
 def test_gradients_of_attention_with_rows_that_see_nothing():
     q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
     mask = torch.ones(4, 4, dtype=torch.bool).tril()
@@ -97,6 +105,7 @@ def test_gradients_of_attention_with_rows_that_see_nothing():
     assert_same_gradients(lambda *a: F.scaled_dot_product_attention(*a, attn_mask=mask), q, k, v)
 
 
+@pytest.mark.nightly_cases("elu")
 @pytest.mark.parametrize("function", [F.elu, F.celu, F.selu])
 def test_small_gradients_of_exponential_units_are_not_lost(function):
     assert_same_gradients(function, torch.tensor([-15.0]))
@@ -132,6 +141,7 @@ def test_attention_over_nothing_takes_all_dtypes(kind):
     converting.check(lambda q, k, x: (attention(q, k, k), attention(x, x, x)), q, k, nothing)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_gradients_of_recurrent_networks(kind):
     network = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True)
@@ -171,11 +181,13 @@ LOSSES = {
 }
 
 
+@pytest.mark.daily_cases("huber", "binary_cross_entropy", "cross_entropy", "multi_margin")
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_of_losses(name):
     assert_same_gradients(*LOSSES[name])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_cross_entropy_in_chunks(reduction, weighted):
@@ -215,6 +227,7 @@ def test_batch_normalisation_with_update():
     converting.check(lambda *given: update(*given, 0.1, 1e-5), *inputs)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_gradients_of_embedding_bags(mode):
     indices, offsets = torch.tensor([1, 3, 3, 0, 2]), torch.tensor([0, 3, 3])
@@ -226,6 +239,7 @@ def test_gradients_of_embedding_bags(mode):
 # --- training -----------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("batch without weights")
 @pytest.mark.parametrize(
     "make",
     [
@@ -245,6 +259,7 @@ def test_running_statistics_move_as_in_torch(make):
     converting.compare(moved.buffers, dict(module.named_buffers()))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_dropout_between_layers_needs_a_key_only_in_training(kind):
     network = getattr(nn, kind)(3, 4, num_layers=3, dropout=0.5)
@@ -259,6 +274,7 @@ def test_dropout_between_layers_needs_a_key_only_in_training(kind):
     assert (one != other).any()
 
 
+@pytest.mark.nightly
 def test_dropout_of_attention_keeps_the_mean():
     q, k, v = torch.zeros(1, 1, 50, 4), torch.zeros(1, 1, 200, 4), torch.ones(1, 1, 200, 4)
     model = converting.Function(lambda *a: F.scaled_dot_product_attention(*a, dropout_p=0.25))
@@ -268,6 +284,7 @@ def test_dropout_of_attention_keeps_the_mean():
     assert abs(out.mean() - 1) < 0.05
 
 
+@pytest.mark.nightly
 def test_packed_sequences():
     from fmapper_adapters.jax.aten.layers import recurrent
 
@@ -286,6 +303,7 @@ def test_packed_sequences():
         converting.compare(ends, list(states) if kind == "LSTM" else [states])
 
 
+@pytest.mark.nightly
 def test_batch_norm_with_the_averages_of_all_batches() -> None:
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=None), torch.nn.Linear(3, 2))
     model = fmapper.convert(module, "jax", (torch.randn(8, 3),), train=True)
@@ -298,6 +316,7 @@ def test_batch_norm_with_the_averages_of_all_batches() -> None:
         converting.compare(model.buffers[name], buffer)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_transformer_encoders_with_padding() -> None:
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -313,6 +332,7 @@ def test_transformer_encoders_with_padding() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+@pytest.mark.nightly
 def test_attention_with_functions_of_the_places():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
@@ -373,6 +393,7 @@ class Packed(nn.Module):
         return rnn.pad_packed_sequence(found, **options), states
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_packed_sequences_of_any_lengths(kind):

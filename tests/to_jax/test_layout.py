@@ -90,6 +90,16 @@ def turns(function: Any, *args: Any) -> int:
     )
 
 
+@pytest.mark.daily_cases(
+    "by channel",
+    "another image",
+    "split",
+    "mirrored",
+    "merged and back",
+    "sums so far",
+    "its own derivative",
+    "indices",
+)
 @pytest.mark.parametrize("name", [*BETWEEN, *OTHERS])
 def test_values_and_gradients_are_the_same(name: str) -> None:
     between = {**BETWEEN, **OTHERS}[name]
@@ -117,6 +127,7 @@ def test_nothing_is_turned_between_two_convolutions(name: str) -> None:
     assert turns(channels_last.channels_last(function), FILTERS, AGAIN, IMAGES) <= allowed
 
 
+@pytest.mark.nightly
 def test_vmap_jit_and_sizes_that_vary() -> None:
     def function(x: Any) -> Any:
         return network(BETWEEN["groups"], FILTERS, AGAIN, x)[0]
@@ -130,6 +141,7 @@ def test_vmap_jit_and_sizes_that_vary() -> None:
     np.testing.assert_allclose(exported.call(IMAGES), function(IMAGES), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_convolutions_in_one_and_three_dimensions() -> None:
     rng = np.random.default_rng(3)
     for places in ((9,), (5, 4, 3)):
@@ -175,6 +187,7 @@ class Network(nn.Module):
         return self.head(x.flatten(2).transpose(1, 2)), nn.functional.avg_pool2d(x, 2)
 
 
+@pytest.mark.nightly
 def test_a_model_is_what_it_is_in_torch() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12, 14)

@@ -31,6 +31,7 @@ def positive(*shape):
     return x @ x.mT + torch.eye(shape[-1])
 
 
+@pytest.mark.nightly
 def test_products():
     def function(a, b, v, w, batch):
         return {
@@ -97,6 +98,7 @@ def test_sums_broadcast_sizes_of_one():
 DTYPES = ["float32", "bfloat16", "int32", "uint8", "bool", "complex64"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("equation", "shapes"),
     [("...i,...i->...", ((1,), (2, 3))), ("i,j", ((2,), (3,))), ("ij,ij->i", ((2, 3), (2, 1))),
@@ -121,6 +123,7 @@ def test_bilinear_forms():
 ORDERS = (0, 1, 2, 3, 0.5, -1, -2, float("inf"), float("-inf"))
 
 
+@pytest.mark.nightly
 def test_norms():
     def function(x, z):
         found = {f"{p}": torch.linalg.vector_norm(x, p, 1) for p in ORDERS}
@@ -149,6 +152,7 @@ def test_gradients_of_norms(p):
     check_gradients(lambda x: torch.linalg.vector_norm(x, p, 1), x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("p", [0.5, 1.0, 2.0, 3.0, float("inf")])
 def test_distances(p):
     def function(x, y):
@@ -200,15 +204,18 @@ def solutions(a, b, s):
     }
 
 
+@pytest.mark.nightly
 def test_solutions():
     check(solutions, matrices(2, 4, 4), matrices(2, 4, 3), positive(2, 4, 4), scale=5)
     check(solutions, matrices(3, 3), matrices(3, 2), positive(3, 3), scale=5)
 
 
+@pytest.mark.nightly
 def test_gradients_of_solutions():
     check_gradients(solutions, matrices(3, 3), matrices(3, 2), positive(3, 3), scale=50)
 
 
+@pytest.mark.nightly
 def test_factorisations():
     def function(a, s):
         q, r = torch.linalg.qr(a)
@@ -240,6 +247,7 @@ def test_factorisations():
     check(function, matrices(2, 4, 3), positive(2, 3, 3), scale=10)
 
 
+@pytest.mark.nightly
 def test_gradients_of_factorisations():
     def function(a, s):
         u, w, vh = torch.linalg.svd(a, full_matrices=False)
@@ -257,6 +265,7 @@ def test_gradients_of_factorisations():
     check_gradients(function, matrices(4, 3), positive(3, 3), scale=20)
 
 
+@pytest.mark.nightly
 def test_matrices_without_elements():
     def function(x):
         empty = x[:, :0, :0]
@@ -280,6 +289,7 @@ def test_matrices_that_are_indefinite_give_nan():
     assert np.isnan(converted(jax.numpy.asarray(-s.numpy()))).any()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 def test_fourier_transforms(norm):
     fft = torch.fft
@@ -306,6 +316,7 @@ def test_fourier_transforms(norm):
     check(function, torch.randn(2, 3, 6), torch.randn(2, 4, 6, dtype=torch.complex64))
 
 
+@pytest.mark.nightly_cases("bartlett", "kaiser")
 @pytest.mark.parametrize("name", ["hann", "hamming", "blackman", "bartlett", "kaiser"])
 def test_windows(name):
     window = getattr(torch, f"{name}_window")
@@ -318,6 +329,7 @@ def test_windows(name):
         check(function, torch.ones(5))
 
 
+@pytest.mark.nightly
 def test_spectrograms():
     def function(x, window):
         spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)
@@ -327,6 +339,7 @@ def test_spectrograms():
     check_gradients(lambda x: function(x, torch.hann_window(16))[1], torch.randn(2, 80))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["real", "complex", "hermitian"])
 @pytest.mark.parametrize("diagonal", ["random", "zero"])  # zero: blocks of two rows everywhere
 def test_factors_of_indefinite_matrices(kind, diagonal):
@@ -349,6 +362,7 @@ def test_factors_of_indefinite_matrices(kind, diagonal):
     check(function, a, b)
 
 
+@pytest.mark.nightly
 def test_factors_of_matrices_without_any():
     def function(*matrices):
         return [torch.linalg.ldl_factor_ex(a) for a in matrices]
@@ -356,6 +370,7 @@ def test_factors_of_matrices_without_any():
     check(function, torch.zeros(3, 3), torch.zeros(2, 0, 0), torch.ones(1, 1))
 
 
+@pytest.mark.nightly
 def test_imaginary_parts_on_the_diagonal_of_hermitian_matrices_are_not_read():
     a = torch.randn(2, 3, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
     check(lambda a: (torch.linalg.pinv(a, hermitian=True), torch.linalg.eigvalsh(a)), a, scale=10.0)

@@ -42,16 +42,19 @@ def each(names, *, of=torch):
     return function
 
 
+@pytest.mark.nightly
 def test_functions_of_one_float():
     check(each(UNARY), torch.tensor(CORNERS))
 
 
+@pytest.mark.nightly
 def test_special_functions():
     x = torch.cat([torch.tensor(CORNERS), torch.linspace(-12, 12, 97), torch.tensor([40.0, 90.0])])
     for name in SPECIAL.split():  # apart, as the largest element of one says little of another
         check(each(name, of=torch.special), x)
 
 
+@pytest.mark.nightly
 def test_functions_of_two_floats():
     check(each(BINARY), PAIRS[:, 0], PAIRS[:, 1])
 
@@ -64,6 +67,7 @@ def test_modes_of_division():
     check(divided, INTEGERS[:, 0], INTEGERS[:, 1])
 
 
+@pytest.mark.nightly
 def test_functions_of_two_integers():
     names = """add sub mul div fmod remainder floor_divide maximum minimum eq lt bitwise_and
     bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm logical_and atan2
@@ -72,6 +76,7 @@ def test_functions_of_two_integers():
     check(torch.pow, INTEGERS[:, 0], INTEGERS[:, 1].abs())
 
 
+@pytest.mark.nightly
 def test_functions_of_one_integer_or_bool():
     floats_only = {"frac"}
     names = " ".join(name for name in UNARY.split() if name not in floats_only)
@@ -113,6 +118,7 @@ def test_clamping_with_bounds_of_every_kind():
     check(lambda x: [x.clamp(-1, 1), x.clamp(2, -2), x.clamp_min(0.5), x.clamp_max(0)], x)
 
 
+@pytest.mark.nightly
 def test_complex_numbers():
     z = torch.complex(torch.randn(7), torch.randn(7))
     names = "abs angle conj exp sgn sqrt reciprocal log sin tanh square sigmoid"
@@ -152,6 +158,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.nightly_cases("float-all", "integer-extremes")
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("kind", ["float", "nan", "integer"])
 def test_reductions(name, kind):
@@ -163,6 +170,7 @@ def test_reductions(name, kind):
     check(REDUCTIONS[name], x)
 
 
+@pytest.mark.nightly
 def test_reductions_of_floats_only():
     def functions(x):
         return [
@@ -177,6 +185,7 @@ def test_reductions_of_floats_only():
     check(functions, torch.randn(3, 5))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["linear", "lower", "higher", "nearest", "midpoint"])
 def test_quantiles(way):
     q = torch.tensor([0.0, 0.2, 0.5, 1.0])
@@ -195,11 +204,13 @@ def test_quantiles(way):
     check(functions, x)
 
 
+@pytest.mark.nightly
 def test_gradients_of_quantiles():
     q = torch.tensor([0.1, 0.45])
     check_gradients(lambda x: (x.quantile(q, 1), x.nanquantile(0.3, 0)), torch.randn(4, 5))
 
 
+@pytest.mark.nightly
 def test_reductions_of_nothing_and_of_one():
     def functions(x):
         return [x.sum(), x.prod(), x.mean(), x.sum(0), x.any(), x.all(), x.cumsum(0),
@@ -220,6 +231,7 @@ def test_softmax_of_nothing_keeps_its_dtype(dtype):
         check(lambda x: x.log_softmax(0), x)
 
 
+@pytest.mark.nightly
 def test_elements_that_are_unique():
     x = torch.tensor([[3, 1, 1], [3, 1, 1], [2, 0, 1]])
 
@@ -328,6 +340,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.nightly_cases("topk", "gamma")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name):
     function, values = GRADIENTS[name]
@@ -366,6 +379,7 @@ DRAWS = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases("geometric", "log normal", "poisson")
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_have_the_distribution(name):
     function, mean, variance = DRAWS[name]
@@ -391,6 +405,7 @@ def test_multinomial_without_replacement_and_permutations():
     assert sorted(order.tolist()) == list(range(9))
 
 
+@pytest.mark.nightly
 def test_sums_of_complex_exponentials_keep_the_larger_imaginary_part():
     """Which need not be between -pi and pi; the last pair is of infinite numbers."""
     generator = torch.Generator().manual_seed(0)
@@ -402,6 +417,7 @@ def test_sums_of_complex_exponentials_keep_the_larger_imaginary_part():
     check(lambda x: x.logcumsumexp(0), torch.zeros(0, 2, dtype=torch.complex64))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [1, 100, 1000])
 def test_the_derivative_of_complex_logaddexp_has_no_nan_where_exp_overflows(size):
     """Against 1 / (1 + exp(y - x)) in double precision: torch's own is NaN for some."""
@@ -415,6 +431,7 @@ def test_the_derivative_of_complex_logaddexp_has_no_nan_where_exp_overflows(size
     np.testing.assert_allclose(slope, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_zeros_of_lgamma_are_exact():
     x = torch.tensor([1.0, 2.0], dtype=torch.float32)
     model = fmapper.convert(Function(torch.lgamma), "jax", (x,))
@@ -422,6 +439,7 @@ def test_the_zeros_of_lgamma_are_exact():
     check_gradients(torch.lgamma, x)
 
 
+@pytest.mark.daily_cases("1")
 @pytest.mark.parametrize("size", [1, 3, 7, 8])
 def test_windows_and_frequencies(size):
     def made(x):
@@ -487,6 +505,7 @@ def test_powers_of_complex_numbers_at_their_corners():
     np.testing.assert_allclose(np.asarray(found)[finite], want[finite], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_the_extreme_of_two_gives_no_gradient_of_nan_to_the_other():
     x, y = torch.tensor([1.0, -1.0, 2.0, nan]), torch.tensor([0.0, 0.0, 2.0, 1.0])
     for function in (torch.minimum, torch.maximum, torch.max):
@@ -503,6 +522,7 @@ def test_numbers_in_a_range_of_few_bits_are_counted_before_they_are_truncated():
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_random_complex_numbers_have_random_parts():
     def drawn(x):
         return torch.empty_like(x).uniform_(2, 3)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 

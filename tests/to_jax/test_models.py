@@ -15,6 +15,7 @@ clip/CLIPModel whisper/WhisperForConditionalGeneration wav2vec2/Wav2Vec2ForCTC
 swin/SwinForImageClassification mamba/MambaForCausalLM"""
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # theirs: deprecations, that change with every release
 @pytest.mark.parametrize("name", MODELS.split())
 def test_models(name):
@@ -23,6 +24,7 @@ def test_models(name):
     assert found["class"] == "ok", found
 
 
+@pytest.mark.nightly
 def test_the_sweep_finds_what_is_wrong():
     model = torch.nn.Linear(3, 2)
     x = torch.ones(4, 3)

@@ -79,6 +79,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         model(np.array([[2**40, 1], [1, 1]]))
 
 
+@pytest.mark.nightly
 def test_nothing_is_refused_with_64_bits() -> None:
     code = """
 import jax, torch, numpy as np, fmapper

@@ -43,6 +43,7 @@ def hollow() -> Any:
         return Net().eval()
 
 
+@pytest.mark.nightly_cases("real-jax")
 @pytest.mark.parametrize("to", ["jax", "flax"])
 @pytest.mark.parametrize("ids", [IDS, IDS.to("meta")], ids=["real", "meta"])
 def test_a_module_without_values_becomes_a_model_that_is_filled(to: str, ids: Any) -> None:

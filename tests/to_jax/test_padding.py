@@ -33,6 +33,7 @@ def numbers(module, x, padding):
         return module(x, padding).numpy()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("norm", [False, True])
 def test_recorded_without_gradients_it_is_what_the_module_gives_so(norm):
     module, (x, padding) = Reader(norm=norm).eval(), examples()
@@ -48,6 +49,7 @@ def test_recorded_without_gradients_it_is_what_the_module_gives_so(norm):
     assert "forward" not in vars(module.encoder)
 
 
+@pytest.mark.nightly
 def test_recorded_with_gradients_it_says_that_there_are_two_answers():
     module, (x, padding) = Reader().eval(), examples()
     with pytest.warns(fmapper.ConversionWarning, match=r"Reader\.encoder.*no_grad"):
@@ -59,6 +61,7 @@ def test_recorded_with_gradients_it_says_that_there_are_two_answers():
         assert not fmapper.verify(module, model, x, padding)
 
 
+@pytest.mark.nightly
 def test_frozen_encoders_leave_padding_out_in_both_modes():
     module, (x, padding) = Reader().eval().requires_grad_(False), examples()
     model = fmapper.convert(module, "jax", (x, padding))
@@ -66,6 +69,7 @@ def test_frozen_encoders_leave_padding_out_in_both_modes():
     np.testing.assert_allclose(got, numbers(module, x, padding), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_where_there_is_one_answer_nothing_is_said():
     x, padding = examples()
     for module in (Reader(enable_nested_tensor=False), Reader().train()):

@@ -22,6 +22,7 @@ def image(dims, *more):
     return torch.randn(2, 3, *(9, 7, 8)[:dims], *more)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_largest_elements(dims):
     pool = getattr(F, f"max_pool{dims}d")
@@ -44,6 +45,7 @@ def test_largest_elements(dims):
     check(function, image(dims))
 
 
+@pytest.mark.nightly_cases("1")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_means(dims):
     pool = getattr(F, f"avg_pool{dims}d")
@@ -68,6 +70,7 @@ def test_means(dims):
     check(function, image(dims))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_largest_elements_of_bins(dims):
     pool = getattr(F, f"adaptive_max_pool{dims}d")
@@ -75,6 +78,7 @@ def test_largest_elements_of_bins(dims):
     check_gradients(lambda x: pool(x, 4), image(dims))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dims", [2, 3])
 def test_largest_elements_of_random_windows(dims):
     pool = getattr(F, f"fractional_max_pool{dims}d")
@@ -88,6 +92,7 @@ def test_largest_elements_of_random_windows(dims):
     check(function, image(dims), torch.rand(2, 3, dims))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_largest_elements_go_back(dims):
     pool, back = getattr(F, f"max_pool{dims}d"), getattr(F, f"max_unpool{dims}d")
@@ -100,6 +105,7 @@ def test_largest_elements_go_back(dims):
     check_gradients(function, image(dims))
 
 
+@pytest.mark.nightly
 def test_gradients_of_pooling():
     def function(x):
         return [
@@ -139,6 +145,7 @@ def test_pooling_of_other_dtypes():
 MODES = {1: ["linear"], 2: ["bilinear", "bicubic"], 3: ["trilinear"]}
 
 
+@pytest.mark.daily_cases("1")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_interpolation(dims):
     def function(x):
@@ -174,6 +181,7 @@ def test_interpolation_without_aliasing():
     check(function, image(2))
 
 
+@pytest.mark.nightly
 def test_gradients_of_interpolation():
     def function(x):
         return [
@@ -186,6 +194,7 @@ def test_gradients_of_interpolation():
     check_gradients(function, image(2))
 
 
+@pytest.mark.nightly
 def test_interpolation_of_bytes_is_refused():
     with pytest.raises(ConversionError, match="cast to float32"):
         check(
@@ -194,6 +203,7 @@ def test_interpolation_of_bytes_is_refused():
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_sampling_at_a_grid(dims, align):
@@ -227,6 +237,7 @@ def test_grids_of_affine_maps():
     check(function, torch.randn(2, 2, 3), torch.randn(2, 3, 4))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("padding", [0, 1])
 def test_the_largest_element_of_whole_planes(padding):
     """Among equal ones and NaN the one that torch takes, and it has the gradient."""
@@ -242,6 +253,7 @@ def test_the_largest_element_of_whole_planes(padding):
     assert len(str(jax.make_jaxpr(model.call)((np.ones((2, 20, 20, 20), "float32"),)))) < 20_000
 
 
+@pytest.mark.nightly_cases("kernel0-0-MaxPool2d", "kernel0-1-MaxPool2d", "kernel2-0-MaxPool2d")
 @pytest.mark.parametrize("pool", [torch.nn.AvgPool2d, torch.nn.MaxPool2d])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("kernel", [(900, 1000), (900, 3), (4, 1000)])
@@ -256,12 +268,14 @@ def test_a_window_that_is_larger_than_the_image_is_no_window(pool, padding, kern
         assert all(size < 1000 for y in eqn.outvars for size in y.aval.shape)
 
 
+@pytest.mark.nightly_cases("4")
 @pytest.mark.parametrize("kernel", [4, (4, 2), (2, 4), (900, 1)])
 def test_the_first_of_several_largest_elements_has_the_gradient(kernel):
     x = torch.tensor([2.0, 1, 0, 2, 2, 2, 1, 1, 0, 2, 1, 2, 0, 0, 0, 0]).reshape(1, 1, 4, 4)
     check_gradients(torch.nn.MaxPool2d(kernel, ceil_mode=True), x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dims", [2, 3])
 def test_global_max_pooling_takes_a_step_a_dimension(dims):
     size = (21, 24) if dims == 2 else (7, 8, 9)
@@ -275,6 +289,7 @@ def test_global_max_pooling_takes_a_step_a_dimension(dims):
     check(pool(1, return_indices=True), x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("output", [2, (5, 1), (2, 30)])
 def test_adaptive_max_pooling_with_large_bins(output):
     x = torch.randint(0, 4, (2, 3, 40, 37)).float()
@@ -282,6 +297,7 @@ def test_adaptive_max_pooling_with_large_bins(output):
     check_gradients(torch.nn.AdaptiveMaxPool2d(output), x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [
     {"kernel_size": 18, "stride": 3, "padding": 2, "dilation": 2, "ceil_mode": True},
     {"kernel_size": 20, "stride": 1, "padding": 5}, {"kernel_size": (21, 40), "stride": 1},

@@ -18,6 +18,7 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.mark.nightly
 def test_views():
     def views(x, y, scalar):
         return {
@@ -68,6 +69,7 @@ def test_rotations_of_elements():
     check(rolls, torch.randn(2, 3, 4), torch.tensor(2.0), torch.zeros(0, 2))
 
 
+@pytest.mark.nightly
 def test_diagonals_and_windows():
     def function(x, square, scalar):
         return {
@@ -87,6 +89,7 @@ def test_diagonals_and_windows():
     check(function, torch.randn(2, 3, 4), torch.randn(3, 3), torch.tensor(1.0))
 
 
+@pytest.mark.nightly
 def test_slices():
     def slices(x, nothing):
         return {
@@ -111,6 +114,7 @@ def test_slices():
     check(slices, torch.randn(4, 5, 6), torch.zeros(0, 2))
 
 
+@pytest.mark.nightly
 def test_strided_views():
     def function(x):
         return {
@@ -126,6 +130,7 @@ def test_strided_views():
     check(function, torch.randn(4, 5))
 
 
+@pytest.mark.nightly
 def test_strided_views_of_what_is_outside_of_the_tensor_are_refused():
     with pytest.raises(fmapper.ConversionError, match="shows elements of the storage"):
         check(lambda x: x[1:].as_strided((2,), (1,), 0), torch.randn(3, 3))
@@ -133,6 +138,7 @@ def test_strided_views_of_what_is_outside_of_the_tensor_are_refused():
         check(lambda x: x[:, :2].as_strided((2,), (1,)), torch.randn(3, 3))
 
 
+@pytest.mark.nightly
 def test_bits_as_another_dtype():
     def function(x, i, z, b):
         return {
@@ -153,6 +159,7 @@ def test_bits_as_another_dtype():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_padding(dims):
     widths = [1, 2, 3, 0, 2, 1][: 2 * dims]
@@ -173,6 +180,7 @@ def test_padding(dims):
     )
 
 
+@pytest.mark.nightly
 def test_pixels_and_channels():
     def function(x):
         return [
@@ -188,6 +196,7 @@ def test_pixels_and_channels():
     check_gradients(function, torch.randn(2, 8, 6, 6))
 
 
+@pytest.mark.nightly
 def test_gradients_of_views():
     def function(x):
         return [
@@ -204,6 +213,7 @@ def test_gradients_of_views():
     check_gradients(function, torch.randn(3, 4))
 
 
+@pytest.mark.nightly
 def test_one_conversion_serves_sizes_that_vary():
     def function(x):
         return {
@@ -226,6 +236,7 @@ def test_one_conversion_serves_sizes_that_vary():
         compare(converted(fmapper.to_jax(x)), function(x))
 
 
+@pytest.mark.nightly
 def test_sizes_that_the_code_fixes_are_explained() -> None:
     def counted(x):
         return x / len(x)

@@ -88,12 +88,14 @@ def looked_up(x: Any, mask: Any) -> Any:
 CASES = [replaced, scattered, added, put, summed, counted]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_rows_that_a_mask_keeps(case: Any) -> None:
     model = check(case, *[(X, mask) for mask in MASKS])
     assert not model._code.concrete
 
 
+@pytest.mark.nightly
 def test_rows_that_a_mask_keeps_in_other_places() -> None:
     check(moved, *[(X, mask) for mask in MASKS])
 
@@ -126,6 +128,7 @@ class Experts(torch.nn.Module):
         return found
 
 
+@pytest.mark.nightly
 def test_experts_that_get_any_number_of_tokens() -> None:
     torch.manual_seed(0)
     module = Experts()
@@ -160,6 +163,7 @@ def test_a_size_is_computed_from_its_symbols_alone(monkeypatch) -> None:
     assert max(counts) == 1
 
 
+@pytest.mark.nightly
 def test_a_result_whose_size_depends_on_values_stays_eager() -> None:
     with pytest.warns(fmapper.NotCompiledWarning, match="specialize=True"):
         model = fmapper.convert(converting.Function(lambda x, m: x[m] * 2), "jax", (X, MASKS[0]))
@@ -168,6 +172,7 @@ def test_a_result_whose_size_depends_on_values_stays_eager() -> None:
         converting.compare(model(X.numpy(), mask.numpy()), X[mask] * 2)
 
 
+@pytest.mark.nightly
 def test_what_runs_eagerly_only_is_said_with_its_lines_and_can_be_specialised() -> None:
     def forward(x: Any, m: Any) -> Any:
         return x[m].flip(0) * 2, x.unique_consecutive()
@@ -188,6 +193,7 @@ def test_what_runs_eagerly_only_is_said_with_its_lines_and_can_be_specialised() 
             model(given.numpy(), mask.numpy())
 
 
+@pytest.mark.nightly
 def test_known_sizes_of_repeated_rows_and_sorted_values() -> None:
     def forward(x: Any, n: Any) -> Any:
         values, inverse, counts = n.unique(return_inverse=True, return_counts=True)
@@ -201,6 +207,7 @@ def test_known_sizes_of_repeated_rows_and_sorted_values() -> None:
         model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))
 
 
+@pytest.mark.nightly
 def test_known_numbers_of_counts() -> None:
     def forward(x: Any, n: Any) -> Any:
         return torch.bincount(n), n.bincount(x[:, 0]), torch.bincount(n, minlength=9)
@@ -248,6 +255,7 @@ def test_an_assertion_speaks_before_an_operation_that_fails_for_it() -> None:
         model(X.numpy(), MASKS[2].numpy())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "forward",
     [

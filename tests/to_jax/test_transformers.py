@@ -15,6 +15,8 @@ import jax.numpy as jnp  # noqa: E402
 
 from support import converting  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 SMALL = {
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -172,6 +172,7 @@ def tensors(*shape, seed=0):
 FLOATS = [torch.float32, torch.bfloat16]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_functions_of_one_float(dtype):
     def function(x, y):
@@ -194,6 +195,7 @@ def test_functions_of_one_float(dtype):
     check(function, x.to(dtype), (x.abs() + 1.1).to(dtype))
 
 
+@pytest.mark.nightly
 def test_functions_of_integers_and_bools():
     def function(i, b):
         both = [torch.exp, torch.sin, torch.sqrt, torch.sigmoid, torch.tanh, torch.isnan,
@@ -213,6 +215,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_arithmetic_of_two_dtypes(first, second):
     def function(x, y, zero):
@@ -232,6 +235,7 @@ def test_arithmetic_of_two_dtypes(first, second):
     check(function, (x.abs() + 1).to(first), y.to(second), torch.tensor(2.5).to(second))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool])
 def test_arithmetic_with_numbers(dtype):
     def function(x):
@@ -257,6 +261,7 @@ def test_arithmetic_with_numbers(dtype):
     check(function, (tensors(4, 5) * 3).to(dtype))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_activations(dtype):
     def function(x):
@@ -271,6 +276,7 @@ def test_activations(dtype):
     check(function, (tensors(6, 8) * 4).to(dtype), without={"aten::log_sigmoid_forward.default"})
 
 
+@pytest.mark.nightly
 def test_shapes():
     def function(x, one, i):
         b, t, _ = x.shape
@@ -318,6 +324,7 @@ def test_new_arrays():
     check(function, tensors(3, 2), torch.tensor([1, 0, 4]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool, torch.uint8])
 def test_reductions(dtype):
     def function(x):
@@ -340,6 +347,7 @@ def test_reductions(dtype):
     check(function, (tensors(4, 3, 5) * 2).abs().to(dtype))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_orders(dtype):
     def topk(x):  # of integers some are equal, between which it chooses
@@ -355,6 +363,7 @@ def test_orders(dtype):
     check(function, (tensors(4, 5) * 3).to(dtype))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_products(dtype):
     def function(x, w, b, y):
@@ -373,6 +382,7 @@ def test_products(dtype):
     check(function, *(a.to(dtype) for a in (x, w, b, y)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_lookup_and_assignment(dtype):
     def function(x, i, j):
@@ -390,6 +400,7 @@ def test_lookup_and_assignment(dtype):
     check(function, x, torch.tensor([2, 0, 3]), j, without={"aten::gather.default"})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers(dtype):
     def function(x, w, k, b):

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...], bool]] = {
 }
 
 
+@pytest.mark.daily_cases("one place, empty batch")
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_convolutions(name: str) -> None:
     make, shape, is_product = CASES[name]
@@ -65,6 +66,7 @@ def test_products_are_convolutions(name: str) -> None:
 BATCH = ({0: torch.export.Dim.AUTO},)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_a_varying_batch(kernel: int) -> None:
     layer = torch.nn.Conv2d(3, 40, kernel)

@@ -23,6 +23,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", SAMPLE)
 def test_a_model_is_used_as_in_torch(case):
     found = sweep_uses.cases()[case]()
@@ -51,6 +52,7 @@ def small():
     return Small().eval(), {"x": torch.randn(6, 4)}
 
 
+@pytest.mark.nightly_cases("dynamic", "train")
 @pytest.mark.parametrize("use", ["gradients", "bfloat16", "bfloat16_module", "dynamic", "train"])
 def test_uses_of_a_small_model(small, use):
     found = sweep_uses.USES[use](*small)

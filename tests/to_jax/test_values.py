@@ -36,12 +36,14 @@ def patches(x: Any, grid: Any) -> Any:
     return torch.cat(found), torch.stack(rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("grid", [[[1, 4, 4]], [[2, 2, 2], [1, 2, 4]]])
 def test_sizes_and_numbers_that_python_reads(grid: Any) -> None:
     args = torch.randn(16, 3), torch.tensor(grid)
     check_for_values(patches, args, (args[0], torch.tensor([[1, 2, 8], [1, 4, 4]][: len(grid)])))
 
 
+@pytest.mark.nightly
 def test_sums_of_int32_whose_size_depends_on_values() -> None:
     def forward(x: Any, n: Any) -> Any:
         total = n[n > 0].to(torch.int32).sum(dtype=torch.int32)
@@ -61,6 +63,7 @@ QUESTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly_cases("index")
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_way_to_ask_for_a_value(name: str) -> None:
     args = torch.randn(6), torch.tensor([1, 2, 3])
@@ -108,6 +111,9 @@ SIZED: dict[str, Any] = {
 }
 
 
+@pytest.mark.daily_cases(
+    "sizes", "bounds", "bounds of what is assigned", "repeat_interleave of indices"
+)
 @pytest.mark.parametrize("name", SIZED)
 def test_results_whose_size_depends_on_values_compile(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +158,7 @@ class Regulator(torch.nn.Module):
         return found
 
 
+@pytest.mark.nightly
 def test_torch_may_record_a_way_that_the_examples_do_not_go() -> None:
     """`draft_export` asserts here that all counts are 0: its program fails for its own examples."""
     x = torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 1.0]])
@@ -177,6 +184,7 @@ class Experts(torch.nn.ModuleDict):
         return found
 
 
+@pytest.mark.nightly
 def test_indices_in_the_names_of_modules() -> None:
     module = Experts()
     x = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0], [3.0, 1.0, 2.0]])
@@ -237,6 +245,7 @@ ASKED: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly_cases("a fake tensor")
 @pytest.mark.parametrize("name", ASKED)
 def test_a_module_that_does_something_else_while_it_is_recorded(name: str) -> None:
     def forward(x: Any, mask: Any) -> Any:
@@ -275,6 +284,7 @@ def test_looking_at_the_values_changes_nothing() -> None:
     assert module(torch.ones(4), torch.tensor([1, 3])).tolist() == [1, 1, 1]
 
 
+@pytest.mark.nightly_cases("hessian")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("name", ["grad", "jacrev", "hessian"])
 def test_torch_is_as_it_was_after_a_module_that_cannot_be_recorded(name: str) -> None:
@@ -291,6 +301,7 @@ def test_torch_is_as_it_was_after_a_module_that_cannot_be_recorded(name: str) ->
     torch.func.jvp(torch.sin, (x.detach(),), (x.detach(),))  # as inside of another
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", [-3.0, 3.0])
 def test_branches_on_floats_go_no_way_that_is_not_checked(start: float) -> None:
     def read(x: Any) -> Any:

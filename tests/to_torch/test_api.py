@@ -45,6 +45,7 @@ def converted(net):
     return fmapper.convert(net, "torch", (X,))
 
 
+@pytest.mark.nightly
 def test_names_that_modules_have_themselves(net, converted):
     assert set(converted.state_dict()) == {
         "first.kernel", "first.bias", "forward_.kernel", "forward_.bias", "training_",
@@ -181,6 +182,7 @@ def test_walks_and_checkpoints(net, converted):
     assert torch.equal(torch.load(file, weights_only=False)(T), converted(T))
 
 
+@pytest.mark.nightly
 def test_no_jax_is_needed_to_load_it(converted, tmp_path):
     converted.save(tmp_path / "net.safetensors")
     torch.save((T, converted(T).detach()), tmp_path / "want.pt")
@@ -256,6 +258,7 @@ def test_missing_operations_are_listed_whole(net):
     np.testing.assert_allclose(converted(T).detach(), 9 * net(X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_conversion_can_be_verified(net):
     wrong = fmapper.convert(net, "torch", (X,))
     assert fmapper.verify(net, wrong, X)
@@ -268,6 +271,7 @@ def test_a_conversion_can_be_verified(net):
     assert report.exact[1] > 1e-2
 
 
+@pytest.mark.nightly
 def test_the_first_operation_that_differs_is_found_behind_others_that_became_one():
     """Batch norm is one call in torch and ten in JAX; relu is a function with its own derivative.
 
@@ -359,6 +363,7 @@ def test_parts_are_iterated_over():
     assert [tuple(part.kernel.shape) for part in model.layers] == [(2, 2), (2, 2)]
 
 
+@pytest.mark.nightly
 def test_many_models_are_compiled_in_one_process():
     torch._dynamo.reset()
     for n in range(1, 13):

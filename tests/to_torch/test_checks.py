@@ -29,6 +29,7 @@ def checked(x):
     return jnp.sqrt(x)
 
 
+@pytest.mark.nightly
 def test_a_check_is_kept():
     model = agree(checked)
     with pytest.raises(RuntimeError, match="the sum is negative"):
@@ -47,6 +48,7 @@ def test_a_check_is_kept_in_compiled_and_exported_models():
             one(-torch.ones(2))
 
 
+@pytest.mark.nightly
 def test_a_check_in_a_loop():
     def loop(x):
         def step(c, _):
@@ -60,12 +62,14 @@ def test_a_check_in_a_loop():
         model(torch.full((2,), 30.0))
 
 
+@pytest.mark.nightly
 def test_checks_of_a_batch():
     model = agree(lambda x: jax.vmap(lambda y: eqx.error_if(y, y < 0, "one is negative"))(x) * 2)
     with pytest.raises(RuntimeError, match="one is negative"):
         model(torch.tensor([1.0, -1.0]))
 
 
+@pytest.mark.nightly
 def test_odeint():
     from jax.experimental.ode import odeint
 
@@ -83,14 +87,14 @@ def test_lineax():
     agree(lambda y: lx.linear_solve(lx.MatrixLinearOperator(jnp.diag(y) + matrix), y).value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_optimistix():
     optx = pytest.importorskip("optimistix")
     solver = optx.Newton(rtol=1e-5, atol=1e-5)
     agree(lambda y: optx.root_find(lambda z, a: z**3 - a, solver, y, args=y).value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_diffrax():
     diffrax = pytest.importorskip("diffrax")
     term = diffrax.ODETerm(lambda t, y, args: -y)

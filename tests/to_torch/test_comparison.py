@@ -48,6 +48,7 @@ def turned(x, dimension=-1):
     return x * (2 * odd - 1)
 
 
+@pytest.mark.nightly_cases("<lambda>0")
 @pytest.mark.parametrize(
     "function",
     [
@@ -63,6 +64,7 @@ def test_other_signs_of_vectors_are_as_right(lowered_as, function):
     fmapper.convert(function, "torch", (X,))
 
 
+@pytest.mark.nightly_cases("<lambda>-<lambda>0", "decayed-<lambda>")
 @pytest.mark.parametrize(
     ("function", "change"),
     [
@@ -89,6 +91,7 @@ def test_what_hangs_on_the_signs_is_said(lowered_as):
         fmapper.convert(lambda x: (x, jnp.linalg.eigh(symmetric(x))[1].sum(1)), "torch", (X,))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["svd", "qr"])
 def test_other_factors(lowered_as, name):
     def change(found):
@@ -106,6 +109,7 @@ def test_other_factors(lowered_as, name):
         fmapper.convert(getattr(jnp.linalg, name), "torch", (X,))
 
 
+@pytest.mark.nightly
 def test_sizes_for_which_the_model_itself_fails_are_said():
     four = np.ones((4, 2), np.float32)
 

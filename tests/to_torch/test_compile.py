@@ -130,11 +130,14 @@ def gradients(module, args):
 
 # A third of the cases; `nox -s sweeps` runs all of them.
 NAMES = [
-    name if index % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+    name if index % 3 == 0 else pytest.param(name, marks=pytest.mark.nightly)
     for index, name in enumerate(CASES)
 ]
 
 
+@pytest.mark.nightly_cases(
+    "scan", "scan with keys", "cond", "switch out of range", "an array twice"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_compile(name):
     function, *args = CASES[name]
@@ -151,6 +154,7 @@ def test_compile(name):
 
 
 # torch.export.load of torch 2.11 says so of the file that it has read
+@pytest.mark.nightly_cases("scan with keys")
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("name", NAMES)
 def test_export(name):
@@ -165,6 +169,7 @@ def test_export(name):
     same(torch.export.load(file).module()(*tensors(args)), function(*args))
 
 
+@pytest.mark.nightly
 def test_branches_of_an_exported_model_are_both_there():
     module = fmapper.convert(branching, "torch", (X,))
     exported = torch.export.export(module, tensors((X,))).module()
@@ -175,7 +180,7 @@ def test_branches_of_an_exported_model_are_both_there():
         same(looped(*tensors((x,))), nested(x))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["scan that is not unrolled", "cond"])
 def test_inductor(name):
     function, *args = CASES[name]
@@ -197,6 +202,7 @@ def model(params, xs):
 PARAMS = {"w": W, "out": jnp.asarray(np.random.RandomState(2).randn(3, 2), jnp.float32)}
 
 
+@pytest.mark.nightly
 def test_functional_call_and_gradients_by_parameters():
     module = fmapper.convert((model, PARAMS), "torch", (SHORT,))
     (xs,) = tensors((SHORT,))
@@ -217,6 +223,7 @@ def test_functional_call_and_gradients_by_parameters():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(BEFORE_2_13, reason="torch 2.11 cannot differentiate such a scan in graphs")
 def test_a_compiled_model_is_trained():
     module = fmapper.convert((model, PARAMS), "torch", (LONG,))

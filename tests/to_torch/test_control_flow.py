@@ -86,6 +86,7 @@ def recurrent(reverse=False, unroll=1):
     return run
 
 
+@pytest.mark.nightly_cases("False-1", "False-5", "False-300")
 @pytest.mark.parametrize("length", [1, 2, 5, 300])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(length, reverse):
@@ -100,10 +101,12 @@ def test_scan_of_no_steps():
     check(lambda x: lax.scan(lambda c, _: (c + 1, c), x, length=0), X)
 
 
+@pytest.mark.nightly
 def test_scan_that_jax_unrolls():
     check_gradient(recurrent(unroll=5), ROWS, W)
 
 
+@pytest.mark.nightly
 def test_scan_without_rows_without_carry_without_outputs():
     check_gradient(lambda x: lax.scan(lambda c, _: (c * x, c), x, length=4), X)
     check_gradient(lambda xs: lax.scan(lambda c, x: (c, x * 2), (), xs), ROWS)
@@ -135,6 +138,7 @@ def test_scan_carries_64_bits(dtype):
         check(lambda x: lax.scan(lambda c, _: (c * 3 + 1, c), x, length=3), first)
 
 
+@pytest.mark.nightly
 def test_scan_carries_keys():
     def step(key, _):
         key, own = jax.random.split(key)
@@ -171,6 +175,7 @@ def test_scan_of_trees():
     check_gradient(run, ROWS)
 
 
+@pytest.mark.nightly
 def test_map_and_associative_scan():
     check_gradient(lambda xs: lax.map(lambda x: jnp.tanh(x).sum(), xs), ROWS)
     check_gradient(lambda xs: lax.associative_scan(jnp.add, xs), ROWS)
@@ -231,6 +236,7 @@ def test_while_carries_integers(dtype):
         check(lambda x: lax.while_loop(lambda c: c > 100, lambda c: c // 2, x), first)
 
 
+@pytest.mark.nightly
 def test_while_with_a_batch_of_conditions():
     """JAX's vmap of a loop goes on until no element does; the others keep their values."""
 
@@ -248,6 +254,7 @@ def branching(x):
     return lax.cond(x[0] > 0, lambda x: (x * 2, x), lambda x: (jnp.tanh(x), x + 1), x)
 
 
+@pytest.mark.nightly_cases("x0")
 @pytest.mark.parametrize("x", [X, -X])
 def test_cond(x):
     check_gradient(branching, x)
@@ -290,6 +297,7 @@ def test_cond_of_a_cond_in_a_loop():
     check_gradient(lambda x: lax.fori_loop(0, 6, step, x), X)
 
 
+@pytest.mark.nightly
 def test_cond_under_vmap_of_jax():
     check_gradient(jax.vmap(branching), ROWS)
 
@@ -372,6 +380,7 @@ def test_what_is_said_to_the_compiler_is_inlined():
     check_gradient(metadata.xla_metadata_call(lambda x: jnp.sin(x) * x, block="a"), X)
 
 
+@pytest.mark.nightly
 def test_sizes_that_vary_in_loops_and_branches():
     def run(x):
         def step(carry, row):

@@ -22,6 +22,7 @@ def sample():
     return [harnesses[name] for name in sweep_lax.chosen(harnesses, options)]
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # those of JAX's own code
 def test_a_sample_of_the_corpus_is_right():
     found = {h.fullname: sweep_lax.outcome_of(h) for h in sample()}

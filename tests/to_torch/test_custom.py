@@ -180,6 +180,15 @@ def total(tree):
     return found
 
 
+@pytest.mark.nightly_cases(
+    "a name of JAX",
+    "in scan",
+    "jax.nn.gelu",
+    "jax.nn.log_sigmoid",
+    "jax.nn.softmax",
+    "jax.nn.softmax of some",
+    "logsumexp",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name):
     function, *args = CASES[name]
@@ -196,6 +205,7 @@ def test_values_and_gradients(name):
         np.testing.assert_allclose(given[i].grad, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly_cases("in scan", "xlogy")
 @pytest.mark.parametrize("name", ["clipped", "two results", "an integer", "in scan", "xlogy"])
 def test_transformations_of_torch(name):
     """torch.func.grad, and vmap of it, over functions with derivatives of their own."""
@@ -277,6 +287,7 @@ def test_second_derivatives_are_those_of_the_rule_or_refused(rule):
         torch.autograd.grad((first**2).sum(), x)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own
 def test_forward_mode_is_refused_not_wrong():
     module = fmapper.convert(straight_through, "torch", (X,))

@@ -63,6 +63,7 @@ ANY_INT += [lax.bitwise_or, lax.bitwise_xor, lax.shift_left, lax.shift_right_ari
 ANY_INT += [lax.shift_right_logical, lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge]
 
 
+@pytest.mark.daily_cases("uint8", "uint16", "uint32")
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
 def test_integers_wrap_divide_shift_and_compare_as_in_jax(dtype):
     def function(x, y):
@@ -71,6 +72,7 @@ def test_integers_wrap_divide_shift_and_compare_as_in_jax(dtype):
     check(function, *pairs(dtype))
 
 
+@pytest.mark.nightly_cases("min-int8", "min-uint8", "max-int8", "max-int32", "max-uint8")
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
 @pytest.mark.parametrize("number", ["min", "max", "zero", "three"])
 def test_numbers_beside_integers(dtype, number):
@@ -140,6 +142,7 @@ def test_reduced_precision(dtype, bits):
     check(lambda x: lax.reduce_precision(x, *bits), corners(dtype))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", REALS)
 def test_floats_are_compared_rounded_and_chosen_as_in_jax(dtype):
     def one(x):
@@ -208,6 +211,7 @@ def test_special_functions(name):
     check(getattr(lax, name), np.linspace(-0.99, 0.97, 23).astype("float64"))
 
 
+@pytest.mark.nightly
 def test_special_functions_of_several_arguments():
     rng = np.random.default_rng(0)
     a, b, x = (rng.gamma(2, 3, 40) for _ in range(3))
@@ -274,6 +278,7 @@ def test_no_gradient_passes_a_step(name):
     gradients(lambda x: STEPS[name](1 / x) + x, [-1.5, 0.0, 0.3])
 
 
+@pytest.mark.nightly
 def test_gradients_where_arguments_are_equal_and_of_special_functions():
     x = np.array([-1.0, 0.0, 0.5, 1.0, 2.0])
     gradients(lax.max, x, x[::-1].copy())
@@ -294,6 +299,7 @@ def test_what_says_nothing_about_values_is_left_out():
     assert model.code.count("torch") == 0 or "detach" in model.code
 
 
+@pytest.mark.nightly
 def test_iota_counts_in_every_dtype():
     for dtype in ("float32", "int32", "uint8", "uint32", "complex64", "bfloat16"):
         check(lambda x, dtype=dtype: lax.broadcasted_iota(dtype, (2, 300, 3), 1), np.ones(1))

@@ -52,6 +52,7 @@ def net():
     return Net(nnx.Rngs(0))
 
 
+@pytest.mark.nightly
 def test_names_are_those_of_the_module(net):
     converted = fmapper.convert(net, "torch", (X,))
     assert [name for name, _ in converted.named_parameters()] == [
@@ -65,6 +66,7 @@ def test_names_are_those_of_the_module(net):
     assert converted.blocks[1].kernel is converted.get_parameter("blocks.1.kernel")
 
 
+@pytest.mark.nightly
 def test_training_is_that_of_the_module(net):
     """Dropout, statistics and counters over several steps, bit by bit where it is random."""
     converted = fmapper.convert(net, "torch", (X,))
@@ -107,6 +109,7 @@ def test_the_module_is_not_changed(net):
     assert int(net.drop.rngs.count[...]) == 0
 
 
+@pytest.mark.nightly
 def test_gradients_are_those_of_flax(net):
     net.eval()
     converted = fmapper.convert(net, "torch", (X,))
@@ -205,6 +208,7 @@ def test_ties(name, tmp_path):
             assert torch.equal(x, original[key]), key
 
 
+@pytest.mark.nightly
 def test_a_split_module(net):
     net.eval()
     converted = fmapper.convert(nnx.split(net), "torch", (X,))
@@ -265,6 +269,7 @@ LINEN = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", LINEN)
 def test_linen(encoder, form):
     model, variables = encoder
@@ -295,6 +300,7 @@ def test_linen(encoder, form):
         converted(T)
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("train", [False, True])
 def test_a_mode_among_the_examples(encoder, train):
     model, variables = encoder
@@ -420,6 +426,7 @@ class Normed(linen.Module):
         return self.dense(x)
 
 
+@pytest.mark.nightly_cases("more0-kwargs0", "more1-kwargs1")
 @pytest.mark.parametrize(
     ("more", "kwargs"),
     [

@@ -252,6 +252,7 @@ def test_sixty_four_bits():
         narrow(torch.tensor([0, 1, 2**40]))
 
 
+@pytest.mark.nightly
 def test_keys_are_words():
     key = jax.random.key(3)
     converted = fmapper.convert(lambda key: jax.random.normal(key, (4,)), "torch", (key,))
@@ -304,6 +305,7 @@ EQUINOX = {
 }
 
 
+@pytest.mark.nightly_cases("module")
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox(name, eqx, small):
     make, batched, prefix = EQUINOX[name]
@@ -334,6 +336,7 @@ def test_equinox_without_a_key_is_for_evaluation(small):
         converted(torch.from_numpy(X[0]))
 
 
+@pytest.mark.nightly
 def test_equinox_state(eqx):
     class Normed(eqx.Module):
         norm: eqx.nn.BatchNorm

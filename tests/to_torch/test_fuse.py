@@ -127,6 +127,17 @@ WHOLE = {
 }
 
 
+@pytest.mark.daily_cases(
+    "log_softmax",
+    "gelu with tanh",
+    "silu",
+    "layer norm without weights",
+    "RMS norm",
+    "attention with a mask that leaves nothing",
+    "attention with a bias",
+    "dense with the weights first",
+    "mean",
+)
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_spelt_out_becomes_one_call(name):
     function, args, wanted = WHOLE[name]
@@ -253,6 +264,15 @@ NEARLY = {
 }
 
 
+@pytest.mark.nightly_cases(
+    "softmax of complex numbers",
+    "softmax, summed over the other dimension",
+    "softmax, the sum lies along the other dimension",
+    "softmax, shifted by something else in each place",
+    "layer norm, the mean lies along the other dimension",
+    "layer norm, the variance is of the other dimension",
+    "attention, the softmax is over the queries",
+)
 @pytest.mark.parametrize("name", NEARLY)
 def test_what_only_looks_like_it_is_left_alone(name):
     function, args, unwanted = NEARLY[name]
@@ -274,6 +294,7 @@ def test_batch_norm_takes_statistics_that_nobody_trains_only():
         np.testing.assert_allclose(getattr(model, name).grad, gradient, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_batch_norm_in_evaluation_is_one_call():
     nnx = pytest.importorskip("flax.nnx")
     layer = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
@@ -304,6 +325,7 @@ def test_constants_are_computed_once_and_move_along():
     assert wide(torch.tensor(SQUARE).double()).dtype is torch.float64
 
 
+@pytest.mark.nightly
 def test_weights_of_convolutions_lie_as_torch_reads_them():
     nnx = pytest.importorskip("flax.nnx")
     layer = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
@@ -336,6 +358,7 @@ def test_attention_is_told_that_its_mask_is_causal(mask, causal):
     assert node.kwargs.get("is_causal", False) is causal
 
 
+@pytest.mark.nightly
 def test_attention_of_one_text_has_a_batch_as_the_fast_one_wants_it():
     model = converted(attention, *(x[:1] for x in HEADS))
     (node,) = [n for n in model.graph.nodes if "attend" in n.name and n.op.startswith("call")]

@@ -11,6 +11,7 @@ import fmapper
 from sweeps import fuzz_jax_to_torch, fuzzing
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # those of JAX's own code
 def test_some_random_programs_are_converted_right():
     report = fuzzing.fuzz(fuzz_jax_to_torch.direction(), [f"0:{n}" for n in range(15)])
@@ -35,6 +36,7 @@ def off_by(distance):
     return convert
 
 
+@pytest.mark.nightly
 def test_differences_count_by_the_size_of_the_result(monkeypatch):
     monkeypatch.setattr(fmapper, "convert", off_by(1e-10))
     inputs = [([1.0, 3.0], "float32")]
@@ -42,6 +44,7 @@ def test_differences_count_by_the_size_of_the_result(monkeypatch):
     assert judged(inputs, ("{0} * 1e-2", (0,))) != "value"
 
 
+@pytest.mark.nightly
 def test_what_is_left_of_larger_numbers_may_be_off_as_they_are(monkeypatch):
     monkeypatch.setattr(fmapper, "convert", off_by(1e-7))
     steps = ("jnp.sin({0})", (0,)), ("{0} - 0.841", (1,))

@@ -185,6 +185,7 @@ QUESTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases("even", "one hot", "an array")
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_questions(name):

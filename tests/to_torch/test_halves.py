@@ -43,6 +43,7 @@ def exact_case(dtype, *sizes):
     return params, jnp.asarray(rng.integers(-4, 5, size=(2, 3, sizes[0])) / 8, dtype)
 
 
+@pytest.mark.nightly_cases("bfloat16-8388608", "float16-8388608")
 @pytest.mark.parametrize("block", [1 << 23, 5000])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_values_and_gradients_are_those_of_jax(dtype, block, monkeypatch):
@@ -75,6 +76,7 @@ def test_autograd_keeps_no_copies():
     assert not [t for t in kept if t.dtype is torch.float32 and t.numel() >= 512 * 512]
 
 
+@pytest.mark.nightly
 def test_it_is_differentiated_twice_and_compiled():
     params, x = case("bfloat16", 256, 256)
     model = fmapper.convert((network, params), "torch", (x,))

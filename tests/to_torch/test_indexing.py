@@ -33,6 +33,7 @@ def test_shapes(function, shape):
     check(function, normal(*shape))
 
 
+@pytest.mark.nightly
 def test_slices_start_where_they_fit():
     x, update = normal(5, 4), normal(2, 3, seed=1)
     for start in (-3, 2, 9):
@@ -42,6 +43,7 @@ def test_slices_start_where_they_fit():
     check(lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)), x, np.uint32(2**32 - 1))
 
 
+@pytest.mark.nightly_cases("float32-fill", "uint32-fill", "bool-fill", "complex64-fill")
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "uint32", "bool", "complex64"])
 def test_indices_out_of_bounds(mode, dtype):
@@ -60,6 +62,7 @@ def test_lookups_are_single_functions():
     assert "gather" in operations(along)
 
 
+@pytest.mark.nightly
 def test_lookups_in_several_dimensions():
     x, i, j = normal(3, 4, 5), np.array([0, 2]), np.array([[1], [-2]])
     check(lambda x, i, j: [x[i, j], x[i, :, j], x[:, i, j], x[1, i], x[i, 1:, j]], x, i, j)
@@ -72,6 +75,7 @@ def test_lookups_in_several_dimensions():
 AT = np.array([3, 0, 7, 3, -1, 3, -9], np.int32)
 
 
+@pytest.mark.daily_cases("clip-subtract", "clip-min", "clip-max")
 @pytest.mark.parametrize("name", ["set", "add", "subtract", "min", "max"])
 @pytest.mark.parametrize("mode", ["drop", "clip"])
 def test_scatters(name, mode):
@@ -127,6 +131,7 @@ def test_scatters_by_a_function():
     )
 
 
+@pytest.mark.nightly
 def test_batched_scatters():
     x, at, u = normal(3, 6, 5), np.array([[0, 3], [1, 1], [-1, 9]]), normal(3, 2, 5, seed=1)
     check(jax.vmap(lambda a, b, c: a.at[b].set(c)), x, at, u)

@@ -27,6 +27,7 @@ def wide_positive(*shape):
     return jnp.asarray(x @ np.swapaxes(x, -1, -2) + 3 * np.eye(shape[-1]))
 
 
+@pytest.mark.nightly
 def test_cholesky():
     check(jnp.linalg.cholesky, wide_positive(3, 4, 4))
     check(jnp.linalg.cholesky, -wide_positive(2, 2), gradients=False)
@@ -45,6 +46,7 @@ def test_triangular_solve(options):
     check(lambda a, b: lax.linalg.triangular_solve(a, b, **options), a, b)
 
 
+@pytest.mark.nightly
 def test_lu_and_its_permutation():
     check(lax.linalg.lu, wide_normal(2, 5, 4))
     check(lax.linalg.lu, wide_normal(4, 5))
@@ -54,24 +56,28 @@ def test_lu_and_its_permutation():
     )
 
 
+@pytest.mark.nightly
 def test_solutions_have_the_gradients_of_the_matrix():
     check(jnp.linalg.solve, wide_normal(4, 4), wide_normal(4, seed=1))
     check(jnp.linalg.solve, wide_normal(2, 4, 4), wide_normal(2, 4, 3, seed=1))
     check(jnp.linalg.inv, wide_normal(2, 4, 4))
 
 
+@pytest.mark.nightly
 def test_qr():
     check(jnp.linalg.qr, wide_normal(5, 3))
     check(lambda x: jax.scipy.linalg.qr(x, pivoting=True), wide_normal(5, 3), gradients=False)
     check(lambda x: jax.scipy.linalg.qr(x, pivoting=True), wide_normal(3, 5), gradients=False)
 
 
+@pytest.mark.nightly
 def test_eigenvalues():
     check(lambda x: jnp.linalg.eigh(x)[0], wide_positive(4, 4))
     check(lambda x: jnp.abs(jnp.linalg.eigh(x)[1]), wide_positive(4, 4))
     check(lambda x: jnp.sort(jnp.abs(jnp.linalg.eig(x)[0])), wide_normal(4, 4), gradients=False)
 
 
+@pytest.mark.nightly
 def test_eigenvectors_on_both_sides():
     """They are defined up to their signs, so what they do is looked at."""
     x = wide_normal(5, 5)
@@ -82,6 +88,7 @@ def test_eigenvectors_on_both_sides():
     torch.testing.assert_close(torch.linalg.vector_norm(left, dim=0), torch.ones(5).double())
 
 
+@pytest.mark.nightly
 def test_singular_values():
     check(lambda x: jnp.linalg.svd(x, compute_uv=False), wide_normal(4, 3))
     check(lambda x: jnp.abs(jnp.linalg.svd(x, full_matrices=False)[0]), wide_normal(4, 3))

@@ -40,6 +40,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_model_of_jax_is_the_same_in_torch(name):
     found = zoo.case(name)
@@ -55,6 +56,7 @@ WATCHED = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WATCHED)
 def test_every_operation_that_can_be_seen_is_the_same(name):
     """`verify` compares them one by one to name the first that differs."""
@@ -83,6 +85,7 @@ def test_the_comparison_can_fail():
     assert zoo.difference(torch.ones(3, dtype=torch.float64), ones) == float("inf")
 
 
+@pytest.mark.nightly
 def test_outputs_of_foreign_classes_are_compiled():
     """The named tuples that stand for them are there before the compiler asks for them."""
     jnp = pytest.importorskip("jax.numpy")

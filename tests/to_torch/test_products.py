@@ -81,6 +81,7 @@ def test_operands_of_two_dtypes(dtypes):
     )
 
 
+@pytest.mark.nightly
 def test_halves_are_added_as_floats():
     x, y = normal(3, 999).astype("bfloat16"), normal(999, 5, seed=1).astype("bfloat16")
     check(dot((1,), (0,), preferred_element_type="float32"), x, y)
@@ -157,6 +158,7 @@ def test_transposed_convolutions_by_name():
     )
 
 
+@pytest.mark.nightly_cases("complex64")
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "complex64", "bfloat16"])
 def test_convolutions_of_other_numbers(dtype):
     rng = np.random.default_rng(0)

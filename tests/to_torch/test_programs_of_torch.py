@@ -70,6 +70,7 @@ MODULES = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases("attention")
 @pytest.mark.parametrize("name", MODULES)
 def test_values_and_gradients_are_those_of_the_module(name, tmp_path):
     torch.manual_seed(0)
@@ -89,6 +90,7 @@ def test_values_and_gradients_are_those_of_the_module(name, tmp_path):
         same(own[path].grad, parameter.grad)
 
 
+@pytest.mark.nightly
 def test_sizes_vary(tmp_path):
     module = Attention().eval()
     length = torch.export.Dim("length", min=2)
@@ -149,6 +151,7 @@ class Parts(nn.Module):
         return Cube.apply(x) / scale + positive
 
 
+@pytest.mark.nightly
 def test_branches_no_grad_and_derivatives_of_ones_own(tmp_path):
     module = Parts()
     x = torch.randn(5)
@@ -191,6 +194,7 @@ def test_what_the_values_decide_is_decided_anew_and_what_is_asserted_is(tmp_path
         model(-x, mask)
 
 
+@pytest.mark.nightly
 def test_it_compiles_and_takes_other_dtypes(tmp_path):
     module = Attention().eval()
     ids = torch.randint(11, (2, 6))

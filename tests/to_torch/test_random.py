@@ -134,6 +134,17 @@ def drawn(function, key, rounded_each=False):
     return have, want
 
 
+@pytest.mark.nightly_cases(
+    "keys of two dimensions",
+    "split many",
+    "where",
+    "uniform of float16",
+    "randint of uint8",
+    "choice with weights",
+    "categorical",
+    "poisson",
+    "binomial",
+)
 @pytest.mark.parametrize("name", EXACT)
 def test_the_same_numbers(name):
     np.testing.assert_array_equal(*drawn(EXACT[name], KEY, name == "uniform of float16"))
@@ -144,6 +155,9 @@ def test_keys_that_are_plain_arrays(name):
     np.testing.assert_array_equal(*drawn(EXACT[name], RAW))
 
 
+@pytest.mark.nightly_cases(
+    "multivariate normal", "gamma", "loggamma", "beta", "dirichlet", "chisquare", "student", "ball"
+)
 @pytest.mark.parametrize("name", CLOSE)
 def test_numbers_up_to_rounding(name):
     have, want = drawn(CLOSE[name], RAW)
@@ -165,12 +179,14 @@ BITS = [
 ]
 
 
+@pytest.mark.nightly_cases("many keys", "keys of two dimensions")
 @pytest.mark.parametrize("name", BITS)
 def test_the_other_order_of_counters(name):
     with jax.threefry_partitionable(False):
         np.testing.assert_array_equal(*drawn(EXACT[name], RAW))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("partitionable", [False, True])
 def test_64_bits(partitionable):
     with jax.enable_x64(True), jax.threefry_partitionable(partitionable):
@@ -188,6 +204,7 @@ def test_64_bits(partitionable):
         np.testing.assert_allclose(have, want, rtol=1e-13)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["threefry4x32", "philox4x32", "philox2x32", "rbg", "unsafe_rbg"])
 def test_other_generators(kind):
     try:
@@ -205,6 +222,15 @@ def test_other_generators(kind):
         np.testing.assert_array_equal(*drawn(function, key))
 
 
+@pytest.mark.nightly_cases(
+    "shape0-uint8-RNG_DEFAULT",
+    "shape1-uint8-RNG_DEFAULT",
+    "shape2-uint32-RNG_DEFAULT",
+    "shape3-uint8-RNG_DEFAULT",
+    "shape3-uint32-RNG_DEFAULT",
+    "shape3-uint32-RNG_THREE_FRY",
+    "shape3-uint64-RNG_DEFAULT",
+)
 @pytest.mark.parametrize("algorithm", ["RNG_DEFAULT", "RNG_THREE_FRY"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64"])
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (3, 4, 2)])
@@ -224,6 +250,7 @@ def test_the_generator_of_xla(algorithm, dtype, shape):
                 np.testing.assert_array_equal(have, want)
 
 
+@pytest.mark.nightly
 def test_dropout_of_flax():
     nnx = pytest.importorskip("flax.nnx")
     x = jnp.ones((4, 50))
@@ -236,6 +263,7 @@ def test_dropout_of_flax():
     np.testing.assert_array_equal(found, run(RAW, x))
 
 
+@pytest.mark.nightly
 def test_gradients_through_samples():
     def run(alpha, low):
         sample = random.gamma(RAW, alpha) + random.loggamma(RAW, alpha)
@@ -303,6 +331,16 @@ SAID = {
 }
 
 
+@pytest.mark.nightly_cases(
+    "choice",
+    "normal, bfloat16",
+    "truncated normal",
+    "exponential",
+    "gamma",
+    "beta",
+    "dirichlet",
+    "t",
+)
 @pytest.mark.parametrize("name", SAID)
 def test_distributions_are_as_near_as_is_said(name):
     function, most, relative, absolute = SAID[name]

@@ -103,6 +103,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_lstm_is_one_call(name):
     function, args = WRITTEN[name]
@@ -174,11 +175,13 @@ def twice_the_input(x, w, u, b, h, c):
 NEARLY = [other_activation, old_cell_shown, cells_given, peephole, masked, twice_the_input]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", NEARLY, ids=lambda f: f.__name__)
 def test_what_is_nearly_an_lstm_is_a_loop(function):
     assert calls(check(function, X, *WEIGHTS, *STATES)) == ["scan"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("cell", ["LSTMCell", "OptimizedLSTMCell"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_cells_of_flax(cell, reverse):
@@ -196,6 +199,7 @@ def test_the_cells_of_flax(cell, reverse):
         same(functools.reduce(getattr, path, model).grad, want[...])
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in forward mode
 def test_odd_numbers_and_other_uses():
     function, args = WRITTEN["ifgo"]
@@ -253,11 +257,13 @@ GRUS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", GRUS)
 def test_a_gru_is_one_call(name):
     assert calls(check(GRUS[name], X, *GRU, STATES[0])) == ["gru"]
 
 
+@pytest.mark.nightly
 def test_a_gru_without_a_batch_from_the_end():
     def function(x, w, u, h):
         def step(h, x):
@@ -300,6 +306,7 @@ ALMOST = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ALMOST)
 def test_what_is_nearly_a_gru_is_a_loop(name):
     assert "gru" not in calls(check(ALMOST[name], X, *GRU, STATES[0]))
@@ -314,6 +321,7 @@ def test_products_of_what_is_given_are_taken_out_of_a_loop():
     assert shapes.count((BATCH, 3 * SIZE)) == 1  # with the bias
 
 
+@pytest.mark.nightly_cases("linen-False", "nnx-False")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 def test_the_gru_of_flax(library, reverse):

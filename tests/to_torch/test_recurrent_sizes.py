@@ -92,7 +92,7 @@ def bound(cell, both=False):
     return module.bind(module.init(jax.random.key(0), jnp.ones((2, 5, WIDE))))
 
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.nightly
 MODELS = [
     pytest.param(lambda: functools.partial(scanned, WEIGHTS), id="scan"),
     pytest.param(lambda: functools.partial(with_length, WEIGHTS), id="scan, length"),
@@ -108,6 +108,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.daily_cases("nnx, GRU", "nnx, LSTM", "linen, GRU", "linen, LSTM", "linen, both ways")
 @pytest.mark.parametrize("make", MODELS)
 def test_batches_and_lengths_vary(make):
     model = make()

@@ -110,6 +110,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases("attention", "powers", "auto, attention")
 @pytest.mark.parametrize("name", CASES)
 def test_other_sizes(name):
     function, shapes, examples, others = CASES[name]
@@ -136,6 +137,7 @@ def test_sizes_are_returned(tmp_path):
         assert double.shape == (5, 4)
 
 
+@pytest.mark.nightly
 def test_a_module_and_its_file(tmp_path):
     net = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     converted = fmapper.convert(net, "torch", (array(3, 4),), dynamic_shapes="auto")
@@ -229,6 +231,7 @@ def test_sizes_outside_of_loops_have_gradients_and_no_source_while_they_vary():
     assert "x_t * 3.0" in fmapper.source(*given)  # "auto" fixes the size
 
 
+@pytest.mark.nightly_cases("each row", "fori")
 @pytest.mark.parametrize("name", LOOPS)
 def test_while_loops_over_sizes_that_vary(name):
     function = LOOPS[name]
@@ -244,6 +247,7 @@ def test_while_loops_over_sizes_that_vary(name):
             np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_size_that_torch_fixes_is_not_logged_as_an_error():
     """Neither is it reported where torch has set its loggers up, as it does where no test runs."""
 

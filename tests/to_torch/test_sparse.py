@@ -57,12 +57,16 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases(
+    "transposed", "batch", "batch that is summed", "sums", "times sparse", "batched by vmap"
+)
 @pytest.mark.parametrize("name", CASES)
 def test_operations(name):
     function, inputs = CASES[name]
     check(function, *inputs, gradients=name != "times sparse")  # JAX has none of that
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dense", [0, 1])
 def test_dense_dimensions(dense):
     m = bcoo(4, 3, 2, n_dense=dense)
@@ -78,10 +82,12 @@ def test_dense_dimensions(dense):
     )
 
 
+@pytest.mark.nightly
 def test_a_matrix_from_a_dense_one():
     check(lambda x: sparse.BCOO.fromdense(x, nse=7) @ jnp.ones((3, 2)), array(4, 3))
 
 
+@pytest.mark.nightly
 def test_compressed_rows():
     m = sparse.BCSR.fromdense(array(4, 3))
     check(
@@ -89,6 +95,7 @@ def test_compressed_rows():
     )
 
 
+@pytest.mark.nightly
 def test_elements_that_are_not_specified_meet_no_infinity():
     m = sparse.BCOO.fromdense(jnp.asarray([[1.0, 0.0], [0.0, 2.0]]), nse=3)
     x = np.asarray([[np.inf, 1.0], [1.0, 3.0]], np.float32)
@@ -96,6 +103,7 @@ def test_elements_that_are_not_specified_meet_no_infinity():
     np.testing.assert_array_equal(model(torch.from_numpy(x)).detach(), m @ x)
 
 
+@pytest.mark.nightly
 def test_a_layer_with_a_sparse_weight():
     """A matrix is a tree of its data and indices: the data are trained."""
     m = bcoo(4, 3)

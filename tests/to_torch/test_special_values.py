@@ -85,6 +85,7 @@ def test_functions_of_two_numbers(name):
 ENDS = [np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -0.5, -1.0, -2.0]
 
 
+@pytest.mark.daily_cases("float32-zeta", "bfloat16-zeta")
 @pytest.mark.parametrize("function", [jax.lax.igamma, jax.lax.igammac, jax.lax.zeta])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_special_functions_at_the_ends_of_their_axes(function, dtype):
@@ -166,6 +167,7 @@ CAUSAL = np.tril(np.ones((6, 6), bool))
 VALUES = [np.nan, np.inf, -np.inf, 3e38, 1e20, -1e12]
 
 
+@pytest.mark.nightly_cases("q-padded-nan", "q-padded--inf")
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("mask", [SEEN, CAUSAL, None], ids=["padded", "causal", "all"])
 @pytest.mark.parametrize("part", [0, 1, 2], ids=["q", "k", "v"])
@@ -175,6 +177,7 @@ def test_attention_with_an_odd_number_somewhere(value, mask, part):
     check(functools.partial(attention, mask=mask), *args, tiny=1e-4, whole=True)
 
 
+@pytest.mark.daily_cases("-inf")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_attention_of_jax_over_a_cache_that_is_not_filled(value):
     q, k, v = heads()
@@ -248,6 +251,7 @@ def test_bounds_of_what_torch_does_not_clamp(dtype):
     )
 
 
+@pytest.mark.nightly_cases("3e+18-True")
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("size", [3e18, 3e19])
 def test_layer_norms_whose_squares_overflow_are_jax_s_without_torch_s_own(fast, size):
@@ -292,6 +296,9 @@ def test_slopes_at_zeros_of_both_signs_and_where_numbers_overflow(name):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.nightly_cases(
+    "cummax-True-2", "cummax-True-5", "cummax-True-8", "cummax-True-13", "cumlogsumexp-False-13"
+)
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 13])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", ["cummax", "cummin", "cumlogsumexp"])

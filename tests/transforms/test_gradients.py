@@ -142,6 +142,7 @@ def by_hand(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
 # --- trees ------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("jax-all")
 @pytest.mark.parametrize("make", MODELS, ids=NAMES)
 def test_of_any_tree(xp: Any, make: Callable[..., Any]) -> None:
     w, b, x = data(xp)
@@ -265,6 +266,7 @@ def test_complex_arrays_have_the_direction_of_growth(xp: Any) -> None:
             np.testing.assert_allclose(part, slope, rtol=1e-8)
 
 
+@pytest.mark.nightly_cases("jax")
 def test_central_differences(xp: Any) -> None:
     w, b, x = data(xp)
     exp = xp.lib.exp if xp.name == "torch" else xp.lib.numpy.exp
@@ -413,6 +415,7 @@ def test_a_gradient_of_a_gradient(xp: Any) -> None:
     close(xp, grad(grad(grad(lambda x: x**4)))(xp.array(2.0)), xp.array(48.0))
 
 
+@pytest.mark.nightly_cases("jax")
 def test_a_hessian(xp: Any) -> None:
     x = xp.array([1.0, 2.0, 3.0])
 
@@ -426,6 +429,7 @@ def test_a_hessian(xp: Any) -> None:
     np.testing.assert_allclose(xp.host(hessian), [[6, 3, 2], [3, 12, 1], [2, 1, 18]])
 
 
+@pytest.mark.nightly_cases("jax")
 def test_a_gradient_through_steps(xp: Any) -> None:
     """Meta-learning: the gradient of the loss after two steps of descent."""
     w, b, x = data(xp)
@@ -464,6 +468,7 @@ def test_gradients_of_single_samples(xp: Any) -> None:
         close(xp, each.w[i], grad(loss)(model, x[i]).w)
 
 
+@pytest.mark.nightly_cases("jax")
 def test_within_the_frameworks_own_transformations(xp: Any) -> None:
     w, b, x = data(xp)
     want = grad(loss)(as_dict(w, b), x)["w"]

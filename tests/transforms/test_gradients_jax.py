@@ -42,6 +42,7 @@ def close(got: Any, want: Any) -> None:
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
 
 
+@pytest.mark.nightly
 def test_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(3, 2, 4, 2, key=jax.random.key(0))
@@ -68,6 +69,7 @@ def nnx() -> Any:
     return pytest.importorskip("flax.nnx")
 
 
+@pytest.mark.nightly
 def test_nnx(nnx: Any) -> None:
     class Net(nnx.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self, rngs: Any) -> None:
@@ -102,6 +104,7 @@ def test_nnx(nnx: Any) -> None:
     assert loss(new) != value
 
 
+@pytest.mark.nightly
 def test_linen_parameters() -> None:
     nn = pytest.importorskip("flax.linen")
     module = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)])
@@ -116,6 +119,7 @@ def test_linen_parameters() -> None:
     close(each, want)
 
 
+@pytest.mark.nightly
 def test_flax_struct() -> None:
     struct = pytest.importorskip("flax.struct")
 
@@ -133,6 +137,7 @@ def test_flax_struct() -> None:
     assert fmap(lambda p, g: p - g, model, gradient).rate == 0.5
 
 
+@pytest.mark.nightly
 def test_keys_go_along() -> None:
     key = jax.random.key(0)
     model = Tree(w=jnp.ones(3), key=key)
@@ -148,6 +153,7 @@ def test_keys_go_along() -> None:
         assert fmap(lambda p, g: p - g, model, gradient).key is key
 
 
+@pytest.mark.daily_cases("lion")
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion"])
 def test_optax_on_trainables(name: str) -> None:
     optax = pytest.importorskip("optax")
@@ -196,6 +202,7 @@ def test_optax_on_a_functor_of_arrays() -> None:
     assert type(new) is Tree
 
 
+@pytest.mark.nightly
 def test_within_other_functions_of_jax() -> None:
     model = Tree(w=jnp.ones(3), n=2)
 

@@ -483,6 +483,7 @@ class Counting(torch.nn.Module):
         return (self.w * x).sum()
 
 
+@pytest.mark.nightly_cases("jit")
 @pytest.mark.parametrize("transform", [lambda f: f, jit], ids=["eager", "jit"])
 def test_a_buffer_that_is_bound_anew_reaches_the_model(transform):
     model = {"counting": Counting(), "w": torch.ones(2)}  # not all are parameters: it is rebuilt

@@ -194,6 +194,7 @@ def test_ties_of_arguments_are_part_of_the_structure(xp: Any) -> None:
 # --- numbers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("torch")
 def test_numbers_are_right_whatever_they_are(xp: Any) -> None:
     jitted = jit(lambda x, n, d: x * n + d["k"])
     for n in (1, 2, 2.5, True, 3):
@@ -229,6 +230,7 @@ def test_signs_of_zero_and_nan(xp: Any, place: str) -> None:
     assert count <= 3
 
 
+@pytest.mark.nightly_cases("torch")
 def test_static_argnums(xp: Any) -> None:
     fun = Counted(lambda x, n, y: [x * i for i in range(n)][-1] + y)
     for argnums in (1, -2, (1,), [1]):
@@ -357,6 +359,7 @@ def test_methods_with_arguments_of_any_name(xp: Any) -> None:
     assert xp.host(jit(Model(w=x))(x, fun=x)).tolist() == [1]
 
 
+@pytest.mark.nightly_cases("torch")
 def test_methods(xp: Any) -> None:
     for power in (1, 2):
         line = Line(xp.array([3.0]), power)
@@ -380,6 +383,7 @@ def model_and_data(xp: Any) -> tuple[Any, Any]:
     return Tree(w=w, b=b, n=3, tied=[w]), x
 
 
+@pytest.mark.nightly_cases("torch-grad of jit", "jax-jit of grad")
 @pytest.mark.parametrize(
     "make",
     [
@@ -422,6 +426,7 @@ def test_with_gradients_of_gradients(xp: Any, make: Callable[..., Any]) -> None:
         close(xp, transformed(xp.array(value)), 12 * value**2)
 
 
+@pytest.mark.nightly_cases("jax")
 def test_a_gradient_through_a_recorded_step(xp: Any) -> None:
     model, x = model_and_data(xp)
 
@@ -467,6 +472,7 @@ def test_a_hundred_steps_are_one_program(xp: Any) -> None:
 # --- memory, threads ----------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_nothing_of_a_call_is_kept(xp: Any) -> None:
     jitted = jit(lambda m: Tree(w=m.w * 2, same=m.b))
     for _ in range(2):
@@ -599,6 +605,7 @@ def torch() -> Iterator[Any]:
     return pytest.importorskip("torch")
 
 
+@pytest.mark.nightly
 def test_modules(torch: Any) -> None:
     torch.manual_seed(0)
     nn = torch.nn
@@ -762,12 +769,14 @@ def test_without_a_compiler(torch: Any, monkeypatch: pytest.MonkeyPatch, when: s
     assert torch.equal(jitted(model, x[:1]), model(x[:1]).sum())
 
 
+@pytest.mark.nightly
 def test_many_functions_inductor(torch: Any) -> None:
     """torch compiles one piece of code only so many times."""
     for n in range(12):
         assert jit(lambda x, n=n: x + n)(torch.zeros(1)).tolist() == [n]
 
 
+@pytest.mark.nightly
 def test_too_many_programs(torch: Any) -> None:
     jitted = jit(lambda x, n: x * n)
     for n in range(64):
@@ -790,6 +799,7 @@ def test_with_no_c_compiler_inductor(torch: Any) -> None:
     assert torch.equal(found, f(x))
 
 
+@pytest.mark.nightly
 def test_random_numbers_are_those_of_the_seed_inductor(torch: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     x = torch.ones(8, 4)
@@ -804,6 +814,7 @@ def test_random_numbers_are_those_of_the_seed_inductor(torch: Any) -> None:
     assert not torch.equal(got[0], got[1])
 
 
+@pytest.mark.nightly
 def test_a_step_of_training_inductor(torch: Any) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))

@@ -171,6 +171,7 @@ def test_what_does_not_depend_on_the_index(xp: Any) -> None:
     assert vmap(lambda a: {"n": 3})(a) == {"n": 3}
 
 
+@pytest.mark.nightly_cases("torch")
 def test_of_each_other(xp: Any) -> None:
     a, b = arrays(xp, (3, 2), (4, 2))
     got = vmap(lambda a: vmap(lambda b: (a * b).sum())(b))(a)

@@ -37,6 +37,7 @@ def normal(seed, *shape):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
+@pytest.mark.nightly
 def test_a_recurrence_is_a_loop_over_any_length():
     model = jax.vmap(Recurrent(jax.random.key(0)))
     source, proof, _ = translate_proved(model, "torch", (normal(1, 2, 7, 3),))
@@ -63,6 +64,9 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.nightly_cases(
+    "linear-0_0-False", "linear-0_1-False", "linear-1-False", "linear-2-False"
+)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("function", "axis"),
@@ -81,6 +85,7 @@ def test_loops_give_what_scans_give(function, axis, reverse):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly_cases("1-maximum", "1-minimum", "1-add", "1-multiply")
 @pytest.mark.parametrize("function", [jnp.maximum, jnp.minimum, jnp.add, jnp.multiply])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_elements_of_one_number_are_not_taken_for_others(function, sign):
@@ -92,6 +97,7 @@ def test_elements_of_one_number_are_not_taken_for_others(function, sign):
     np.testing.assert_array_equal(rows[0], wanted)
 
 
+@pytest.mark.nightly
 def test_a_scan_that_names_its_constants_is_one_too():
     scale = normal(3, 4)
 
@@ -103,6 +109,7 @@ def test_a_scan_that_names_its_constants_is_one_too():
     assert jax.lax.associative_scan.__module__.startswith("jax.")
 
 
+@pytest.mark.nightly
 def test_powers_of_sizes_are_products():
     def model(image):
         side = image.shape[0]

@@ -14,6 +14,8 @@ from torch.nn import functional as F  # noqa: E402
 
 from fmapper.translation.source import translate_proved  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Normalized(nn.Module):
     def __init__(self) -> None:

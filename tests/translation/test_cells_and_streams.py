@@ -17,6 +17,8 @@ jnp = jax.numpy
 
 from support.written import normal, written  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Tagger(eqx.Module):
     cells: list

@@ -15,6 +15,8 @@ jnp = jax.numpy
 
 from support.written import initialised, normal, run, written  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 def agree(model, *args, others=()):
     """Asserts that a file gives what its model does, on other sizes, too; returns the file."""

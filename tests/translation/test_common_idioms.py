@@ -79,6 +79,7 @@ class Decoder(nn.Module):
         return torch.cat([x, x], dim=-1), presents
 
 
+@pytest.mark.nightly
 def test_tuples_within_results_keep_their_names() -> None:
     model, code = translate(Decoder(), torch.randn(2, 4, 8))
     assert "a, present = self.attn(self.norm(x))" in code
@@ -89,6 +90,7 @@ def test_tuples_within_results_keep_their_names() -> None:
     assert k.shape == v.shape == (2, 4, 8)
 
 
+@pytest.mark.nightly
 def test_blocks_that_are_given_items_of_a_tuple_are_one_class() -> None:
     past = [(torch.randn(2, 3, 8), torch.randn(2, 3, 8)) for _ in range(3)]
     _, code = translate(Decoder(), torch.randn(2, 4, 8), past=past)
@@ -121,6 +123,7 @@ class Cells(nn.Module):
         return x, found
 
 
+@pytest.mark.nightly
 def test_a_parameter_whose_items_are_read_is_not_assigned_to() -> None:
     def row() -> Any:
         return torch.randn(2, 4)
@@ -142,6 +145,7 @@ class InPlace(nn.Module):
         return self.conv(x)
 
 
+@pytest.mark.nightly
 def test_activations_in_place_stay_in_their_sequence() -> None:
     model, code = translate(InPlace(), torch.randn(2, 3, 8, 8))
     assert "self.conv = Sequential(" in code
@@ -172,6 +176,7 @@ class UNet(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_parts_of_several_classes_that_follow_each_other_are_no_loop() -> None:
     _, code = translate(UNet(), torch.randn(2, 3, 16, 16))
     assert "for up in" not in code
@@ -261,6 +266,7 @@ class Named(nn.Module):
         return self.net(x)[..., : x.shape[-1]]
 
 
+@pytest.mark.nightly
 def test_parts_have_their_second_name_in_a_sequence() -> None:
     module = nn.Sequential(Named(1), Named(2))
     model, _ = translate(module, torch.randn(2, 4, 10))
@@ -281,6 +287,7 @@ class Siamese(nn.Module):
         return self.net(left), self.net(right)
 
 
+@pytest.mark.nightly
 def test_a_normalisation_of_two_batches_is_one_layer_that_each_updates() -> None:
     nnx = pytest.importorskip("flax.nnx")
     module, given = Siamese(), (torch.randn(6, 3, 4, 4), 3 * torch.randn(6, 3, 4, 4) + 1)
@@ -311,6 +318,7 @@ class Stack(nn.Module):
         return x * 2
 
 
+@pytest.mark.nightly
 def test_rounds_of_one_line_are_a_loop() -> None:
     _, code = translate(Stack(), torch.randn(2, 4, 6))
     assert "for conv in self.convs:\n            x = jax.nn.leaky_relu(conv(x)" in code
@@ -327,6 +335,7 @@ class Classifier(nn.Module):
         return self.classifier(x)
 
 
+@pytest.mark.nightly
 def test_a_view_of_what_was_changed_in_place_is_not_in_the_part_that_is_given_it() -> None:
     from fmapper.translation.source import translate as write
 
@@ -352,6 +361,7 @@ class Widths(nn.Module):
         return self.mlp(x.mean(-1))
 
 
+@pytest.mark.nightly
 def test_items_that_differ_in_numbers_are_a_comprehension() -> None:
     nnx = pytest.importorskip("flax.nnx")
     model, code = translate(Widths(), torch.randn(2, 3, 6))
@@ -370,6 +380,7 @@ class Loss(nn.Module):
         return x, loss
 
 
+@pytest.mark.nightly
 def test_cross_entropy_reads_as_a_loss() -> None:
     target = torch.tensor([[1, -1, 4], [0, 2, 2]])
     _, code = translate(Loss(), torch.randn(2, 3, 5), target)
@@ -382,6 +393,7 @@ def test_cross_entropy_reads_as_a_loss() -> None:
     assert np.isnan(space["nll_loss"](np.zeros((3, 5), np.float32), np.array([1, -5, 2])))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
 @pytest.mark.parametrize("options", [{}, {"padding": 1}, {"kernel_size": 3, "output_padding": 1}])
 def test_transposed_convolutions_have_the_padding_of_torch(
@@ -418,6 +430,7 @@ class Graph(nn.Module):
         return h
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_a_list_is_taken_apart_before_sizes_of_its_items_are_read() -> None:
     edges = [torch.tensor([0, 1, 2, 0, 3]), torch.tensor([1, 2, 3, 3, 0])]
@@ -451,6 +464,7 @@ class Memory(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_a_negative_size_is_computed_in_each_part() -> None:
     net = Memory()
@@ -487,6 +501,7 @@ class Nearest(nn.Module):
         return x * y
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_copies_by_a_mask_are_choices() -> None:
     class Copies(Nearest):
@@ -510,6 +525,7 @@ def test_copies_by_a_mask_are_choices() -> None:
         np.testing.assert_allclose(model(a.numpy(), b.numpy()), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_rows_that_were_picked_before_a_change_are_copied_as_they_were() -> None:
     translate(Nearest(), 3 * torch.randn(6, 4), 3 * torch.randn(6, 4))
 
@@ -547,6 +563,7 @@ class Shared(nn.Module):
         return self.relative(x)
 
 
+@pytest.mark.nightly
 def test_weights_of_a_part_that_others_are_given_have_one_name() -> None:
     torch.manual_seed(0)
     _, proof, reason = translate_proved(Shared(), "flax", (torch.randn(3, 5, 5),))

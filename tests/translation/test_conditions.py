@@ -79,6 +79,70 @@ def linear(draw: random.Random, names: str, depth: int) -> str:
     return f"({left} {kind} {linear(draw, names, depth - 1)})"
 
 
+@pytest.mark.nightly_cases(
+    "0",
+    "5",
+    "11",
+    "13",
+    "15",
+    "21",
+    "22",
+    "26",
+    "30",
+    "36",
+    "39",
+    "40",
+    "48",
+    "50",
+    "53",
+    "65",
+    "68",
+    "70",
+    "78",
+    "82",
+    "86",
+    "89",
+    "90",
+    "93",
+    "98",
+    "101",
+    "103",
+    "114",
+    "132",
+    "140",
+    "145",
+    "146",
+    "150",
+    "153",
+    "158",
+    "164",
+    "169",
+    "171",
+    "178",
+    "180",
+    "181",
+    "184",
+    "185",
+    "189",
+    "192",
+    "193",
+    "199",
+    "206",
+    "207",
+    "208",
+    "210",
+    "217",
+    "218",
+    "227",
+    "229",
+    "242",
+    "259",
+    "261",
+    "267",
+    "268",
+    "271",
+    "276",
+)
 @pytest.mark.parametrize("seed", range(300))
 def test_what_single_sizes_imply_is_left_out_for_all_sizes(seed: int) -> None:
     draw = random.Random(seed)
@@ -150,6 +214,7 @@ def test_rests_of_halvings_are_one_condition() -> None:
         assert all(one.holds({"a": a}) for one in guards) == found[0].holds({"a": a})
 
 
+@pytest.mark.nightly
 def test_a_flattened_image_of_several_places_is_one_condition() -> None:
     """Torch asks whether the places of an image are one, and multiplies everything out."""
     rows, columns = "((-1 + a)//16)", "((-1 + b)//16)"

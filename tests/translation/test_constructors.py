@@ -128,6 +128,7 @@ def given(target, code, name):
     return found[1], re.sub(r"([\[(]) | (?=[\])])", r"\1", found[2])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 @pytest.mark.parametrize("name", CASES)
 def test_constructors_have_the_names_of_the_source(name, target):
@@ -139,6 +140,7 @@ def test_constructors_have_the_names_of_the_source(name, target):
         assert part in made
 
 
+@pytest.mark.nightly
 def test_variables_of_loops_are_those_of_comprehensions():
     module, x, *_ = CASES["dilated"]
     _, made = given("flax", fmapper.source(module.eval(), "flax", (x,)), "Dilated")
@@ -148,6 +150,7 @@ def test_variables_of_loops_are_those_of_comprehensions():
     assert "padding=(size - 1) // 2" in made
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_files_with_names_of_the_source_compute_the_same(name):
     module, x, *_ = CASES[name]
@@ -193,6 +196,7 @@ class Several(nn.Module):
         return self.two(x), self.three(y)
 
 
+@pytest.mark.nightly_cases("flax")
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_methods_compute_what_constructors_do(target):
     code = fmapper.source(Several(), target, (torch.randn(4, 2), torch.randn(4, 3)))
@@ -200,6 +204,7 @@ def test_methods_compute_what_constructors_do(target):
     assert "self.k * self.k" in code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_names_that_are_taken_get_numbers(target):
     module, x = Blocks(Named(2, 3, 4, 5), Named(5, 6, 7, 8)), torch.randn(2, 2)
@@ -240,6 +245,7 @@ class Limited(nn.Module):
         return self.layer(x)[:, :1].expand(-1, self.max) * self.max
 
 
+@pytest.mark.nightly
 def test_functions_that_are_called_are_not_the_names_of_arguments():
     module = Blocks(Limited(4, 5), Limited(6, 7)).eval()
     space = {"__name__": "translated"}
@@ -310,6 +316,7 @@ class Net(nnx.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_constructors_of_torch_files_have_the_names_of_flax_modules():
     code = fmapper.source(Net(nnx.Rngs(0)), "torch", (np.ones((2, 8, 8, 3), np.float32),))
     assert "def __init__(self, cin, cout, kernel):" in code
@@ -333,6 +340,7 @@ class Stack(linen.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_constructors_of_torch_files_have_the_names_of_fields():
     x = np.ones((2, 5), np.float32)
     code = fmapper.source(Stack().bind(Stack().init(jax.random.key(0), x)), "torch", (x,))
@@ -368,6 +376,7 @@ class Pyramid(nnx.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_paddings_on_one_side_are_arguments():
     x = np.random.default_rng(0).standard_normal((2, 8, 8, 4)).astype(np.float32)
     source, proof, _ = translate_proved(Pyramid(nnx.Rngs(0)), "torch", (x,))
@@ -388,6 +397,7 @@ class Heads(nn.Module):
         return (y * self.query).tanh().flatten(1)
 
 
+@pytest.mark.nightly
 def test_products_of_arguments_that_methods_read():
     """`out_features` was what the layer is given, not what the source calls so."""
     net = nn.Sequential(Heads(5, 4, 4), Heads(16, 4, 4), Heads(16, 3, 6))
@@ -411,6 +421,7 @@ class Doubled(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.nightly
 def test_numbers_with_two_names_are_called_as_the_first_parameter():
     net = nn.Sequential(Doubled(3, 4), Doubled(4, 8), Doubled(8, 16)).eval()
     code = fmapper.source(net, "flax", (torch.randn(2, 3, 12),))

@@ -36,6 +36,7 @@ class Net(nn.Module):
         return self.cross(hidden, memory, scale)
 
 
+@pytest.mark.nightly
 def test_arguments_have_the_names_of_what_they_were_dropped_for() -> None:
     code = translate(Net().eval(), "flax", (torch.randn(3, 4),))[0].code
     body = code.partition("class Cross(")[2].partition("\n\n\n")[0]
@@ -83,6 +84,7 @@ def test_parts_give_results_that_nobody_uses(train: bool) -> None:
         torch.testing.assert_close(torch.tensor(one.tolist()), other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_only_the_result_of_dropout_is_its_result() -> None:
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1)), nn.Linear(4, 2))
     code = translate(net, "flax", (torch.randn(3, 4),), train=True)[0].code
@@ -104,6 +106,7 @@ class Trainer(nn.Module):
         return self.losses(self.linear(x), target)[1]
 
 
+@pytest.mark.nightly
 def test_a_lost_result_is_the_first_of_those_that_an_operation_gives() -> None:
     net, given = Trainer(), (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
     model = fmapper.convert(net, "flax", given, structure=True)

@@ -15,6 +15,8 @@ jnp = jax.numpy
 from fmapper.translation.source import translate_proved  # noqa: E402
 from support.written import normal, written  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Grouped(nnx.Module):
     """Attention of grouped queries, with scores that are bounded."""

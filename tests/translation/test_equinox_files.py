@@ -66,6 +66,7 @@ def written(net):
     return translate(net, "equinox", (torch.randn(5, 3, 6),), train=True)[0]
 
 
+@pytest.mark.nightly
 def test_a_file_has_layers_of_equinox(net, written):
     for line in (
         "class Block(eqx.Module):",
@@ -83,6 +84,7 @@ def test_a_file_has_layers_of_equinox(net, written):
     assert written.layers[0] == written.layers[1]  # with the table: it is what x is multiplied by
 
 
+@pytest.mark.nightly
 def test_it_computes_the_same_for_other_sizes_and_under_jit(net, written):
     model, _ = load(written, net)
     net.eval()
@@ -93,6 +95,7 @@ def test_it_computes_the_same_for_other_sizes_and_under_jit(net, written):
     close(model.blocks[0](part.numpy()), net.blocks[0](part))
 
 
+@pytest.mark.nightly
 def test_what_draws_is_given_a_key(net, written):
     model, _ = load(written, net)
     x = torch.randn(2, 3, 9).numpy()
@@ -104,6 +107,7 @@ def test_what_draws_is_given_a_key(net, written):
     assert all(0.45 < np.mean(np.asarray(one) == 2) < 0.55 for one in kept)
 
 
+@pytest.mark.nightly
 def test_buffers_get_no_gradient(net, written):
     model, _ = load(written, net)
     x = torch.randn(2, 3, 9).numpy()
@@ -124,6 +128,7 @@ def test_wrong_shapes_and_missing_names_raise(net, written):
     np.testing.assert_array_equal(same.table.weight, weight)
 
 
+@pytest.mark.nightly
 def test_transposed_convolutions_and_norms():
     module = nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1, groups=3),
@@ -141,6 +146,7 @@ def test_transposed_convolutions_and_norms():
     close(model(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_convert_gives_the_model_of_that_source(net):
     x = torch.randn(4, 3, 8)
     net.eval()
@@ -150,6 +156,7 @@ def test_convert_gives_the_model_of_that_source(net):
     assert "class Block(eqx.Module):" in fmapper.source(model)
 
 
+@pytest.mark.nightly
 def test_other_forms_and_changes_are_refused(net):
     x = (torch.randn(4, 3, 8),)
     with pytest.raises(fmapper.ConversionError, match="pass structure=True"):
@@ -158,12 +165,14 @@ def test_other_forms_and_changes_are_refused(net):
         fmapper.source(nn.BatchNorm1d(3), "equinox", x, train=True)
 
 
+@pytest.mark.nightly
 def test_a_proof_runs_in_a_process_without_torch(net):
     _, _, proof = translate(net, "equinox", (torch.randn(2, 3, 6),), train=True, proved=True)
     assert proof, proof
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
 
 
+@pytest.mark.nightly
 def test_the_row_for_padding_gets_no_gradient():
     module, ids = nn.Sequential(nn.Embedding(5, 3, padding_idx=2)), torch.tensor([[0, 2, 4]])
     module[0].weight.data[2] = 1.0
@@ -216,6 +225,7 @@ class Depths(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_blocks_with_and_without_stochastic_depth_are_one_class_in_both_modes():
     source, proof, reason = translate_proved(Depths(), "equinox", (torch.randn(4, 8),))
     assert proof, proof
@@ -238,6 +248,7 @@ class Masked(nn.Module):
         return (kept + x * (1 - self.mask))[:, self.order]
 
 
+@pytest.mark.nightly
 def test_gradients_to_an_array_are_stopped_once():
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Masked(), "equinox", (torch.randn(3, 4),))

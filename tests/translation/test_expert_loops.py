@@ -41,6 +41,7 @@ class Picked(nn.Module):
         return torch.nonzero(x[:, 0] > 0) * 2
 
 
+@pytest.mark.nightly
 def test_rows_of_experts_take_the_size_of_their_mask():
     torch.manual_seed(0)
     net = Experts()
@@ -53,6 +54,7 @@ def test_rows_of_experts_take_the_size_of_their_mask():
     np.testing.assert_allclose(gave, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_rows_that_values_count_are_no_result():
     with pytest.raises(fmapper.ConversionError, match="number depends on values") as told:
         fmapper.source(Picked(), "flax", (torch.randn(6, 4),))
@@ -80,6 +82,7 @@ class Adapted(nn.Module):
         return new + x
 
 
+@pytest.mark.nightly
 def test_parts_are_given_padded_rows():
     inputs = torch.randn(4, 5, 3), torch.tensor([0, 1, 0, 2])
     source, _, proof = translate(Adapted(), "flax", inputs, None, None, proved=True)
@@ -113,6 +116,7 @@ class ByMasks(nn.Module):
         return out
 
 
+@pytest.mark.nightly
 def test_experts_by_masks_are_right_for_other_rows_than_those_of_the_examples():
     torch.manual_seed(0)
     net, x = ByMasks(), torch.randn(2, 5, 4)
@@ -127,6 +131,7 @@ def test_experts_by_masks_are_right_for_other_rows_than_those_of_the_examples():
         np.testing.assert_allclose(found, net(one).detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_file_of_experts_by_masks_fixes_the_sizes_and_says_so():
     torch.manual_seed(0)
     found, program, proof = translate(ByMasks(), "flax", (torch.randn(2, 5, 4),), {}, proved=True)
@@ -138,6 +143,7 @@ def test_a_file_of_experts_by_masks_fixes_the_sizes_and_says_so():
     assert "this must hold" not in found.code
 
 
+@pytest.mark.nightly
 def test_a_structured_model_of_experts_by_masks_warns_that_its_sizes_are_fixed():
     torch.manual_seed(0)
     net, x = ByMasks(), torch.randn(2, 5, 4)
@@ -162,6 +168,7 @@ class ByOthers(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_a_part_of_a_mask_is_no_other_shape_of_it():
     net, x = ByOthers(), torch.tensor([[1.0], [1.0], [1.0], [1.0]])
     model = fmapper.convert(net, "jax", (x,), specialize=True)

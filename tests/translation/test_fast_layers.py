@@ -41,6 +41,9 @@ def results(layer, x):
     return [y, *jax.tree.leaves(slopes)]
 
 
+@pytest.mark.nightly_cases(
+    "float32-Linear", "float32-LayerNorm", "bfloat16 float32-Linear", "float32 bfloat16-Linear"
+)
 @pytest.mark.parametrize("kind", layers())
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16 float32", "float32 bfloat16"])
 def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):
@@ -55,6 +58,7 @@ def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):
         np.testing.assert_allclose(np.float32(old), np.float32(new), atol=atol, rtol=rtol)
 
 
+@pytest.mark.nightly_cases("LayerNorm")
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 def test_second_derivatives_are_those_of_flax(kind):
     layer, x = layers()[kind], jax.random.normal(jax.random.key(0), (16,))
@@ -80,6 +84,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.daily_cases("by name")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_those_of_flax(name):
     shape, kernel, options = CONVOLUTIONS[name]
@@ -94,6 +99,7 @@ def test_convolutions_are_those_of_flax(name):
     assert is_product == ("conv_general_dilated" not in str(jax.make_jaxpr(layer)(x)))
 
 
+@pytest.mark.nightly
 def test_convolutions_of_converted_models_are_products():
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
     x = torch.randn(2, 3, 5, 6)
@@ -103,6 +109,7 @@ def test_convolutions_of_converted_models_are_products():
     np.testing.assert_allclose(model(x.numpy()), net(x).detach().numpy(), atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_masks_and_options_that_files_have_not_are_those_of_flax():
     x = jax.random.normal(jax.random.key(0), (2, 3, 16))
     mask = jnp.arange(16) < 9
@@ -130,6 +137,7 @@ def model():
     return fmapper.convert(Block(), "flax", (torch.randn(2, 3, 16),), structure=True)
 
 
+@pytest.mark.nightly
 def test_layers_are_of_the_classes_of_flax_and_printed_as_such(model):
     assert isinstance(model.dense, nnx.Linear)
     assert isinstance(model.norm, nnx.LayerNorm)
@@ -156,6 +164,7 @@ def test_the_mean_is_subtracted_once(model):
     assert str(program).count(" sub ") == 1
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("structure", [False, True])
 def test_gelu_is_computed_by_erf_and_as_exact_as_that_of_torch(structure):
     x = torch.linspace(-12, 12, 4001)
@@ -165,6 +174,7 @@ def test_gelu_is_computed_by_erf_and_as_exact_as_that_of_torch(structure):
     assert "erfc" not in str(jax.make_jaxpr(model)(jnp.asarray(x.numpy())))
 
 
+@pytest.mark.nightly
 def test_gelu_of_halves_is_computed_in_float32():
     x = torch.linspace(-4, 4, 401, dtype=torch.bfloat16)
     model = fmapper.convert(nn.Sequential(nn.GELU()), "flax", (x,), structure=True)

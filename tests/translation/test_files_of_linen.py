@@ -44,6 +44,7 @@ class Attention(nn.Module):
         return nn.MultiHeadDotProductAttention(num_heads=2)(x, mask=mask)
 
 
+@pytest.mark.nightly
 def test_attention_has_its_layers_and_the_usual_scale():
     x = jax.random.normal(jax.random.key(1), (2, 5, 16))
     other = jax.random.normal(jax.random.key(2), (3, 8, 16))
@@ -55,6 +56,7 @@ def test_attention_has_its_layers_and_the_usual_scale():
     assert ".to(torch.float32) != 0.0) &" not in code
 
 
+@pytest.mark.nightly
 def test_arrays_of_the_code_move_with_the_model():
     x = jax.random.normal(jax.random.key(1), (2, 5, 16))
     code, net = agree(Attention(), x)
@@ -72,6 +74,7 @@ class Upsample(nn.Module):
         return nn.Conv(4, (3, 3))(x)
 
 
+@pytest.mark.nightly
 def test_enlarged_images_repeat_their_rows():
     x, other = (jax.random.normal(jax.random.key(1), (2, n, n + 1, 4)) for n in (6, 7))
     code, _ = agree(Upsample(), x, others=[(other,)])
@@ -103,6 +106,7 @@ class Residual(nn.Module):
         return x.mean((1, 2))
 
 
+@pytest.mark.nightly
 def test_blocks_with_and_without_a_shortcut_are_one_class():
     code, _ = agree(Residual(), jax.random.normal(jax.random.key(1), (2, 8, 8, 4)))
     assert code.count("class Block") == 1
@@ -122,6 +126,7 @@ class EndsWithDropout(nn.Module):
         return x + Perceptron()(x, train)
 
 
+@pytest.mark.nightly
 def test_a_part_that_ends_with_dropout_is_not_one():
     module, x = EndsWithDropout(), jax.random.normal(jax.random.key(1), (2, 4))
     model = module, module.init(jax.random.key(0), x)
@@ -139,6 +144,7 @@ class Pooled(nn.Module):
         return x.mean(axis=(1, 2))
 
 
+@pytest.mark.nightly
 def test_a_mean_over_sizes_that_convolutions_leave_is_a_mean():
     x = jax.random.normal(jax.random.key(1), (2, 17, 20, 2))
     other = jax.random.normal(jax.random.key(2), (1, 24, 19, 2))
@@ -156,6 +162,7 @@ class Messages(nn.Module):
         return jax.ops.segment_sum(sent, receivers, count) / (1 + degree)[:, None]
 
 
+@pytest.mark.nightly
 def test_rows_of_graphs_have_the_meaning_of_jax():
     nodes = jax.random.normal(jax.random.key(1), (5, 3))
     senders, receivers = jnp.array([0, -1, 4, 9, 2, -7]), jnp.array([1, 0, -1, 2, 7, 1])

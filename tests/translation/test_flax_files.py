@@ -81,6 +81,7 @@ def written(net):
     return translate(net, "flax", (torch.randn(5, 8),))[0]
 
 
+@pytest.mark.nightly
 def test_it_computes_the_same_for_other_sizes(net, written):
     model = run(written.code, "Net", net)
     for batch in (2, 7):
@@ -103,6 +104,7 @@ def test_it_looks_like_the_model(written):
     assert not written.dissolved
 
 
+@pytest.mark.nightly
 def test_parts_can_be_called_alone(net, written):
     model = run(written.code, "Net", net)
     x = torch.randn(4, 8)
@@ -111,6 +113,7 @@ def test_parts_can_be_called_alone(net, written):
     assert isinstance(model.blocks[2].up, nnx.Linear)
 
 
+@pytest.mark.nightly
 def test_what_differs_in_numbers_is_an_argument():
     module = Net(hidden=(16, 24, 32)).eval()
     code = translate(module, "flax", (torch.randn(5, 8),))[0].code
@@ -120,6 +123,7 @@ def test_what_differs_in_numbers_is_an_argument():
     same(run(code, "Net", module)(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_convert_gives_the_model_of_that_source(net):
     x = torch.randn(4, 8)
     model = fmapper.convert(net, "flax", (x,), structure=True)
@@ -134,11 +138,13 @@ def test_options_that_plain_code_has_not_are_refused(option):
         fmapper.convert(nn.Linear(2, 2), "flax", (torch.ones(1, 2),), structure=True, **option)
 
 
+@pytest.mark.nightly
 def test_a_model_of_jax_is_not_written_for_jax():
     with pytest.raises(fmapper.ConversionError, match="it cannot be translated to flax"):
         fmapper.source(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "flax", (torch.ones(1, 2),))
 
 
+@pytest.mark.nightly
 def test_several_results_keep_apart():
     class Split(nn.Module):
         def __init__(self):
@@ -156,6 +162,7 @@ def test_several_results_keep_apart():
     same(run(code, "Split", module)(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_a_tie_between_an_embedding_and_a_head_stays_one():
     class Tied(nn.Module):
         def __init__(self):
@@ -175,6 +182,7 @@ def test_a_tie_between_an_embedding_and_a_head_stays_one():
     assert [x.shape for x in jax.tree.leaves(nnx.state(model, nnx.Param))] == [(7, 4)]
 
 
+@pytest.mark.nightly
 def test_convolutions_keep_their_layout():
     module = nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1, groups=3),
@@ -190,6 +198,7 @@ def test_convolutions_keep_their_layout():
     same(model(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_a_proof_runs_in_a_process_without_torch():
     torch.manual_seed(0)
     module = Net()
@@ -199,6 +208,7 @@ def test_a_proof_runs_in_a_process_without_torch():
     assert "nnx.Dropout(0.1, rngs=rngs)" in source.code
 
 
+@pytest.mark.nightly
 def test_a_wrong_file_has_no_proof(monkeypatch):
     from fmapper_adapters.jax.translation import layers
 
@@ -220,6 +230,7 @@ def test_a_wrong_file_has_no_proof(monkeypatch):
     assert not proof
 
 
+@pytest.mark.nightly
 def test_nothing_of_the_model_is_run_by_its_file(tmp_path):
     bad = 'x"]\nimport os; os.environ["FMAPPER_RAN"] = "1" #'
 
@@ -242,6 +253,7 @@ def test_a_model_that_nobody_wrote_has_no_source():
         fmapper.source(nn.Linear(2, 2))
 
 
+@pytest.mark.nightly
 def test_a_branch_by_values_is_checked():
     class Checked(nn.Module):
         def forward(self, x):
@@ -283,6 +295,7 @@ def test_sizes_that_are_fixed_are_checked():
         model(np.ones((4, 2), np.float32))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("draw", ["rand", "bernoulli"])
 def test_stochastic_depth_is_dropout_with_a_shared_mask(draw):
     class DropPath(nn.Module):
@@ -309,6 +322,7 @@ def test_stochastic_depth_is_dropout_with_a_shared_mask(draw):
     same(run(code, "Residual", module)(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_a_part_of_an_array_outlives_the_name_of_the_array():
     class Attend(nn.Module):
         def forward(self, x):
@@ -352,6 +366,7 @@ def test_embeddings_that_share_their_weight_are_one():
     assert isinstance(model.left.embed, nnx.Embed)
 
 
+@pytest.mark.nightly
 def test_dropout_without_a_module_of_its_own_is_a_layer_of_the_caller():
     class Noisy(nn.Module):
         def __init__(self):
@@ -383,6 +398,7 @@ class Steep(nn.Module):
         return 400 * x
 
 
+@pytest.mark.nightly
 def test_a_model_that_multiplies_roundings_is_compared_in_double_precision():
     torch.manual_seed(1)
     modules = Steep(6), nn.Linear(6, 6)
@@ -406,6 +422,7 @@ class Cubed(nn.Module):
         return 1e4 * self.linear(x) ** 3
 
 
+@pytest.mark.nightly
 def test_steps_of_a_model_that_leaves_the_numbers_are_small_enough_to_be_compared():
     torch.manual_seed(1)
     proof = translate(Cubed(), "flax", (torch.randn(2, 6),), train=True, proved=True)[2]
@@ -414,6 +431,7 @@ def test_steps_of_a_model_that_leaves_the_numbers_are_small_enough_to_be_compare
     assert np.isfinite(proof.data["train.after.linear.weight"]).all()
 
 
+@pytest.mark.nightly
 def test_statistics_of_batches_after_steps_are_those_of_the_model():
     class Normed(nn.Module):
         def __init__(self):
@@ -432,6 +450,7 @@ def test_statistics_of_batches_after_steps_are_those_of_the_model():
     assert "BatchNorm(3, rngs=rngs)" in source.code
 
 
+@pytest.mark.nightly
 def test_a_model_may_be_as_far_off_as_it_is_from_itself_and_no_further():
     from fmapper.translation.proving.prove import Proof
 
@@ -451,6 +470,7 @@ def test_a_model_may_be_as_far_off_as_it_is_from_itself_and_no_further():
     }
 
 
+@pytest.mark.nightly
 def test_fields_of_results_have_names_that_a_named_tuple_takes():
     @fmapper.functor
     class Cache:
@@ -499,6 +519,7 @@ class KeepsAll(nn.Module):
         return x, kept
 
 
+@pytest.mark.nightly
 def test_what_other_parts_have_put_into_a_result_is_theirs():
     torch.manual_seed(0)
     module, x = KeepsAll(), torch.randn(2, 3)
@@ -509,6 +530,7 @@ def test_what_other_parts_have_put_into_a_result_is_theirs():
     assert len(fmapper.fleaves(found)) == 3
 
 
+@pytest.mark.nightly
 def test_a_model_that_gives_more_in_evaluation_is_written_for_that():
     from fmapper.translation.source import translate_proved
 
@@ -544,6 +566,7 @@ class CallsItSelf(nn.Module):
         return self.output(torch.tanh(self.self(x)))
 
 
+@pytest.mark.nightly_cases("equinox")
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_an_attribute_may_be_called_self(to):
     pytest.importorskip(to)

@@ -41,6 +41,7 @@ class Last(nn.Module):
         return y.sum(1) + cell[-1].mean()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("layers", "made"),
     [
@@ -70,6 +71,7 @@ class Spoken(nn.Module):
         return self.head(out), state
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "states"), [(nn.LSTM, "state, state_2"), (nn.GRU, "state")])
 def test_recurrent_layers_take_sequences_of_every_length(kind, states):
     module = Spoken(kind).eval()
@@ -88,6 +90,7 @@ def test_recurrent_layers_take_sequences_of_every_length(kind, states):
             np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_names_of_weights_come_in_order():
     code = translated(Last(nn.LSTM(3, 4, 2, bidirectional=True)), torch.randn(2, 5, 3)).code
     table = code.partition("RENAMED = {\n")[2].partition("}")[0].splitlines()
@@ -106,12 +109,14 @@ class Steps(nn.Module):
         return state[0] if isinstance(state, tuple) else state
 
 
+@pytest.mark.daily_cases("cell2")
 @pytest.mark.parametrize("cell", [nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.RNNCell(3, 4)])
 def test_cells_begin_with_zeros_or_with_what_they_are_given(cell):
     source = translated(Steps(cell), torch.randn(2, 3))
     assert f"self.cell = {type(cell).__name__}(3, 4, rngs=rngs)" in source.code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("module", "shape", "made"),
     [
@@ -150,6 +155,7 @@ class Row(nn.Module):
         return x + y.reshape(batch, 2, count, 2).transpose(1, 2).reshape(batch, count, 4)
 
 
+@pytest.mark.nightly
 def test_a_size_that_is_worked_out_is_asked_of_an_array_that_has_it():
     source = translated(Patches(), torch.randn(2, 1, 8, 8), shapes="auto")
     assert "\n        batch, length = x.shape[:2]\n" in source.code
@@ -158,6 +164,7 @@ def test_a_size_that_is_worked_out_is_asked_of_an_array_that_has_it():
     assert "reshape(x.shape[0], 4, -1)" in source.code
 
 
+@pytest.mark.nightly
 def test_parts_of_a_sequence_that_ask_for_sizes_are_called_one_after_the_other():
     class Outer(nn.Module):
         def __init__(self):
@@ -191,6 +198,7 @@ class Stack(nn.Module):
         return self.h[2](self.h[1](x))
 
 
+@pytest.mark.nightly
 def test_blocks_that_differ_in_an_option_are_one_class():
     code = translated(Stack(), torch.randn(2, 2, 9)).code
     assert code.count("class Dilated") == 1
@@ -198,6 +206,7 @@ def test_blocks_that_differ_in_an_option_are_one_class():
     assert "kernel_dilation=dilation" in code
 
 
+@pytest.mark.nightly
 def test_a_loop_over_parts_may_end_with_what_is_returned():
     class Pair(nn.Module):
         def __init__(self):
@@ -234,6 +243,7 @@ class Crosses(nn.Module):
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("widths", [(8, 8), (8, 4)])
 def test_projections_of_cross_attention_are_layers(widths):
     source = translated(Crosses(*widths), torch.randn(2, 5, 8), torch.randn(2, 7, 8))
@@ -260,6 +270,7 @@ class Sliced(nn.Module):
         return x.sum() + (c * d).sum() + (e * self.whole[3:]).sum()
 
 
+@pytest.mark.nightly
 def test_slices_that_cover_an_array_are_parameters():
     source = translated(Sliced(), torch.randn(3, 4))
     for line in ("'weight': {", "'table': {'table_0': (0, 1), 'table_1': (1, 6)}"):
@@ -298,6 +309,7 @@ LINEAR = {
 }
 
 
+@pytest.mark.nightly_cases("x @ w.T + b", "mm of rows")
 @pytest.mark.parametrize("way", LINEAR)
 def test_products_with_a_weight_are_linear_layers(way):
     compute, shape = LINEAR[way]
@@ -307,6 +319,7 @@ def test_products_with_a_weight_are_linear_layers(way):
     assert "nnx.Linear(3, 4, rngs=rngs)" in source.code
 
 
+@pytest.mark.nightly
 def test_a_product_among_other_operations_is_a_linear_layer():
     def compute(x, w, b):
         return torch.tanh(x @ w.T + b) * x.sum(-1, keepdim=True)
@@ -317,6 +330,7 @@ def test_a_product_among_other_operations_is_a_linear_layer():
     assert source.layers == (12, 16)
 
 
+@pytest.mark.daily_cases("<lambda>-shape3", "<lambda>-shape7")
 @pytest.mark.parametrize(
     ("compute", "shape"),
     [
@@ -350,6 +364,7 @@ class Looks(nn.Module):
         return rows @ self.table.weight.T
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("is_own", [True, False])
 def test_the_row_for_padding_gets_no_gradient(is_own):
     module, ids = Looks(is_own=is_own), torch.tensor([[0, 2, 2, 4]])
@@ -366,6 +381,7 @@ def test_the_row_for_padding_gets_no_gradient(is_own):
     assert isinstance(model.table, nnx.Embed)
 
 
+@pytest.mark.nightly
 def test_a_product_with_the_weight_first_is_a_linear_layer():
     def compute(x, w, b):
         return (w @ torch.tanh(x).mT) * 2 + (w @ x[0].T) + torch.exp(b[:, None])
@@ -419,6 +435,7 @@ class WithGradient(nn.Module):
         return self.function(self.up(x))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: torch.cat([x, x])])
 def test_a_gradient_that_is_that_of_the_forward_is_left_to_jax(to, change):
@@ -468,6 +485,7 @@ class CrossNet(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_matrices_of_a_list_are_a_list_of_layers():
     torch.manual_seed(0)
     net = CrossNet()

@@ -92,6 +92,7 @@ def test_a_file_is_functions(written):
     assert "torch" not in written.code.split('"""', 2)[2].replace("PyTorch", "")
 
 
+@pytest.mark.nightly
 def test_it_computes_the_same_for_other_sizes_and_under_jit(net, written):
     space, (params, buffers) = load(written, net)
     net.eval()
@@ -102,6 +103,7 @@ def test_it_computes_the_same_for_other_sizes_and_under_jit(net, written):
     close(space["block"](params["blocks"][1], x.numpy(), dilation=2), net.blocks[1](x))
 
 
+@pytest.mark.nightly
 def test_parameters_are_what_is_trained(net, written):
     space, (params, buffers) = load(written, net)
     ids = torch.randint(0, 7, (2, 5))
@@ -120,6 +122,7 @@ def test_parameters_are_what_is_trained(net, written):
     net.zero_grad()
 
 
+@pytest.mark.nightly
 def test_what_draws_is_given_a_key(net, written):
     space, trees = load(written, net)
     ids = torch.randint(0, 7, (2, 5)).numpy()
@@ -129,6 +132,7 @@ def test_what_draws_is_given_a_key(net, written):
     assert not np.allclose(first, space["net"](*trees, ids))
 
 
+@pytest.mark.nightly
 def test_parts_that_differ_in_class_are_called_one_after_the_other():
     class Mixed(nn.Module):
         def __init__(self):
@@ -147,6 +151,7 @@ def test_parts_that_differ_in_class_are_called_one_after_the_other():
     close(space["mixed"](params, x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_convolutions_norms_and_recurrent_layers():
     class Several(nn.Module):
         def __init__(self):
@@ -173,6 +178,7 @@ def test_convolutions_norms_and_recurrent_layers():
     assert source.layers[0] == source.layers[1]
 
 
+@pytest.mark.nightly
 def test_structure_and_changes_are_refused():
     x = (torch.randn(4, 3),)
     with pytest.raises(fmapper.ConversionError, match="structure"):
@@ -181,6 +187,7 @@ def test_structure_and_changes_are_refused():
         fmapper.source(nn.BatchNorm1d(3), "jax", x, train=True)
 
 
+@pytest.mark.nightly
 def test_a_proof_runs_in_a_process_without_torch(net):
     ids = torch.randint(0, 7, (2, 5))
     _, _, proof = translate(net, "jax", (ids,), train=True, proved=True)
@@ -188,6 +195,7 @@ def test_a_proof_runs_in_a_process_without_torch(net):
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
 
 
+@pytest.mark.nightly
 def test_what_both_modes_compile_is_compiled_once(tmp_path):
     (tmp_path / "proof.py").write_text(
         f"double = False\n{SETTINGS}\n"
@@ -205,6 +213,7 @@ def test_what_both_modes_compile_is_compiled_once(tmp_path):
     assert not Path(folder).exists()
 
 
+@pytest.mark.nightly
 def test_the_row_for_padding_gets_no_gradient():
     module, ids = nn.Sequential(nn.Embedding(5, 3, padding_idx=2)), torch.tensor([[0, 2, 4]])
     module[0].weight.data[2] = 1.0
@@ -216,6 +225,7 @@ def test_the_row_for_padding_gets_no_gradient():
     close(gradient, module[0].weight.grad)
 
 
+@pytest.mark.nightly
 def test_layers_that_draw_nothing_have_sizes_of_their_own():
     net = nn.Sequential(
         nn.InstanceNorm2d(2, affine=True), nn.Conv2d(2, 3, 1), nn.InstanceNorm2d(3, affine=True)
@@ -247,6 +257,7 @@ def test_buffers_are_there_before_the_first_statement():
     assert lines[3:] == code.split("\n")[2:]
 
 
+@pytest.mark.nightly
 def test_parts_of_a_list_whose_length_is_told():
     class Several(nn.Module):
         def __init__(self):

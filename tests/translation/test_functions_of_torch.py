@@ -28,6 +28,7 @@ def code_and_results(function, x):
     return code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("function", "line"),
     [
@@ -60,6 +61,7 @@ def test_activations_take_infinities_and_nan(function, line):
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), function(x), rtol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("function", "line"),
     [
@@ -78,6 +80,7 @@ def test_reductions_have_their_names(function, line):
     assert line in code_and_results(function, normal(3, 4, 5) * 10)
 
 
+@pytest.mark.nightly
 def test_sums_of_exponentials_take_infinities():
     rows = [[0.0, np.inf, 1.0], [-np.inf, 2.0, 3.0], [-np.inf] * 3, [np.nan, 0.0, 1.0]]
     x = jnp.array(rows, jnp.float32)
@@ -94,6 +97,7 @@ def test_a_variance_of_sizes_that_vary_asks_for_none():
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), jnp.var(x, 0), rtol=1e-5)
 
 
+@pytest.mark.daily_cases("hard_tanh-torch.clamp")
 @pytest.mark.parametrize(
     ("function", "other"),
     [
@@ -107,6 +111,7 @@ def test_what_is_nearly_a_function_stays(function, other):
     assert other not in code_and_results(function, normal(6))
 
 
+@pytest.mark.nightly
 def test_arithmetic_makes_numbers_complex_itself():
     code = code_and_results(lambda x: jnp.exp(-jnp.exp(x) + 1j * x) * (x - 2j), normal(5))
     assert "1j" in code

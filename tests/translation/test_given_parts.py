@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,7 @@ class Net(nn.Module):
         return self.mlp(x) + x
 
 
+@pytest.mark.nightly
 def test_a_part_that_is_another_class_each_time_is_an_argument() -> None:
     for target in ("flax", "equinox"):
         source, proof, _ = translate_proved(Net().eval(), target, (torch.randn(2, 5, 8),))
@@ -75,6 +77,7 @@ class Macaron(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.nightly
 def test_parts_that_items_of_lists_are_given_are_counted_once() -> None:
     net = nn.Sequential(*(Macaron() for _ in range(4)))
     source, proof, _ = translate_proved(net, "flax", (torch.randn(2, 5, 8),))
@@ -105,6 +108,7 @@ class Split(nn.Module):
         return x, self.skip(x)
 
 
+@pytest.mark.nightly
 def test_a_sum_over_parts_is_one_loop() -> None:
     source, proof, _ = translate_proved(Skips().eval(), "flax", (torch.randn(2, 8),))
     assert proof
@@ -158,6 +162,7 @@ class Pyramid(nn.Module):
         return self.pool(self.stem(x))
 
 
+@pytest.mark.nightly
 def test_parts_whose_functions_differ_in_numbers_are_a_comprehension() -> None:
     source, proof, _ = translate_proved(Pyramid().eval(), "flax", (torch.randn(2, 3, 12, 12),))
     assert proof
@@ -166,6 +171,7 @@ def test_parts_whose_functions_differ_in_numbers_are_a_comprehension() -> None:
     assert "for stage in self.stages" in source.code
 
 
+@pytest.mark.nightly
 def test_a_part_reads_sizes_from_what_it_is_given() -> None:
     source = translate(Pyramid().eval(), "flax", (torch.randn(2, 3, 12, 12),))[0]
     assert "def __call__(self, x):" in source.code.partition("class Pool")[2]
@@ -183,6 +189,7 @@ class Double(nn.Module):
         return self.conv(nn.functional.interpolate(x, size, mode="bilinear"))
 
 
+@pytest.mark.nightly
 def test_sizes_are_short_and_channels_come_before_the_length() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), Double())
     source = translate(net.eval(), "flax", (torch.randn(2, 3, 12, 12),))[0]
@@ -206,6 +213,7 @@ class Heads(nn.Module):
         return {name: head(given) + input.mean() for name, head in self.heads.items()}
 
 
+@pytest.mark.nightly
 def test_parts_by_name_are_a_dictionary() -> None:
     source, proof, _ = translate_proved(Heads().eval(), "flax", (torch.randn(2, 8),))
     assert proof
@@ -228,6 +236,7 @@ class Bottleneck(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_blocks_with_strides_along_some_dimensions_are_one_class() -> None:
     net = nn.Sequential(Bottleneck(4, 1, 3), Bottleneck(8, 2, 1))
     source, proof, _ = translate_proved(net.eval(), "flax", (torch.randn(2, 4, 4, 8, 8),))
@@ -246,6 +255,7 @@ def test_items_that_are_alike_among_others_are_a_comprehension() -> None:
     )
 
 
+@pytest.mark.nightly
 @given(
     st.lists(
         st.tuples(
@@ -288,6 +298,7 @@ class Dilated(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_parts_with_a_default_and_with_arguments_are_a_comprehension() -> None:
     net = nn.Sequential(Dilated(3), Dilated(5))
     for target in ("flax", "equinox"):
@@ -307,6 +318,7 @@ class Spectral(nn.Module):
         return self.scale * torch.einsum("bim,iom->bom", modes, self.weight).abs()
 
 
+@pytest.mark.nightly
 def test_constants_and_complex_products_are_short() -> None:
     source, proof, _ = translate_proved(Spectral().eval(), "flax", (torch.randn(2, 4, 8),))
     assert proof
@@ -335,6 +347,7 @@ class Periods(nn.Module):
         return x.flatten(1), found
 
 
+@pytest.mark.nightly
 def test_numbers_are_called_as_in_the_source_and_conditions_are_few() -> None:
     net = nn.ModuleList([Periods(3), Periods(5)])
 
@@ -373,6 +386,7 @@ class Tower(nn.Module):
         return self.tail(self.body(self.stem(x)))
 
 
+@pytest.mark.nightly
 def test_sequences_that_are_classes_of_the_source_are_classes_of_the_file() -> None:
     source, proof, _ = translate_proved(Tower(), "flax", (torch.randn(2, 3, 16, 16),))
     assert proof
@@ -393,6 +407,7 @@ class Cross(nn.Module):
         return torch.softmax(q @ k.mT, -1) @ v
 
 
+@pytest.mark.nightly
 def test_what_one_line_assigns_has_its_names() -> None:
     source = translate(Cross().eval(), "flax", (torch.randn(2, 5, 8),))[0]
     assert "k, v = jnp.split(self.kv(x), 2, axis=-1)" in source.code
@@ -409,6 +424,7 @@ class Decode(nn.Module):
         return attended.reshape(x.shape[0], queries.shape[0], 2, 4).transpose(1, 2)
 
 
+@pytest.mark.nightly
 def test_sizes_of_flat_arguments_are_called_after_their_use() -> None:
     given = (torch.randn(2, 5, 8), torch.randn(7, 8))
     code = translate(Decode().eval(), "flax", given)[0].code
@@ -448,6 +464,7 @@ class Activations(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_an_activation_that_is_another_one_each_time_is_an_argument() -> None:
     kinds = (nn.SiLU(), nn.LeakyReLU(0.1), nn.Identity(), nn.ReLU())
     for target in ("flax", "equinox"):
@@ -483,6 +500,7 @@ class Methods(nn.Module):
         return self.second(self.first(x, x), x)
 
 
+@pytest.mark.nightly
 def test_methods_of_variables_are_not_arguments() -> None:
     source, proof, _ = translate_proved(Methods(), "flax", (torch.randn(3, 8),))
     assert proof
@@ -513,6 +531,7 @@ class Several(nn.Module):
         return self.c(self.b(self.a(x)))
 
 
+@pytest.mark.nightly
 def test_sequences_that_end_with_an_activation_or_nothing_are_of_one_class():
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Several(), "flax", (torch.randn(5, 3),))
@@ -522,6 +541,7 @@ def test_sequences_that_end_with_an_activation_or_nothing_are_of_one_class():
     assert "Doubled(8, 6, lambda x: x, rngs=rngs)" in source.code
 
 
+@pytest.mark.nightly
 def test_slices_of_everything_that_are_changed_in_place_are_what_they_are_slices_of():
     class Block(nn.Module):
         def __init__(self):

@@ -12,6 +12,8 @@ from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Normed(nn.Module):
     def __init__(self, norm, dims):

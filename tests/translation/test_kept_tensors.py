@@ -12,6 +12,8 @@ pytest.importorskip("flax.nnx")
 import fmapper  # noqa: E402
 from fmapper.translation.source import translate_proved  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Attention(torch.nn.Module):
     def __init__(self) -> None:

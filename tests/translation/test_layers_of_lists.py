@@ -8,6 +8,8 @@ import torch
 import fmapper
 from fmapper.translation.source import translate_proved
 
+pytestmark = pytest.mark.nightly
+
 linen = pytest.importorskip("flax.linen")
 nnx = pytest.importorskip("flax.nnx")
 

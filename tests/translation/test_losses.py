@@ -41,6 +41,7 @@ CASES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_is_a_line(name: str) -> None:
     model, line = CASES[name]
@@ -61,6 +62,7 @@ def test_a_loss_is_a_line(name: str) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_an_infinite_difference_has_the_slope_of_the_line() -> None:
     model = Loss(F.huber_loss)
     x, target = torch.tensor([[1.0, 2.0]]).repeat(2, 1), torch.zeros(2, 2)
@@ -80,6 +82,7 @@ class Pooled(nn.Module):
         return F.adaptive_max_pool2d(x, self.size), F.adaptive_max_pool1d(x.flatten(2), 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 @pytest.mark.parametrize("size", [1, (1, 1)])
 def test_the_largest_elements_of_images_are_a_line(size: Any) -> None:

@@ -12,6 +12,8 @@ jnp = jax.numpy
 
 from support.written import written  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 def agree(model, x):
     """Asserts that a file gives what its model does, with other weights than at first."""

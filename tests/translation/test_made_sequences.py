@@ -60,6 +60,7 @@ class Twice(nn.Module):
         return self.other(self.one(x))
 
 
+@pytest.mark.nightly
 def test_sequences_that_a_function_makes_are_one_class_with_its_arguments():
     code = fmapper.source(Deep().eval(), "flax", (torch.randn(2, 3, 8, 8),))
     assert "class ConvNorm(Sequential)" in code
@@ -67,6 +68,7 @@ def test_sequences_that_a_function_makes_are_one_class_with_its_arguments():
     assert code.count("GroupNorm(oup, 2") == 1
 
 
+@pytest.mark.nightly
 def test_sequences_that_a_method_makes_are_one_class():
     code = fmapper.source(OfMethods().eval(), "flax", (torch.randn(2, 3),))
     assert "class Block(Sequential)" in code
@@ -117,6 +119,7 @@ class Stages(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_functions_and_blocks_around_them_have_the_arguments_and_defaults_of_the_source(target):
     pytest.importorskip(target)
@@ -132,6 +135,7 @@ def test_functions_and_blocks_around_them_have_the_arguments_and_defaults_of_the
         assert line in code, line
 
 
+@pytest.mark.nightly
 def test_attributes_that_are_set_anew_are_read_as_what_they_are():
     net = Stages(Residual, 4, 4, 8, 16).eval()
     code = fmapper.source(net, "flax", (torch.randn(2, 4, 8, 8),))
@@ -139,6 +143,7 @@ def test_attributes_that_are_set_anew_are_read_as_what_they_are():
     assert "Conv(planes, out, (1, 1), strides=stride, " in code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [Chosen, Residual])
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_files_with_such_arguments_are_equal(target, block):
@@ -148,6 +153,7 @@ def test_files_with_such_arguments_are_equal(target, block):
     assert proof, proof
 
 
+@pytest.mark.nightly
 def test_a_few_sequences_stay_what_they_are():
     code = fmapper.source(Twice().eval(), "flax", (torch.randn(2, 3, 8, 8),))
     assert code.count("(Sequential)") == 0

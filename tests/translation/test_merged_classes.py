@@ -95,6 +95,7 @@ def test_one_class_with_flags_and_optional_arguments(code: str) -> None:
     assert "flag(" not in code
 
 
+@pytest.mark.nightly
 def test_each_part_is_that_of_the_source(module: Net) -> None:
     model = fmapper.convert(module, "flax", inputs(), structure=True, dynamic_shapes="auto")
     x, y, mask = inputs()
@@ -110,6 +111,7 @@ def test_each_part_is_that_of_the_source(module: Net) -> None:
         np.testing.assert_allclose(mine[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_what_no_part_was_called_with_is_refused(module: Net) -> None:
     model = fmapper.convert(module, "flax", inputs(), structure=True, dynamic_shapes="auto")
     x, y = (one.numpy() for one in inputs()[:2])
@@ -178,6 +180,7 @@ class Scales(nn.Module):
         return self.second(self.first(x))
 
 
+@pytest.mark.nightly
 def test_classes_that_no_flag_tells_apart_stay_apart() -> None:
     source, _, proof = translate(Scales().eval(), "flax", (torch.randn(2, 8),), proved=True)
     assert proof
@@ -199,6 +202,7 @@ class Residual(nn.Module):
         return y + residual
 
 
+@pytest.mark.nightly
 def test_blocks_with_and_without_a_shortcut_are_one_class() -> None:
     net = nn.Sequential(Residual(4, 4), Residual(4, 6, 2), Residual(6, 6), Residual(6, 8, 2))
     source, _, proof = translate(net, "flax", (torch.randn(2, 4, 8, 8),), train=True, proved=True)
@@ -254,6 +258,7 @@ class Inverted(nn.Module):
         return x + self.conv(x) if self.use_res else self.conv(x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_sequences_that_lack_their_first_items_are_one_class(target: str) -> None:
     blocks = Inverted(4, 4, 1, 1), Inverted(4, 6, 2, 3), Inverted(6, 6, 1, 3), Inverted(6, 8, 1, 2)
@@ -266,6 +271,7 @@ def test_sequences_that_lack_their_first_items_are_one_class(target: str) -> Non
     assert source.code.count("has_all_conv=") == 2  # the default is the other
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("order", ["short first", "short last"])
 def test_sequences_that_lack_items_in_the_middle_keep_their_order(order: str) -> None:
     def sequence(width: int, *, extra: bool) -> Items:

@@ -13,6 +13,8 @@ jnp = jax.numpy
 
 from support.written import normal, written  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Shift(nnx.Module):
     def __init__(self, seed):

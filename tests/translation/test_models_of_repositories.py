@@ -35,6 +35,7 @@ class Encoder(nn.Module):
         return Encoded(hidden, hidden.pow(2).mean())
 
 
+@pytest.mark.nightly
 def test_named_tuples_keep_their_name() -> None:
     source, proof, _ = translate_proved(Encoder(), "flax", (torch.randn(2, 4),))
     assert proof
@@ -68,6 +69,7 @@ class Scales(nn.Module):
         return results
 
 
+@pytest.mark.nightly
 def test_parts_by_name_that_are_alike_are_a_comprehension() -> None:
     source, proof, _ = translate_proved(Scales(), "flax", (torch.randn(2, 1, 40),))
     assert proof
@@ -90,6 +92,7 @@ class Dilated(nn.Module):
         return x + self.outer(self.inner(x).tanh())
 
 
+@pytest.mark.nightly
 def test_names_are_read_through_functions_that_pass_everything_on() -> None:
     layers = nn.Sequential(Dilated(4, 1), nn.Conv1d(4, 6, 1), Dilated(6, 3))
     source, proof, _ = translate_proved(layers, "flax", (torch.randn(2, 4, 20),))
@@ -140,6 +143,7 @@ class Coded(nn.Module):
         return y
 
 
+@pytest.mark.nightly
 def test_an_argument_that_no_block_of_a_class_is_given_is_not_read() -> None:
     torch.manual_seed(0)
     shapes = (3, 5, 8), (3, 4, 8), (3, 1, 5), (3, 4, 4)
@@ -166,6 +170,7 @@ class Target(nn.Module):
         return F.mse_loss(kept, target)
 
 
+@pytest.mark.nightly
 def test_what_is_made_without_gradients_is_changed_in_place_without_care_for_them() -> None:
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Target(), "flax", (torch.randn(5, 4), torch.randn(5, 4)))
@@ -187,6 +192,7 @@ class Wrapped(nn.Module):
         return self.mix[0] * self.conv(x) * self.std + self.mix[1] * x
 
 
+@pytest.mark.nightly
 def test_helpers_are_not_taken_for_arguments_and_numbers_are_short() -> None:
     layers = nn.Sequential(
         Wrapped(nn.Linear(3, 3)), Wrapped(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
@@ -216,6 +222,7 @@ class Crops(nn.Module):
         return torch.cat(found)
 
 
+@pytest.mark.nightly
 def test_conditions_on_constants_are_left_out() -> None:
     crops = [torch.randn(2, 3, n, n) for n in (8, 8, 6, 6)]
     source, proof, _ = translate_proved(Crops(), "flax", (crops,))
@@ -240,6 +247,7 @@ class Stretched(nn.Module):
         return self.linear(x) * places[..., None], places.long()
 
 
+@pytest.mark.nightly
 def test_quotients_of_sizes_hold_for_sizes_with_the_same_larger_one() -> None:
     torch.manual_seed(0)
     module = Stretched()
@@ -270,6 +278,7 @@ class Share(nn.Module):
         return x * int(x.shape[0] * 0.3)
 
 
+@pytest.mark.nightly_cases("Wide")
 @pytest.mark.parametrize("module", [Wide(), Share()], ids=lambda one: type(one).__name__)
 def test_numbers_that_rounding_may_decide_fix_their_sizes(module: nn.Module) -> None:
     with pytest.warns(fmapper.FixedSizeWarning, match="cannot be checked for other sizes"):
@@ -285,6 +294,7 @@ class Halves(nn.Module):
         return x[:, :count] + x[:, x.shape[1] - count :]
 
 
+@pytest.mark.nightly
 def test_shares_of_a_size_hold_for_sizes_of_which_they_are_as_many() -> None:
     module = Halves()
     model = fmapper.convert(module, "jax", (torch.randn(5, 8),), dynamic_shapes="auto")
@@ -300,6 +310,7 @@ class Resized(nn.Module):
         return F.interpolate(small, size=x.shape[2:])
 
 
+@pytest.mark.nightly
 def test_scales_of_a_size_leave_it_free() -> None:
     module = Resized()
     model = fmapper.convert(module, "jax", (torch.randn(2, 3, 16, 24),), dynamic_shapes="auto")
@@ -323,6 +334,7 @@ class Halving(nn.Module):
         return self.conv2(self.conv1(x))
 
 
+@pytest.mark.nightly
 def test_methods_of_layers_are_layers() -> None:
     source, proof, _ = translate_proved(Halving(), "flax", (torch.randn(2, 4, 9),))
     assert proof
@@ -355,6 +367,7 @@ class Pools(nn.Module):
         return self.one(x.transpose(1, 2)), self.two(self.mix(x).transpose(1, 2))
 
 
+@pytest.mark.nightly
 def test_strides_are_no_sizes() -> None:
     """The channels are 4 and 8, the strides 1 and 2: no function may divide one by the other."""
     source, proof, _ = translate_proved(Pools(), "flax", (torch.randn(2, 7, 4),))
@@ -373,6 +386,7 @@ class Changes(nn.Module):
         return sim.softmax(-1) + sim.sum()
 
 
+@pytest.mark.nightly
 def test_what_is_changed_in_place_keeps_its_name() -> None:
     model, mask = Changes(), torch.tensor([[False, True], [False, False]])
     source, proof, _ = translate_proved(model, "flax", (torch.randn(3, 2, 8), mask))

@@ -26,12 +26,14 @@ class Doubled(nn.Module):
         return self.linear(x) * (2 if self.training else 1)
 
 
+@pytest.mark.nightly
 def test_modes_that_are_two_programs_are_refused_where_a_file_cannot_have_both():
     x = torch.randn(4, 3)
     with pytest.raises(fmapper.ConversionError, match="in evaluation is another program"):
         fmapper.source(Doubled(), "jax", (x,), train=True)
 
 
+@pytest.mark.nightly
 def test_a_file_for_flax_has_both_modes():
     x = torch.randn(4, 3)
     code = fmapper.source(Doubled(), "flax", (x,), train=True)
@@ -45,6 +47,7 @@ def test_a_file_for_flax_has_both_modes():
     assert "deterministic" not in fmapper.source(Doubled(), "flax", (x,))
 
 
+@pytest.mark.nightly
 def test_a_file_for_equinox_has_both_modes():
     eqx = pytest.importorskip("equinox")
     x = torch.randn(4, 3)
@@ -90,6 +93,7 @@ class Gates(nn.Module):
         return nn.functional.dropout(self.leave(x), 0.2, training=self.training)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["equinox", "flax"])
 def test_what_takes_keys_in_training_alone_is_proved_in_both_modes(to):
     pytest.importorskip("equinox")
@@ -137,6 +141,7 @@ class WithHead(nn.Module):
         return self.head(x).softmax(-1)
 
 
+@pytest.mark.nightly
 def test_parts_and_results_for_training_alone_are_proved_in_both_modes():
     source, proof, reason = translate_proved(WithHead(), "flax", (torch.randn(6, 4),))
     assert proof, proof
@@ -160,6 +165,7 @@ class InLoop(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_what_differs_in_a_loop_is_below_a_condition_in_the_loop():
     source, proof, reason = translate_proved(InLoop(), "flax", (torch.randn(6, 4),))
     assert proof, reason
@@ -195,6 +201,7 @@ class Mixed(nn.Module):
         return self.leave(self.mix(torch.relu(self.enter(*given))))
 
 
+@pytest.mark.nightly
 def test_a_part_that_is_another_one_in_evaluation_is_the_reason_for_one_mode():
     source, proof, reason = translate_proved(Mixed(), "flax", (torch.randn(6, 4),))
     assert proof
@@ -202,6 +209,7 @@ def test_a_part_that_is_another_one_in_evaluation_is_the_reason_for_one_mode():
     assert "enter: its parts or arguments are others in evaluation" in reason
 
 
+@pytest.mark.nightly
 def test_a_model_in_evaluation_takes_a_single_example():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     settings = {"structure": True, "train": True, "dynamic_shapes": ["batch, _"]}
@@ -214,6 +222,7 @@ def test_a_model_in_evaluation_takes_a_single_example():
         model(x.numpy())
 
 
+@pytest.mark.nightly
 def test_an_average_over_all_batches_is_refused_for_training_by_its_name():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
     with pytest.raises(fmapper.ConversionError, match="momentum=None"):
@@ -221,6 +230,7 @@ def test_an_average_over_all_batches_is_refused_for_training_by_its_name():
     assert "BatchNorm(4" in fmapper.source(net, "flax", (torch.randn(5, 3),))
 
 
+@pytest.mark.nightly
 def test_a_mode_is_recorded_once(monkeypatch):
     recorded = []
     export = TorchAdapter.export_program
@@ -240,6 +250,7 @@ def test_a_mode_is_recorded_once(monkeypatch):
     assert recorded == [True, False, False]
 
 
+@pytest.mark.nightly
 def test_proofs_compile_in_one_folder(monkeypatch):
     folders = []
     run = prove.subprocess.run
@@ -266,6 +277,7 @@ class Small(nnx.Module):
         return {"b": self.dropout(self.linear(x)), "a": x[0]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("train", [False, True])
 def test_a_structured_model_for_torch_is_compared(monkeypatch, train):
     made = build.build
@@ -297,6 +309,7 @@ class Positions(nn.Module):
         return x + self.table[: x.shape[0]] + self.shift[: x.shape[0]]
 
 
+@pytest.mark.daily_cases("jax")
 @pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
 def test_values_of_the_state_dict_are_not_written_out(target):
     if target == "equinox":
@@ -349,6 +362,7 @@ class Centred(nn.Module):
         return x - self.mean
 
 
+@pytest.mark.nightly
 def test_what_a_module_writes_to_its_buffers_is_written():
     torch.manual_seed(0)
     net, x = nn.Sequential(Centred(), nn.Tanh()), torch.randn(5, 4)
@@ -390,6 +404,7 @@ class Agent(nn.Module):
         return nn.functional.linear(values, weight)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_what_is_a_layer_in_evaluation_alone_is_a_class_in_both_modes(to):
     found, proof, reason = translate_proved(Agent(), to, (torch.randn(4, 3),))

@@ -12,6 +12,8 @@ import fmapper
 from fmapper.translation import run_file
 from fmapper.translation.source import translate, translate_for_evaluation, translate_proved
 
+pytestmark = pytest.mark.nightly
+
 
 class Doubled(nnx.Module):
     def __init__(self, rngs):

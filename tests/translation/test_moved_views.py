@@ -49,6 +49,7 @@ def test_other_values_stay(code):
     assert before == code.splitlines()
 
 
+@pytest.mark.nightly
 def test_attention_reads_as_a_person_writes_it():
     class Attend(nnx.Module):
         def __init__(self):
@@ -64,6 +65,7 @@ def test_attention_reads_as_a_person_writes_it():
     np.testing.assert_allclose(net(torch.tensor(x)).detach(), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_largest_elements_are_one_call():
     def choose(x):
         weights, at = jax.lax.top_k(x, 2)
@@ -82,6 +84,7 @@ def test_the_largest_elements_are_one_call():
     np.testing.assert_allclose(given.grad, slope, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_positions_are_looked_up_in_an_embedding():
     class Positions(nnx.Module):
         def __init__(self, rngs):

@@ -10,6 +10,8 @@ from torch import nn
 import fmapper
 from fmapper.translation.source import translate_proved
 
+pytestmark = pytest.mark.nightly
+
 WIDE, BATCH, LONG, OTHER = 12, 2, 5, 7
 
 

@@ -234,6 +234,7 @@ def state_of(model):
     return {key: one.numpy() for key, one in model.state_dict().items()}
 
 
+@pytest.mark.nightly
 def test_a_long_function_is_one_though_it_is_called_once():
     code = agrees(Renderer().eval(), torch.randn(4, 6, 3), torch.rand(4, 6))
     assert "def composite(raw, depths):" in code
@@ -241,6 +242,7 @@ def test_a_long_function_is_one_though_it_is_called_once():
     assert "left = jnp.cumprod(" in code  # a variable of the function
 
 
+@pytest.mark.nightly
 def test_what_several_results_are_called_is_not_guessed():
     code = agrees(Noisy().eval(), torch.randn(4, 3))
     assert "mean = scaled.mean(axis=-1)" in code
@@ -248,12 +250,14 @@ def test_what_several_results_are_called_is_not_guessed():
     assert "def noise_like" not in code  # it draws
 
 
+@pytest.mark.nightly
 def test_a_value_from_beside_has_the_name_of_its_variable():
     code = agrees(Machine().eval(), torch.randn(4, 2, 5))
     assert code.count("def __call__(self, x, slots)") == 1
     assert "call_2" not in code.partition("class Head")[2].partition("class Machine")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("full", "code"),
     [(float("-inf"), "jnp.full((5, 5), -jnp.inf, jnp.float32)"), (True, "jnp.ones((5, 5), bool)")],
@@ -265,6 +269,7 @@ def test_parts_with_methods_of_their_own_are_in_a_sequence(full, code):
     assert f"attn_mask=jnp.triu({code}, 1)" in found
 
 
+@pytest.mark.nightly
 def test_a_size_that_the_code_works_out_is_a_number():
     model, x, y = Square().eval(), torch.randn(2, 16, 3), torch.randn(2, 16, 5)
     code = agrees(model, x, y)
@@ -272,6 +277,7 @@ def test_a_size_that_the_code_works_out_is_a_number():
     assert "== 16" not in code
 
 
+@pytest.mark.nightly
 def test_arrays_that_are_only_read_are_those_of_layers():
     code = agrees(Codebook().eval(), torch.randn(3, 4))
     assert "self.codes = nnx.Embed(12, 4, rngs=rngs)" in code
@@ -280,18 +286,21 @@ def test_arrays_that_are_only_read_are_those_of_layers():
     assert ".T.T" not in code
 
 
+@pytest.mark.nightly
 def test_a_part_is_given_what_was_written_before():
     code = agrees(Written().eval(), torch.randn(3, 4))
     assert "def __call__(self, x, mask):" in code
     assert "self.mean(x, mask)" in code
 
 
+@pytest.mark.nightly
 def test_containers_without_a_class_are_called_after_their_places():
     code = agrees(Levels().eval(), torch.randn(3, 4))
     assert "class Down(nnx.Module)" in code
     assert "class Module" not in code
 
 
+@pytest.mark.nightly
 def test_layers_that_some_blocks_have_are_no_reason_for_a_class():
     model = nn.Sequential(Strided(4, 8), Strided(4, 8, stride=2), Strided(4, 6)).eval()
     code = agrees(model, torch.randn(2, 4, 8, 8))
@@ -300,12 +309,14 @@ def test_layers_that_some_blocks_have_are_no_reason_for_a_class():
     assert code.count("has_avgpool=True") == 1
 
 
+@pytest.mark.nightly
 def test_a_dict_is_given_on_as_a_whole():
     code = agrees(Pyramid().eval(), torch.randn(3, 4))
     assert "feats = self.second(feats)" in code
     assert "return feats, feats['low'].mean()" in code
 
 
+@pytest.mark.nightly_cases("two_numbers")
 @pytest.mark.parametrize(
     ("array", "code"),
     [

@@ -45,6 +45,7 @@ def printed(inputs, *functions):
     return code
 
 
+@pytest.mark.nightly
 def test_windows():
     code = printed(
         (torch.randn(2, 3, 9, 11),),
@@ -62,6 +63,7 @@ def test_windows():
     assert "x.mean(axis=(-2, -1), keepdims=True)" in code
 
 
+@pytest.mark.nightly
 def test_images_of_other_sizes():
     code = printed(
         (torch.randn(2, 3, 4, 6),),
@@ -77,6 +79,7 @@ def test_images_of_other_sizes():
     assert '"linear", antialias=False)' in code.replace("'", '"')
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 def test_images_of_sizes_that_vary_grow_by_a_factor(mode):
     net, x = (
@@ -95,6 +98,7 @@ def test_images_of_sizes_that_vary_grow_by_a_factor(mode):
             np.testing.assert_allclose(found, wanted, atol=1e-14)
 
 
+@pytest.mark.nightly
 def test_weights_for_each_channel_and_each_pair():
     torch.manual_seed(0)
     code = printed(
@@ -107,6 +111,7 @@ def test_weights_for_each_channel_and_each_pair():
     printed((torch.randn(5, 3), torch.randn(5, 4)), nn.Bilinear(3, 4, 2))
 
 
+@pytest.mark.nightly
 def test_changes_of_slices():
     def assigned(x):
         y = x.new_zeros(4, 6)
@@ -119,6 +124,7 @@ def test_changes_of_slices():
     assert ".at[:, -3:].set(1.0)" in code
 
 
+@pytest.mark.nightly
 def test_derivatives_of_lowerings_are_written_with_them():
     def cross(x):
         return F.binary_cross_entropy(x, x.detach() / 2, reduction="sum") + torch.logit(x).sum()
@@ -133,6 +139,7 @@ def test_derivatives_of_lowerings_are_written_with_them():
     np.testing.assert_allclose(got, x.grad, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_fourier_transforms_and_complex_numbers():
     def all_norms(x):
         found = []
@@ -155,6 +162,7 @@ def test_fourier_transforms_and_complex_numbers():
     assert ".real" in code
 
 
+@pytest.mark.nightly
 def test_windows_of_memory():
     code = printed(
         (torch.randn(2, 8),),
@@ -164,6 +172,7 @@ def test_windows_of_memory():
     assert "as_strided(x, (2, 3, 4), (8, 2, 1))" in code
 
 
+@pytest.mark.nightly
 def test_values_under_a_mask_and_integers_as_padding():
     def masked(x):
         y = x.clone()
@@ -199,6 +208,7 @@ def tables_of_sines():
     yield torch.stack([many.sin(), many.cos()], dim=-1).reshape(1, 1024, 32)  # Vaswani et al.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("table", [*tables_of_sines()], ids=["few", "padded", "in turn"])
 def test_sines_of_positions_are_computed_to_a_bit_of_their_angles(table):
     code = fmapper.source(Positions(table), "flax", (torch.zeros(1, 1024, table.shape[-1]),))
@@ -219,6 +229,7 @@ def test_tables_of_other_numbers_stay_numbers():
     assert "sinusoids" not in code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("persistent", [False, True])
 def test_long_tables_that_no_state_dict_has_are_exact(persistent):
     powers = torch.exp(torch.arange(0, 512, 2.0) * (-np.log(10000.0) / 512))
@@ -253,6 +264,7 @@ class Banded(torch.nn.Module):
         return torch.where(self.mask, x, 0.0) @ self.table[:, :40]
 
 
+@pytest.mark.nightly
 def test_tables_in_float64_and_masks_of_windows_are_computed():
     x = torch.randn(2, 40, 40)
     code = fmapper.source(Banded(), "flax", (x,), dynamic_shapes=None)
@@ -263,6 +275,7 @@ def test_tables_in_float64_and_masks_of_windows_are_computed():
     np.testing.assert_allclose(model(x.numpy()), Banded()(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["var_mean", "std_mean"])
 def test_a_spread_and_its_mean(name):
     function = getattr(torch, name)
@@ -285,6 +298,7 @@ def test_a_spread_and_its_mean(name):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_every_lowering_can_be_written_to_a_file():
     """Each alone: one of them may need what another one has brought."""
     from fmapper_adapters.flax.translation.dialect import FlaxDialect
@@ -296,6 +310,7 @@ def test_every_lowering_can_be_written_to_a_file():
         assert FlaxDialect()._embedded.add(lowering.function), op
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("net", "x"),
     [(nn.GRU(4, 3), torch.randn(5, 4)), (nn.LSTM(4, 6, proj_size=3), torch.randn(5, 2, 4))],
@@ -307,6 +322,7 @@ def test_recurrent_layers_that_are_none_of_flax(net, x):
     np.testing.assert_allclose(found[0], wanted.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_shifts_of_bits():
     class Halves(nn.Module):
         def forward(self, lengths):

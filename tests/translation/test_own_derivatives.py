@@ -113,6 +113,7 @@ def _swap_jvp(primals, tangents):
     return swap(x, y), (x * dy, jnp.cos(y) * dx + dy)
 
 
+@pytest.mark.nightly
 def test_a_straight_through_estimator_is_a_function_of_two_lines():
     code = agrees(lambda x: straight_through(x * 4.0) * x, normal(5, 3), order=2)
     assert "class StraightThrough(torch.autograd.Function):" in code
@@ -121,6 +122,7 @@ def test_a_straight_through_estimator_is_a_function_of_two_lines():
     assert "StraightThrough.apply(" in code
 
 
+@pytest.mark.nightly
 def test_a_function_that_is_called_often_stands_there_once():
     code = agrees(lambda x, w: binarize(binarize(x) @ binarize(w)), normal(5, 3), normal(3, 4))
     assert code.count("(torch.autograd.Function)") == 1
@@ -129,6 +131,7 @@ def test_a_function_that_is_called_often_stands_there_once():
     assert "torch.abs(x) <= 1.0" in code
 
 
+@pytest.mark.nightly
 def test_a_reversed_gradient_gives_a_view_of_its_argument():
     code = agrees(lambda x: reverse_gradient(jnp.tanh(x), 0.5), normal(5, 3))
     assert "return x.view_as(x)" in code
@@ -141,6 +144,7 @@ def test_numbers_stand_in_a_derivative():
     assert "0.1" in code
 
 
+@pytest.mark.nightly
 def test_a_rule_for_tangents_calls_the_function_itself():
     code = agrees(lambda x: safe_sqrt(jnp.sum(x * x)) * x, normal(5), order=2)
     assert code.count("(torch.autograd.Function)") == 1
@@ -160,11 +164,13 @@ def test_a_rule_that_does_not_call_the_function_is_differentiable_once():
         torch.autograd.grad(net(x), x, create_graph=True)
 
 
+@pytest.mark.nightly
 def test_several_results_have_a_gradient_each():
     code = agrees(lambda x, y: swap(jnp.sin(x), y), normal(4), normal(4, seed=1), order=2)
     assert "def backward(ctx, gradient_0, gradient_1):" in code
 
 
+@pytest.mark.nightly
 def test_two_functions_of_one_name_are_two_classes():
     def make(slope):
         @jax.custom_vjp
@@ -190,6 +196,7 @@ def test_an_argument_that_is_given_twice_has_one_gradient():
     assert "def forward(ctx, x):" in code
 
 
+@pytest.mark.nightly
 def test_a_size_that_varies_is_that_of_an_argument():
     @jax.custom_vjp
     def mean(x):
@@ -207,6 +214,7 @@ def test_a_size_that_varies_is_that_of_an_argument():
     close(ours.grad, jax.grad(lambda x: function(x).sum())(longer))
 
 
+@pytest.mark.nightly
 def test_parameters_are_called_as_in_the_models_code():
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
     def quantise(levels, signal, step):
@@ -223,6 +231,7 @@ def test_parameters_are_called_as_in_the_models_code():
     assert "torch.clamp(signal / step, -4.0, 4.0)" in code
 
 
+@pytest.mark.nightly
 def test_a_derivative_that_names_values_otherwise_calls_the_function_itself():
     @jax.custom_vjp
     def nearest(x, codebook):
@@ -243,6 +252,7 @@ def test_a_derivative_that_names_values_otherwise_calls_the_function_itself():
     assert "def forward(ctx, x, codebook):" in code
 
 
+@pytest.mark.nightly
 def test_rows_of_a_table_are_an_embedding():
     eqx = pytest.importorskip("equinox")
     table = eqx.nn.Embedding(11, 4, key=jax.random.key(0))
@@ -258,6 +268,7 @@ def test_rows_of_a_table_are_an_embedding():
     close(net(torch.tensor([3, 1, 1, 0, 10])), Net(table)(jnp.array([3, 1, 1, 0, 10])))
 
 
+@pytest.mark.nightly
 def test_a_system_of_equations_is_solved_by_torch():
     def function(x, y):
         return jnp.linalg.solve(x @ x.T + jnp.eye(4), y)
@@ -274,17 +285,20 @@ def test_a_system_of_equations_is_solved_by_torch():
     agrees(jnp.linalg.inv, matrices, order=2)
 
 
+@pytest.mark.nightly
 def test_a_system_that_has_no_solution_is_nan_and_not_an_error():
     _, net = written_code(jnp.linalg.solve, jnp.eye(3), jnp.ones(3))
     got = net(torch.zeros(3, 3), torch.ones(3))
     assert not torch.isfinite(got).any()
 
 
+@pytest.mark.nightly
 def test_the_logarithm_of_a_determinant_is_torchs():
     code = agrees(lambda x: jnp.linalg.slogdet(x @ x.T + jnp.eye(4))[1], normal(4, 4), order=2)
     assert "torch.linalg.slogdet(" in code
 
 
+@pytest.mark.nightly
 def test_solutions_that_are_found_in_steps_have_their_own_gradient():
     def conjugate(w, b):
         return jax.scipy.sparse.linalg.cg(lambda v: (w @ w.T + jnp.eye(4)) @ v, b)[0]
@@ -295,6 +309,7 @@ def test_solutions_that_are_found_in_steps_have_their_own_gradient():
     agrees(spd, normal(4, 4), normal(4, seed=1))
 
 
+@pytest.mark.nightly
 def test_a_fixed_point_is_differentiated_implicitly():
     def fixed_point(w, x):
         def gap(z):

@@ -335,6 +335,7 @@ def agree(model, code, *inputs):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_calls_with_other_heads_are_calls_of_one_function():
     model = Attention().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 5, 32),))
@@ -344,6 +345,7 @@ def test_calls_with_other_heads_are_calls_of_one_function():
     agree(model, code, torch.randn(3, 7, 32))
 
 
+@pytest.mark.nightly
 def test_functions_that_functions_call_are_functions_too():
     model = Rotary().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.rand(5, 8), torch.rand(5, 8)))
@@ -353,6 +355,7 @@ def test_functions_that_functions_call_are_functions_too():
     agree(model, code, torch.randn(3, 4, 8), torch.rand(4, 8), torch.rand(4, 8))
 
 
+@pytest.mark.nightly
 def test_two_classes_call_one_function():
     model = Modulated().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.randn(2, 8)))
@@ -361,6 +364,7 @@ def test_two_classes_call_one_function():
     agree(model, code, torch.randn(3, 4, 8), torch.randn(3, 8))
 
 
+@pytest.mark.nightly
 def test_numbers_of_calls_are_arguments():
     model = Windows().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8, 8, 3),))
@@ -370,6 +374,7 @@ def test_numbers_of_calls_are_arguments():
     agree(model, code, torch.randn(3, 8, 16, 3))
 
 
+@pytest.mark.nightly
 def test_sides_of_a_square_are_sizes_of_their_own():
     model = Square().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 192),))
@@ -378,6 +383,7 @@ def test_sides_of_a_square_are_sizes_of_their_own():
     agree(model, code, torch.randn(2, 192))
 
 
+@pytest.mark.nightly
 def test_objects_of_one_class_stay_one_class():
     model = Stack().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))
@@ -386,6 +392,7 @@ def test_objects_of_one_class_stay_one_class():
     agree(model, code, torch.randn(3, 8))
 
 
+@pytest.mark.nightly
 def test_methods_without_parameters_are_functions():
     model = Heads().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 5, 8),))
@@ -394,6 +401,7 @@ def test_methods_without_parameters_are_functions():
     agree(model, code, torch.randn(3, 4, 8))
 
 
+@pytest.mark.nightly_cases("draws")
 @pytest.mark.parametrize(
     ("make", "name"), [(Dropped, "drop"), (Scaled, "project")], ids=["draws", "calls_parts"]
 )
@@ -402,6 +410,7 @@ def test_what_needs_an_object_is_part_of_the_caller(make, name):
     assert name not in functions_of(code)
 
 
+@pytest.mark.nightly
 def test_both_modes_have_the_same_functions():
     x = torch.randn(4, 8)
     code = fmapper.source(Noisy(), "flax", (x,), train=True)
@@ -412,6 +421,7 @@ def test_both_modes_have_the_same_functions():
     agree(Noisy().eval(), code, torch.randn(3, 8))
 
 
+@pytest.mark.nightly
 def test_methods_of_parts_are_methods():
     model = World().eval()
     x, action = torch.randn(2, 3, 5), torch.randn(2, 3, 3)
@@ -423,6 +433,7 @@ def test_methods_of_parts_are_methods():
     agree(model, code, torch.randn(4, 3, 5), torch.randn(4, 3, 3))
 
 
+@pytest.mark.nightly
 def test_methods_that_users_call_stay():
     model = Autoencoder().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))
@@ -433,6 +444,7 @@ def test_methods_that_users_call_stay():
     agree(model, code, torch.randn(3, 8))
 
 
+@pytest.mark.nightly
 def test_methods_that_repeat_are_methods_with_their_parameters():
     model = Mixed().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))
@@ -467,6 +479,7 @@ class Choosing(nn.Module):
         return wide.sum(-1) + narrow.sum(-1)
 
 
+@pytest.mark.nightly
 def test_functions_are_one_only_if_those_in_them_are():
     model = Choosing().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))
@@ -513,6 +526,7 @@ class TwoRotaries(nn.Module):
         return self.first(x, cos, sin) + q @ k.transpose(-2, -1)
 
 
+@pytest.mark.nightly
 def test_functions_within_functions():
     model = TwoRotaries().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 5, 8), torch.rand(5, 8), torch.rand(5, 8)))
@@ -521,6 +535,7 @@ def test_functions_within_functions():
     agree(model, code, torch.randn(3, 4, 8), torch.rand(4, 8), torch.rand(4, 8))
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")  # by the sizes of images
 def test_functions_that_give_their_numbers_on():
     model = Smooth().eval()
@@ -554,6 +569,7 @@ class OfRanks(nn.Module):
         return self.ranks.mix(x) + self.ranks.mix(torch.stack([x, -x], 1)).sum(1)
 
 
+@pytest.mark.nightly
 def test_a_method_that_differs_has_the_next_number():
     model = OfRanks().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))
@@ -638,6 +654,7 @@ class Flow(nn.Module):
         return x, y
 
 
+@pytest.mark.nightly
 def test_parts_without_forward_have_their_methods():
     model = Flow().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 6),))
@@ -645,6 +662,7 @@ def test_parts_without_forward_have_their_methods():
     agree(model, code, torch.randn(3, 6))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["equinox", "jax"])
 def test_methods_of_a_model_are_so_for_other_targets(target):
     code = fmapper.source(Mixed().eval(), target, (torch.randn(2, 8),))
@@ -652,12 +670,14 @@ def test_methods_of_a_model_are_so_for_other_targets(target):
     assert code.count(f"def {name}") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["equinox", "jax"])
 def test_other_targets_have_them_too(target):
     code = fmapper.source(Modulated().eval(), target, (torch.randn(2, 5, 8), torch.randn(2, 8)))
     assert code.count("def modulate(x, shift, scale)") == 1
 
 
+@pytest.mark.nightly
 def test_functions_and_methods_are_as_they_were_after_a_recording():
     before = rope, Heads.split_heads, Dynamics.observe
     fmapper.source(Attention().eval(), "flax", (torch.randn(2, 5, 32),))

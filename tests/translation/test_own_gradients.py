@@ -175,6 +175,7 @@ def space_of(net, *inputs, to="flax", shapes="auto"):
     return source, program, space
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_first_and_second_gradients_are_those_of_torch(name):
     torch.manual_seed(1)
@@ -202,6 +203,7 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * scale)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
 @pytest.mark.parametrize("name", ["reversed", "a step size"])
 def test_files_are_proved(name, to):
@@ -232,6 +234,7 @@ round_.defvjp(_round_forward, _round_backward)
 '''
 
 
+@pytest.mark.nightly
 def test_a_function_and_its_rules_read_as_those_of_a_person():
     code = fmapper.source(Net(FUNCTIONS["rounded"]).eval(), "flax", (X,))
     assert STRAIGHT in code
@@ -263,6 +266,7 @@ class Scale(Function):
         return gradient * ctx.saved_tensors[0] * 2
 
 
+@pytest.mark.nightly
 def test_parameters_do_not_hide_the_function_that_is_called_again():
     source, proof, reason = translate_proved(Net(lambda y, _: Scale.apply(y)), "flax", (X,))
     assert proof, proof
@@ -270,6 +274,7 @@ def test_parameters_do_not_hide_the_function_that_is_called_again():
     assert "def scale_2(scale):" in source.code
 
 
+@pytest.mark.nightly
 def test_variables_do_not_hide_functions():
     source, proof, reason = translate_proved(Variables(), "flax", (X,))
     assert proof, proof
@@ -291,6 +296,7 @@ class Domains(nn.Module):
         return self.label(z), self.domain(Reverse.apply(z, 0.7))
 
 
+@pytest.mark.nightly
 def test_a_function_reads_sizes_of_what_it_is_given():
     source, proof, reason = translate_proved(Domains(), "flax", (torch.randn(2, 3, 12, 12),))
     assert proof, proof
@@ -319,6 +325,7 @@ class Block(nn.Module):
         return x + Spike.apply(self.linear(x))
 
 
+@pytest.mark.nightly
 def test_blocks_that_call_a_function_are_one_class():
     source, proof, reason = translate_proved(Blocks(), "flax", (X,))
     assert proof, proof
@@ -330,6 +337,7 @@ class Once(Spike):
     backward = staticmethod(torch.autograd.function.once_differentiable(Spike.backward))
 
 
+@pytest.mark.nightly
 def test_what_is_differentiable_once_raises_where_it_is_differentiated_twice():
     source, _, space = space_of(Net(lambda y, scale: Once.apply(y)).eval(), X)
     model = space[source.name](rngs=nnx.Rngs(0))
@@ -356,6 +364,7 @@ class Spread(Function):
         return gradient * w, gradient * x * 2
 
 
+@pytest.mark.nightly
 def test_what_files_cannot_say_is_refused():
     net = Net(Spread.apply).eval()
     with pytest.raises(fmapper.ConversionError, match=r"Spread, .* same shape"):

@@ -40,6 +40,7 @@ class Landmarked(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_blocks_that_round_a_size_up_are_one_class() -> None:
     torch.manual_seed(0)

@@ -219,6 +219,7 @@ class Memory(torch.nn.Module):
         return self.cell(y[0], self.cell(y[1])), self.gru(x, h[:1])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_states_are_taken_as_the_source_takes_them(to):
     pytest.importorskip(to)
@@ -232,6 +233,7 @@ def test_states_are_taken_as_the_source_takes_them(to):
         same(part_at(model, path)(*as_numpy(given), **as_numpy(keywords)), wanted)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 @pytest.mark.parametrize("make", [user, resnet, llama, bert, t5, vit])
 def test_each_part_gives_what_it_gives_in_the_source(make, to):
@@ -274,6 +276,7 @@ def model_of(module, *args, to="flax", **kwargs):
     return fmapper.convert(module.eval(), to, args, kwargs, structure=True)
 
 
+@pytest.mark.nightly
 def test_what_the_model_was_not_recorded_with_is_refused():
     ids, mask = tokens()
     block = model_of(Net(), ids, mask=mask).encoder.blocks[0]
@@ -310,6 +313,7 @@ class Attends(nn.Module):
         return self.cross(self.linear(x), key=x, value=x, mask=mask)
 
 
+@pytest.mark.nightly
 def test_what_is_given_several_times_is_to_be_the_same():
     x, mask = torch.randn(2, 3, 4), torch.randn(2, 3, 3)
     module = Attends().eval()
@@ -378,6 +382,7 @@ class Numbered(nn.Module):
         return self.linear(x) + at
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_sizes_and_numbers_have_their_place():
     module, x = Grid().eval(), torch.randn(2, 4, 5, 3)
@@ -417,6 +422,7 @@ class Towers(nnx.Module):
         return self.right(left) @ self.right.train(self.left.encode(others, 2.0)).mT
 
 
+@pytest.mark.nightly
 def test_methods_of_jax_keep_their_names():
     model = Towers(nnx.Rngs(0))
     model.eval()
@@ -445,6 +451,7 @@ class Flags(linen.Module):
         return Flagged(name="inner")(x, deterministic=not train)
 
 
+@pytest.mark.nightly
 def test_flags_for_the_mode_are_no_arguments_in_torch():
     x = jax.numpy.ones((2, 3))
     model = Flags()
@@ -454,6 +461,7 @@ def test_flags_for_the_mode_are_no_arguments_in_torch():
     assert "deterministic" not in source
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [user, resnet, llama])
 def test_flax_captures_what_each_part_gives(make):
     torch.manual_seed(0)
@@ -478,6 +486,7 @@ def test_flax_captures_what_each_part_gives(make):
             same(values[-1], calls[path][1])
 
 
+@pytest.mark.nightly
 def test_equinox_takes_another_part_that_keeps_what_one_gives():
     equinox = pytest.importorskip("equinox")
     ids, mask = tokens()
@@ -500,6 +509,7 @@ def test_equinox_takes_another_part_that_keeps_what_one_gives():
     same(seen, (wanted,))
 
 
+@pytest.mark.nightly
 def test_hooks_of_torch_see_what_each_part_gives():
     model = Towers(nnx.Rngs(0))
     model.eval()
@@ -547,6 +557,7 @@ class WriteViews(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_a_part_returns_the_view_that_it_wrote_to():
     ids, x = torch.randint(0, 9, (3, 10)), torch.randn(3, 10, 16)
     net = WriteViews()
@@ -579,6 +590,7 @@ class Samples(nn.Module):
         return self.second(self.first(points))
 
 
+@pytest.mark.nightly
 def test_parts_keep_their_layouts_where_permutations_undo_each_other():
     points, net = torch.randn(2, 3, 5), Samples()
     model = fmapper.convert(net, "flax", (points,), structure=True)

@@ -92,6 +92,7 @@ def classes_in(code):
     return re.findall(r"class (\w+)\(nn.Module\)", code)
 
 
+@pytest.mark.nightly
 def test_functions_of_a_container_are_classes_and_their_loops_are_loops():
     before = dict(globals())
     code = code_of((stack, BLOCKS), normal(5, 4))
@@ -101,6 +102,7 @@ def test_functions_of_a_container_are_classes_and_their_loops_are_loops():
     assert all(globals()[name] is value for name, value in before.items())
 
 
+@pytest.mark.nightly
 def test_so_they_are_under_vmap_and_in_a_partial():
     def model(x):
         return jax.vmap(functools.partial(stack, BLOCKS))(x)
@@ -110,6 +112,7 @@ def test_so_they_are_under_vmap_and_in_a_partial():
     assert classes_in(code) == ["Block", "Arg", "stack"]
 
 
+@pytest.mark.nightly
 def test_several_functions_of_a_container_are_methods():
     code = code_of((tied, CODER), normal(5, 4))
     assert classes_in(code) == ["Coder", "tied"]
@@ -117,12 +120,14 @@ def test_several_functions_of_a_container_are_methods():
     assert "def encode(self, x):" in code
 
 
+@pytest.mark.nightly
 def test_named_tuples_and_keywords_are_taken():
     code = code_of((pair, PAIR), normal(5, 4))
     assert "nn.Parameter" in code
     assert "def forward(self, x, *, power=" in code
 
 
+@pytest.mark.nightly
 def test_containers_that_are_made_in_a_call_are_not_parts():
     assert classes_in(code_of((mixed, MIXED), normal(5, 4))) == ["Second", "mixed"]
 
@@ -137,6 +142,7 @@ def test_functions_are_restored_after_an_error():
     assert all(globals()[name] is value for name, value in before.items())
 
 
+@pytest.mark.nightly
 def test_the_files_of_functions_are_proved():
     source, _, proof = fmapper.translation.source.translate(
         (stack, BLOCKS), "torch", (normal(5, 4),), proved=True

@@ -20,7 +20,7 @@ from fmapper.programs import Input  # noqa: E402
 from fmapper.programs.steps import Auto  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Head(eqx.Module):

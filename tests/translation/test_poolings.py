@@ -29,6 +29,7 @@ def same(model, x):
     return source.code[source.code.index("(nn.Module)") :].partition("def load_weights")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", POOLS)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("is_batch", [False, True])
@@ -44,6 +45,7 @@ def test_a_pooling_is_one_call(kind, channels, is_batch):
         assert "reshape" not in code
 
 
+@pytest.mark.nightly
 def test_what_pools_other_dimensions_still_moves_them():
     x = jax.random.normal(jax.random.key(0), (2, 6, 8, 3))
 
@@ -57,6 +59,7 @@ def test_what_pools_other_dimensions_still_moves_them():
     assert "permute" in same(turned, x)
 
 
+@pytest.mark.nightly_cases("auto")
 @pytest.mark.parametrize("sizes", ["auto", ["batch, _, _"]])
 def test_a_place_in_each_row_is_an_index(sizes):
     def chosen(x):
@@ -72,6 +75,7 @@ def test_a_place_in_each_row_is_an_index(sizes):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_place_beyond_a_shorter_row_raises():
     source, _, _ = translate(jax.vmap(lambda x: x[3] * 2), "torch", (jnp.ones((2, 5, 4)),))
     model = run_file(source)[source.name]()
@@ -80,6 +84,7 @@ def test_a_place_beyond_a_shorter_row_raises():
         model(torch.ones(2, 3, 4))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_attention_of_equinox_has_the_usual_scale(is_batch):
     model = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
@@ -95,6 +100,7 @@ def test_attention_of_equinox_has_the_usual_scale(is_batch):
     assert "/ 2.0" not in source.code
 
 
+@pytest.mark.nightly
 def test_another_scale_of_queries_stays():
     model = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
 

@@ -52,6 +52,7 @@ def proof_of(model, change=None):
     return prove(source, program, model, origin, target, given, {})
 
 
+@pytest.mark.nightly
 def test_a_file_that_rounds_across_a_bend_is_proved_beside_it():
     near = ("jax.nn.relu(self.first(x))", "jax.nn.relu(self.first(x) - 1e-6)")
     proof = proof_of(Bent().eval(), near)
@@ -60,6 +61,7 @@ def test_a_file_that_rounds_across_a_bend_is_proved_beside_it():
     assert not proof_of(Bent().eval()).away
 
 
+@pytest.mark.nightly
 def test_a_file_with_wrong_gradients_is_refused_at_a_bend_too():
     wrong = (
         "jax.nn.relu(self.first(x))",
@@ -71,6 +73,7 @@ def test_a_file_with_wrong_gradients_is_refused_at_a_bend_too():
     assert proof.errors["eval gradients"] > 1e-2
 
 
+@pytest.mark.nightly
 def test_a_file_that_is_off_by_more_than_roundings_are_is_refused_where_it_was_compared():
     far = ("jax.nn.relu(self.first(x))", "jax.nn.relu(self.first(x) - 2e-2)")
     proof = proof_of(Bent().eval(), far)
@@ -78,6 +81,7 @@ def test_a_file_that_is_off_by_more_than_roundings_are_is_refused_where_it_was_c
     assert not proof.away
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 def test_a_compiled_model_is_proved_as_its_original():
     model = torch.compile(Bent()).eval()
@@ -106,6 +110,7 @@ class Borrowed(nn.Module):
         return self.call.layers[0](x)
 
 
+@pytest.mark.nightly
 def test_gradients_that_a_copy_does_not_have_are_named():
     *_, proof = translate(Borrowed().eval(), "flax", (torch.randn(3, 6),), proved=True)
     assert proof.refused == {"eval": "its outputs depend on parameters that are not its own"}
@@ -123,6 +128,7 @@ class Mixed(nn.Module):
         return y.float()
 
 
+@pytest.mark.nightly
 def test_a_model_that_computes_in_half_precision_is_refused_for_that():
     *_, proof = translate(Mixed().eval(), "flax", (torch.randn(9, 6),), proved=True)
     assert not proof
@@ -143,6 +149,7 @@ class Deep(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_a_model_that_multiplies_roundings_is_proved_in_double_precision(tmp_path):
     torch.manual_seed(0)
     model, given = Deep(), (torch.randn(3, 6),)
@@ -175,6 +182,7 @@ class Steep(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.nightly
 def test_steps_are_as_small_as_a_model_needs_them():
     torch.manual_seed(0)
     model, given = Steep(), (torch.randn(3, 8),)
@@ -187,6 +195,7 @@ def test_steps_are_as_small_as_a_model_needs_them():
     assert {"train steps", "eval steps"} <= {*proof.errors}
 
 
+@pytest.mark.nightly
 def test_a_deep_model_of_jax_is_proved_in_double_precision():
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -216,6 +225,7 @@ class Rooted(nn.Module):
         return self.layer(x) * (self.scale * self.scale).sqrt()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_models_that_leave_the_numbers_do_so_in_both(target):
     given = (torch.randn(3, 6),)
@@ -258,7 +268,7 @@ def test_rates_and_places_of_dropout_are_proved_over_seeds(dropping):
     assert "without dropout; with it, means and spreads over 256 seeds are those" in str(proof)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "change",
     [
@@ -350,7 +360,7 @@ class DroppingInNNX(nnx.Module):
         return self.last(self.drop(nnx.relu(self.first(x))))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_keys_of_the_source_are_ignored_and_its_dropout_is_proved():
     given = (jnp.ones((4, 6)) * jnp.arange(6.0),)
     model = DroppingInNNX(nnx.Rngs(0))

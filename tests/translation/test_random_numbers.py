@@ -53,6 +53,7 @@ class Noisy(nn.Module):
         return nn.functional.gumbel_softmax(y[torch.randperm(count)], tau=0.5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
 @pytest.mark.parametrize("model", [Autoencoder, Noisy])
 def test_both_modes_are_proved_with_the_same_numbers(model, target):
@@ -64,6 +65,7 @@ def test_both_modes_are_proved_with_the_same_numbers(model, target):
     assert source.modes == ("eval", "train")
 
 
+@pytest.mark.nightly
 def test_a_model_draws_other_numbers_in_each_call_and_of_the_same_distribution():
     code = fmapper.source(Autoencoder(), "flax", (X,))
     assert "noise = jax.random.normal(self.rngs.noise(), std.shape)" in code or (
@@ -79,6 +81,7 @@ def test_a_model_draws_other_numbers_in_each_call_and_of_the_same_distribution()
     np.testing.assert_allclose(np.std(first, 0), expected, rtol=0.1)
 
 
+@pytest.mark.nightly
 def test_functions_take_a_key():
     made: dict = {}
     exec(fmapper.source(Autoencoder(), "jax", (X,)), made)
@@ -90,6 +93,7 @@ def test_functions_take_a_key():
     np.testing.assert_array_equal(one, again)
 
 
+@pytest.mark.nightly
 def test_a_file_that_uses_its_numbers_otherwise_is_not_written(monkeypatch):
     from fmapper_adapters.jax.translation import print_numbers
 
@@ -140,6 +144,7 @@ class Guided(nn.Module):
         return self.labels(labels, self.training)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
 def test_a_file_draws_in_the_modes_in_which_its_source_does(target):
     if target == "equinox":

@@ -128,6 +128,7 @@ class Scores(nn.Module):
         return scores.masked_fill(scores < 0, torch.finfo(torch.float32).min).amax(-1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("features", [8, 16])
 def test_numbers_are_written_as_what_they_are(features: int) -> None:
     model = Scores(features).eval()
@@ -184,6 +185,7 @@ class Small(nn.Module):
         return self.head(x.flatten(1))
 
 
+@pytest.mark.nightly
 def test_layers_and_conditions_are_short():
     jnp, nnx = pytest.importorskip("jax.numpy"), pytest.importorskip("flax.nnx")
     code = fmapper.source(Small(), "flax", (torch.randn(2, 3, 14, 14),))
@@ -210,6 +212,7 @@ class Features(nn.Module):
         return torch.cat([x, x.sin(), x.cos(), (2 * x).sin(), (2 * x).cos(), x.exp()], -1)
 
 
+@pytest.mark.nightly
 def test_what_is_returned_at_once_has_no_name_and_bytes_have_a_function():
     code = fmapper.source(Features(), "flax", (torch.randn(2, 100),))
     assert "        return jnp.concatenate(" in code
@@ -233,6 +236,7 @@ class Cross(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_a_second_name_is_not_taken_from_a_value_that_is_about_to_be_used():
     torch.manual_seed(0)
     net, x = Cross(), torch.randn(5, 8)
@@ -253,6 +257,7 @@ class TakesMuch(nn.Module):
         return first, self.table[: target.shape[0]] + target + target_offsets + target_weights
 
 
+@pytest.mark.nightly
 def test_checks_of_many_arguments_have_no_method_of_their_own() -> None:
     given = [torch.randn(n, 4) for n in (5, 7, 5, 7, 5, 7)]
     source = translate(TakesMuch().eval(), "flax", tuple(given))[0]
@@ -277,6 +282,7 @@ class Waves(nn.Module):
         return x @ (waves * torch.cos(self.steps_)).T
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_a_constant_that_several_operations_read_is_a_variable() -> None:
     source, proof, _ = translate_proved(Waves(), "flax", (torch.rand(3, 5),))

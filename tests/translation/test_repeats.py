@@ -69,6 +69,7 @@ def run(lines, arguments):
     return space["run"](SimpleNamespace(m=parts), *arguments)
 
 
+@pytest.mark.nightly
 @settings(max_examples=600, deadline=None)
 @given(functions())
 def test_a_loop_computes_what_the_statements_do(lines):
@@ -252,6 +253,7 @@ class Levels(nn.Module):
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
 def test_a_detector_predicts_in_a_loop(target):
     pytest.importorskip(target)
@@ -327,6 +329,7 @@ class TimeMix(nn.Module):
         return self.out(y)
 
 
+@pytest.mark.nightly
 def test_loops_over_steps_in_methods_of_methods_have_the_names_of_the_source():
     source, proof, _ = translate_proved(TimeMix(), "flax", (torch.randn(2, 6, 4),))
     assert proof

@@ -135,6 +135,7 @@ MODELS = {
 SCANS = {"flax": "nnx.scan(", "equinox": "jax.lax.scan(", "jax": "jax.lax.scan("}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", SCANS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_with_scans_is_proved(name, to):
@@ -156,7 +157,7 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", SCANS)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_layers_of_transformers_are_scanned(name, to):
@@ -175,6 +176,7 @@ def test_layers_of_transformers_are_scanned(name, to):
     assert list(source.scans.values()) == [3]
 
 
+@pytest.mark.nightly
 def test_the_program_has_one_block():
     torch.manual_seed(0)
     model = Net(Block(8) for _ in range(6)).eval()
@@ -190,6 +192,7 @@ def test_the_program_has_one_block():
     assert lengths == [2 * 6 + 1, 2 + 1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_state_has_the_names_of_the_source(to):
     pytest.importorskip(to)
@@ -207,6 +210,7 @@ def test_state_has_the_names_of_the_source(to):
         np.testing.assert_array_equal(np.asarray(array), changed[name].numpy())
 
 
+@pytest.mark.nightly
 def test_blocks_begin_and_drop_differently():
     torch.manual_seed(0)
     code = fmapper.source(Net(Block(8) for _ in range(3)), "flax", INPUTS, train=True, scan=True)
@@ -224,6 +228,7 @@ def test_blocks_begin_and_drop_differently():
     assert not (np.asarray(one) == np.asarray(other)).all()
 
 
+@pytest.mark.nightly
 def test_each_block_can_be_rematerialised():
     torch.manual_seed(0)
     model = Net(Block(8) for _ in range(3)).eval()
@@ -243,6 +248,7 @@ def test_each_block_can_be_rematerialised():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_frozen_blocks_stay_frozen():
     model = Net(Block(8) for _ in range(3))
     for block in model.blocks:
@@ -258,6 +264,7 @@ def refusal(model, to="flax", inputs=INPUTS):
     return str(caught.value)
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_scanned_says_why():
     blocks = [Block(8), Block(8, hidden=12, rate=0.3), Block(8)]
     assert "blocks: its parts differ: Block(0.1, rngs=rngs) and Block(0.3" in refusal(Net(blocks))
@@ -272,6 +279,7 @@ def test_what_cannot_be_scanned_says_why():
     assert "without scan=True (--scan)" in plain
 
 
+@pytest.mark.nightly
 def test_lists_that_are_not_scanned_are_told():
     source, _, _ = translate(Tapped(), "flax", INPUTS, scan=True)
     assert "is not a loop over all of them" in source.not_scanned["blocks"]
@@ -282,6 +290,7 @@ def test_scans_need_written_classes():
         fmapper.convert(Stage(), "flax", INPUTS, scan=True)
 
 
+@pytest.mark.nightly
 def test_torch_has_no_scans():
     net = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     assert "torch has no scan over modules" in refusal(net, "torch", (np.ones((4, 2), "f"),))

@@ -15,6 +15,8 @@ from torch import nn  # noqa: E402
 from fmapper.translation import run_file  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Binned(nn.Module):
     def __init__(self) -> None:

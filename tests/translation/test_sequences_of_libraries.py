@@ -35,6 +35,7 @@ class PINN(eqx.Module):
         return self.mlp(jnp.stack([t, x]))
 
 
+@pytest.mark.nightly
 def test_a_perceptron_of_the_library_is_a_sequence():
     t = normal(5)
     found, proof, reason = translate_proved(jax.vmap(PINN()), "torch", (t, t * 2))
@@ -55,6 +56,7 @@ ACTIVATIONS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("function", "module"), ACTIVATIONS)
 def test_activations_are_modules(function, module):
     class Net(eqx.Module):
@@ -71,6 +73,7 @@ def test_activations_are_modules(function, module):
     assert isinstance(net.mlp, torch.nn.Sequential)
 
 
+@pytest.mark.nightly
 def test_a_function_that_torch_has_no_module_for_stays_in_a_class():
     class Net(eqx.Module):
         mlp: eqx.nn.MLP
@@ -117,11 +120,13 @@ class Field(eqx.Module):
         return self.func(x)
 
 
+@pytest.mark.nightly
 def test_a_model_with_a_function_has_its_own_name():
     _, net = agree(jax.vmap(Field()), normal(5, 3))
     assert type(net).__name__ == "Field"
 
 
+@pytest.mark.nightly
 def test_classes_of_the_model_stay():
     code, net = agree(Model(), normal(5, 3))
     assert "class Own(nn.Module)" in code

@@ -13,6 +13,8 @@ from torch import nn  # noqa: E402
 
 from fmapper.translation.source import translate_proved  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Exchange(nn.Module):
     """Adds to each branch what the others have, as high-resolution networks do."""

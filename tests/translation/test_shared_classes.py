@@ -76,6 +76,7 @@ def head(code: str, name: str) -> str:
     return re.sub(r"\s+", " ", found[1])
 
 
+@pytest.mark.nightly
 def test_it_computes_the_same(written: Any) -> None:
     module, code = written
     model, load_weights = made(code)
@@ -122,6 +123,7 @@ class Relative(nn.Module):
         return x @ self.bias(self.table).T
 
 
+@pytest.mark.nightly
 def test_a_sequence_may_be_given_an_array_of_its_owner() -> None:
     module = Relative().eval()
     code = translate(module, "flax", (torch.randn(3, 4),))[0].code
@@ -177,6 +179,7 @@ class Stack(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scan", [False, True])
 def test_layers_of_one_class_with_two_orders_and_one_activation_for_all(scan: bool) -> None:
     inputs = (torch.randn(2, 5, 4),)

@@ -16,6 +16,8 @@ jnp = jax.numpy
 from fmapper.translation.source import translate, translate_proved  # noqa: E402
 from support.written import written  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 def body(code: str, name: str) -> str:
     """Returns the code of a class."""

@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.daily_cases("abs")
 @pytest.mark.parametrize("name", CASES)
 def test_slopes_at_zero_are_those_of_torch(name: str) -> None:
     model = Applied(CASES[name])

@@ -1,5 +1,6 @@
 """Comments with the model's own lines, and loops that collect what each part gives."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +27,7 @@ class Rotated(nn.Module):
         return x.relu()
 
 
+@pytest.mark.nightly
 def test_what_does_not_read_for_itself_has_its_line():
     code = fmapper.source(Rotated(), "flax", (torch.ones(2, 8), torch.ones(2, 8)))
     assert "# x = x * angles.cos() + self.rotate(x) * angles.sin()" in code

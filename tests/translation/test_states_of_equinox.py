@@ -58,6 +58,7 @@ def loaded(source, weights):
     return space["load_weights"](net, {name: np.array(x) for name, x in weights.items()})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mode", "layer"), [("batch", "DebiasedBatchNorm"), ("ema", "AveragedBatchNorm")]
 )
@@ -88,6 +89,7 @@ def test_a_pair_with_its_state_keeps_it_in_layers(mode, layer):
         np.testing.assert_allclose(got.detach(), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_pair_is_converted_with_its_state():
     model, state = eqx.nn.make_with_state(Net)("batch", jax.random.key(0))
     x = normal(1, 4, 3, 6, 6)
@@ -110,6 +112,7 @@ def test_the_state_is_filled_by_the_names_in_the_model():
     assert not np.any(state.get(index)[0])
 
 
+@pytest.mark.nightly
 def test_a_counter_that_is_a_state_is_a_buffer():
     class Counter(eqx.Module):
         index: eqx.nn.StateIndex
@@ -132,6 +135,7 @@ def test_a_counter_that_is_a_state_is_a_buffer():
         np.testing.assert_allclose(net(torch.arange(3.0) + at).detach(), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_an_axis_that_nobody_names_is_explained():
     model, state = eqx.nn.make_with_state(Net)("batch", jax.random.key(0))
     with pytest.raises(fmapper.ConversionError, match=r"pass jax.vmap\(model, axis_name="):
@@ -144,6 +148,7 @@ def test_statements_lose_the_state_that_they_assign():
     assert states.statement_without("return f(x)") == "return f(x)"
 
 
+@pytest.mark.nightly
 def test_buffers_in_a_list_stay_buffers():
     nnx = pytest.importorskip("flax.nnx")
 

@@ -72,7 +72,7 @@ def of_linen():
     return (module, variables), given, state, module.apply(variables, IMAGES), "mean", (3, 1)
 
 
-slow = pytest.mark.slow
+slow = pytest.mark.nightly
 CASES = [
     (of_torch, "flax"),
     pytest.param((of_torch, "equinox"), marks=slow),

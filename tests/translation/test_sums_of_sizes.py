@@ -73,6 +73,7 @@ def guard(text: str) -> Guard:
     return Guard(expression, relation, int(value))
 
 
+@pytest.mark.daily_cases("flat", "squeezed")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_products_of_sizes_are_said_once(name: str) -> None:
     texts, expected = EXPECTED[name]
@@ -100,6 +101,7 @@ class Flat(nn.Module):
         return self.linear(rows).sum(0) / rows.size(0)
 
 
+@pytest.mark.nightly
 def test_a_view_with_a_number_does_not_take_other_sizes() -> None:
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Flat(), "flax", (torch.randn(3, 1, 6, 7),))

@@ -14,6 +14,8 @@ from torch import nn  # noqa: E402
 
 from fmapper.translation.source import translate  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class Attention(nn.Module):
     def __init__(self):

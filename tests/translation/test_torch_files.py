@@ -119,6 +119,7 @@ def decoder():
     return model, jnp.arange(8).reshape(2, 4)
 
 
+@pytest.mark.nightly
 def test_a_decoder_is_written_as_a_person_would():
     model, ids = decoder()
     source, _ = proved(model, ids)
@@ -140,6 +141,7 @@ def test_a_decoder_is_written_as_a_person_would():
     assert source.layers[0] / source.layers[1] > 0.9
 
 
+@pytest.mark.nightly
 def test_sizes_of_a_file_vary():
     model, ids = decoder()
     source, program = proved(model, ids)
@@ -152,6 +154,7 @@ def test_sizes_of_a_file_vary():
     np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_each_part_is_called_alone():
     model, ids = decoder()
     net = fmapper.convert(model, "torch", (ids,), structure=True)
@@ -164,6 +167,7 @@ def test_each_part_is_called_alone():
     assert "class Block(nn.Module):" in fmapper.source(net)
 
 
+@pytest.mark.nightly
 def test_convolutions_keep_the_channels_last():
     model = Net(nnx.Rngs(0))
     source, _ = proved(model, jax.random.normal(jax.random.key(0), (2, 8, 8, 1)))
@@ -173,6 +177,7 @@ def test_convolutions_keep_the_channels_last():
     assert source.layers[0] == source.layers[1]
 
 
+@pytest.mark.nightly
 def test_attention_of_flax_has_linear_layers():
     """Its kernels have dimensions for the heads; those of `nn.Linear` have them as one."""
     attention = linen.MultiHeadDotProductAttention(num_heads=2, out_features=5)
@@ -198,6 +203,7 @@ class Dropped(linen.Module):
         return Dense(3)(linen.Dropout(0.5, deterministic=not train)(Dense(4)(x)))
 
 
+@pytest.mark.nightly
 def test_a_file_takes_no_keys_for_dropout():
     x = jnp.ones((5, 4))
     model = Dropped()
@@ -210,6 +216,7 @@ def test_a_file_takes_no_keys_for_dropout():
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
 
 
+@pytest.mark.nightly
 def test_a_model_takes_dicts_and_tuples():
     class Graph(nnx.Module):
         def __init__(self, rngs):
@@ -232,6 +239,7 @@ def test_a_model_takes_dicts_and_tuples():
     assert proof, str(proof)
 
 
+@pytest.mark.nightly
 def test_the_first_of_the_last_dimension_are_a_slice_of_it():
     def function(x):
         return jax.lax.approx_max_k(x, 2)
@@ -240,6 +248,7 @@ def test_the_first_of_the_last_dimension_are_a_slice_of_it():
     assert proof, str(proof)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_draws_are_those_of_jax(dtype):
     """Bit for bit but for what is computed of them: the file has threefry in it."""
@@ -260,6 +269,7 @@ def test_draws_are_those_of_jax(dtype):
     assert "fmapper" not in source.code.split('"""')[2]
 
 
+@pytest.mark.nightly
 def test_linen_keys_that_are_drawn_by_are_arguments():
     class Noisy(linen.Module):
         @linen.compact
@@ -275,6 +285,7 @@ def test_linen_keys_that_are_drawn_by_are_arguments():
     assert "def forward(self, x, rngs_noise):" in source.code
 
 
+@pytest.mark.nightly
 def test_lists_of_arrays():
     def function(params, x):
         for layer in params:
@@ -289,6 +300,7 @@ def test_lists_of_arrays():
     assert "nn.ParameterList" in source.code
 
 
+@pytest.mark.nightly
 def test_what_has_no_gradient_in_jax_is_proved_by_its_outputs():
     def function(params, x):
         return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: y + params["w"] ** 2, x)
@@ -298,6 +310,7 @@ def test_what_has_no_gradient_in_jax_is_proved_by_its_outputs():
     assert [*proof.errors] == ["eval outputs"]
 
 
+@pytest.mark.nightly
 def test_a_function_without_slope_is_proved():
     def function(params, x):
         return jnp.where(x @ params["w"] > 0, 1.0, 0.0)
@@ -321,6 +334,7 @@ def test_a_squeeze_of_several_dimensions_behind_an_index_stays():
     torch.testing.assert_close(found, x[0, :, 0])
 
 
+@pytest.mark.nightly
 def test_a_state_of_equinox_is_given_anew_to_each_call():
     eqx = pytest.importorskip("equinox")
 
@@ -342,6 +356,7 @@ def test_a_state_of_equinox_is_given_anew_to_each_call():
     assert proof, str(proof)
 
 
+@pytest.mark.nightly
 def test_a_module_of_linen():
     x = jax.random.normal(jax.random.key(0), (2, 5))
     module = Stack()
@@ -350,6 +365,7 @@ def test_a_module_of_linen():
     assert source.layers[0] == source.layers[1]
 
 
+@pytest.mark.nightly
 def test_equinox():
     eqx = pytest.importorskip("equinox")
 
@@ -382,6 +398,7 @@ class Trained(nnx.Module):
         return self.drop(nnx.relu(self.norm(self.linear(x))))
 
 
+@pytest.mark.nightly
 def test_dropout_and_statistics_of_batches_are_layers():
     x = jax.random.normal(jax.random.key(0), (5, 4))
     source, program, proof = translate(Trained(nnx.Rngs(0)), "torch", (x,), {}, proved=True)
@@ -412,6 +429,7 @@ class Counting(nnx.Module):
         return y + self.kept[...]
 
 
+@pytest.mark.nightly
 def test_what_a_call_keeps_is_kept():
     x = jax.random.normal(jax.random.key(0), (5, 4))
     model = Counting(nnx.Rngs(0))
@@ -433,6 +451,7 @@ class Normed(nnx.Module):
         return self.linear(x)
 
 
+@pytest.mark.nightly
 def test_a_call_that_changes_parameters_is_refused():
     x = jax.random.normal(jax.random.key(0), (5, 4))
     with pytest.raises(fmapper.ConversionError, match=r"changes the parameter linear\.kernel"):
@@ -451,11 +470,13 @@ class TwoLinears(nnx.Module):
         return x + x @ self.down[...] @ self.up[...]
 
 
+@pytest.mark.nightly
 def test_layers_of_one_name_keep_apart():
     source, _ = proved(TwoLinears(nnx.Rngs(0)), jnp.ones((3, 4)))
     assert source.layers[0] >= 32
 
 
+@pytest.mark.nightly
 def test_equinox_of_one_vector():
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
@@ -476,6 +497,7 @@ class Noisy(nnx.Module):
         return self.linear(x)
 
 
+@pytest.mark.nightly
 def test_what_training_draws_otherwise_is_left_to_evaluation():
     x = jax.random.normal(jax.random.key(0), (5, 4))
     source, _, proof = translate(Noisy(nnx.Rngs(0)), "torch", (x,), {}, proved=True)
@@ -484,12 +506,14 @@ def test_what_training_draws_otherwise_is_left_to_evaluation():
     assert "return self.linear(x)" in source.code
 
 
+@pytest.mark.nightly
 def test_a_parts_marks_are_not_in_the_program():
     model, ids = decoder()
     program = fmapper.convert(model, "torch", (ids,)).program
     assert not any("fmapper_part" in call.op for call in program.graph.calls)
 
 
+@pytest.mark.nightly
 def test_blocks_behind_a_pool_are_of_the_class_of_the_others():
     class Block(nnx.Module):
         def __init__(self, rngs):
@@ -515,6 +539,7 @@ def test_blocks_behind_a_pool_are_of_the_class_of_the_others():
     assert "for block in self.blocks:" in code
 
 
+@pytest.mark.nightly
 def test_what_a_caller_turns_is_not_turned_in_the_part():
     class Mix(linen.Module):
         @linen.compact
@@ -530,6 +555,7 @@ def test_what_a_caller_turns_is_not_turned_in_the_part():
     assert "class Dense" not in source.code
 
 
+@pytest.mark.nightly
 def test_a_product_of_many_vectors_is_turned_in_its_part():
     equinox = pytest.importorskip("equinox")
 
@@ -545,6 +571,7 @@ def test_a_product_of_many_vectors_is_turned_in_its_part():
     assert "return self.value(x) * 2.0" in source.code
 
 
+@pytest.mark.nightly
 def test_sizes_that_cannot_vary_leave_no_logs_of_torch(capfd, caplog):
     """The sizes of a picture that is flattened are fixed, after an attempt without."""
 

@@ -47,6 +47,7 @@ def share(source):
 # --- norms and convolutions -----------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("auto-1", "auto-4", "auto-8")
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("shapes", ["auto", None])
 def test_norms_of_groups(groups, shapes):
@@ -90,12 +91,14 @@ class Holder(nnx.Module):
         return self.part(x) + 1
 
 
+@pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_only_what_has_the_same_derivatives_is_a_layer(stopped):
     source = agree(Holder(Scaled(stopped)), normal(2, 5, 8))
     assert ("GroupNormLast(4, 8)" in source.code) is not stopped
 
 
+@pytest.mark.daily_cases("SAME-2-4", "SAME-3-4", "VALID-3-3")
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -110,6 +113,7 @@ def test_transposed_convolutions(size, stride, padding):
         assert "(2, 3, ~0, ~1)" in source.code
 
 
+@pytest.mark.nightly
 def test_a_flipped_kernel_that_is_read_elsewhere_is_turned_back():
     conv = nnx.ConvTranspose(3, 5, (3,), (2,), rngs=nnx.Rngs(0))
 
@@ -138,6 +142,7 @@ class Vision(eqx.Module):
         return self.norm(jnp.tanh(self.up(jnp.tanh(self.conv(x)))))
 
 
+@pytest.mark.nightly
 def test_layers_of_equinox_take_one_example_or_a_batch():
     model = Vision(jax.random.key(0))
     one = agree(model, normal(3, 5, 6))
@@ -187,6 +192,7 @@ class Towers(linen.Module):
         return linen.Dense(3)(linen.Dense(5)(x))
 
 
+@pytest.mark.nightly
 def test_numbered_submodules_are_lists():
     model = Towers()
     source = agree(model.bind(model.init(jax.random.key(0), x := normal(2, 8))), x)
@@ -215,6 +221,7 @@ class Numbered(linen.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_other_numbered_names_stay():
     model = Numbered()
     source = agree(model.bind(model.init(jax.random.key(0), x := normal(2, 8))), x)
@@ -255,6 +262,7 @@ class Stacked(nnx.Module):
         return self.head(run(x, self.blocks))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_layers_are_a_list_with_a_loop(remat):
     model = Stacked(nnx.Rngs(0), remat=remat)
@@ -286,6 +294,7 @@ class Scanned(linen.Module):
         return linen.Dense(5)(x), means
 
 
+@pytest.mark.nightly
 def test_layers_that_linen_scans_give_what_each_gives():
     x = normal(2, 8)
     model = Scanned()
@@ -326,6 +335,7 @@ def nested(params, x):
     return lax.scan(group, x, params["blocks"])[0]
 
 
+@pytest.mark.nightly_cases("whole", "nested")
 @pytest.mark.parametrize("function", [whole, backwards, shared, twice, nested])
 def test_stacked_arrays_of_functions(function):
     blocks = stacked_weights()
@@ -339,6 +349,7 @@ def test_stacked_arrays_of_functions(function):
     assert ("nn.ModuleList" in source.code) is (function is not shared)
 
 
+@pytest.mark.nightly
 def test_rows_that_belong_to_steps_of_time_stay_a_loop():
     def run(params, xs):
         def step(h, x):
@@ -357,6 +368,7 @@ def test_rows_that_belong_to_steps_of_time_stay_a_loop():
     assert "ParameterList" not in source.code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [
     lambda: (Stacked(nnx.Rngs(0)), normal(2, 4, 8)),
     lambda: (Vision(jax.random.key(0)), normal(3, 5, 6)),
@@ -378,6 +390,7 @@ class Shared(nnx.Module):
         return x @ matrix, jnp.ones((2, 4)) @ matrix.T
 
 
+@pytest.mark.nightly
 def test_an_array_that_two_products_share_is_no_layer():
     x = jnp.cos(jnp.arange(54.0)).reshape(3, 18)
     source, proof, reason = translate_proved(Shared(nnx.Rngs(0)), "torch", (x,))
@@ -385,6 +398,7 @@ def test_an_array_that_two_products_share_is_no_layer():
     assert "nn.Linear" not in source.code
 
 
+@pytest.mark.nightly
 def test_images_without_gradients_are_normalised_in_groups():
     model = linen.GroupNorm(2)
     x = normal(2, 9, 9, 4)

@@ -95,6 +95,7 @@ def twice(xs, w):
     return xs
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", [swapped, backwards, several, nested, twice])
 def test_loops_over_rows(function):
     args = normal(0, 5, 3), normal(1, 3, 3)
@@ -107,12 +108,14 @@ def test_loops_over_rows(function):
     gradients_agree(function, net, *args)
 
 
+@pytest.mark.nightly
 def test_a_loop_over_rows_whose_number_varies():
     args = normal(0, 5, 3), normal(1, 3, 3)
     _, net = written_code(backwards, *args, shapes="auto")
     agree(backwards, net, normal(2, 9, 3), args[1])
 
 
+@pytest.mark.nightly
 def test_a_loop_that_counts():
     def function(x):
         return lax.fori_loop(2, 6, lambda i, x: jnp.sin(x) * i, x)
@@ -147,6 +150,7 @@ def test_loops_with_a_condition(function):
     agree(function, net, args[0] * 100, args[1])
 
 
+@pytest.mark.nightly
 def test_branches():
     def function(x, y):
         x, y = lax.cond(x.sum() > 0, lambda x, y: (jnp.sin(y), x), lambda x, y: (x * y, y), x, y)
@@ -171,6 +175,7 @@ def test_several_branches(number):
     agree(function, net, jnp.int32(number), normal(1, 3, 3))
 
 
+@pytest.mark.nightly
 def test_branches_in_a_loop_share_what_is_around_them():
     def function(xs, w):
         y = jnp.tanh(w * 2)
@@ -206,6 +211,7 @@ class Tagger(nnx.Module):
         return self.head(self.recurrent(x))
 
 
+@pytest.mark.nightly
 def test_a_recurrent_network_is_a_layer():
     model = Tagger(nnx.Rngs(0))
     source, program, proof = translate(model, "torch", (normal(0, 2, 5, 4),), {}, proved=True)

@@ -60,6 +60,7 @@ def test_a_model_without_gradients_has_outputs_and_a_reason():
     assert "gradient.dense.weight" in training_steps(Overwriting(), (x,), {}, train=True)(0.1, 0.0)
 
 
+@pytest.mark.nightly
 def test_a_proof_says_where_there_are_no_gradients():
     pytest.importorskip("flax.nnx")
     from fmapper.translation.source import translate
@@ -70,6 +71,7 @@ def test_a_proof_says_where_there_are_no_gradients():
     assert "eval gradients not compared, since the source has none (one of the" in str(proof)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
 def test_a_proof_asks_for_no_gradient_where_the_model_trains_nothing(to, monkeypatch):
     pytest.importorskip(to)
@@ -86,6 +88,7 @@ def test_a_proof_asks_for_no_gradient_where_the_model_trains_nothing(to, monkeyp
         assert not translate(net, to, (x[0],), proved=True)[2]
 
 
+@pytest.mark.nightly
 def test_layers_that_the_model_does_not_train_stay_as_they_are():
     nnx = pytest.importorskip("flax.nnx")
     import fmapper
@@ -112,6 +115,7 @@ class Spectral(nn.Module):
         return self.linear(torch.fft.irfft(torch.fft.rfft(x) * self.w, n=8))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox", "jax"])
 def test_complex_parameters_learn_as_in_torch(target):
     pytest.importorskip(target)
@@ -121,6 +125,7 @@ def test_complex_parameters_learn_as_in_torch(target):
     assert "train steps" in proof.errors
 
 
+@pytest.mark.nightly
 def test_complex_parameters_of_jax_learn_in_torch():
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -150,6 +155,7 @@ class Looks(nn.Module):
         return nn.functional.grid_sample(x, grid, align_corners=False)
 
 
+@pytest.mark.nightly
 def test_weights_at_a_bend_are_moved_before_gradients_are_compared():
     torch.manual_seed(0)
     _, proof, reason = translate_proved(Looks(), "flax", (torch.randn(2, 1, 4, 4),))
@@ -158,6 +164,7 @@ def test_weights_at_a_bend_are_moved_before_gradients_are_compared():
     assert "with weights moved by 1.6%" in str(proof)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_not_proved_and_the_message_says_what_to_do(dtype):
     net, x = nn.Sequential(nn.Linear(3, 2)).to(dtype), torch.ones(2, 3, dtype=dtype)
@@ -198,6 +205,7 @@ class Turned(nn.Module):
         return x @ self.weight, torch.linalg.slogdet(self.weight)[1]
 
 
+@pytest.mark.nightly
 def test_weights_are_moved_before_a_rounding_is_compared():
     _, proof, _ = translate_proved(Turned(), "flax", (x,))
     assert proof, proof
@@ -214,6 +222,7 @@ def test_noise_is_left_out_and_what_draws_nothing_is_not(last, differs):
     assert (outputs[0] != outputs[1]).any() == differs
 
 
+@pytest.mark.nightly
 def test_a_part_without_arrays_is_proved_in_both_modes():
     model = nn.Sequential(nn.Linear(4, 3), Probabilities())
     source, proof, reason = translate_proved(model, "flax", (x,))
@@ -240,6 +249,7 @@ class Scored(nn.Module):
         return Output(logits=logits, loss=logits.square().mean())
 
 
+@pytest.mark.nightly
 def test_what_objects_hold_is_compared():
     found = training_steps(Scored(), (torch.randn(2, 4),), {}, train=True)(0.1, 0.0)
     assert found["output.0"].shape == (2, 3)

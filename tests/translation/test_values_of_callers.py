@@ -13,6 +13,8 @@ from torch import nn  # noqa: E402
 
 from fmapper.translation.source import translate_proved  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 class PreActivated(nn.Module):
     """Adds to what its first layer makes of its argument, in place."""

@@ -83,6 +83,7 @@ class Stages(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_sizes_that_parts_pass_on_have_their_names():
     net, x = Stages(), torch.randn(2, 3, 64, 96)
     code = fmapper.source(net, "flax", (x,))
@@ -114,6 +115,7 @@ class Sums(nn.Module):
         return y.reshape(x.shape[0], height, -1)
 
 
+@pytest.mark.nightly
 def test_sizes_that_nobody_reads_have_no_name():
     code = fmapper.source(Sums(), "flax", (torch.randn(2, 3, 16, 20),))
     assert "y, height, _ = self.embed(x)" in code
@@ -144,6 +146,7 @@ class Pooled(nn.Module):
         return self.linear(x.view(x.size(0), -1))
 
 
+@pytest.mark.nightly
 def test_conditions_that_torch_cannot_solve_fix_all_but_the_first_size():
     net, x = Pooled(), torch.randn(2, 3, 8, 8)
     with pytest.warns(fmapper.FixedSizeWarning, match="cannot solve the conditions on its sizes"):
@@ -170,6 +173,7 @@ class WholePools(nn.Module):
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 def test_pools_of_all_there_is_fix_no_size():
     net = WholePools()
@@ -194,6 +198,7 @@ class Scan(nn.Module):
         return torch.einsum("bld,bln,bld->bldn", self.delta(x), self.matrix(x), x).sum(-1)
 
 
+@pytest.mark.nightly
 def test_sums_of_products_of_three_arrays_leave_sizes_free():
     source, proof, _ = translate_proved(Scan(), "flax", (torch.randn(2, 5, 4),))
     assert proof
@@ -225,6 +230,7 @@ class Periods(nn.Module):
         return [fold(x) for fold in self.folds]
 
 
+@pytest.mark.nightly
 def test_paddings_to_two_are_those_to_any_number():
     module, x = Periods(), torch.randn(2, 1, 31)
     source, proof, _ = translate_proved(module, "flax", (x,))

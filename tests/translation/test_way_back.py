@@ -135,6 +135,7 @@ def step_in_equinox(model, x):
     return equinox.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [norms, recurrent, llama, bert, gpt2])
 def test_a_module_gets_back_what_its_translation_has_learned(make):
     torch.manual_seed(0)
@@ -150,6 +151,7 @@ def test_a_module_gets_back_what_its_translation_has_learned(make):
     near(arrays_of(learned), arrays_of(module), rtol=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [norms, recurrent, gpt2])
 def test_equinox_gives_back_what_it_has_learned(make):
     pytest.importorskip("equinox")
@@ -165,6 +167,7 @@ def test_equinox_gives_back_what_it_has_learned(make):
     near(arrays_of(learned), arrays_of(module), rtol=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_checkpoints_of_both_namings_are_loaded(to, tmp_path):
     pytest.importorskip(to)
@@ -212,6 +215,7 @@ class Deep(nnx.Module):
         )
 
 
+@pytest.mark.nightly
 def test_a_model_of_flax_gets_back_what_torch_has_learned():
     model = Deep(nnx.Rngs(0))
     model.eval()
@@ -234,6 +238,7 @@ def test_a_model_of_flax_gets_back_what_torch_has_learned():
     assert isinstance(filled.conv.weight, nn.Parameter)
 
 
+@pytest.mark.nightly
 def test_a_folder_is_saved_as_transformers_reads_it(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -266,6 +271,7 @@ class Up(torch.nn.Module):
         return self.up(x)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_that_fits_both_namings_is_said_to(tmp_path):
     pytest.importorskip("equinox")
     module = Up()

@@ -26,6 +26,7 @@ class ByLength(nn.Module):
         return self.old(torch.tanh(self.up(x)).mean(-1))
 
 
+@pytest.mark.nightly
 @OLD
 @pytest.mark.parametrize(
     ("target", "wrapper"), [("flax", "WeightNorm("), ("equinox", "eqx.nn.WeightNorm(")]
@@ -41,6 +42,7 @@ def test_weight_norm_is_a_layer_in_one_that_normalises(target, wrapper):
     assert "Parametriz" not in source.code
 
 
+@pytest.mark.nightly
 @OLD
 def test_a_structured_model_has_the_layers_and_their_arrays():
     torch.manual_seed(0)
@@ -71,6 +73,7 @@ class Projection(nn.Module):
         return (x * (self.table(y) + self.other(y) * self.old(y))).sum(1)
 
 
+@pytest.mark.nightly
 @OLD
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_embeddings_are_layers_in_ones_that_normalise(target):
@@ -99,6 +102,7 @@ class Critic(nn.Module):
         return self.leave(torch.relu(self.old(x)).mean((2, 3)))
 
 
+@pytest.mark.nightly
 def test_spectral_norm_iterates_in_training():
     torch.manual_seed(0)
     source, proof, reason = translate_proved(Critic(), "flax", (torch.randn(2, 3, 8, 8),))
@@ -109,6 +113,7 @@ def test_spectral_norm_iterates_in_training():
     assert all(f"steps='{steps}'" in code for steps in ("uv", "vuvu", "uvuvuv"))
 
 
+@pytest.mark.nightly
 def test_vectors_of_spectral_norm_are_those_of_torch_after_each_call():
     torch.manual_seed(0)
     net, x = Critic(), torch.randn(2, 3, 8, 8)
@@ -121,6 +126,7 @@ def test_vectors_of_spectral_norm_are_those_of_torch_after_each_call():
         np.testing.assert_allclose(model.old.v[...], net.old.weight_v, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dim", [0, 1])
 def test_either_dimension_of_a_matrix_may_be_its_rows(dim):
     torch.manual_seed(0)
@@ -147,6 +153,7 @@ class Other(nn.Module):
         return nn.functional.linear(x, self.v * (self.g / length))
 
 
+@pytest.mark.daily_cases("more3-False")
 @pytest.mark.parametrize(
     ("more", "is_norm"),
     [
@@ -176,6 +183,7 @@ class Both(nn.Module):
         return x * 2 if self.training else x
 
 
+@pytest.mark.nightly
 def test_a_class_for_both_modes_may_have_such_layers():
     torch.manual_seed(0)
     source, proof, reason = translate_proved(Both(), "flax", (torch.randn(3, 4),))

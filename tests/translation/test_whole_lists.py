@@ -30,6 +30,7 @@ class Dense(nn.Module):
         return torch.stack(torch.cat(found, 1).split(5, 1)), torch.stack((x, -x), 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "jax"])
 def test_layers_that_concatenate_all_before_are_one_class(target):
     pytest.importorskip(target)

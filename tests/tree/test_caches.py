@@ -63,6 +63,7 @@ def test_a_cache_knows_its_dtype_after_a_cast() -> None:
     assert there.device.type == there.indexer_keys.device.type == "meta"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["dynamic", "static"])
 def test_a_cache_is_given_to_a_converted_model(name: str) -> None:
     torch.manual_seed(0)
@@ -164,6 +165,7 @@ def decoder(name: str) -> Decoder:
     return Decoder(model, cache(model.config))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cache_is_an_argument_of_jit_and_grad(name: str) -> None:
     own = decoder(name)
@@ -192,6 +194,7 @@ def test_a_cache_is_an_argument_of_jit_and_grad(name: str) -> None:
         np.testing.assert_allclose(found, tensor.float(), atol=1e-5, err_msg=str(path))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["static", "static hybrid"])
 def test_a_static_cache_is_carried_by_a_loop(name: str) -> None:
     own = decoder(name)
@@ -214,6 +217,7 @@ def test_a_static_cache_is_carried_by_a_loop(name: str) -> None:
     assert int(after.get_seq_length()) == 9
 
 
+@pytest.mark.nightly
 def test_an_encoder_and_decoder_takes_its_cache() -> None:
     torch.manual_seed(0)
     config = transformers.T5Config(
@@ -235,6 +239,7 @@ def test_an_encoder_and_decoder_takes_its_cache() -> None:
         np.testing.assert_allclose(found, model(**given).logits, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_names_of_fields_of_a_record_stay_where_one_of_them_is_private() -> None:
     own = decoder("sliding")
     converted = fmapper.convert(

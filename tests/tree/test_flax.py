@@ -152,6 +152,7 @@ def make(request):
 # --- modules --------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("attention", "sequential", "nested", "recurrent")
 def test_fmap_makes_an_equal_model_and_leaves_the_original_alone(make):
     model, twin = make(), make()
     before = content(model)
@@ -165,6 +166,7 @@ def test_fmap_makes_an_equal_model_and_leaves_the_original_alone(make):
     assert vars(new).keys() == vars(model).keys()
 
 
+@pytest.mark.nightly_cases("recurrent")
 def test_nothing_mutable_is_shared(make):
     model = make()
     new = fmap(lambda leaf: leaf, model)
@@ -174,6 +176,7 @@ def test_nothing_mutable_is_shared(make):
     assert not mine & {id(value) for _, value in nnx.iter_graph(new)}
 
 
+@pytest.mark.nightly_cases("attention", "sequential")
 def test_a_round_trip_over_numpy_gives_the_bits_back(make):
     model = make()
     if not without_keys(model):
@@ -189,6 +192,7 @@ def test_a_round_trip_over_numpy_gives_the_bits_back(make):
     assert bits(back(X)) == bits(model(X))
 
 
+@pytest.mark.nightly_cases("attention", "recurrent")
 def test_ten_steps_of_an_optimizer_in_the_same_tree_equal_those_of_the_unmoved_twin(make):
     @nnx.jit
     def step(model, optimizer):
@@ -226,6 +230,7 @@ def test_the_new_model_works_in_transformations(make):
     assert content(nnx.clone(model)) == content(twin)
 
 
+@pytest.mark.nightly_cases("tied", "recurrent")
 def test_fmap_inside_jit_makes_a_model_that_can_be_assigned_to_there(make):
     model, twin = make(), make()
 
@@ -388,6 +393,7 @@ def test_states_and_graphs_are_nodes():
 # --- random numbers, dtypes, devices --------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_cast_leaves_keys_and_counts_alone():
     model = nnx.Sequential(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     twin = fmap(copied, model)
@@ -492,6 +498,7 @@ def test_a_class_that_becomes_a_functor_later_is_a_child_from_then_on():
     assert fmap(copied, model).inner is not model.inner
 
 
+@pytest.mark.nightly
 def test_several_trees():
     model = Tied(nnx.Rngs(0))
     grads = nnx.grad(lambda model: (model(X) ** 2).mean())(model)
@@ -509,7 +516,7 @@ def test_flax_is_no_backend():
     assert not isinstance(fmapper.backends.get_adapter("flax"), fmapper.backends.Arrays)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "code",
     [
@@ -598,6 +605,7 @@ def test_fields_with_arrays_are_children():
     assert list(state(model)) == ["inner.by"]
 
 
+@pytest.mark.nightly_cases("setup")
 def test_bound_modules_have_their_variables_as_children(bound):
     module, variables = bound
     model = module.bind(variables)
@@ -615,6 +623,7 @@ def test_bound_modules_have_their_variables_as_children(bound):
     assert get_path(model, path) is state(model)[first]
 
 
+@pytest.mark.nightly
 def test_bound_modules_keep_random_numbers_and_what_is_mutable():
     module = Net()
     variables = module.init(jax.random.key(0), X)
@@ -645,6 +654,7 @@ def test_boxes_of_linen(box):
     assert linen.get_partition_spec(moved) == linen.get_partition_spec(variables)
 
 
+@pytest.mark.nightly
 def test_linen_train_states_take_ten_equal_steps():
     from flax.training.train_state import TrainState
 
@@ -675,6 +685,7 @@ def test_linen_in_nnx():
     assert list(state(new)) == list(state(model))
 
 
+@pytest.mark.nightly
 def test_move_in_place_keeps_modules_and_variables():
     class Net(nnx.Module):
         def __init__(self, rngs):

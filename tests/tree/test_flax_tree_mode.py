@@ -51,6 +51,7 @@ def test_walks_and_moves_keep_ties(tree_mode, walk):
     assert is_tied(new)
 
 
+@pytest.mark.nightly
 def test_gradients_of_tied_variables_are_summed(tree_mode):
     def loss(model):
         return model.b(model.a(X)).sum()
@@ -63,6 +64,7 @@ def test_gradients_of_tied_variables_are_summed(tree_mode):
     assert jnp.allclose(gradient.a.kernel[...], expected["a"]["kernel"][...])
 
 
+@pytest.mark.nightly
 def test_conversions_keep_ties(tree_mode):
     torch = pytest.importorskip("torch")
     model = Tied(nnx.Rngs(0))

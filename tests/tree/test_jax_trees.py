@@ -180,6 +180,7 @@ def equinox_models():
     }
 
 
+@pytest.mark.nightly_cases("linear", "mlp", "sequential")
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox_modules_compute_the_same(name):
     model = equinox_models()[name]
@@ -195,6 +196,7 @@ def test_equinox_modules_compute_the_same(name):
     assert bits(model) == before
 
 
+@pytest.mark.nightly
 def test_equinox_state_goes_along():
     eqx = pytest.importorskip("equinox")
 

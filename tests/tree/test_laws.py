@@ -542,6 +542,7 @@ def same(x: Any) -> Any:
 # --- functor laws -------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_identity(tree: Any) -> None:
@@ -552,18 +553,21 @@ def test_identity(tree: Any) -> None:
         assert (copied is not old) == is_node
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_composition(tree: Any) -> None:
     assert_alike(fmap(f, fmap(g, tree)), fmap(lambda x: f(g(x)), tree))
 
 
+@pytest.mark.nightly
 @law
 @given(any_blueprints)
 def test_the_result_is_what_is_built_from_mapped_leaves(blueprint: Blueprint) -> None:
     assert_alike(fmap(f, blueprint.build()), blueprint.build(f))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_ties_are_those_of_deepcopy(tree: Any) -> None:
@@ -576,6 +580,7 @@ def test_ties_are_those_of_deepcopy(tree: Any) -> None:
     assert_alike(fmap(change, tree), oracle)
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_f_is_called_once_per_leaf_in_order(tree: Any) -> None:
@@ -586,6 +591,7 @@ def test_f_is_called_once_per_leaf_in_order(tree: Any) -> None:
     assert all(x is y for x, y in zip(called, wanted, strict=True))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_the_input_is_untouched(tree: Any) -> None:
@@ -603,6 +609,7 @@ def test_the_input_is_untouched(tree: Any) -> None:
 # --- the relatives ------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_with_path_is_fmap_that_also_says_where(tree: Any) -> None:
@@ -610,6 +617,7 @@ def test_with_path_is_fmap_that_also_says_where(tree: Any) -> None:
     assert_alike(fmapstructure_with_path(lambda path, x: f(x), tree), fmapstructure(f, tree))
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_structure_is_plain(tree: Any) -> None:
@@ -618,6 +626,7 @@ def test_structure_is_plain(tree: Any) -> None:
     assert {type(x) for x in each_once(new)} <= {dict, list, tuple, type(None), Image}
 
 
+@pytest.mark.nightly
 @law
 @given(cyclic_models)
 def test_structure_of_a_cyclic_tree_is_plain_and_as_cyclic(tree: Any) -> None:
@@ -638,6 +647,7 @@ def test_leaves_one_per_occurrence_in_order(tree: Any) -> None:
     assert all(x is y for x, y in zip(found, wanted, strict=True))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_collect_gives_each_object_once_parents_first(tree: Any) -> None:
@@ -648,6 +658,7 @@ def test_collect_gives_each_object_once_parents_first(tree: Any) -> None:
     assert all(x is y for x, y in zip(found, wanted, strict=True))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_children_and_rebuild_are_inverse(tree: Any) -> None:
@@ -667,6 +678,7 @@ def test_children_and_rebuild_are_inverse(tree: Any) -> None:
             assert all(child is have[key] for key, child in parts(new))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_what_is_a_leaf(tree: Any) -> None:
@@ -677,6 +689,7 @@ def test_what_is_a_leaf(tree: Any) -> None:
 # --- paths --------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_every_path_leads_back(tree: Any) -> None:
@@ -692,6 +705,7 @@ def test_every_path_leads_back(tree: Any) -> None:
         assert not has_path(tree, path + KeyPath("deeper"))
 
 
+@pytest.mark.nightly
 @law
 @given(st.lists(st.one_of(st.integers(), st.text()), max_size=4))
 @example(["e\N{COMBINING ACUTE ACCENT}", 0, "a\N{MIDDLE DOT}", "\N{SCRIPT CAPITAL P}"])
@@ -700,6 +714,7 @@ def test_a_printed_path_reads_back(keys: list[Any]) -> None:
     assert KeyPath.parse(str(path)) == path
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_the_path_of_a_tie_is_its_first(tree: Any) -> None:
@@ -721,6 +736,7 @@ def test_the_path_of_a_tie_is_its_first(tree: Any) -> None:
     assert {i: path.keys for i, (path, _) in told.items()} == first
 
 
+@pytest.mark.nightly
 @law
 @given(models, st.data())
 def test_set_path_changes_that_path_alone(tree: Any, data: st.DataObject) -> None:
@@ -749,6 +765,7 @@ def test_set_path_changes_that_path_alone(tree: Any, data: st.DataObject) -> Non
 # --- options ------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @law
 @given(models, st.sampled_from([dict, list, tuple, Plain, Custom, type(None), deque, Pair]))
 def test_is_leaf_adds_to_the_leaves(tree: Any, cls: type) -> None:
@@ -779,6 +796,7 @@ def test_prune_stands_at_every_later_occurrence(tree: Any) -> None:
     assert_alike(mapped_plainly(fmap(f, tree, prune="pruned"), same), wanted)
 
 
+@pytest.mark.nightly
 @law
 @given(cyclic_models)
 def test_pruning_ends_every_cycle(tree: Any) -> None:
@@ -819,6 +837,7 @@ def test_a_cache_of_ones_own_ties_several_calls(tree: Any, data: st.DataObject) 
     assert fmap(f, tree, cache=cache) is first
 
 
+@pytest.mark.nightly
 @law
 @given(st.lists(blueprints(), min_size=2, max_size=4))
 def test_a_cache_outlives_the_trees_that_it_has_seen(several: list[Blueprint]) -> None:
@@ -827,6 +846,7 @@ def test_a_cache_outlives_the_trees_that_it_has_seen(several: list[Blueprint]) -
     assert_alike(results, [blueprint.build(f) for blueprint in several])
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_a_walk_of_ones_own_can_say_the_default(tree: Any) -> None:
@@ -855,6 +875,7 @@ def both(x: Any, y: Any) -> Image:
     return Image(describe(x), describe(y))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_a_tree_with_itself(tree: Any) -> None:
@@ -865,6 +886,7 @@ def test_a_tree_with_itself(tree: Any) -> None:
     assert_alike(three, wanted)
 
 
+@pytest.mark.nightly
 @law
 @given(any_models)
 def test_a_tree_with_its_plain_structure(tree: Any) -> None:
@@ -882,6 +904,7 @@ def test_a_tie_survives_only_where_every_tree_is_tied(tree: Any) -> None:
     assert_alike(fmap(both, tree, loose), wanted)
 
 
+@pytest.mark.nightly
 @law
 @given(models, st.data())
 def test_a_lost_child_is_a_mismatch(tree: Any, data: st.DataObject) -> None:
@@ -919,6 +942,7 @@ def without_numpy_scalars(tree: Any) -> Any:
     return fmap(lambda x: np.asarray(x) if isinstance(x, np.generic) else x, tree)
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_destructure_round_trip(tree: Any) -> None:
@@ -936,6 +960,7 @@ def test_destructure_round_trip(tree: Any) -> None:
         back(np.zeros(vector.size + 1))
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_destructure_gives_new_values_their_place(tree: Any) -> None:
@@ -956,6 +981,7 @@ def state_names(tree: Any) -> list[str]:
     return names
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_state_has_every_array_under_each_of_its_paths(tree: Any) -> None:
@@ -967,6 +993,7 @@ def test_state_has_every_array_under_each_of_its_paths(tree: Any) -> None:
     assert_alike(load_state(tree, named), tree)
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_load_state_puts_new_values_in_and_ties_them(tree: Any) -> None:
@@ -979,6 +1006,7 @@ def test_load_state_puts_new_values_in_and_ties_them(tree: Any) -> None:
     assert_untouched(before, tree)
 
 
+@pytest.mark.nightly
 @law
 @given(models, st.data())
 def test_a_state_that_lacks_a_name_or_has_one_too_many(tree: Any, data: st.DataObject) -> None:
@@ -1001,6 +1029,7 @@ def test_a_state_that_lacks_a_name_or_has_one_too_many(tree: Any, data: st.DataO
 # --- cycles -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @law
 @given(blueprints(cyclic=True, keys=words).map(Blueprint.build).filter(has_cycle))
 def test_what_has_no_end_says_so(tree: Any) -> None:
@@ -1038,6 +1067,7 @@ MAPS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("map_", MAPS.values(), ids=MAPS)
 @law
 @given(st.data())

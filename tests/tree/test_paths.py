@@ -26,6 +26,7 @@ def test_a_path_prints_as_python_would_reach_it():
     assert repr(KeyPath("a", 0)) == "KeyPath('a', 0)"
 
 
+@pytest.mark.nightly
 @given(st.lists(KEYS))
 def test_the_printed_form_can_be_parsed(keys):
     path = KeyPath(*keys)

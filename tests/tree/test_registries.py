@@ -37,6 +37,7 @@ def test_jax_sees_arrays_nodes_and_containers_and_nothing_else():
     assert [jax.tree_util.keystr(path) for path, _ in paths] == [".w", ".b['inner'].w"]
 
 
+@pytest.mark.nightly
 def test_jit_grad_and_vmap_take_a_functor_and_give_one_back():
     model = layer()
     doubled = jax.jit(lambda m: jax.tree.map(lambda x: 2 * x, m))(model)
@@ -206,6 +207,7 @@ def test_optree_maps_a_functor_in_the_namespace_fmapper():
     assert optree.tree_leaves(model) == [model]
 
 
+@pytest.mark.nightly
 def test_registration_is_late_imports_nothing_and_happens_once():
     code = """
         import sys

@@ -353,6 +353,7 @@ def test_layers_in_lists_are_as_they_were():
     assert grads.config["layers"][0].config == {"act": "relu"}
 
 
+@pytest.mark.nightly
 def test_equinox_beside_settings():
     eqx = pytest.importorskip("equinox")
     m = model({"net": eqx.nn.Linear(2, 3, key=jax.random.key(0)), "d": 8, "act": jax.nn.relu})

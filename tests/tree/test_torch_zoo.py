@@ -287,11 +287,12 @@ def ten_steps(model, optimizer, inputs):
         optimizer.step()
 
 
+@pytest.mark.nightly_cases("BertForMaskedLM")
 @pytest.mark.filterwarnings("ignore")  # theirs: deprecations, that change with every release
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow)
+        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.nightly)
         for name in ARCHITECTURES
     ],
 )

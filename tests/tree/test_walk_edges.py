@@ -125,6 +125,7 @@ def levels(tree: Any) -> tuple[list[type], Any]:
     return classes, tree
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_deep_chains_of_one_kind(kind):
     tree = deep(1, kind)
@@ -156,6 +157,7 @@ DEEP_MAPS: dict[str, Callable[[Any], Any]] = {
 DEEP_PATH = KeyPath(*(KEYS[level % len(KEYS)] for level in range(DEPTH)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", DEEP_MAPS)
 def test_deep_maps(name):
     array = np.array([1.0])
@@ -170,6 +172,7 @@ def test_deep_maps(name):
     assert array.tolist() == [1]
 
 
+@pytest.mark.nightly
 def test_deep_structures():
     tree = deep(1)
     plain = [{"list": list, "tuple": tuple}.get(kind, dict) for kind in KINDS]
@@ -184,6 +187,7 @@ def test_deep_structures():
         assert end == 2
 
 
+@pytest.mark.nightly
 def test_deep_lists_of_leaves_and_nodes():
     array = np.array([1.0])
     tree = deep(array)
@@ -196,6 +200,7 @@ def test_deep_lists_of_leaves_and_nodes():
     assert str(fmapper.get_device(tree)) == "numpy:cpu"
 
 
+@pytest.mark.nightly
 def test_deep_paths():
     tree = deep(1)
     told: list[KeyPath] = []
@@ -207,6 +212,7 @@ def test_deep_paths():
     assert not has_path(tree, DEEP_PATH + DEEP_PATH)
 
 
+@pytest.mark.nightly
 def test_deep_failures_name_the_whole_path():
     tree = deep("text")
     with pytest.raises(TypeError) as caught:
@@ -224,6 +230,7 @@ def test_deep_failures_name_the_whole_path():
     assert KeyPath.parse(where.removeprefix("model")) == DEEP_PATH + KeyPath(1)
 
 
+@pytest.mark.nightly
 def test_a_walk_of_ones_own_is_as_deep_as_the_stack():
     def walk(recurse: Any, node: Any) -> Any:
         return default_walk(recurse, node)
@@ -243,6 +250,7 @@ def test_a_walk_of_ones_own_is_as_deep_as_the_stack():
 # --- size ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_million_leaves():
     tree = {i: [float(j) for j in range(i, i + 1000)] for i in range(1000)}
     total = sum(map(sum, tree.values()))
@@ -253,6 +261,7 @@ def test_a_million_leaves():
     assert len(fcollect(tree)) == MILLION + 1001
 
 
+@pytest.mark.nightly
 def test_a_million_leaves_with_paths():
     tree = [[float(j) for j in range(i, i + 1000)] for i in range(1000)]
     new = fmap_with_path(lambda path, x: path, tree)
@@ -268,7 +277,7 @@ def test_a_million_tied_leaves():
     assert len({id(x) for row in new for x in row}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_arrays():
     tree = [[np.zeros(1) for _ in range(1000)] for _ in range(100)]
     vector, back = destructure(tree)
@@ -602,6 +611,7 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("hasty")
 def test_threads_map_while_another_declares_classes():
     failures: list[str] = []
