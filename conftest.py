@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 from fnmatch import fnmatch
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -82,15 +82,15 @@ DEADLINE = 2.0  # seconds of a processor, of the machine on which REFERENCE was 
 REFERENCE = 0.014  # seconds for `sum(range(1_000_000))`
 
 
-@cache
 def slowness() -> float:
-    """Measures how many times as long as on the machine of reference this one takes, 1 at least."""
-    times = []
-    for _ in range(7):
-        start = time.process_time()
+    """Measures how many times as long as on the machine of reference this one takes, 1 at least.
+
+    At this moment: what else runs on the machine counts.
+    """
+    start = time.process_time()
+    for _ in range(10):
         sum(range(1_000_000))
-        times.append(time.process_time() - start)
-    return max(1.0, min(times) / REFERENCE)
+    return max(1.0, (time.process_time() - start) / 10 / REFERENCE)
 
 
 def processor_seconds() -> float:
@@ -133,11 +133,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     start, imports = processor_seconds(), IMPORTS.seconds
     result = yield
     took = processor_seconds() - start - (IMPORTS.seconds - imports)
-    if took > DEADLINE * slowness() and not item.get_closest_marker("nightly"):
-        pytest.fail(
-            f"it takes {took:.1f} s of a processor, of {DEADLINE * slowness():.1f} s: make its "
-            "model smaller, share what it records or compiles by a fixture of the module, or mark "
-            "it `nightly` where it is long for a reason",
-            pytrace=False,
-        )
+    if took > DEADLINE and not item.get_closest_marker("nightly"):
+        limit = DEADLINE * slowness()
+        if took > limit:
+            pytest.fail(
+                f"it takes {took:.1f} s of a processor, of {limit:.1f} s: make its model smaller, "
+                "share what it records or compiles by a fixture of the module, or mark it "
+                "`nightly` where it is long for a reason",
+                pytrace=False,
+            )
     return result

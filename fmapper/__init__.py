@@ -46,7 +46,6 @@ from fmapper.errors import (
 )
 from fmapper.lazy import show_as_public as _show_as_public
 from fmapper.lazy import surface as _surface
-from fmapper.renames import install as _find_renamed_modules
 from fmapper.switches import settings
 from fmapper.tree.children import children, is_leaf, rebuild
 from fmapper.tree.fmap import (
@@ -254,7 +253,6 @@ def __getattr__(name: str) -> object:
     return _find(name)
 
 
-_find_renamed_modules()
 for _name in __all__:
     if _name in globals():
         _show_as_public(globals()[_name], __name__)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from fmapper.backends.framework import Framework
@@ -60,11 +59,6 @@ class Device:
         index = self.index if isinstance(self.index, tuple | None) else (self.index,)
         parts = [self.backend, self.kind, *([",".join(map(str, index))] if index else ())]
         return ":".join(parts) + (f"/{self.memory}" if self.memory else "")
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        """Restores a pickle, including those from before devices had memories."""
-        for field, value in itertools.zip_longest(fields(self), state):
-            object.__setattr__(self, field.name, value)
 
 
 HOST: Final = Device("numpy", "cpu")

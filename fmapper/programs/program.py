@@ -10,7 +10,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.equality import equals
@@ -337,13 +337,6 @@ class Program:
     first_paths: dict[str, str] = field(default_factory=dict)
     stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     source_names: dict[str, str] = field(default_factory=dict)
-
-    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Restores a pickle, including those from before some fields existed."""
-        _, values = state
-        for one in fields(self):
-            default = one.default if one.default_factory is MISSING else one.default_factory()
-            setattr(self, one.name, values.get(one.name, default))
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keyword
 import re
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, cast
 
@@ -81,11 +81,6 @@ class TreeSpec:
     name: str = ""
     absent: tuple[str, ...] = ()
     fixed: tuple[tuple[str, Any], ...] = ()
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        """Restores a pickle, including those from before some fields existed."""
-        for at, own in enumerate(fields(self)):
-            object.__setattr__(self, own.name, state[at] if at < len(state) else own.default)
 
     @staticmethod
     def plain_fields(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.arrays import Arrays
@@ -103,12 +103,6 @@ class Report:
     exact: tuple[float, float] | None = None
     layers: tuple[Difference, ...] = ()
     modes: str = ""
-
-    def __setstate__(self, state: list[Any]) -> None:
-        """Restores a pickle, including those from before layers existed."""
-        values = [*state, *Report((), None, None).__getstate__()[len(state) :]]  # type: ignore[index]
-        for one, value in zip(fields(self), values, strict=True):
-            object.__setattr__(self, one.name, value)
 
     @property
     def ok(self) -> bool:

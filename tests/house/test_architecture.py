@@ -28,7 +28,6 @@ FLOORS = (
         "warn",
         "lazy",
         "machine",
-        "renames",
         "suggest",
         "switches",
         "progress",
@@ -299,15 +298,15 @@ def flattens(function, helpers):
     return False
 
 
+SELF = ast.dump(ast.Name("self", ast.Load()))
+
+
 def calls_itself(function):
     """By its name, or as a method of `self`."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and node.id == function.name:
-            return True
-        if isinstance(node, ast.Attribute) and node.attr == function.name:
-            if isinstance(node.value, ast.Name) and node.value.id == "self":
-                return True
-    return False
+    attributes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+    of_self = {node.attr for node in attributes if ast.dump(node.value) == SELF}
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    return function.name in names | of_self
 
 
 def tree_walks(path):

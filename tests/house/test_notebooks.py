@@ -168,12 +168,6 @@ def test_a_report_by_layer_has_the_layers_in_order():
     assert pickle.loads(pickle.dumps(bad)) == bad
 
 
-def test_a_report_that_was_pickled_before_there_were_layers_can_be_read():
-    report = fmapper.Report.__new__(fmapper.Report)
-    report.__setstate__([(), None, (0.0, 1.0)])
-    assert report == fmapper.Report((), None, (0.0, 1.0))
-
-
 @pytest.mark.nightly
 def test_a_report_draws_its_layers(agg):
     good, bad = reports()

@@ -12,7 +12,7 @@ from support import converting  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
-# A tenth of the cases; `nox -s sweeps` runs all of them, and `nox -s layers` with a report.
+# A tenth of the cases; `nox -s nightly` runs all of them, and `nox -s layers` with a report.
 NAMES = [
     name if index % 10 == 0 else pytest.param(name, marks=pytest.mark.nightly)
     for index, name in enumerate(nn_cases.CASES)

@@ -128,7 +128,7 @@ def gradients(module, args):
     return [x.grad for x in given if x.is_floating_point()]
 
 
-# A third of the cases; `nox -s sweeps` runs all of them.
+# A third of the cases; `nox -s nightly` runs all of them.
 NAMES = [
     name if index % 3 == 0 else pytest.param(name, marks=pytest.mark.nightly)
     for index, name in enumerate(CASES)
