@@ -3,6 +3,7 @@
 import builtins
 import importlib
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -111,7 +112,7 @@ class Imports:
     def _count(self, load: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(load)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
+            if self._depth or args[0] in sys.modules:
                 return load(*args, **kwargs)
             start = time.process_time()
             self._depth += 1
