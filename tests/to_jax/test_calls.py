@@ -319,7 +319,7 @@ def test_outputs_have_their_names_whatever_order_these_were_set_in(check):
 def test_a_strict_recording_has_its_outputs_in_the_order_of_their_structure():
     from fmapper_adapters.torch.record import ways
 
-    exported = ways.STRICTLY(SetsLater(), (X,), {}, None)
+    exported = ways.STRICTLY.record(SetsLater(), (X,), {}, None)
     found = exported.module()(X)["found"]
     assert [float(found[name][0, 0]) for name in "ab"] == [1, 4]
     assert [float(part[0, 0]) for part in found["c"]] == [2, 3]

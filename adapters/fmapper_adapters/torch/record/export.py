@@ -57,16 +57,13 @@ from fmapper_adapters.torch.record.values import buffer_numbers, masked_rows, sp
 from fmapper_adapters.torch.record.varying import sizes
 from fmapper_adapters.torch.record.varying.layouts import guard_writes, leave_out_layouts
 from fmapper_adapters.torch.record.ways import (
-    STRICTLY,
+    SPECIALIZED,
+    UNAWARE,
     WAYS,
-    WAYS_FOR_ANY_VALUES,
-    WAYS_FOR_VALUES,
-    WAYS_WITH_WHOLE_ROWS,
-    WITHOUT_GRADIENTS,
+    WITH_WHOLE_ROWS,
     Way,
     is_data_dependent,
     quiet,
-    unaware,
 )
 
 
@@ -138,7 +135,7 @@ def export_program(
 
         changed: dict[str, None] = {}
 
-        def by(ways: Sequence[Way] = ()) -> Program:
+        def by(ways: Sequence[Way] = WAYS) -> Program:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(leave_padding_out(encoders))
                 for patch in () if calls is None else (dead_results.keep, batch_sizes.take_any):
@@ -153,9 +150,9 @@ def export_program(
         found = by()
         if find_remaining(found) and split_rows.has_splits(recording):
             with contextlib.suppress(ConversionError):
-                found = by(WAYS_WITH_WHOLE_ROWS)
+                found = by(WITH_WHOLE_ROWS)
         if specialize and find_remaining(found):
-            found = by(WAYS_FOR_VALUES[::-1])
+            found = by(SPECIALIZED)
     if changed:
         plain_changes.warn(module, changed)
     if told := branches.describe_decided(found, numbers=not specialize):
@@ -198,7 +195,7 @@ def record(
     dynamic_shapes: Any,
     *,
     check: bool = False,
-    ways: Sequence[Way] = (),
+    ways: Sequence[Way] = WAYS,
     whole: Collection[str] = (),
     again: bool = False,
     calls: PartCalls | None = None,
@@ -211,7 +208,7 @@ def record(
         kwargs: Example inputs by keyword.
         dynamic_shapes: Which sizes may vary.
         check: Compare it with the module.
-        ways: The ways to go; all, if there are none.
+        ways: The ways to try, in order.
         whole: The operations that are lowered whole.
         again: Whether torch must trace it again, so that it contains no variants of operations.
         calls: The recorder of the calls of submodules; None to ignore them.
@@ -296,18 +293,16 @@ def _try_ways(
     calls: PartCalls | None,
 ) -> Recording:
     reasons: list[Exception] = []
-    for_values = [] if ways else [*WAYS_FOR_ANY_VALUES, *WAYS_FOR_VALUES]
-    ways = [*(ways or WAYS), *([] if ways is WAYS_WITH_WHOLE_ROWS else [unaware])]
+    left = [way for way in ways if not way.for_values]
+    for_values = [way for way in ways if way.for_values]
     autograd.met.clear()
-    while ways:
-        way = ways.pop(0)
+    while left:
+        way = left.pop(0)
         try:
             with unwind(), _without_hooks_left(), leave_out_layouts():
-                watch = (
-                    contextlib.nullcontext() if calls is None or way is STRICTLY else calls.watch()
-                )
+                watch = calls.watch() if calls and way.sees_parts else contextlib.nullcontext()
                 with watch, keep_attributes(module), guards.note_questions(dynamic_shapes):
-                    exported = way(module, args, kwargs, dynamic_shapes)
+                    exported = way.record(module, args, kwargs, dynamic_shapes)
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
                 guard_writes(exported)
                 overlaps.refuse(type(module).__name__, exported)
@@ -327,7 +322,7 @@ def _try_ways(
         except Exception as error:  # torch raises what its tracing happens to meet
             reasons.append(error)
             if is_data_dependent(error):
-                ways, for_values = [*for_values, *ways], []
+                left, for_values = [*for_values, *left], []
     raise failures.failure(module, reasons[0], args, kwargs) from reasons[0]
 
 
@@ -346,13 +341,13 @@ def _without_hooks_left() -> Iterator[None]:
             del hooks[key]
 
 
-def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exception]) -> None:
+def _refuse_lost_gradients(module: torch.nn.Module, way: Way, reasons: list[Exception]) -> None:
     """Checks that there are no custom autograd functions, where a way loses their gradients.
 
     Raises:
         ConversionError: There are such functions.
     """
-    if way in (STRICTLY, WITHOUT_GRADIENTS) and autograd.met:
+    if autograd.met and not way.keeps_gradients:
         raise ConversionError(
             f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a custom gradient "
             "(torch.autograd.Function), which torch loses in the only mode in which it can record "
@@ -378,7 +373,7 @@ def _as_it_runs(
             checks.check(module, exported, args, kwargs)
         except ConversionError:
             try:
-                other = unaware(module, args, kwargs, dynamic_shapes)
+                other = UNAWARE.record(module, args, kwargs, dynamic_shapes)
             except Exception:  # it cannot be recorded so: they differ
                 other = None
             if other is None:

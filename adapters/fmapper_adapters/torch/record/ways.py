@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,23 @@ from fmapper_adapters.torch.record import output_order
 from fmapper_adapters.torch.record.patches import operations
 from fmapper_adapters.torch.record.values import examples, expert_loops, loop_proof, split_rows
 
-Way = Callable[..., torch.export.ExportedProgram]
+
+@dataclass(frozen=True)
+class Way:
+    """A way in which torch can record a module.
+
+    Attributes:
+        record: Takes the module, its arguments, its keywords and the varying sizes.
+        for_values: It is for modules that depend on values, and goes before the others once a
+            recording has failed for that.
+        keeps_gradients: Custom autograd functions keep their gradients.
+        sees_parts: The calls of submodules can be watched.
+    """
+
+    record: Callable[..., torch.export.ExportedProgram]
+    for_values: bool = False
+    keeps_gradients: bool = True
+    sees_parts: bool = True
 
 
 def _plainly(
@@ -146,22 +163,25 @@ def unaware(
         return examples.record_values(module, args, kwargs, dynamic_shapes, aware=False)
 
 
-STRICTLY = functools.partial(_plainly, grad=True, strict=True)
-WITHOUT_GRADIENTS = functools.partial(_plainly, grad=False, strict=False)
-
-
 # Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
 # switched on, so that `torch.no_grad` is seen, unless only without them it can be recorded: torch
-# has loops that it cannot differentiate.
-WAYS: tuple[Way, ...] = (
-    functools.partial(_plainly, grad=True, strict=False),
-    WITHOUT_GRADIENTS,
-    STRICTLY,
+# has loops that it cannot differentiate. Of the ways for values those that keep more of the program
+# general come first.
+STRICTLY = Way(
+    functools.partial(_plainly, grad=True, strict=True), keeps_gradients=False, sees_parts=False
 )
-# Those that keep more of the program general come first.
-WAYS_FOR_VALUES = (_for_branches, _for_values)
-WAYS_FOR_ANY_VALUES = (_over_experts,)
-WAYS_WITH_WHOLE_ROWS: tuple[Way, ...] = (_with_whole_rows,)
+UNAWARE = Way(unaware)
+WAYS = (
+    Way(functools.partial(_plainly, grad=True, strict=False)),
+    Way(functools.partial(_plainly, grad=False, strict=False), keeps_gradients=False),
+    STRICTLY,
+    Way(_over_experts, for_values=True),
+    Way(_for_branches, for_values=True),
+    Way(_for_values, for_values=True),
+    UNAWARE,
+)
+WITH_WHOLE_ROWS = (Way(_with_whole_rows),)
+SPECIALIZED = (Way(_for_values), Way(_for_branches), UNAWARE)
 
 
 @contextlib.contextmanager
