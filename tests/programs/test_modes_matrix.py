@@ -343,8 +343,8 @@ def _call_torch(model, x, *, train):
 @pytest.mark.parametrize(
     ("make", "x", "draws"),
     [
-        (TorchDropped, X, True),
-        pytest.param(TorchAttended, TOKENS, True, marks=pytest.mark.slow),
+        pytest.param(TorchDropped, X, True, marks=pytest.mark.nightly),
+        pytest.param(TorchAttended, TOKENS, True, marks=pytest.mark.nightly),
         (TorchNormed, X, False),
         (TorchCentered, X, False),
     ],

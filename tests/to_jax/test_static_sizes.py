@@ -392,7 +392,7 @@ def by_rows(x: Any, mask: Any) -> Any:
     return x.masked_scatter(mask[:, None].expand_as(x), found[:, 0] + last * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_that_are_kept_are_looked_up_by_indices_of_as_many():
     rows = X.abs() + 1
     model = check(by_rows, *[(rows, mask) for mask in MASKS])

@@ -108,7 +108,7 @@ def test_a_dataclass_is_given_to_a_model_of_written_classes():
         new(Given(x, y, mask=x), c)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_file_has_a_class_for_what_it_is_given():
     net, (x, y, c) = JaxNet(), arrays()
     source, _, proof = translate(net, "torch", (Scaled(x, y), c), proved=True)
