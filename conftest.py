@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import itertools
 import os
 import sys
 import time
@@ -56,11 +57,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks the cases that `nightly_cases` names, and those that `daily_cases` does not.
 
     A case is named by its id in brackets, as `fnmatch` reads it; a name without a case is an error.
+    Of a test with `sampled(n)` all but every n-th case are marked.
     """
-    cases = defaultdict(set)
+    cases, counts = defaultdict(set), defaultdict(itertools.count)
     for item in items:
         callspec = getattr(item, "callspec", None)
         for marker in item.iter_markers():
+            if (
+                marker.name == "sampled"
+                and next(counts[item.nodeid.partition("[")[0]]) % marker.args[0]
+            ):
+                item.add_marker("nightly")
             if marker.name in ("nightly_cases", "daily_cases"):
                 names = {name for name in marker.args if callspec and fnmatch(callspec.id, name)}
                 if bool(names) is (marker.name == "nightly_cases"):

@@ -563,6 +563,7 @@ def test_jax_cannot_start(jax: Any) -> None:
         assert said[kind].endswith("Here: nothing.")
 
 
+@pytest.mark.nightly
 def test_the_index_of_jax_is_too_high(jax: Any) -> None:
     said = jax_says("cpu:8", XLA_FLAGS="--xla_force_host_platform_device_count=8")
     assert "jax:cpu:8 is not available: the index is too high" in said["cpu:8"]
@@ -751,6 +752,7 @@ def test_eight_devices_are_listed(eight: Any) -> None:
     assert eight["devices"] == [f"jax:cpu:{i}" for i in range(8)]
 
 
+@pytest.mark.nightly
 def test_get_device_of_sharded_arrays(eight: Any) -> None:
     assert eight["get"] == [ALL, ALL, "jax:cpu:4,5", "jax:cpu:1"]
     assert eight["same"] == ALL

@@ -284,6 +284,7 @@ def assert_close(got, expected, units, dtype="float64"):
     assert np.max(np.abs(got - expected), initial=0) <= units * eps * largest
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_forward_in_float64(name):
     case = CASES[name]
@@ -296,6 +297,7 @@ def test_forward_in_float64(name):
         assert_close(got, expected, 16)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_in_float64(name):
     case = CASES[name]
@@ -308,7 +310,8 @@ def test_gradients_in_float64(name):
         np.testing.assert_allclose(t, j, rtol=0, atol=64 * np.finfo(float).eps * largest)
 
 
-@pytest.mark.nightly_cases("dropout")
+@pytest.mark.nightly_cases("conv_transpose2d", "dropout")
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_is_a_rounded_float64(name):
     case = CASES[name]
@@ -331,6 +334,7 @@ def test_float32_is_a_rounded_float64(name):
             assert_close(g, s, 16, "float32")
 
 
+@pytest.mark.sampled(22)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_narrow_floats(name, dtype):
@@ -352,6 +356,7 @@ def test_narrow_floats(name, dtype):
         assert_close(plain, expected, 4, dtype)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "dropout"])
 def test_vmap(name):
     case = CASES[name]
@@ -372,6 +377,8 @@ def test_vmap(name):
     assert_close(got, expected, 16)
 
 
+@pytest.mark.nightly_cases("dropout")
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", NAMES)
 def test_jit(name):
     case = CASES[name]
@@ -557,6 +564,7 @@ def test_embedding_of_an_index_that_is_not_there():
         assert np.isnan(F.embedding(jnp.array([bad]), jnp.asarray(table))).all()
 
 
+@pytest.mark.nightly_cases("asarray1")
 @pytest.mark.parametrize("make", [np.asarray, torch.tensor, jnp.asarray])
 def test_the_edges_of_activations(make):
     big = make(np.array([-1e4, -200.0, 0.0, 200.0, 1e4], np.float32))
@@ -589,6 +597,7 @@ def test_a_mean_over_no_targets_is_nan():
         assert math.isnan(float(F.cross_entropy(x, target)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [np.asarray, torch.as_tensor, jnp.asarray])
 @pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "softmax", "log_softmax"])
 def test_infinities_give_what_torch_gives_without_a_warning(make, name):

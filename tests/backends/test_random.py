@@ -64,6 +64,7 @@ def test_key_refuses_what_does_not_fit():
         random.key(2**64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num", [1, 2, 5, (2, 3)])
 def test_split(backend, num):
@@ -78,6 +79,7 @@ def test_fold_in(backend, data):
     np.testing.assert_array_equal(draw(backend, lambda key: random.fold_in(key, data)), expected)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7, 5), (33_000,)])
 @pytest.mark.parametrize("width", [8, 16, 32])
@@ -94,7 +96,8 @@ def test_bits_of_64(backend, x64):
     np.testing.assert_array_equal(got, jax.random.bits(TYPED, (70_000,), "uint64"))
 
 
-@pytest.mark.nightly_cases("0-1-float16-torch")
+@pytest.mark.nightly_cases("0-1-float16-numpy", "0-1-float16-torch")
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (-0.3, 0.9), (2.0, 7.5)])
@@ -106,6 +109,7 @@ def test_uniform(backend, dtype, low, high):
     assert got.dtype == expected.dtype
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.3, 0.9)])
 def test_uniform_in_float64(backend, low, high, x64):
@@ -137,6 +141,7 @@ def test_one_rounding_where_two_would_differ():
     assert found.tolist() == exact.tolist()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_bernoulli(backend, p):
@@ -160,6 +165,7 @@ def bounds(dtype):
     return [*found, (-5, 6)] if limits.min else found
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("dtype", "low", "high"),
@@ -172,6 +178,7 @@ def test_randint(backend, dtype, low, high):
     assert got.dtype == expected.dtype
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("low", "high"),
@@ -182,6 +189,7 @@ def test_randint_of_64(backend, low, high, x64):
     np.testing.assert_array_equal(got, jax.random.randint(TYPED, (500,), low, high, "int64"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [0, 1, 2, 10, 3000])
 def test_permutation_of_a_range(backend, n):
@@ -191,7 +199,10 @@ def test_permutation_of_a_range(backend, n):
     assert sorted(got.tolist()) == list(range(n))
 
 
-@pytest.mark.nightly_cases("True-0-numpy", "True-1-numpy", "True--1-numpy")
+@pytest.mark.nightly_cases(
+    "True-0-torch", "True-1-torch", "True--1-torch", "True-0-numpy", "True-1-numpy", "True--1-numpy"
+)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("independent", [False, True])
@@ -216,6 +227,8 @@ def test_normal_on_the_host_is_the_same_everywhere(dtype):
         np.testing.assert_array_equal(np.asarray(to_numpy(moved)), expected)
 
 
+@pytest.mark.nightly_cases("float32-3-jax traced")
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 3), ("float16", 0), ("bfloat16", 0)])
 def test_normal_is_that_of_jax_but_for_rounding(backend, dtype, limit):
@@ -234,7 +247,15 @@ def test_normal_in_float64(backend, x64):
     np.testing.assert_allclose(np.median(np.abs(got - expected)), 0, atol=1e-15)
 
 
-@pytest.mark.nightly_cases("float16-numpy", "float16-torch", "bfloat16-jax")
+@pytest.mark.nightly_cases(
+    "float16-jax",
+    "float16-torch traced",
+    "bfloat16-jax traced",
+    "float16-numpy",
+    "float16-torch",
+    "bfloat16-jax",
+)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_truncated_normal(backend, dtype):
@@ -264,7 +285,12 @@ def test_the_inverse_of_erf_in_float64_inverts_it():
 
 
 @pytest.mark.nightly_cases(
-    "shape1-glorot_uniform", "shape1-glorot_normal", "shape1-he_uniform", "shape1-he_normal"
+    "shape0-glorot_uniform",
+    "shape1-lecun_normal",
+    "shape1-glorot_uniform",
+    "shape1-glorot_normal",
+    "shape1-he_uniform",
+    "shape1-he_normal",
 )
 @pytest.mark.parametrize(
     "name", ["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "lecun_normal"]
@@ -298,7 +324,8 @@ def test_like_decides_the_backend(backend, like):
     np.testing.assert_array_equal(np.asarray(got), jax.random.uniform(TYPED, (5,)))
 
 
-@pytest.mark.nightly_cases("split-args0", "randint-args5")
+@pytest.mark.nightly_cases("fold_in-args1", "permutation-args6", "split-args0", "randint-args5")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "args"),
     [

@@ -35,6 +35,7 @@ def low(monkeypatch):
     monkeypatch.setattr(bounds, "_BYTES_OF_ONE", {})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_many_small_things_are_refused_or_read_in_little_memory(name, tmp_path, low):
     make, count = QUICK[name]

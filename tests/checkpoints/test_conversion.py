@@ -221,6 +221,7 @@ def kill_at_random(source: Path, target: Path, kills: int, seed: int) -> int:
     return killed
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.nightly)])
 def test_a_killed_run_leaves_the_target_whole_or_absent(tmp_path, kills):
     source, target = tmp_path / "s.safetensors", tmp_path / "x.safetensors"

@@ -41,6 +41,7 @@ def path(tmp_path):
     return path
 
 
+@pytest.mark.nightly
 def test_a_file_is_what_its_own_reader_reads(path):
     wanted = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     found = fmapper.load(path)

@@ -182,6 +182,7 @@ class Made(LazyArray):
         return np.ones([stop - start for start, stop in box], self.dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "make",
     [

@@ -106,6 +106,7 @@ def test_sizes_vary_ties_hold_and_a_trained_model_is_saved(folders, tmp_path):
     assert back.lm_head.weight is back.model.embed_tokens.weight
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["jax", "flax"])
 def test_what_does_not_fit_on_the_device_stays_in_its_files(folders, to):
     path, module = folders["llama"]
@@ -340,6 +341,7 @@ def test_the_dtype_of_the_configuration_is_that_of_transformers(folders, tmp_pat
         assert model.dtype is torch.bfloat16
 
 
+@pytest.mark.nightly
 def test_a_converted_model_knows_the_folder_of_its_module(folders, tmp_path):
     folder, module = folders["bert"]
     opened = type(module).from_pretrained(folder).eval()
@@ -348,6 +350,7 @@ def test_a_converted_model_knows_the_folder_of_its_module(folders, tmp_path):
     assert not diff(folder, tmp_path / "out")
 
 
+@pytest.mark.nightly
 def test_a_model_whose_folder_is_not_known_needs_one(folders, tmp_path):
     folder, _ = folders["bert"]
     shutil.copytree(folder, tmp_path / "copy")
@@ -365,6 +368,7 @@ def test_a_model_whose_folder_is_not_known_needs_one(folders, tmp_path):
     assert not diff(folder, tmp_path / "out")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["jax", "flax"])
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_converted_model_is_filled_from_a_checkpoint_of_its_source(folders, tmp_path, name, to):
@@ -471,6 +475,7 @@ def test_an_error_names_the_example_inputs_that_were_made(folders, monkeypatch):
     assert "example_kwargs=" in note
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "jax"])
 def test_a_mask_of_all_tokens_may_be_omitted(folders, tmp_path, to):
     folder, module = folders["llama"]
@@ -493,6 +498,7 @@ def test_a_mask_of_all_tokens_may_be_omitted(folders, tmp_path, to):
     np.testing.assert_allclose(np.asarray(again(tokens.numpy()).logits), wanted, atol=2e-5)
 
 
+@pytest.mark.nightly
 def test_a_model_that_was_recorded_without_a_mask_takes_none(folders):
     _, module = folders["llama"]
     tokens = torch.arange(12).reshape(2, 6)
@@ -503,6 +509,7 @@ def test_a_model_that_was_recorded_without_a_mask_takes_none(folders):
         model(tokens.numpy(), attention_mask=np.ones((2, 6), int))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_a_folder_becomes_classes_with_layers_of_the_target(folders, to, monkeypatch):
     pytest.importorskip(to)
@@ -543,6 +550,7 @@ def test_options_of_recording_need_a_conversion(folders, option):
         fmapper.from_pretrained(folders["resnet"][0], "torch", **option)
 
 
+@pytest.mark.nightly
 def test_tensors_that_are_plain_attributes_are_in_no_folder(tmp_path):
     config = transformers.VideoMAEConfig(
         **SMALL, num_attention_heads=4, image_size=32, num_frames=4, decoder_hidden_size=32

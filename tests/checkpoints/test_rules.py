@@ -227,6 +227,7 @@ def random_rules(draw):
     return arrays, Rules(rules)
 
 
+@pytest.mark.nightly
 @settings(max_examples=300, deadline=None)
 @given(random_rules())
 def test_random_rules_and_their_inverse_are_the_identity(case):

@@ -554,6 +554,7 @@ def test_orbax_and_dcp_are_written_in_parts_and_read_by_their_libraries(tmp_path
     assert not diff(filled, arrays)
 
 
+@pytest.mark.nightly
 def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
     ocp = pytest.importorskip("orbax.checkpoint")
     pytest.importorskip("flax")

@@ -71,6 +71,7 @@ def test_equal_arrays_are_not_tied(tmp_path, form):
     assert all(row.tied_to is None for row in inspect(path).rows)
 
 
+@pytest.mark.sampled(2)
 @EVERY
 def test_ties_survive_conversions(tmp_path, form):
     w = weights()

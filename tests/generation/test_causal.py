@@ -41,6 +41,7 @@ def test_scores_are_those_of_generate(llama: Any) -> None:
     np.testing.assert_allclose(found.scores, torch.stack(want.scores, 1), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_prompts_come_in_several_forms(llama: Any) -> None:
     _, generator = llama
     tokens, mask = prompts()

@@ -51,6 +51,7 @@ def theirs(logits: Any, tokens: Any, **options: Any) -> Any:
     return found(torch.from_numpy(tokens), torch.from_numpy(logits)).numpy()
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.nightly_cases("0-{'repetition_penalty': 1.7}")
 @pytest.mark.parametrize(
     "options",

@@ -90,6 +90,7 @@ def test_weights_of_gpt2_lie_in_blocks() -> None:
     )
 
 
+@pytest.mark.nightly_cases("1-None")
 @pytest.mark.parametrize(("batch", "width"), [(1, None), (12, 64), (13, 200)])
 def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int | None) -> None:
     from fmapper_adapters.jax.generation import blocks
@@ -174,6 +175,7 @@ def test_many_rows_are_multiplied_with_all_blocks_at_once() -> None:
         np.testing.assert_allclose(found, x[:rows] @ weight.T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_keys_and_values_are_not_repeated_for_each_head(generator: Any) -> None:
     """Two heads share them: no array of four heads is as long as the cache."""
     text = text_of_loop(generator)

@@ -137,6 +137,7 @@ def test_a_count_of_prompts_is_no_state() -> None:
     assert new_tokens(generator) == by_hand(Mean(), ROWS, 12)
 
 
+@pytest.mark.nightly
 def test_no_token_is_padding_where_nobody_says_so(made: Any) -> None:
     module, generator = made
     rows = [[0, 2, 0], [3, 0, 0]]

@@ -157,6 +157,7 @@ def test_a_pole_that_is_pushed_one_way_falls_the_other():
     assert (np.abs(carts.state) <= 0.05).all()
 
 
+@pytest.mark.nightly
 def test_the_actor_learns_to_balance_and_the_critic_stays():
     fresh = agent.Agent(agent.Actor(random.key(0)), agent.Critic(np.random.default_rng(0)))
     moved = fmap(to_torch, fresh)
@@ -232,6 +233,7 @@ def by_hand(steps):
     return losses
 
 
+@pytest.mark.nightly
 def test_the_convolutional_network_learns_as_one_of_torch_with_its_adam():
     np.testing.assert_allclose(cnn_losses(to_torch), by_hand(4), rtol=1e-4)
 

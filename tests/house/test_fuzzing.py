@@ -42,6 +42,7 @@ class Planted:
         pass
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_is_found_and_cut_to_the_step_that_is():
     report = fuzzing.fuzz(Planted(), [f"0:{n}" for n in range(60)])
     assert report.programs == 60

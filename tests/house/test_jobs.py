@@ -68,5 +68,13 @@ def test_no_other_marker_leaves_tests_out():
     used = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         used |= set(re.findall(r"pytest\.mark\.(\w+)", path.read_text()))
-    known = {"gpu", "nightly", "nightly_cases", "daily_cases", "parametrize", "usefixtures"}
+    known = {
+        "gpu",
+        "nightly",
+        "nightly_cases",
+        "daily_cases",
+        "sampled",
+        "parametrize",
+        "usefixtures",
+    }
     assert used - known - {"skipif", "xfail", "filterwarnings"} == set()

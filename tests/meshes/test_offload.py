@@ -180,6 +180,7 @@ def test_programs_that_change_their_arrays_are_refused():
         offload(model, plan)
 
 
+@pytest.mark.nightly
 def test_parameters_in_memory_of_the_host(in_jax, net):
     device = jax.devices()[0]
     there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")

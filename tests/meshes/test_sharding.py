@@ -18,7 +18,10 @@ def by_four_processes():
     return many_devices.run("gloo", "sharding", ranks=4)
 
 
-@pytest.mark.nightly_cases("check_a_converted_model_and_its_optimizer")
+@pytest.mark.nightly_cases(
+    "check_each_device_has_its_part_alone_and_nothing_of_the_source",
+    "check_a_converted_model_and_its_optimizer",
+)
 @pytest.mark.parametrize("check", many_devices.names("jax", "sharding"))
 def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")

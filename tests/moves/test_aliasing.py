@@ -357,6 +357,7 @@ def test_already_there_is_the_very_same_object(backend: str, tmp_path: Path) -> 
                     assert mover(array, copy=copy) is array
 
 
+@pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("backend", MOVERS)
 def test_copy_true_is_always_other_memory(backend: str, tmp_path: Path) -> None:
     # JAX compiles a copy for every dtype and shape.
@@ -384,6 +385,7 @@ SHARED += ("zero_d", "size_one", "misaligned", "subclass", "parameter", "require
 SHARED += ("memmap_r+", "fortran", "not_a_leaf", "channels_last", "inference", "permuted")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_copy_false_shares_or_raises(source: str, target: str, dtype: str, tmp_path: Path) -> None:
@@ -618,6 +620,7 @@ def _failing(tree: Any, move: Callable[[Any], Any]) -> Exception | None:
     return None
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("source", "target", "kind"), FAILING)
 def test_the_nth_leaf_fails(source: str, target: str, kind: str) -> None:
     bad, options, expected = FAILURES[kind]
@@ -645,6 +648,7 @@ def test_the_nth_leaf_fails(source: str, target: str, kind: str) -> None:
     assert all((bits(leaf) == i).all() for i, leaf in enumerate(again))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("target", MOVERS)
 @pytest.mark.parametrize("kind", ["unsupported", "lossy", "too_large"])
 @pytest.mark.parametrize("culprit", MOVERS)

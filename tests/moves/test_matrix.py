@@ -72,6 +72,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("source", "target", "dtype", "wide"), MATRIX)
 def test_every_layout_arrives_bit_for_bit(
     source: str, target: str, dtype: str, wide: bool, tmp_path: Path
@@ -93,6 +94,7 @@ def test_every_layout_arrives_bit_for_bit(
                     assert copied[name] is not array or isinstance(array, np.bool_)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("source", MOVERS)
 def test_movers_that_keep_the_backend(source: str, dtype: str, tmp_path: Path) -> None:
@@ -108,6 +110,7 @@ def test_movers_that_keep_the_backend(source: str, dtype: str, tmp_path: Path) -
                     assert_exact(copied[name], want, source)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_a_round_trip_changes_no_bit(source: str, target: str, tmp_path: Path) -> None:
     for dtype in DTYPES:
@@ -188,6 +191,7 @@ def _tensor_or(backend: str, host: Any) -> Any:
     return made.tensor_on(host) if backend == "torch" else make("jax", host)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_sizes(source: str, target: str) -> None:
     """Alone and in one tree, aligned and not, in C order, transposed, strided; copied or not."""
@@ -211,6 +215,7 @@ def test_sizes(source: str, target: str) -> None:
                 assert_exact(MOVERS[target](array, copy=copy), want[key], target)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_forty_megabytes_between_small_ones(source: str, target: str) -> None:
     hosts = [_filled(n, "float32", 4) for n in (4, 40 << 20, 1 << 10, 3 << 20, 4)]
@@ -252,6 +257,7 @@ def _forest(count: int, wide: bool) -> list[tuple[Any, Any]]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("target", MOVERS)
 def test_three_thousand_small_leaves(target: str, wide: bool) -> None:
@@ -436,6 +442,7 @@ INFINITE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("jax-jax-complex128-float32")
 @pytest.mark.parametrize(("dtype", "asked"), INFINITE, ids=str)
 @pytest.mark.parametrize(("source", "target"), CELLS)
@@ -455,6 +462,7 @@ def test_what_would_become_infinite_is_refused(
             assert_exact(array, host, source)
 
 
+@pytest.mark.nightly_cases("jax-jax-float64")
 @pytest.mark.parametrize("asked", ["float64", "float16", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_dtype_touches_floating_and_complex_leaves_only(
@@ -501,6 +509,7 @@ CASTS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("source", "old", "new"),
     [
@@ -601,6 +610,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_settings_of_the_frameworks_change_nothing(source: str, target: str, setting: str) -> None:
@@ -980,7 +990,7 @@ def outcomes() -> dict[tuple[str, str, str], dict[str, Any]]:
     return found
 
 
-@pytest.mark.nightly_cases("object-numpy", "object-torch")
+@pytest.mark.nightly_cases("object-jax", "object-numpy", "object-torch")
 @pytest.mark.parametrize("target", MOVERS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_go_is_refused(

@@ -31,6 +31,7 @@ def run(code: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_every_device_and_memory_to_every_other() -> None:
     pytest.importorskip("jax")
     code = """
@@ -117,6 +118,7 @@ def test_devices_are_numbered_as_the_hardware_is() -> None:
         assert names([Card(4, -1), Card(5, None)], patch) == ["jax:gpu:4", "jax:gpu:5"]
 
 
+@pytest.mark.nightly
 def test_messages_and_other_backends_do_not_start_jax() -> None:
     pytest.importorskip("jax")
     pytest.importorskip("torch")

@@ -860,6 +860,7 @@ def test_to_gpu_with_strict_and_too_high_an_index_raise(no_gpu: list[str]) -> No
     assert "torch:cpu:7" in no_gpu[12]
 
 
+@pytest.mark.nightly
 def test_to_gpu_warns_once(no_gpu: list[str]) -> None:
     words, text = no_gpu[14].split(" | ", 1)
     assert words.split() == ["warned", "1", "NoGPUWarning", "<string>"]
@@ -1031,6 +1032,7 @@ HIDE = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("missing", ["torch", "jax"])
 def test_a_backend_that_is_not_installed(missing: str) -> None:

@@ -927,6 +927,7 @@ def test_a_cell_that_is_not_there(made: Profile) -> None:
         made.cell("torch:cpu", 3)
 
 
+@pytest.mark.nightly
 def test_the_plot_is_a_picture(made: Profile, tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     made.plot(tmp_path / "p.png")

@@ -456,6 +456,7 @@ def test_an_input_that_the_forward_changes_is_given_back():
     np.testing.assert_array_equal(outcome.args[1]["y"], 2 * J)
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("train", [False, True])
 def test_gradients_end_where_torch_ends_them(train):
@@ -899,6 +900,7 @@ def test_other_readers_find_the_weights_in_the_file(tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

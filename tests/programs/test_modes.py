@@ -66,6 +66,7 @@ def _linen():
     return InLinen(), InLinen().init(jax.random.key(0), X)
 
 
+@pytest.mark.nightly_cases("<lambda>-False", "InEquinox-False")
 @pytest.mark.parametrize("structure", [False, True])
 @pytest.mark.parametrize("make", [lambda: WithFlag(nnx.Rngs(0)), _linen, InEquinox])
 def test_a_default_argument_decides_the_mode(make, structure):
@@ -108,6 +109,7 @@ def test_an_argument_decides_where_both_modes_compute_the_same(deterministic):
     np.testing.assert_allclose(found, model(X, **mode), atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_parts_keep_their_modes_in_training():
     model = Plain(nnx.Rngs(0))
     model.norm.eval()

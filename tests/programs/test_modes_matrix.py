@@ -215,6 +215,7 @@ def _statistics(converted):
     return [x for name, x in converted.named_buffers() if "mean" in name or "var" in name]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EACH)
 def test_flat_models_start_train_and_evaluate_as_their_source(name):
     model, x, kwargs = CASES[name]()
@@ -232,6 +233,7 @@ def test_flat_models_start_train_and_evaluate_as_their_source(name):
     assert not torch.allclose(outputs[True], outputs[False])
 
 
+@pytest.mark.nightly_cases("nnx attention")
 @pytest.mark.parametrize("name", EACH)
 def test_models_of_written_classes_train_or_refuse_to(name):
     model, x, kwargs = CASES[name]()
@@ -266,6 +268,7 @@ def test_models_of_written_classes_train_or_refuse_to(name):
             np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [
     name if name == "linen attention" else pytest.param(name, marks=pytest.mark.nightly)
     for name in CASES
@@ -339,6 +342,9 @@ def _call_torch(model, x, *, train):
     return output, [b.numpy() for b in own.buffers() if b.ndim]
 
 
+@pytest.mark.nightly_cases(
+    "TorchNormed-x2-False-True", "TorchCentered-x3-False-True", "TorchCentered-x3-False-False"
+)
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize(
     ("make", "x", "draws"),
@@ -439,6 +445,7 @@ class EquinoxNormed(eqx.Module):
         return jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
 
 
+@pytest.mark.nightly
 def test_batch_norm_of_equinox_trains_and_evaluates_as_its_source():
     model, state = eqx.nn.make_with_state(EquinoxNormed)(KEY)
     converted = fmapper.convert((model, state), "torch", (X,), train=True)

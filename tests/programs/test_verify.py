@@ -46,6 +46,7 @@ def test_a_converted_model_agrees_and_the_module_is_as_it_was():
     assert fmapper.verify(converted, model, x, example_kwargs={"scale": scale})
 
 
+@pytest.mark.nightly
 def test_models_are_compared_in_the_modes_in_which_they_are_handed_in():
     model = Model()
     x = torch.randn(5, 3)
@@ -98,6 +99,7 @@ def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     assert report.first.path.startswith("in body.2: aten::relu.default")
 
 
+@pytest.mark.nightly
 def test_code_that_takes_no_float64_is_no_obstacle():
     class Strict(torch.nn.Module):
         def forward(self, x):
@@ -110,6 +112,7 @@ def test_code_that_takes_no_float64_is_no_obstacle():
     assert report.exact is None
 
 
+@pytest.mark.nightly
 def test_convert_says_where_a_lowering_differs():
     @fmapper.lowering("aten::relu")
     def relu(x):
@@ -262,6 +265,7 @@ class HoldsItself(torch.nn.Module):
         return found
 
 
+@pytest.mark.nightly_cases("dict")
 @pytest.mark.parametrize("kind", [list, dict, type("Plain", (), {})])
 def test_outputs_may_hold_themselves(kind):
     a, b, x = HoldsItself(kind), HoldsItself(kind), torch.ones(1, 2)

@@ -270,6 +270,7 @@ def test_a_parameter_as_an_example_stays_an_input() -> None:
     np.testing.assert_allclose(model(A, B[0])["z"], net(X, Y[0])["z"].detach().numpy())
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("structure", [False, True])
 def test_attention_recorded_with_itself_takes_other_keys_and_values(structure: bool) -> None:
     pytest.importorskip("flax")

@@ -42,6 +42,7 @@ def convolution(dims, transposed):
     return getattr(F, f"conv_transpose{dims}d" if transposed else f"conv{dims}d")
 
 
+@pytest.mark.nightly_cases("3")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_convolutions(dims):
     conv = convolution(dims, False)
@@ -81,6 +82,7 @@ def test_transposed_convolutions(dims):
     check(function, *inputs, torch.randn(6))
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_of_convolutions(transposed):
@@ -157,6 +159,7 @@ GROUPED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "shape"), GROUPED)
 def test_gradients_of_groups_where_there_are_several_devices(make, shape, monkeypatch):
     """There the derivative by the weight is computed in another way, as in `support/meshes.py`."""

@@ -162,6 +162,7 @@ def operations(program: Any) -> list[Any]:
     return [*rows, repr(fmapper.programs.substitute(program.graph.outputs, numbers))]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.nightly_cases("logic")
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_decompositions_of_torch(name: str) -> None:
@@ -178,6 +179,7 @@ def test_as_the_decompositions_of_torch(name: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, check_dtype=exact)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("taken apart otherwise")
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_to_them(name: str) -> None:
@@ -215,6 +217,7 @@ LEFT_OF_ANY_SIZE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", OF_ANY_SIZE)
 def test_sizes_that_vary(name: str) -> None:
     exported = recorded(OF_ANY_SIZE[name], dynamic_shapes=ANY_SIZES)

@@ -120,6 +120,7 @@ def trained_in(model):
 # --- the tree -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.daily_cases("tied")
 def test_outputs_and_gradients_are_those_of_torch(case):
     model, inputs, converted = case
@@ -138,6 +139,7 @@ def test_outputs_and_gradients_are_those_of_torch(case):
         np.testing.assert_allclose(gradients[name], want, atol=2e-5 * scale, err_msg=name)
 
 
+@pytest.mark.nightly_cases("bert", "gpt2")
 def test_names_are_those_of_torch(case):
     model, _, converted = case
     kept = model.state_dict()
@@ -303,6 +305,7 @@ def test_a_name_that_flax_needs_is_refused():
         fmapper.convert(Named(), "flax", (torch.ones(2, 3),))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["save", "state_dict_", "call", "params", "sow", "variables"])
 def test_other_names_are_free(name):
     class Named(nn.Module):

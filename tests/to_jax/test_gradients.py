@@ -219,6 +219,7 @@ class Between(Autograd):
         return gradient * ctx.sine * ctx.x
 
 
+@pytest.mark.nightly_cases("Same")
 @pytest.mark.parametrize("function", [Halved, Result, Same, Between])
 def test_second_derivatives_go_through_what_is_kept_as_in_torch(function: Any) -> None:
     x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
@@ -315,6 +316,7 @@ def test_what_a_function_switches_off_inside_stays_inside() -> None:
     converting.check_gradients(both, torch.tensor([0.5, -1.25, 0.25, 0.75]))
 
 
+@pytest.mark.nightly
 def test_gradients_of_functions_that_change_their_input() -> None:
     class Doubled(Autograd):
         @staticmethod
@@ -597,6 +599,7 @@ def _in_place(x: Any) -> Any:
     return x * 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
     [_detached, _views, _nested, _data, _written, _quiet, _repeated, _parts, _in_place],
@@ -641,6 +644,7 @@ def _entropy(x: Any) -> Any:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
     [
@@ -681,6 +685,7 @@ def test_spreads_whose_squares_overflow_when_they_are_added_up(function: Any) ->
     converting.check_gradients(converting.Function(function), x if function is torch.var else 4 * x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", extremes.REDUCTIONS)
 def test_gradients_of_extremes_are_those_of_torch_where_xla_computes_twice(name: str) -> None:
     """Those of `jnp.max` are zero there: it compares what was rounded in two ways."""
@@ -701,6 +706,7 @@ def test_gradients_of_extremes_are_those_of_torch_where_xla_computes_twice(name:
         np.testing.assert_allclose(slopes[path] / scale, wanted / scale, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_elements_that_are_equal_share_the_gradient_of_amax_alone() -> None:
     x = torch.tensor([[1.0, 3.0, 3.0], [2.0, float("-inf"), 2.0]])
     converting.check_gradients(lambda x: (x.amax(1), x.max(1)[0], (-x).amin(1), x.max()), x)

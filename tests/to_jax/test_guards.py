@@ -47,6 +47,7 @@ class Stages(torch.nn.Module):
         return self.norm(self.smaller(x).mean([-2, -1]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [8, 16])
 def test_layouts_in_memory_restrict_no_size(size: int) -> None:
     model = Stages().eval()
@@ -85,6 +86,7 @@ class Calls(torch.nn.Module):
         return self.function(x)
 
 
+@pytest.mark.nightly_cases("heads", "patches")
 @pytest.mark.parametrize("name", ARRANGED)
 def test_how_torch_arranges_a_view_restricts_no_size(name: str) -> None:
     function, shape, others = ARRANGED[name]

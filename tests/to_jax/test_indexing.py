@@ -119,7 +119,7 @@ def test_assignment():
     check(function, x, i, j, x > 0, row, torch.arange(27.0).reshape(3, 3, 3))
 
 
-@pytest.mark.nightly_cases("dtype2-False")
+@pytest.mark.nightly_cases("dtype0-False", "dtype1-False", "dtype2-True", "dtype2-False")
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
@@ -164,7 +164,16 @@ def test_scatter_at_its_corners():
     check(function, torch.randn(3, 4), index, torch.randn(2, 4), torch.tensor(2.0))
 
 
-@pytest.mark.nightly_cases("sum-True", "sum-False", "prod-True", "amin-True", "amin-False")
+@pytest.mark.nightly_cases(
+    "prod-False",
+    "mean-False",
+    "amax-False",
+    "sum-True",
+    "sum-False",
+    "prod-True",
+    "amin-True",
+    "amin-False",
+)
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_gradients_of_scatter(name, include_self):

@@ -91,7 +91,6 @@ def turns(function: Any, *args: Any) -> int:
 
 
 @pytest.mark.daily_cases(
-    "by channel",
     "another image",
     "split",
     "mirrored",
@@ -100,6 +99,7 @@ def turns(function: Any, *args: Any) -> int:
     "its own derivative",
     "indices",
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*BETWEEN, *OTHERS])
 def test_values_and_gradients_are_the_same(name: str) -> None:
     between = {**BETWEEN, **OTHERS}[name]

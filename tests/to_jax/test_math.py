@@ -158,6 +158,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.nightly_cases("float-all", "integer-extremes")
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("kind", ["float", "nan", "integer"])
@@ -249,6 +250,7 @@ def test_elements_that_are_unique():
     check(functions, x)
 
 
+@pytest.mark.nightly
 def test_search_in_sorted_rows():
     edges = torch.tensor([-1.0, 0.0, 0.0, 2.0])
     x = torch.tensor(CORNERS)
@@ -340,6 +342,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.nightly_cases("topk", "gamma")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name):
@@ -379,6 +382,7 @@ DRAWS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("geometric", "log normal", "poisson")
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_have_the_distribution(name):
@@ -559,6 +563,8 @@ OF_INTEGERS = {
 }
 
 
+@pytest.mark.nightly_cases("log_softmax-torch.uint8")
+@pytest.mark.sampled(24)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of what torch refuses
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64], ids=str)
 @pytest.mark.parametrize("name", OF_INTEGERS)

@@ -21,6 +21,7 @@ X = torch.tensor([[1, 2], [3, 4]])
 MASK = torch.tensor([[True, False], [False, True]])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "function",
     [

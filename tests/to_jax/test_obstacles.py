@@ -181,6 +181,7 @@ class Compiled(torch.nn.Module):
         return self.function(self.in_place(self.module(x)))
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_parts_run_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Compiled()

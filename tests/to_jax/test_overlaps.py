@@ -90,6 +90,7 @@ def a_copy(y):
     y *= y[..., :1].clone()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [ahead, from_the_last, same, other_columns, other_rows, a_copy])
 def test_what_does_not_is_converted(change):
     module, x = Changing(change), torch.arange(2.0, 18.0).reshape(4, 4)
@@ -138,6 +139,7 @@ def test_writing_to_elements_that_share_memory_is_refused(change):
         fmapper.convert(Changing(change), "jax", (x,), check=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 1, 4)])
 @pytest.mark.parametrize("fill", [1.0, 7.0])
 def test_an_expansion_that_repeats_nothing_is_changed_in_place_exactly(shape, fill):

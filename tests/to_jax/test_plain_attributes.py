@@ -26,6 +26,7 @@ class Rescaled(nn.Module):
         return self.linear(x)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_a_flag_about_weights_stays_with_them():
     torch.manual_seed(0)
@@ -48,6 +49,7 @@ def test_a_lazy_module_keeps_the_sizes_that_it_got():
     assert net[0].in_features == 5
 
 
+@pytest.mark.nightly
 def test_lazy_convolutions_and_statistics_are_converted_before_their_first_call():
     net = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
     x = torch.randn(3, 2, 5, 5)

@@ -45,6 +45,7 @@ def test_largest_elements(dims):
     check(function, image(dims))
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("1")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_means(dims):
@@ -128,6 +129,7 @@ def test_the_backward_of_pooling_as_an_operation():
     check(lambda g, x, i: backward(g, x, [3], [1], [0], [1], False, i), torch.randn_like(y), x, at)
 
 
+@pytest.mark.nightly
 def test_pooling_of_other_dtypes():
     def function(x):
         half = x.bfloat16()
@@ -145,6 +147,7 @@ def test_pooling_of_other_dtypes():
 MODES = {1: ["linear"], 2: ["bilinear", "bicubic"], 3: ["trilinear"]}
 
 
+@pytest.mark.nightly
 @pytest.mark.daily_cases("1")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_interpolation(dims):
@@ -253,7 +256,10 @@ def test_the_largest_element_of_whole_planes(padding):
     assert len(str(jax.make_jaxpr(model.call)((np.ones((2, 20, 20, 20), "float32"),)))) < 20_000
 
 
-@pytest.mark.nightly_cases("kernel0-0-MaxPool2d", "kernel0-1-MaxPool2d", "kernel2-0-MaxPool2d")
+@pytest.mark.nightly_cases(
+    "kernel1-0-AvgPool2d", "kernel0-0-MaxPool2d", "kernel0-1-MaxPool2d", "kernel2-0-MaxPool2d"
+)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", [torch.nn.AvgPool2d, torch.nn.MaxPool2d])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("kernel", [(900, 1000), (900, 3), (4, 1000)])

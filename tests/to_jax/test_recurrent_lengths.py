@@ -36,6 +36,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_one_recording_holds_for_every_length(kind, options):
     module = Network(kind, **options).eval()
@@ -47,6 +48,7 @@ def test_one_recording_holds_for_every_length(kind, options):
         converting.compare(model(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_states_are_projected():
     module = nn.LSTM(3, 4, proj_size=2, batch_first=True).eval()
     model = fmapper.convert(module, "jax", (torch.randn(2, 5, 3),), dynamic_shapes=(VARYING,))

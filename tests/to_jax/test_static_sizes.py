@@ -100,6 +100,7 @@ def test_rows_that_a_mask_keeps_in_other_places() -> None:
     check(moved, *[(X, mask) for mask in MASKS])
 
 
+@pytest.mark.nightly
 def test_too_few_rows_are_an_error_as_in_torch() -> None:
     def forward(x: Any, mask: Any, where: Any) -> Any:
         return x.masked_scatter(where[:, None].expand_as(x), x[mask] * 2)
@@ -143,6 +144,7 @@ def test_experts_that_get_any_number_of_tokens() -> None:
         converting.compare(gradients[name], parameter.grad)
 
 
+@pytest.mark.nightly
 def test_a_size_is_computed_from_its_symbols_alone(monkeypatch) -> None:
     """There may be hundreds of others, one for each expert."""
     sympy = pytest.importorskip("sympy")
@@ -231,6 +233,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly_cases("first")
 @pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_an_operation_refuses_are_one_error(name: str) -> None:
@@ -303,6 +306,7 @@ class PadsByACounter(torch.nn.Module):
         return found
 
 
+@pytest.mark.nightly
 def test_numbers_of_buffers_that_decide_sizes_are_asserted():
     module, x = PadsByBuffers(), torch.arange(6.0)[None]
     model = fmapper.convert(module, "jax", (x,))
@@ -353,6 +357,7 @@ def pictures(*counts: int) -> tuple[Any, Any]:
     return ids, pixels
 
 
+@pytest.mark.nightly
 def test_features_of_any_number_of_pictures_are_put_in_their_places():
     model = check(Pictures(), pictures(2, 1), pictures(3, 3), pictures(0, 1), pictures(1, 0))
     ids, pixels = pictures(2, 1)
@@ -361,6 +366,7 @@ def test_features_of_any_number_of_pictures_are_put_in_their_places():
         model(ids.numpy(), pixels.numpy())
 
 
+@pytest.mark.nightly
 def test_parts_of_rows_that_are_results_keep_their_sizes():
     module, given = Pictures(returns_parts=True), pictures(2, 1)
     with pytest.warns(fmapper.NotCompiledWarning):
@@ -369,6 +375,7 @@ def test_parts_of_rows_that_are_results_keep_their_sizes():
         converting.compare(model(*[x.numpy() for x in inputs]), module(*inputs))
 
 
+@pytest.mark.nightly
 def test_rows_that_are_counted_from_the_end_are_valid_ones():
     def forward(x: Any, mask: Any, at: Any) -> Any:
         return x[mask][at]

@@ -63,6 +63,7 @@ QUESTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("index")
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_way_to_ask_for_a_value(name: str) -> None:
@@ -111,9 +112,7 @@ SIZED: dict[str, Any] = {
 }
 
 
-@pytest.mark.daily_cases(
-    "sizes", "bounds", "bounds of what is assigned", "repeat_interleave of indices"
-)
+@pytest.mark.daily_cases("sizes", "bounds", "bounds of what is assigned")
 @pytest.mark.parametrize("name", SIZED)
 def test_results_whose_size_depends_on_values_compile(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +349,7 @@ def test_numbers_read_from_a_table_that_was_written_are_those_written(way: str) 
     )
 
 
+@pytest.mark.nightly
 def test_sizes_that_are_tensors_given_by_name_are_fixed() -> None:
     def cropped(x: Any, mask: Any) -> Any:
         height, width = mask.sum(0)[0], mask.sum(1)[0]
@@ -378,6 +378,7 @@ class Pictures(torch.nn.Module):
         return x.masked_scatter((ids == 7).unsqueeze(-1), torch.cat(features)), features
 
 
+@pytest.mark.nightly
 def test_shapes_are_shapes_where_values_are_those_of_the_examples():
     pixels = torch.arange(1, 25.0).reshape(2, 3, 2, 2)
     pixels[0, 2] = pixels[1, 1:] = 0
@@ -405,6 +406,7 @@ class Decides(torch.nn.Module):
         return x[: int(n)]
 
 
+@pytest.mark.nightly
 def test_code_that_decides_by_values_is_named_with_its_lines() -> None:
     module = Decides()
     x, n = torch.ones(4), torch.tensor(2)

@@ -86,7 +86,7 @@ def recurrent(reverse=False, unroll=1):
     return run
 
 
-@pytest.mark.nightly_cases("False-1", "False-5", "False-300")
+@pytest.mark.nightly_cases("False-2", "True-300", "False-1", "False-5", "False-300")
 @pytest.mark.parametrize("length", [1, 2, 5, 300])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(length, reverse):
@@ -121,6 +121,7 @@ def test_scan_in_scan():
     check_gradient(lambda xs: lax.scan(outer, jnp.float32(0.3), xs), ROWS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "uint16", "int32", "uint32"])
 def test_scan_carries_integers(dtype):
     def step(carry, row):
@@ -260,6 +261,7 @@ def test_cond(x):
     check_gradient(branching, x)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("index", [-3, 0, 1, 2, 3, 9])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_switch(index, count):

@@ -181,6 +181,7 @@ def total(tree):
 
 
 @pytest.mark.nightly_cases(
+    "clipped",
     "a name of JAX",
     "in scan",
     "jax.nn.gelu",
@@ -189,6 +190,7 @@ def total(tree):
     "jax.nn.softmax of some",
     "logsumexp",
 )
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name):
     function, *args = CASES[name]
@@ -221,6 +223,7 @@ def test_transformations_of_torch(name):
     np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function", [growing, lambda x: pair(x, x * x)[0], jax.nn.softplus, jax.nn.silu, jax.nn.relu,
                  lambda x: jnp.logaddexp(x, x * 2)]
@@ -340,6 +343,7 @@ def test_what_torch_has_whole_is_not_taken_apart(function, names):
     assert calls == names
 
 
+@pytest.mark.nightly
 def test_a_linear_system_and_its_gradients():
     a = jnp.asarray(np.random.RandomState(0).randn(3, 3) + 4 * np.eye(3), jnp.float32)
 

@@ -72,7 +72,18 @@ def test_integers_wrap_divide_shift_and_compare_as_in_jax(dtype):
     check(function, *pairs(dtype))
 
 
-@pytest.mark.nightly_cases("min-int8", "min-uint8", "max-int8", "max-int32", "max-uint8")
+@pytest.mark.nightly_cases(
+    "min-int16",
+    "max-int16",
+    "three-int32",
+    "three-int64",
+    "min-int8",
+    "min-uint8",
+    "max-int8",
+    "max-int32",
+    "max-uint8",
+)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
 @pytest.mark.parametrize("number", ["min", "max", "zero", "three"])
 def test_numbers_beside_integers(dtype, number):
@@ -86,6 +97,7 @@ def test_numbers_beside_integers(dtype, number):
     check(function, corners(dtype))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
 def test_bits_signs_and_powers_of_integers(dtype):
     def function(x):
@@ -105,6 +117,7 @@ def test_the_high_half_of_products():
         check(lax.mulhi, *pairs(dtype))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", [*REALS, *SIGNED, *UNSIGNED, "bool", *COMPLEX])
 def test_conversions_saturate_and_wrap_as_in_jax(source):
     targets = [*REALS, *SIGNED, *UNSIGNED, "bool", *COMPLEX]
@@ -136,6 +149,7 @@ def test_the_bits_of_numbers_as_others(source, target):
     check(lambda x: lax.bitcast_convert_type(x, target), x, wide=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("bits", [(5, 10), (8, 7), (4, 3), (5, 2), (8, 23)], ids=str)
 def test_reduced_precision(dtype, bits):
@@ -181,6 +195,7 @@ SMOOTH += ["acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "sqrt", "r
 REAL_ONLY = ["cbrt", "lgamma", "erfc", "bessel_i0e"]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", SMOOTH + REAL_ONLY)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_functions_have_the_values_and_limits_of_jax(name, dtype):
@@ -257,6 +272,7 @@ KINKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(KINKS))
 def test_gradients_at_kinks_are_those_of_jax(name):
     gradients(KINKS[name], [-2.5, -1.0, -0.3, 0.0, 0.3, 1.0, 2.5])
@@ -317,6 +333,7 @@ BITS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BITS)
 @pytest.mark.parametrize("dimension", [0, 1])
 def test_vmap_of_torch_over_bits(name, dimension):

@@ -38,6 +38,7 @@ def test_casts(dtype):
     agree(lambda x: (x > 0).astype(dtype).astype(jnp.float32), X)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES[:2])  # JAX computes with few others
 @pytest.mark.parametrize(
     "operation",

@@ -85,6 +85,7 @@ def test_training_is_that_of_the_module(net):
     near(converted.eval()(T), net(X))
 
 
+@pytest.mark.nightly
 def test_evaluation_changes_no_statistics(net):
     net.eval()
     converted = fmapper.convert(net, "torch", (X,))
@@ -98,6 +99,7 @@ def test_evaluation_changes_no_statistics(net):
     assert int(converted.calls) == 1
 
 
+@pytest.mark.nightly
 def test_the_module_is_not_changed(net):
     before = jax.tree.map(np.asarray, fmapper.state({"b": net.blocks, "n": net.norm}))
     assert fmapper.verify(net, fmapper.convert(net, "torch", (X,)), X)
@@ -183,6 +185,7 @@ CARRIED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CARRIED)
 def test_ties(name, tmp_path):
     model = Tied(nnx.Rngs(0))
@@ -300,6 +303,7 @@ def test_linen(encoder, form):
         converted(T)
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("train", [False, True])
 def test_a_mode_among_the_examples(encoder, train):
@@ -426,7 +430,7 @@ class Normed(linen.Module):
         return self.dense(x)
 
 
-@pytest.mark.nightly_cases("more0-kwargs0", "more1-kwargs1")
+@pytest.mark.nightly_cases("more2-kwargs2", "more0-kwargs0", "more1-kwargs1")
 @pytest.mark.parametrize(
     ("more", "kwargs"),
     [

@@ -305,6 +305,7 @@ EQUINOX = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("module")
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox(name, eqx, small):

@@ -128,16 +128,9 @@ WHOLE = {
 
 
 @pytest.mark.daily_cases(
-    "log_softmax",
-    "gelu with tanh",
-    "silu",
-    "layer norm without weights",
-    "RMS norm",
-    "attention with a mask that leaves nothing",
-    "attention with a bias",
-    "dense with the weights first",
-    "mean",
+    "log_softmax", "silu", "attention with a bias", "dense with the weights first", "mean"
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_spelt_out_becomes_one_call(name):
     function, args, wanted = WHOLE[name]
@@ -265,6 +258,7 @@ NEARLY = {
 
 
 @pytest.mark.nightly_cases(
+    "layer norm, the variance is of something else",
     "softmax of complex numbers",
     "softmax, summed over the other dimension",
     "softmax, the sum lies along the other dimension",
@@ -273,6 +267,7 @@ NEARLY = {
     "layer norm, the variance is of the other dimension",
     "attention, the softmax is over the queries",
 )
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NEARLY)
 def test_what_only_looks_like_it_is_left_alone(name):
     function, args, unwanted = NEARLY[name]
@@ -348,6 +343,7 @@ def test_the_same_thing_is_computed_once():
     assert sorted(called(converted(twice, X))) == ["add", "mul", "tanh"]
 
 
+@pytest.mark.nightly_cases("tril-True")
 @pytest.mark.parametrize(("mask", "causal"), [(jnp.tril, True), (jnp.triu, False)])
 def test_attention_is_told_that_its_mask_is_causal(mask, causal):
     def function(q, k, v):

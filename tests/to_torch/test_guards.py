@@ -185,6 +185,7 @@ QUESTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.nightly_cases("even", "one hot", "an array")
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -359,6 +360,7 @@ AUTO = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases("split", "a triangular solve")
 @pytest.mark.parametrize("name", AUTO)
 def test_auto_fixes_what_must_be_and_says_so(name):
     function, shape, others, told = AUTO[name]
@@ -374,6 +376,7 @@ def test_auto_fixes_what_must_be_and_says_so(name):
         model(torch.ones(wrong))
 
 
+@pytest.mark.nightly
 def test_auto_fixes_only_sizes_that_a_convolution_needs():
     kernel = jnp.ones((3, 3, 2, 4))
 

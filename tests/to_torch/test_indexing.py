@@ -13,6 +13,7 @@ INSIDE = np.array([[0, 4, 3], [1, 2, 2]], np.int32)
 OUTSIDE = np.array([[0, 4, -9], [7, 2, -1]], np.int32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
@@ -43,6 +44,7 @@ def test_slices_start_where_they_fit():
     check(lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)), x, np.uint32(2**32 - 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("float32-fill", "uint32-fill", "bool-fill", "complex64-fill")
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "uint32", "bool", "complex64"])
@@ -90,6 +92,7 @@ def test_scatters(name, mode):
         check(function, x, AT, updates, gradients=gradients)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ["set", "add", "multiply", "min", "max"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "complex64", "bfloat16"])
 def test_scatters_of_other_numbers(name, dtype):

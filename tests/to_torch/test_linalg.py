@@ -100,6 +100,7 @@ def test_diagonals():
     check(lax.linalg.tridiagonal_solve, d[0], d[1] + 4, d[2], wide_normal(5, 2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"])
 @pytest.mark.parametrize("length", [None, 7])
 def test_transforms(name, length):

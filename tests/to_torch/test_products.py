@@ -15,6 +15,7 @@ def dot(left, right, batch_left=(), batch_right=(), **options):
     return lambda x, y: lax.dot_general(x, y, numbers, **options)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("function", "left", "right"),
     [
@@ -44,6 +45,7 @@ def test_common_products_are_one_function():
     assert operations(attention) == ["permute", "permute", "matmul"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("wide", [None, "int32", "uint32", "float32"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"])
 def test_integers_wrap_around(dtype, wide):
@@ -111,6 +113,7 @@ def conv(strides, padding, base=None, dilation=None, layout=NHWC, groups=1, batc
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("function", "shape", "kernel"),
     [
@@ -136,6 +139,8 @@ def test_channels_last_is_a_view():
     assert operations(found) == ["permute", "permute", "conv2d", "permute"]
 
 
+@pytest.mark.nightly_cases("1-dilation0-strides0-padding2")
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((2, 1), (2, 3)), ((-1, 2), (0, -1))])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
@@ -158,6 +163,7 @@ def test_transposed_convolutions_by_name():
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("complex64")
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "complex64", "bfloat16"])
 def test_convolutions_of_other_numbers(dtype):

@@ -70,7 +70,7 @@ MODULES = {
 }  # fmt: skip
 
 
-@pytest.mark.nightly_cases("attention")
+@pytest.mark.nightly_cases("recurrent", "attention")
 @pytest.mark.parametrize("name", MODULES)
 def test_values_and_gradients_are_those_of_the_module(name, tmp_path):
     torch.manual_seed(0)
@@ -243,6 +243,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("op", "args"), HOSTILE, ids=[op for op, _ in HOSTILE])
 def test_only_what_computes_is_called(op, args):
     with pytest.raises(fmapper.UnsupportedOpsError, match=op.removesuffix(".default")):

@@ -135,6 +135,11 @@ def drawn(function, key, rounded_each=False):
 
 
 @pytest.mark.nightly_cases(
+    "many keys",
+    "randint",
+    "permutation",
+    "permutation of rows",
+    "choice",
     "keys of two dimensions",
     "split many",
     "where",
@@ -145,19 +150,34 @@ def drawn(function, key, rounded_each=False):
     "poisson",
     "binomial",
 )
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", EXACT)
 def test_the_same_numbers(name):
     np.testing.assert_array_equal(*drawn(EXACT[name], KEY, name == "uniform of float16"))
 
 
+@pytest.mark.nightly_cases("many keys")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bits", "split", "fold in", "many keys", "uniform", "carried"])
 def test_keys_that_are_plain_arrays(name):
     np.testing.assert_array_equal(*drawn(EXACT[name], RAW))
 
 
 @pytest.mark.nightly_cases(
-    "multivariate normal", "gamma", "loggamma", "beta", "dirichlet", "chisquare", "student", "ball"
+    "orthogonal",
+    "wald",
+    "maxwell",
+    "carried",
+    "multivariate normal",
+    "gamma",
+    "loggamma",
+    "beta",
+    "dirichlet",
+    "chisquare",
+    "student",
+    "ball",
 )
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CLOSE)
 def test_numbers_up_to_rounding(name):
     have, want = drawn(CLOSE[name], RAW)
@@ -179,6 +199,7 @@ BITS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("many keys", "keys of two dimensions")
 @pytest.mark.parametrize("name", BITS)
 def test_the_other_order_of_counters(name):
@@ -222,6 +243,7 @@ def test_other_generators(kind):
         np.testing.assert_array_equal(*drawn(function, key))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.nightly_cases(
     "shape0-uint8-RNG_DEFAULT",
     "shape1-uint8-RNG_DEFAULT",
@@ -332,6 +354,7 @@ SAID = {
 
 
 @pytest.mark.nightly_cases(
+    "laplace",
     "choice",
     "normal, bfloat16",
     "truncated normal",
@@ -341,6 +364,7 @@ SAID = {
     "dirichlet",
     "t",
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SAID)
 def test_distributions_are_as_near_as_is_said(name):
     function, most, relative, absolute = SAID[name]

@@ -110,7 +110,20 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.nightly_cases("attention", "powers", "auto, attention")
+@pytest.mark.nightly_cases(
+    "strided, whose lengths are given",
+    "strided, odd",
+    "strided, even",
+    "pooled, odd",
+    "pooled, even",
+    "determinant",
+    "divided",
+    "expression",
+    "attention",
+    "powers",
+    "auto, attention",
+)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_other_sizes(name):
     function, shapes, examples, others = CASES[name]
@@ -231,6 +244,7 @@ def test_sizes_outside_of_loops_have_gradients_and_no_source_while_they_vary():
     assert "x_t * 3.0" in fmapper.source(*given)  # "auto" fixes the size
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("each row", "fori")
 @pytest.mark.parametrize("name", LOOPS)
 def test_while_loops_over_sizes_that_vary(name):

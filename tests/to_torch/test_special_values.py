@@ -63,6 +63,7 @@ UNARY = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_functions_of_one_number(name, dtype):
@@ -77,6 +78,7 @@ BINARY = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BINARY)
 def test_functions_of_two_numbers(name):
     check(BINARY[name], *grid("float32"))
@@ -134,6 +136,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns(name):
     check(PATTERNS[name], rows(), tiny=1e-5, whole=True)
@@ -167,7 +170,10 @@ CAUSAL = np.tril(np.ones((6, 6), bool))
 VALUES = [np.nan, np.inf, -np.inf, 3e38, 1e20, -1e12]
 
 
-@pytest.mark.nightly_cases("q-padded-nan", "q-padded--inf")
+@pytest.mark.nightly_cases(
+    "q-padded-inf", "q-padded-3e+38", "q-padded-1e+20", "q-padded-nan", "q-padded--inf"
+)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("mask", [SEEN, CAUSAL, None], ids=["padded", "causal", "all"])
 @pytest.mark.parametrize("part", [0, 1, 2], ids=["q", "k", "v"])
@@ -177,6 +183,7 @@ def test_attention_with_an_odd_number_somewhere(value, mask, part):
     check(functools.partial(attention, mask=mask), *args, tiny=1e-4, whole=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.daily_cases("-inf")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_attention_of_jax_over_a_cache_that_is_not_filled(value):
@@ -251,7 +258,7 @@ def test_bounds_of_what_torch_does_not_clamp(dtype):
     )
 
 
-@pytest.mark.nightly_cases("3e+18-True")
+@pytest.mark.nightly_cases("3e+18-False", "3e+18-True")
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("size", [3e18, 3e19])
 def test_layer_norms_whose_squares_overflow_are_jax_s_without_torch_s_own(fast, size):
@@ -289,6 +296,7 @@ SLOPES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SLOPES)
 def test_slopes_at_zeros_of_both_signs_and_where_numbers_overflow(name):
     x = jnp.asarray([np.inf, -np.inf, -0.0, 0.0, 1e20, -1e20, 3e38, 127.5, 1.0, -2.5], "float32")
@@ -297,8 +305,18 @@ def test_slopes_at_zeros_of_both_signs_and_where_numbers_overflow(name):
 
 
 @pytest.mark.nightly_cases(
-    "cummax-True-2", "cummax-True-5", "cummax-True-8", "cummax-True-13", "cumlogsumexp-False-13"
+    "cummax-False-2",
+    "cummax-False-5",
+    "cummax-False-8",
+    "cummax-False-13",
+    "cumlogsumexp-False-8",
+    "cummax-True-2",
+    "cummax-True-5",
+    "cummax-True-8",
+    "cummax-True-13",
+    "cumlogsumexp-False-13",
 )
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 13])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", ["cummax", "cummin", "cumlogsumexp"])
@@ -314,12 +332,14 @@ def test_equal_elements_so_far_share_a_slope_as_in_jax(name, reverse, size):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_slopes_of_logarithms_of_sums_of_large_exponentials():
     x = jnp.asarray([-20.0, 1e20, 2e20, -3e38, 3e38], "float32")  # by torch's own all are one
     want, got = slopes(lambda x: jax.lax.cumlogsumexp(x, axis=0), x, jnp.arange(1.0, 6.0))
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.nightly
 def test_a_product_that_is_asked_to_be_real_never_sees_imaginary_parts():
     def function(x, y):
         return jnp.matmul(x, y, preferred_element_type=jnp.float32)

@@ -16,6 +16,7 @@ def pool(start, function, window, strides, padding="VALID", **options):
     return lambda x: lax.reduce_window(x, start, function, window, strides, padding, **options)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("start", "function"), [(ZERO, lax.add), (LOW, lax.max), (HIGH, lax.min)])
 @pytest.mark.parametrize(
     ("window", "strides", "padding"),
@@ -34,12 +35,14 @@ def test_pooling(start, function, window, strides, padding):
     check(pool(start, function, window, strides, padding), normal(2, 8, 9, 3))
 
 
+@pytest.mark.nightly
 def test_the_first_of_equal_elements_gets_the_gradient():
     x = jnp.round(normal(2, 8, 9, 3))
     for start, function in ((LOW, lax.max), (HIGH, lax.min)):
         check(pool(start, function, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"), x)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("start", [None, 3])
 @pytest.mark.parametrize("name", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "int32", "uint32"])
@@ -85,6 +88,7 @@ def test_bools_and_complex_numbers():
     check(pool(np.complex64(0), lax.add, (3,), (1,), "SAME"), normal(9).astype("complex64") * 1j)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("start", "function"), [(LOW, lax.max), (HIGH, lax.min)])
 def test_the_programs_of_gradients_and_tangents(start, function):
     reduced = pool(start, function, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")

@@ -99,6 +99,7 @@ def test_recorded_once_for_one_structure(xp: Any) -> None:
     assert fun.count == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "other",
     [
@@ -126,6 +127,7 @@ def test_recorded_anew_for_another_structure(xp: Any, other: Callable[..., Any])
     assert fun.count == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -383,6 +385,7 @@ def model_and_data(xp: Any) -> tuple[Any, Any]:
     return Tree(w=w, b=b, n=3, tied=[w]), x
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("torch-grad of jit", "jax-jit of grad")
 @pytest.mark.parametrize(
     "make",
@@ -410,6 +413,7 @@ def test_with_gradients(xp: Any, make: Callable[..., Any]) -> None:
         assert not getattr(gradient.w, "requires_grad", False)
 
 
+@pytest.mark.nightly_cases("torch-<lambda>1")
 @pytest.mark.parametrize(
     "make",
     [

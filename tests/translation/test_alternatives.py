@@ -60,6 +60,7 @@ class Blocks(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", TARGETS)
 def test_items_of_two_kinds_are_below_the_flags_of_the_source(target: str) -> None:
     torch.manual_seed(0)
@@ -72,6 +73,7 @@ def test_items_of_two_kinds_are_below_the_flags_of_the_source(target: str) -> No
     assert re.search(r"Squeeze\(hidden, .*?\) if use_se else lambda x: x", source.code)
 
 
+@pytest.mark.nightly
 def test_flags_that_are_equal_in_all_are_two_arguments() -> None:
     torch.manual_seed(0)
     model = Blocks((True, True), (False, False), (True, True))
@@ -81,6 +83,7 @@ def test_flags_that_are_equal_in_all_are_two_arguments() -> None:
     assert "if use_se else" in source.code
 
 
+@pytest.mark.nightly
 def test_what_no_variable_decides_on_is_called_after_the_part() -> None:
     class Named(nn.Module):
         def __init__(self, kind: str) -> None:
@@ -139,6 +142,7 @@ class Gates(nn.Module):
         return self.d(self.c(self.b(self.a(x)), x), x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_kept_of_an_input_is_the_input_without_a_part(target: str) -> None:
     torch.manual_seed(0)
@@ -187,6 +191,7 @@ class Bottlenecks(nn.Module):
         return self.blocks(x)
 
 
+@pytest.mark.nightly
 def test_parts_that_are_there_independently_have_a_condition_each() -> None:
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Bottlenecks(), "flax", (torch.randn(4, 3, 16),))
@@ -216,6 +221,7 @@ class Residual(nn.Module):
         return out + residual
 
 
+@pytest.mark.nightly
 def test_one_or_the_other_is_one_statement_beside_other_conditions() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -229,6 +235,7 @@ def test_one_or_the_other_is_one_statement_beside_other_conditions() -> None:
     assert re.search(r"residual = .* if self.down is (not )?None else ", source.code)
 
 
+@pytest.mark.nightly
 def test_numbers_of_parts_that_are_not_there_are_those_of_the_others() -> None:
     torch.manual_seed(0)
     source, proof, _ = translate_proved(Bottlenecks(), "flax", (torch.randn(4, 3, 16),))
@@ -237,6 +244,7 @@ def test_numbers_of_parts_that_are_not_there_are_those_of_the_others() -> None:
     assert re.search(r"Bottleneck\(4, ", source.code)
 
 
+@pytest.mark.nightly
 def test_one_class_of_parts_of_two_kinds_takes_weights() -> None:
     torch.manual_seed(0)
     model = Blocks((True, False), (False, True)).eval()
@@ -260,6 +268,7 @@ class Mixer(nn.Module):
         return self.norm(x + self.self(x))
 
 
+@pytest.mark.nightly
 def test_a_part_that_is_called_self_is_given() -> None:
     torch.manual_seed(0)
     gate = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
@@ -281,6 +290,7 @@ class Halved(nn.Module):
         return halves(x, 0) @ halves(x, 1)
 
 
+@pytest.mark.nightly
 def test_a_function_along_several_axes_is_written_for_each() -> None:
     source, proof, _ = translate_proved(Halved(), "flax", (torch.randn(4, 4),))
     assert proof
@@ -328,6 +338,7 @@ class Lists(nn.Module):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", TARGETS)
 def test_attributes_and_items_of_sequences_of_the_source_are_below_flags(target: str) -> None:
     torch.manual_seed(0)
@@ -342,6 +353,7 @@ def test_attributes_and_items_of_sequences_of_the_source_are_below_flags(target:
         assert "mix: Squeeze | Linear" in code
 
 
+@pytest.mark.nightly
 def test_two_lists_that_one_line_goes_through_are_two_loops() -> None:
     source, _, _ = translate_proved(Lists(), "flax", (torch.randn(3, 6),))
     code = source.code[source.code.index("class Lists") :]

@@ -65,8 +65,15 @@ FUNCTIONS = [
 
 
 @pytest.mark.nightly_cases(
-    "linear-0_0-False", "linear-0_1-False", "linear-1-False", "linear-2-False"
+    "linear-0_0-True",
+    "linear-1-True",
+    "linear-2-True",
+    "linear-0_0-False",
+    "linear-0_1-False",
+    "linear-1-False",
+    "linear-2-False",
 )
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("function", "axis"),
@@ -85,7 +92,9 @@ def test_loops_give_what_scans_give(function, axis, reverse):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.nightly_cases("1-maximum", "1-minimum", "1-add", "1-multiply")
+@pytest.mark.nightly_cases(
+    "-1-maximum", "-1-multiply", "1-maximum", "1-minimum", "1-add", "1-multiply"
+)
 @pytest.mark.parametrize("function", [jnp.maximum, jnp.minimum, jnp.add, jnp.multiply])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_elements_of_one_number_are_not_taken_for_others(function, sign):

@@ -47,6 +47,7 @@ def condition(draw: random.Random, example: dict[str, int]) -> Guard | None:
     return Guard(one, relation, told[relation], "")
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(200))
 def test_fewer_conditions_hold_for_the_same_sizes(seed: int) -> None:
     draw = random.Random(seed)
@@ -79,6 +80,7 @@ def linear(draw: random.Random, names: str, depth: int) -> str:
     return f"({left} {kind} {linear(draw, names, depth - 1)})"
 
 
+@pytest.mark.sampled(31)
 @pytest.mark.nightly_cases(
     "0",
     "5",

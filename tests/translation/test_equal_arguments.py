@@ -41,6 +41,7 @@ class Decoder(nn.Module):
         return self.other(x, memory, memory)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_attention_to_itself_and_to_others_is_one_class(target: str) -> None:
     pytest.importorskip(target)
@@ -53,6 +54,7 @@ def test_attention_to_itself_and_to_others_is_one_class(target: str) -> None:
     assert "key is query" not in source.code
 
 
+@pytest.mark.nightly
 def test_other_code_is_another_class() -> None:
     given = torch.randn(2, 5, 4), torch.randn(2, 5, 4)
     code = translate(Decoder(swapped=True), "flax", given)[0].code

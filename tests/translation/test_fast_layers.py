@@ -42,8 +42,14 @@ def results(layer, x):
 
 
 @pytest.mark.nightly_cases(
-    "float32-Linear", "float32-LayerNorm", "bfloat16 float32-Linear", "float32 bfloat16-Linear"
+    "float32-one without bias",
+    "float32 bfloat16-RMSNorm",
+    "float32-Linear",
+    "float32-LayerNorm",
+    "bfloat16 float32-Linear",
+    "float32 bfloat16-Linear",
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", layers())
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16 float32", "float32 bfloat16"])
 def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):
@@ -58,6 +64,7 @@ def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):
         np.testing.assert_allclose(np.float32(old), np.float32(new), atol=atol, rtol=rtol)
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("LayerNorm")
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 def test_second_derivatives_are_those_of_flax(kind):
@@ -84,6 +91,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.daily_cases("by name")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_those_of_flax(name):
@@ -150,6 +158,7 @@ def test_layers_are_of_the_classes_of_flax_and_printed_as_such(model):
     np.testing.assert_allclose(adapter(x), model.dense(x), atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_gradients_of_kernels_are_not_transposed(model):
     graph, state = nnx.split(model)
     x = jnp.ones((2, 3, 16))

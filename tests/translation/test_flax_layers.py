@@ -109,6 +109,7 @@ class Steps(nn.Module):
         return state[0] if isinstance(state, tuple) else state
 
 
+@pytest.mark.nightly
 @pytest.mark.daily_cases("cell2")
 @pytest.mark.parametrize("cell", [nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.RNNCell(3, 4)])
 def test_cells_begin_with_zeros_or_with_what_they_are_given(cell):
@@ -330,7 +331,7 @@ def test_a_product_among_other_operations_is_a_linear_layer():
     assert source.layers == (12, 16)
 
 
-@pytest.mark.daily_cases("<lambda>-shape3", "<lambda>-shape7")
+@pytest.mark.daily_cases("<lambda>-shape3")
 @pytest.mark.parametrize(
     ("compute", "shape"),
     [
@@ -364,6 +365,7 @@ class Looks(nn.Module):
         return rows @ self.table.weight.T
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("is_own", [True, False])
 def test_the_row_for_padding_gets_no_gradient(is_own):
@@ -456,6 +458,7 @@ class Bags(nn.Module):
         return self.total(x), self.mean(x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [[[1, 2, 2, 0], [0, 0, 0, 0], [3, 0, 4, 9]], [[1], [0], [3]]])
 def test_bags_of_rows_are_layers(rows):
     torch.manual_seed(0)

@@ -455,6 +455,7 @@ def test_a_file_for_evaluation_says_what_it_lacks(part, lacks):
     assert "def train(self, **attributes):" in code
 
 
+@pytest.mark.nightly
 def test_a_file_for_evaluation_evaluates_and_refuses_training():
     net = Idle(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()))
     x = torch.randn(3, 4)

@@ -105,6 +105,7 @@ def code() -> str:
     return source.code
 
 
+@pytest.mark.nightly
 def test_sizes_have_numbers_only_where_a_function_has_several(code: str) -> None:
     assert "# states: (batch, length, 8), memory: (batch, length_2, 8)" in code
     for cls in ("class Attention(", "class Layer("):

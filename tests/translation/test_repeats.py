@@ -78,6 +78,7 @@ def test_a_loop_computes_what_the_statements_do(lines):
     assert run(found, arguments) == run(lines, arguments)
 
 
+@pytest.mark.nightly
 @settings(max_examples=600, deadline=None)
 @given(functions(), st.data())
 def test_rounds_that_begin_or_end_otherwise_compute_what_the_statements_do(lines, data):

@@ -103,6 +103,7 @@ def filled_layer(cls: type) -> Any:
 LAYERS = concrete(caches.CacheLayerMixin) + concrete(caches.LinearAttentionCacheLayerMixin)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cls", dict.fromkeys(LAYERS), ids=lambda cls: cls.__name__)
 def test_a_layer_is_an_argument_of_a_plain_jit(cls: type) -> None:
     layer = fmapper.to_jax(filled_layer(cls))

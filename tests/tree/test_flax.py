@@ -152,7 +152,8 @@ def make(request):
 # --- modules --------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly_cases("attention", "sequential", "nested", "recurrent")
+@pytest.mark.nightly_cases("tied", "attention", "sequential", "nested", "recurrent")
+@pytest.mark.sampled(2)
 def test_fmap_makes_an_equal_model_and_leaves_the_original_alone(make):
     model, twin = make(), make()
     before = content(model)
@@ -176,7 +177,7 @@ def test_nothing_mutable_is_shared(make):
     assert not mine & {id(value) for _, value in nnx.iter_graph(new)}
 
 
-@pytest.mark.nightly_cases("attention", "sequential")
+@pytest.mark.nightly_cases("recurrent", "attention", "sequential")
 def test_a_round_trip_over_numpy_gives_the_bits_back(make):
     model = make()
     if not without_keys(model):
@@ -192,6 +193,7 @@ def test_a_round_trip_over_numpy_gives_the_bits_back(make):
     assert bits(back(X)) == bits(model(X))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("attention", "recurrent")
 def test_ten_steps_of_an_optimizer_in_the_same_tree_equal_those_of_the_unmoved_twin(make):
     @nnx.jit
@@ -220,6 +222,7 @@ def test_ten_steps_of_an_optimizer_in_the_same_tree_equal_those_of_the_unmoved_t
     assert int(optimizer.step[...]) == 10
 
 
+@pytest.mark.sampled(3)
 def test_the_new_model_works_in_transformations(make):
     model, twin = fmap(copied, make()), make()
     run = nnx.jit(lambda model, x: model(x))
@@ -230,7 +233,8 @@ def test_the_new_model_works_in_transformations(make):
     assert content(nnx.clone(model)) == content(twin)
 
 
-@pytest.mark.nightly_cases("tied", "recurrent")
+@pytest.mark.nightly_cases("dropout", "tied", "recurrent")
+@pytest.mark.sampled(3)
 def test_fmap_inside_jit_makes_a_model_that_can_be_assigned_to_there(make):
     model, twin = make(), make()
 

@@ -81,6 +81,7 @@ def transformations():
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPTAX)
 def test_ten_steps_of_a_moved_optax_state_equal_those_of_the_unmoved_twin(name):
     optax = pytest.importorskip("optax")
@@ -180,7 +181,7 @@ def equinox_models():
     }
 
 
-@pytest.mark.nightly_cases("linear", "mlp", "sequential")
+@pytest.mark.nightly_cases("shared", "linear", "mlp", "sequential")
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox_modules_compute_the_same(name):
     model = equinox_models()[name]

@@ -248,6 +248,7 @@ def test_a_class_that_its_owner_registered_with_jax_is_left_alone():
 # --- the other way: registered classes are nodes -------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_equinox_modules_are_nodes_with_nothing_declared():
     eqx = pytest.importorskip("equinox")
     linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))

@@ -171,6 +171,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings(
     "ignore:LSTM with projections", "ignore:enable_nested_tensor", "ignore:Initializing zero-elem"
 )
