@@ -1,5 +1,6 @@
 """Settings that all tests share: hypothesis, the marker `gpu`, backends that transform."""
 
+import ast
 import ctypes
 import functools
 import gc
@@ -24,6 +25,33 @@ FINISHED = itertools.count(1)  # tests
 # No deadline: the first example of a property may load a framework or compile.
 settings.register_profile("fmapper", deadline=None)
 settings.load_profile("fmapper")
+
+
+# What the jobs without some of the frameworks lack.
+OPTIONAL = ("numpy", "torch", "jax", "flax", "equinox", "ml_dtypes", "optax", "transformers")
+MISSING = frozenset(name for name in OPTIONAL if find_spec(name) is None)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Returns the packages that a file imports at its top level."""
+    packages = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages.add((node.module or "").partition(".")[0])
+    return packages
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves out the modules that import a framework where it is not installed."""
+    is_test = MISSING and collection_path.suffix == ".py" and collection_path.name != "conftest.py"
+    return True if is_test and imports_of(collection_path) & MISSING else None
+
+
+def pytest_report_header() -> str:
+    """Says which modules are left out."""
+    return f"without modules that import {', '.join(sorted(MISSING))}" if MISSING else ""
 
 
 @functools.cache

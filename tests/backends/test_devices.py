@@ -758,6 +758,7 @@ def test_get_device_of_sharded_arrays(eight: Any) -> None:
     assert eight["same"] == ALL
 
 
+@pytest.mark.nightly
 def test_get_device_of_a_mixed_tree_of_jax(eight: Any) -> None:
     assert eight["mixed"].splitlines()[1:5] == [
         f"  {ALL}: model.a",

@@ -356,7 +356,7 @@ def test_narrow_floats(name, dtype):
         assert_close(plain, expected, 4, dtype)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "dropout"])
 def test_vmap(name):
     case = CASES[name]

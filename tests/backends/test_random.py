@@ -64,7 +64,7 @@ def test_key_refuses_what_does_not_fit():
         random.key(2**64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num", [1, 2, 5, (2, 3)])
 def test_split(backend, num):
@@ -79,7 +79,7 @@ def test_fold_in(backend, data):
     np.testing.assert_array_equal(draw(backend, lambda key: random.fold_in(key, data)), expected)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7, 5), (33_000,)])
 @pytest.mark.parametrize("width", [8, 16, 32])
@@ -96,7 +96,7 @@ def test_bits_of_64(backend, x64):
     np.testing.assert_array_equal(got, jax.random.bits(TYPED, (70_000,), "uint64"))
 
 
-@pytest.mark.nightly_cases("0-1-float16-numpy", "0-1-float16-torch")
+@pytest.mark.nightly_cases("0-1-bfloat16-numpy", "0-1-float16-numpy", "0-1-float16-torch")
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -165,7 +165,7 @@ def bounds(dtype):
     return [*found, (-5, 6)] if limits.min else found
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(75)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("dtype", "low", "high"),
@@ -189,7 +189,7 @@ def test_randint_of_64(backend, low, high, x64):
     np.testing.assert_array_equal(got, jax.random.randint(TYPED, (500,), low, high, "int64"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [0, 1, 2, 10, 3000])
 def test_permutation_of_a_range(backend, n):
@@ -200,7 +200,13 @@ def test_permutation_of_a_range(backend, n):
 
 
 @pytest.mark.nightly_cases(
-    "True-0-torch", "True-1-torch", "True--1-torch", "True-0-numpy", "True-1-numpy", "True--1-numpy"
+    "True-1-jax",
+    "True-0-torch",
+    "True-1-torch",
+    "True--1-torch",
+    "True-0-numpy",
+    "True-1-numpy",
+    "True--1-numpy",
 )
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])

@@ -76,6 +76,7 @@ def test_a_file_that_changes_meanwhile_is_said_where_it_is_moved(stored, tmp_pat
         fmapper.to_numpy(dict(arrays))
 
 
+@pytest.mark.nightly
 def test_weights_are_read_while_the_program_is_recorded(tmp_path, reads, monkeypatch):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

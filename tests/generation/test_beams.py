@@ -24,11 +24,7 @@ def llama() -> Any:
     return model, fmapper.generator(model, max_length=40, batch=3, num_beams=BEAMS)
 
 
-@pytest.mark.daily_cases(
-    "-{'length_penalty': -1.5}",
-    "37-{'length_penalty': -1.5}",
-    "37-{'length_penalty': 3.0, 'early_stopping': 'never'}",
-)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [

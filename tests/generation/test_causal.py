@@ -77,6 +77,7 @@ def test_prompts_of_one_bucket_compile_nothing_anew(llama: Any) -> None:
     assert [one._cache_size() for one in compiled] == before
 
 
+@pytest.mark.nightly
 def test_a_width_that_is_new_compiles_not_even_a_slice(llama: Any, caplog: Any) -> None:
     _, generator = llama
     generator(prompts(3, 5)[0], max_new_tokens=3)
@@ -94,6 +95,7 @@ def test_a_prompt_is_one_call_of_its_program(llama: Any) -> None:
     assert generator.generation.prefill.symbols[name] == (2, 80)
 
 
+@pytest.mark.nightly
 def test_a_row_that_stops_does_not_change_the_others(llama: Any) -> None:
     model, generator = llama
     tokens, mask = prompts()

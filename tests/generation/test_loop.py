@@ -90,7 +90,7 @@ def test_weights_of_gpt2_lie_in_blocks() -> None:
     )
 
 
-@pytest.mark.nightly_cases("1-None")
+@pytest.mark.nightly_cases("12-64", "1-None")
 @pytest.mark.parametrize(("batch", "width"), [(1, None), (12, 64), (13, 200)])
 def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int | None) -> None:
     from fmapper_adapters.jax.generation import blocks
@@ -183,6 +183,7 @@ def test_keys_and_values_are_not_repeated_for_each_head(generator: Any) -> None:
     assert "f32[2,4,20,8]" not in text
 
 
+@pytest.mark.nightly
 def test_the_cache_is_written_in_place(generator: Any) -> None:
     text = text_of_loop(generator)
     assert "input_output_alias" in text

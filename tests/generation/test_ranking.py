@@ -32,7 +32,7 @@ def test_ranks_are_those_of_jax(rows: Any, k: int) -> None:
     np.testing.assert_array_equal(ranking.argmax(x), x.argmax(-1))
 
 
-@pytest.mark.nightly_cases("row0")
+@pytest.mark.nightly_cases("row1", "row0")
 @pytest.mark.parametrize("row", [[1.0, np.nan, np.inf], [-np.nan, 3.0, np.nan], [-0.0, 0.0, -1.0]])
 def test_what_is_no_number_is_the_largest(row: list[float]) -> None:
     x = jnp.asarray([row], jnp.float32)

@@ -7,6 +7,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import fmapper
 from support.sources import (  # noqa: F401
     ADAPTERS,
@@ -119,6 +121,8 @@ def test_the_core_imports_no_framework_and_no_adapter():
 
 def test_types_of_adapters_come_from_their_faces():
     """What is imported for type checkers alone: the classes of models that `convert` gives."""
+    pytest.importorskip("torch")
+    pytest.importorskip("flax")
     for path in CORE:
         for module, name in imports(path, everywhere=True):
             if module.partition(".")[0] == "fmapper_adapters":

@@ -59,6 +59,7 @@ def test_huge_pages_are_left_for_a_while_when_they_are_slow():
     assert huge.skip == 64 << 20  # one fast page, and the next pause is short again
 
 
+@pytest.mark.nightly_cases("at hand")
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system has the call")
 @pytest.mark.parametrize("seconds", [1e-5, 1.0], ids=["at hand", "slow"])
 def test_huge_pages_lie_within_the_array_that_is_filled(monkeypatch, seconds):

@@ -990,7 +990,7 @@ def outcomes() -> dict[tuple[str, str, str], dict[str, Any]]:
     return found
 
 
-@pytest.mark.nightly_cases("object-jax", "object-numpy", "object-torch")
+@pytest.mark.nightly_cases("object_of_arrays-numpy", "object-jax", "object-numpy", "object-torch")
 @pytest.mark.parametrize("target", MOVERS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_go_is_refused(

@@ -868,6 +868,7 @@ def test_to_gpu_warns_once(no_gpu: list[str]) -> None:
     assert "to_gpu(strict=True) raises" in text
 
 
+@pytest.mark.nightly
 def test_to_gpu_casts_where_it_cannot_move(no_gpu: list[str]) -> None:
     assert no_gpu[13] == "cast torch.float16 float16"
 
@@ -1033,7 +1034,6 @@ HIDE = """
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("missing", ["torch", "jax"])
 def test_a_backend_that_is_not_installed(missing: str) -> None:
     code = (

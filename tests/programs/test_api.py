@@ -457,7 +457,6 @@ def test_an_input_that_the_forward_changes_is_given_back():
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("train", [False, True])
 def test_gradients_end_where_torch_ends_them(train):
     class Ended(nn.Module):

@@ -233,7 +233,7 @@ def test_flat_models_start_train_and_evaluate_as_their_source(name):
     assert not torch.allclose(outputs[True], outputs[False])
 
 
-@pytest.mark.nightly_cases("nnx attention")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EACH)
 def test_models_of_written_classes_train_or_refuse_to(name):
     model, x, kwargs = CASES[name]()
@@ -342,9 +342,7 @@ def _call_torch(model, x, *, train):
     return output, [b.numpy() for b in own.buffers() if b.ndim]
 
 
-@pytest.mark.nightly_cases(
-    "TorchNormed-x2-False-True", "TorchCentered-x3-False-True", "TorchCentered-x3-False-False"
-)
+@pytest.mark.nightly
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize(
     ("make", "x", "draws"),
@@ -385,7 +383,7 @@ def test_structured_modules_of_torch_start_train_and_evaluate_as_their_source(
     "make",
     [
         TorchDropped,
-        pytest.param(TorchAttended, marks=pytest.mark.slow),
+        pytest.param(TorchAttended, marks=pytest.mark.nightly),
         TorchNormed,
         TorchCentered,
     ],
@@ -415,7 +413,7 @@ def test_flat_models_of_torch_start_train_and_evaluate_as_their_source(make, sta
     "make",
     [
         TorchDropped,
-        pytest.param(TorchAttended, marks=pytest.mark.slow),
+        pytest.param(TorchAttended, marks=pytest.mark.nightly),
         TorchNormed,
         TorchCentered,
     ],
@@ -458,7 +456,7 @@ def test_batch_norm_of_equinox_trains_and_evaluates_as_its_source():
     np.testing.assert_allclose(found, evaluated, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_written_batch_norm_of_equinox_trains_and_evaluates_as_its_source():
     given = eqx.nn.make_with_state(EquinoxNormed)(KEY)
     model, state = given
@@ -496,7 +494,7 @@ class EquinoxCentered(eqx.Module):
         return y - y.mean(0), state.set(self.mean, 0.9 * mean + 0.1 * y.mean(0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_statistics_of_equinox_by_hand_are_kept_and_never_written_in_part():
     given = eqx.nn.make_with_state(EquinoxCentered)(KEY)
     model, state = eqx.nn.make_with_state(EquinoxCentered)(KEY)

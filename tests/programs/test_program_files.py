@@ -84,6 +84,7 @@ def called(name: str, target: str) -> Any:
 # --- honest files ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("branch_jax")
 @pytest.mark.parametrize("name", NAMES)
 def test_files_that_were_written_before_stay_readable(name):

@@ -122,7 +122,7 @@ def test_dropout_needs_random_numbers_on_the_way():
         near(back.train()(x), fmapper.to_torch(keyed(x.numpy())))
 
 
-@pytest.mark.nightly_cases("jax")
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["jax", "flax"])
 def test_jax_and_back(to):
     class Net(nnx.Module):

@@ -56,7 +56,7 @@ def there():
     return fmapper.convert(Net(), "torch", (X,))
 
 
-@pytest.mark.nightly_cases("True")
+@pytest.mark.nightly
 @pytest.mark.parametrize("train", [False, True])
 def test_there_and_back(there, train):
     back = fmapper.convert(there, "flax", (torch.from_numpy(X),), train=train)

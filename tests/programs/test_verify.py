@@ -265,7 +265,7 @@ class HoldsItself(torch.nn.Module):
         return found
 
 
-@pytest.mark.nightly_cases("dict")
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [list, dict, type("Plain", (), {})])
 def test_outputs_may_hold_themselves(kind):
     a, b, x = HoldsItself(kind), HoldsItself(kind), torch.ones(1, 2)

@@ -129,7 +129,12 @@ def by_file(converted, target, structured, folder):
     return fmapper.load(folder / "learned.safetensors", like=target)
 
 
-@pytest.mark.nightly_cases("nnx-by_state-flat", "filter_vmap-by_state-flat")
+@pytest.mark.nightly_cases(
+    "nnx-by_state-structured",
+    "filter_vmap-by_state-structured",
+    "nnx-by_state-flat",
+    "filter_vmap-by_state-flat",
+)
 @pytest.mark.parametrize("structured", [False, True], ids=["flat", "structured"])
 @pytest.mark.parametrize("way", [by_state, by_state_dict, by_file])
 def test_the_way_back_is_one_call(cells, structured, way, tmp_path):

@@ -83,7 +83,6 @@ def test_transposed_convolutions(dims):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("False")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_of_convolutions(transposed):
     conv = convolution(2, transposed)

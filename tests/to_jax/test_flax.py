@@ -121,7 +121,6 @@ def trained_in(model):
 
 
 @pytest.mark.nightly
-@pytest.mark.daily_cases("tied")
 def test_outputs_and_gradients_are_those_of_torch(case):
     model, inputs, converted = case
     want = main_output(model(*inputs))

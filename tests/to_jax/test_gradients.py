@@ -219,7 +219,7 @@ class Between(Autograd):
         return gradient * ctx.sine * ctx.x
 
 
-@pytest.mark.nightly_cases("Same")
+@pytest.mark.nightly_cases("Halved", "Between", "Same")
 @pytest.mark.parametrize("function", [Halved, Result, Same, Between])
 def test_second_derivatives_go_through_what_is_kept_as_in_torch(function: Any) -> None:
     x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
@@ -506,6 +506,7 @@ class WithoutGradients(torch.nn.Module):
         return y
 
 
+@pytest.mark.nightly_cases("module0")
 @pytest.mark.parametrize("module", [Strict(), WithoutGradients()])
 def test_gradients_that_a_way_forgets_are_not_lost_in_silence(module: Any) -> None:
     x = torch.ones(3)

@@ -19,7 +19,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28)
 @pytest.mark.nightly_cases(
     "FractionalMaxPool3d: kernel_size=2, output_size=(3, 3, 3), _random_samples=[[]2, 3, 3]",
     "TransformerDecoderLayer: d_model=8, nhead=2, dim_feedforward=12",

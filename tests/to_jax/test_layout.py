@@ -91,13 +91,7 @@ def turns(function: Any, *args: Any) -> int:
 
 
 @pytest.mark.daily_cases(
-    "another image",
-    "split",
-    "mirrored",
-    "merged and back",
-    "sums so far",
-    "its own derivative",
-    "indices",
+    "another image", "split", "merged and back", "sums so far", "its own derivative", "indices"
 )
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*BETWEEN, *OTHERS])

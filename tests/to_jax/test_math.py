@@ -98,6 +98,7 @@ def test_numbers_enter_as_numbers():
     check(mixed, torch.tensor([0.25, 4.0]), torch.tensor([1, 3]), torch.tensor([True, False]))
 
 
+@pytest.mark.nightly
 def test_halves_are_rounded_once():
     x = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 

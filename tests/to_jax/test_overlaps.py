@@ -206,6 +206,7 @@ def test_writing_to_windows_that_cover_the_tensor_is_converted(change):
     np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x).numpy())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "stride", "is_taken"),
     [((2, 2), (1, 1), False), ((3, 2), (2, 3), True), ((3, 3), (2, 3), True),

@@ -96,6 +96,7 @@ class Attending(torch.nn.Module):
 HIDDEN = torch.tensor([[True] * 3, [False] * 3])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [blind_layer, lambda: blind_layer(norm_first=True), Attending])
 def test_what_sees_nothing_is_told_of(make):
     module = make().eval()
@@ -127,6 +128,7 @@ class Translator(torch.nn.Module):
         return self.transformer(source, target, tgt_mask=target_mask)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mask", ["causal", "other"])
 def test_a_mask_that_is_causal_for_the_examples_may_be_another_one(mask):
     """Whether it is depends on its values; torch would look, and fix all sizes by that."""

@@ -46,7 +46,6 @@ def test_largest_elements(dims):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("1")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_means(dims):
     pool = getattr(F, f"avg_pool{dims}d")
@@ -148,7 +147,6 @@ MODES = {1: ["linear"], 2: ["bilinear", "bicubic"], 3: ["trilinear"]}
 
 
 @pytest.mark.nightly
-@pytest.mark.daily_cases("1")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_interpolation(dims):
     def function(x):
@@ -256,10 +254,10 @@ def test_the_largest_element_of_whole_planes(padding):
     assert len(str(jax.make_jaxpr(model.call)((np.ones((2, 20, 20, 20), "float32"),)))) < 20_000
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.nightly_cases(
     "kernel1-0-AvgPool2d", "kernel0-0-MaxPool2d", "kernel0-1-MaxPool2d", "kernel2-0-MaxPool2d"
 )
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", [torch.nn.AvgPool2d, torch.nn.MaxPool2d])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("kernel", [(900, 1000), (900, 3), (4, 1000)])

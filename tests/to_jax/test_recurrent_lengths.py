@@ -58,6 +58,7 @@ def test_states_are_projected():
         converting.compare(model(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_given_states_and_gradients_at_another_length():
     module = nn.GRU(3, 4)
     x, state = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
@@ -70,6 +71,7 @@ def test_given_states_and_gradients_at_another_length():
     converting.compare(found, x.grad)
 
 
+@pytest.mark.nightly
 def test_dropout_between_layers_is_drawn_in_training():
     module = Network("LSTM", num_layers=2, dropout=0.5)
     args = (torch.randn(5, 2, 3),)
@@ -81,6 +83,7 @@ def test_dropout_between_layers_is_drawn_in_training():
     assert (first != other).any()
 
 
+@pytest.mark.nightly
 def test_a_length_that_is_given_as_a_number_stays_fixed():
     module = Network("LSTM").eval()
     x = torch.randn(5, 2, 3)

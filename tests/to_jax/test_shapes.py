@@ -258,6 +258,7 @@ class Windows(torch.nn.Module):
         return x.tanh()
 
 
+@pytest.mark.nightly
 def test_sizes_that_are_long_expressions_vary_where_they_are_named_alone():
     x = torch.randn(2, 37)
     net = torch.nn.Sequential(Windows())

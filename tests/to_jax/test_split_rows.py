@@ -73,6 +73,7 @@ def rows(seed: int) -> Any:
     return 3 * torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.nightly
 def test_rows_go_to_their_experts_under_jit() -> None:
     module = Experts()
     converted = fmapper.convert(module, "jax", (rows(0),))
@@ -86,6 +87,7 @@ def test_rows_go_to_their_experts_under_jit() -> None:
     assert any(0 in one for one in counts)
 
 
+@pytest.mark.nightly
 def test_gradients_are_those_of_torch() -> None:
     module = Experts()
     converted = fmapper.convert(module, "jax", (rows(0),))
@@ -99,6 +101,7 @@ def test_gradients_are_those_of_torch() -> None:
     np.testing.assert_allclose(found["weight"], module.weight.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [Scaled, Backwards, Counted])
 def test_what_needs_the_parts_themselves_is_not_compiled(kind: Any) -> None:
     module = kind()

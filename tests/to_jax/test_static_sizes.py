@@ -233,7 +233,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.nightly_cases("first")
+@pytest.mark.nightly_cases("a reduction", "first")
 @pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_an_operation_refuses_are_one_error(name: str) -> None:

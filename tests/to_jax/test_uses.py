@@ -52,7 +52,7 @@ def small():
     return Small().eval(), {"x": torch.randn(6, 4)}
 
 
-@pytest.mark.nightly_cases("dynamic", "train")
+@pytest.mark.nightly_cases("bfloat16", "dynamic", "train")
 @pytest.mark.parametrize("use", ["gradients", "bfloat16", "bfloat16_module", "dynamic", "train"])
 def test_uses_of_a_small_model(small, use):
     found = sweep_uses.USES[use](*small)

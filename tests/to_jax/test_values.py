@@ -112,7 +112,7 @@ SIZED: dict[str, Any] = {
 }
 
 
-@pytest.mark.daily_cases("sizes", "bounds", "bounds of what is assigned")
+@pytest.mark.daily_cases("bounds", "bounds of what is assigned")
 @pytest.mark.parametrize("name", SIZED)
 def test_results_whose_size_depends_on_values_compile(
     name: str, monkeypatch: pytest.MonkeyPatch

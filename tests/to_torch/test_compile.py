@@ -154,7 +154,7 @@ def test_compile(name):
 
 
 # torch.export.load of torch 2.11 says so of the file that it has read
-@pytest.mark.nightly_cases("scan with keys")
+@pytest.mark.nightly_cases("switch out of range", "scan with keys")
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("name", NAMES)
 def test_export(name):

@@ -86,7 +86,7 @@ def recurrent(reverse=False, unroll=1):
     return run
 
 
-@pytest.mark.nightly_cases("False-2", "True-300", "False-1", "False-5", "False-300")
+@pytest.mark.nightly_cases("True-1", "False-2", "True-300", "False-1", "False-5", "False-300")
 @pytest.mark.parametrize("length", [1, 2, 5, 300])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(length, reverse):

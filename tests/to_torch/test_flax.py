@@ -218,6 +218,7 @@ def test_a_split_module(net):
     near(converted(T), net(X))
 
 
+@pytest.mark.nightly_cases("method")
 @pytest.mark.parametrize("how", ["method", "lambda", "jit"])
 def test_methods_in_both_modes(net, how):
     class Outer(nnx.Module):
@@ -304,7 +305,6 @@ def test_linen(encoder, form):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("train", [False, True])
 def test_a_mode_among_the_examples(encoder, train):
     model, variables = encoder
@@ -315,6 +315,7 @@ def test_a_mode_among_the_examples(encoder, train):
     near(converted(T, False), model.apply(variables, X, train=False))
 
 
+@pytest.mark.nightly
 def test_linen_methods(encoder):
     model, variables = encoder
     want = model.apply(variables, X, method="twice")

@@ -127,9 +127,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.daily_cases(
-    "log_softmax", "silu", "attention with a bias", "dense with the weights first", "mean"
-)
+@pytest.mark.daily_cases("log_softmax", "silu", "dense with the weights first", "mean")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_spelt_out_becomes_one_call(name):
@@ -258,6 +256,8 @@ NEARLY = {
 
 
 @pytest.mark.nightly_cases(
+    "layer norm, the scale lies along the other dimension",
+    "attention, the weights are changed",
     "layer norm, the variance is of something else",
     "softmax of complex numbers",
     "softmax, summed over the other dimension",
@@ -343,7 +343,7 @@ def test_the_same_thing_is_computed_once():
     assert sorted(called(converted(twice, X))) == ["add", "mul", "tanh"]
 
 
-@pytest.mark.nightly_cases("tril-True")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mask", "causal"), [(jnp.tril, True), (jnp.triu, False)])
 def test_attention_is_told_that_its_mask_is_causal(mask, causal):
     def function(q, k, v):

@@ -185,7 +185,7 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.nightly_cases("even", "one hot", "an array")
 @pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 @pytest.mark.parametrize("name", QUESTIONS)

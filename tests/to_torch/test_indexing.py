@@ -77,7 +77,7 @@ def test_lookups_in_several_dimensions():
 AT = np.array([3, 0, 7, 3, -1, 3, -9], np.int32)
 
 
-@pytest.mark.daily_cases("clip-subtract", "clip-min", "clip-max")
+@pytest.mark.daily_cases("clip-min", "clip-max")
 @pytest.mark.parametrize("name", ["set", "add", "subtract", "min", "max"])
 @pytest.mark.parametrize("mode", ["drop", "clip"])
 def test_scatters(name, mode):

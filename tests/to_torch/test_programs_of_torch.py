@@ -70,7 +70,7 @@ MODULES = {
 }  # fmt: skip
 
 
-@pytest.mark.nightly_cases("recurrent", "attention")
+@pytest.mark.nightly_cases("convolutions", "recurrent", "attention")
 @pytest.mark.parametrize("name", MODULES)
 def test_values_and_gradients_are_those_of_the_module(name, tmp_path):
     torch.manual_seed(0)

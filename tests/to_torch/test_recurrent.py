@@ -312,6 +312,7 @@ def test_what_is_nearly_a_gru_is_a_loop(name):
     assert "gru" not in calls(check(ALMOST[name], X, *GRU, STATES[0]))
 
 
+@pytest.mark.nightly
 def test_products_of_what_is_given_are_taken_out_of_a_loop():
     model = check(reset_first, X, *GRU, STATES[0])
     assert [n.target for n in model.graph.nodes].count(torch.matmul) == 1
@@ -321,7 +322,7 @@ def test_products_of_what_is_given_are_taken_out_of_a_loop():
     assert shapes.count((BATCH, 3 * SIZE)) == 1  # with the bias
 
 
-@pytest.mark.nightly_cases("linen-False", "nnx-False")
+@pytest.mark.nightly
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 def test_the_gru_of_flax(library, reverse):

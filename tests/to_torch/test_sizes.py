@@ -245,7 +245,6 @@ def test_sizes_outside_of_loops_have_gradients_and_no_source_while_they_vary():
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("each row", "fori")
 @pytest.mark.parametrize("name", LOOPS)
 def test_while_loops_over_sizes_that_vary(name):
     function = LOOPS[name]

@@ -184,7 +184,6 @@ def test_attention_with_an_odd_number_somewhere(value, mask, part):
 
 
 @pytest.mark.nightly
-@pytest.mark.daily_cases("-inf")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_attention_of_jax_over_a_cache_that_is_not_filled(value):
     q, k, v = heads()
@@ -305,6 +304,8 @@ def test_slopes_at_zeros_of_both_signs_and_where_numbers_overflow(name):
 
 
 @pytest.mark.nightly_cases(
+    "cummin-False-5",
+    "cummin-True-8",
     "cummax-False-2",
     "cummax-False-5",
     "cummax-False-8",

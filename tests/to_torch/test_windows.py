@@ -97,6 +97,7 @@ def test_the_programs_of_gradients_and_tangents(start, function):
     check(lambda x, t: jax.jvp(reduced, (x,), (t,)), x, normal(2, 8, 9, 3, seed=1), gradients=False)
 
 
+@pytest.mark.nightly
 def test_second_gradients():
     reduced = pool(LOW, lax.max, (2, 2), (2, 2))
     first = jax.grad(lambda x: jnp.sum(reduced(x) ** 2))

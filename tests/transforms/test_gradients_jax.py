@@ -153,7 +153,7 @@ def test_keys_go_along() -> None:
         assert fmap(lambda p, g: p - g, model, gradient).key is key
 
 
-@pytest.mark.daily_cases("lion")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion"])
 def test_optax_on_trainables(name: str) -> None:
     optax = pytest.importorskip("optax")

@@ -413,6 +413,7 @@ def test_with_gradients(xp: Any, make: Callable[..., Any]) -> None:
         assert not getattr(gradient.w, "requires_grad", False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly_cases("torch-<lambda>1")
 @pytest.mark.parametrize(
     "make",

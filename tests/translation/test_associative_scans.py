@@ -65,6 +65,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.nightly_cases(
+    "linear-0_1-True",
     "linear-0_0-True",
     "linear-1-True",
     "linear-2-True",
@@ -93,7 +94,7 @@ def test_loops_give_what_scans_give(function, axis, reverse):
 
 
 @pytest.mark.nightly_cases(
-    "-1-maximum", "-1-multiply", "1-maximum", "1-minimum", "1-add", "1-multiply"
+    "-1-minimum", "-1-maximum", "-1-multiply", "1-maximum", "1-minimum", "1-add", "1-multiply"
 )
 @pytest.mark.parametrize("function", [jnp.maximum, jnp.minimum, jnp.add, jnp.multiply])
 @pytest.mark.parametrize("sign", [1, -1])

@@ -42,6 +42,7 @@ def results(layer, x):
 
 
 @pytest.mark.nightly_cases(
+    "float32-RMSNorm",
     "float32-one without bias",
     "float32 bfloat16-RMSNorm",
     "float32-Linear",
@@ -65,7 +66,6 @@ def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("LayerNorm")
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 def test_second_derivatives_are_those_of_flax(kind):
     layer, x = layers()[kind], jax.random.normal(jax.random.key(0), (16,))
@@ -92,7 +92,6 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.nightly
-@pytest.mark.daily_cases("by name")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_those_of_flax(name):
     shape, kernel, options = CONVOLUTIONS[name]

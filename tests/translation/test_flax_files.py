@@ -89,6 +89,7 @@ def test_it_computes_the_same_for_other_sizes(net, written):
         same(model(x.numpy()), net(x))
 
 
+@pytest.mark.nightly
 def test_it_looks_like_the_model(written):
     classes = [n for n in ast.parse(written.code).body if isinstance(n, ast.ClassDef)]
     assert [c.name for c in classes if c.name in ("Block", "Net", "Block_2")] == ["Block", "Net"]
@@ -337,6 +338,7 @@ def test_a_part_of_an_array_outlives_the_name_of_the_array():
     same(run(code, "Attend", module)(x.numpy()), module(x))
 
 
+@pytest.mark.nightly
 def test_embeddings_that_share_their_weight_are_one():
     class Side(nn.Module):
         def __init__(self):

@@ -110,7 +110,6 @@ class Steps(nn.Module):
 
 
 @pytest.mark.nightly
-@pytest.mark.daily_cases("cell2")
 @pytest.mark.parametrize("cell", [nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.RNNCell(3, 4)])
 def test_cells_begin_with_zeros_or_with_what_they_are_given(cell):
     source = translated(Steps(cell), torch.randn(2, 3))
@@ -366,7 +365,6 @@ class Looks(nn.Module):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("is_own", [True, False])
 def test_the_row_for_padding_gets_no_gradient(is_own):
     module, ids = Looks(is_own=is_own), torch.tensor([[0, 2, 2, 4]])
@@ -406,6 +404,7 @@ class Table(nn.Module):
         return x + self.weight[torch.arange(4) - 1]
 
 
+@pytest.mark.nightly
 def test_rows_of_a_parameter_are_an_embedding():
     source = translated(Table(), torch.randn(2, 4, 3))
     assert "nnx.Embed(5, 3, rngs=rngs)" in source.code

@@ -75,6 +75,7 @@ def written(net):
     return translate(net, "jax", (torch.randint(0, 7, (2, 5)),), train=True)[0]
 
 
+@pytest.mark.nightly
 def test_a_file_is_functions(written):
     tree = ast.parse(written.code)
     names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]

@@ -90,6 +90,7 @@ def test_sums_of_exponentials_take_infinities():
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), wanted, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_variance_of_sizes_that_vary_asks_for_none():
     code, net = written_code(lambda x: jnp.var(x, 0), normal(3, 4), shapes="auto")
     assert "torch.var(x, (0,), correction=0)\n" in code
@@ -118,6 +119,7 @@ def test_arithmetic_makes_numbers_complex_itself():
     assert "complex64" not in code
 
 
+@pytest.mark.nightly
 def test_numbers_of_other_precision_are_made_complex():
     def function(x):
         return x.astype(jnp.float16).astype(jnp.complex64) * (1j * x)

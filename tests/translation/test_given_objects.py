@@ -118,6 +118,7 @@ def test_the_file_has_a_class_for_what_it_is_given():
     assert "given.by == 3" in source.code
 
 
+@pytest.mark.nightly
 def test_objects_in_other_structures_are_given_to_written_classes():
     net, (x, y, c) = Nested(), arrays()
     new = fmapper.convert(net, "torch", ({"first": (Scaled(x, y),)},), {"c": c}, structure=True)

@@ -93,6 +93,7 @@ def test_the_largest_elements_of_images_are_a_line(size: Any) -> None:
     assert "_adaptive_max_pool" not in source.code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", extremes.REDUCTIONS)
 def test_extremes_have_gradients_where_xla_computes_twice(name: str) -> None:
     torch.manual_seed(0)

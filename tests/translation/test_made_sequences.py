@@ -182,6 +182,7 @@ class Named(nn.Module):
         return self.last(self.features(x))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["flax", "equinox"])
 def test_sequences_with_names_are_called_after_what_functions_have_in_common(target):
     torch.manual_seed(0)

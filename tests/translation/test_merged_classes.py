@@ -85,6 +85,7 @@ def code(module: Net) -> str:
     return source.code
 
 
+@pytest.mark.nightly
 def test_one_class_with_flags_and_optional_arguments(code: str) -> None:
     classes = {n.name: n for n in ast.parse(code).body if isinstance(n, ast.ClassDef)}
     assert [name for name in classes if name.startswith("Attention")] == ["Attention"]

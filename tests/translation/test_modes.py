@@ -561,6 +561,7 @@ def test_files_without_modes_say_what_they_lack(to):
     assert "without training: what it leaves out is batch statistics and dropout." in code
 
 
+@pytest.mark.nightly
 def test_a_file_with_training_lacks_nothing():
     part = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
     code = translate(Idle(part), "flax", (torch.randn(3, 4),), train=True)[0].code

@@ -361,6 +361,7 @@ class Connected(nn.Module):
         return self.connect(x, lambda x: self.attend(torch.cat([x, x.flip(0)], -1)))
 
 
+@pytest.mark.nightly
 def test_what_a_part_gives_is_not_called_after_what_it_does_last():
     code = agrees(Connected().eval(), torch.randn(3, 4))
     assert "self.norm(x)" in code

@@ -138,6 +138,7 @@ def test_a_reversed_gradient_gives_a_view_of_its_argument():
     assert "return gradient * -0.5" in code
 
 
+@pytest.mark.nightly
 def test_numbers_stand_in_a_derivative():
     code = agrees(lambda x: clip_gradient(-0.1, 0.1, jnp.tanh(x)), normal(5, 3))
     assert "def forward(ctx, x):" in code
@@ -327,6 +328,7 @@ def test_a_fixed_point_is_differentiated_implicitly():
     assert code.count("(torch.autograd.Function)") == 1
 
 
+@pytest.mark.nightly
 def test_what_a_model_of_parts_calls_is_one_function():
     class Layer(nnx.Module):
         def __init__(self, rngs):

@@ -616,6 +616,7 @@ class CallsForward(nn.Module):
         return self.again.forward(self.norm.forward(self.block.forward(self.first.forward(x))), 0.5)
 
 
+@pytest.mark.nightly
 def test_parts_called_by_forward_are_parts():
     torch.manual_seed(0)
     net, x = CallsForward().eval(), torch.randn(3, 8)

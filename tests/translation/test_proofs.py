@@ -261,6 +261,7 @@ def dropping():
     return prove_with
 
 
+@pytest.mark.nightly
 def test_rates_and_places_of_dropout_are_proved_over_seeds(dropping):
     proof = dropping()
     assert proof, proof

@@ -112,6 +112,7 @@ def test_sizes_have_numbers_only_where_a_function_has_several(code: str) -> None
         assert "length_2" not in code.partition(cls)[2].partition("class ")[0]
 
 
+@pytest.mark.nightly
 def test_results_that_are_only_returned_do_not_keep_a_loop_apart(code: str) -> None:
     model = code.partition("class Net(")[2]
     assert "for layer in self.layers:" in model

@@ -86,6 +86,7 @@ def test_it_computes_the_same(written: Any) -> None:
     torch.testing.assert_close(found, module(x))
 
 
+@pytest.mark.nightly
 def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
     code = written[1]
     assert head(code, "ConvLayer") == (
@@ -102,6 +103,7 @@ def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
     assert "Bottleneck(8, 5, 2, rngs=rngs)" in code
 
 
+@pytest.mark.nightly
 def test_values_that_differ_by_module_are_loaded(written: Any) -> None:
     module, code = written
     assert code.count("class FrozenNorm") == 1

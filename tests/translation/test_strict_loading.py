@@ -113,6 +113,7 @@ def case(request):
     del sys.modules[module.__name__]
 
 
+@pytest.mark.nightly
 def test_the_state_of_the_source_is_taken(case):
     run, state, expected, *_ = case
     np.testing.assert_allclose(run(state), expected, rtol=1e-5, atol=1e-4)

@@ -47,7 +47,7 @@ def share(source):
 # --- norms and convolutions -----------------------------------------------------------------------
 
 
-@pytest.mark.nightly_cases("auto-1", "auto-4", "auto-8")
+@pytest.mark.nightly
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("shapes", ["auto", None])
 def test_norms_of_groups(groups, shapes):
@@ -91,14 +91,14 @@ class Holder(nnx.Module):
         return self.part(x) + 1
 
 
-@pytest.mark.nightly_cases("False")
+@pytest.mark.nightly
 @pytest.mark.parametrize("stopped", [False, True])
 def test_only_what_has_the_same_derivatives_is_a_layer(stopped):
     source = agree(Holder(Scaled(stopped)), normal(2, 5, 8))
     assert ("GroupNormLast(4, 8)" in source.code) is not stopped
 
 
-@pytest.mark.daily_cases("SAME-2-4", "SAME-3-4", "VALID-3-3")
+@pytest.mark.daily_cases("SAME-3-4")
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -335,7 +335,7 @@ def nested(params, x):
     return lax.scan(group, x, params["blocks"])[0]
 
 
-@pytest.mark.nightly_cases("whole", "nested")
+@pytest.mark.nightly_cases("backwards", "whole", "nested")
 @pytest.mark.parametrize("function", [whole, backwards, shared, twice, nested])
 def test_stacked_arrays_of_functions(function):
     blocks = stacked_weights()

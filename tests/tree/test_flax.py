@@ -167,6 +167,7 @@ def test_fmap_makes_an_equal_model_and_leaves_the_original_alone(make):
     assert vars(new).keys() == vars(model).keys()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("recurrent")
 def test_nothing_mutable_is_shared(make):
     model = make()
@@ -193,7 +194,7 @@ def test_a_round_trip_over_numpy_gives_the_bits_back(make):
     assert bits(back(X)) == bits(model(X))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.nightly_cases("attention", "recurrent")
 def test_ten_steps_of_an_optimizer_in_the_same_tree_equal_those_of_the_unmoved_twin(make):
     @nnx.jit

@@ -638,6 +638,7 @@ def test_structure_of_a_cyclic_tree_is_plain_and_as_cyclic(tree: Any) -> None:
     ]
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_leaves_one_per_occurrence_in_order(tree: Any) -> None:
@@ -806,6 +807,7 @@ def test_pruning_ends_every_cycle(tree: Any) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_without_a_cache_nothing_is_tied(tree: Any) -> None:
