@@ -285,10 +285,11 @@ def recorded_difference(
 
     from fmapper_adapters.jax.aten import table
     from fmapper_adapters.torch.record import export as _export
+    from fmapper_adapters.torch.record import modes
     from fmapper_adapters.torch.record.patches import foreign_classes
 
     with (
-        _export.mode(model, train=False),
+        modes.mode(model, train=False),
         foreign_classes.register(model, (args, kwargs)),
         torch.no_grad(),
     ):

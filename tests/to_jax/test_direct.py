@@ -277,7 +277,7 @@ BY_VALUES: dict[str, Any] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name == "a place of nothing" else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "a place of nothing" else pytest.mark.nightly)
         for name in BY_VALUES
     ],
 )

@@ -206,7 +206,7 @@ class EquinoxDoubled(equinox.Module):
         return y if self.inference else y * 2
 
 
-@pytest.mark.parametrize("make", [Doubled, pytest.param(Headed, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [Doubled, pytest.param(Headed, marks=pytest.mark.nightly)])
 def test_structured_modules_have_both_modes_of_code_of_the_models_own(make):
     model, x = make(nnx.Rngs(0)), np.ones((2, 3), np.float32)
     built = fmapper.convert(model, "torch", (x,), structure=True)
@@ -218,7 +218,7 @@ def test_structured_modules_have_both_modes_of_code_of_the_models_own(make):
             np.testing.assert_allclose(given.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["linen", pytest.param("equinox", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["linen", pytest.param("equinox", marks=pytest.mark.nightly)])
 def test_structured_modules_have_both_modes_beside_keys_and_flags(kind):
     x, key = np.ones((64, 3), np.float32), jax.random.key(0)
     if kind == "linen":

@@ -323,7 +323,7 @@ def _try_ways(
             reasons.append(error)
             if is_data_dependent(error):
                 left, for_values = [*for_values, *left], []
-    raise failures.failure(module, reasons[0], args, kwargs) from reasons[0]
+    raise failures.failure(module, reasons[0], args, kwargs)
 
 
 @contextlib.contextmanager
@@ -429,7 +429,7 @@ def _give_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
         with torch.no_grad():
             module.eval()(*args, **kwargs)
     except Exception as error:
-        raise failures.failure(module, error, args, kwargs) from error
+        raise failures.failure(module, error, args, kwargs)  # noqa: B904 - it has its cause
     finally:
         for one, training in zip(parts, before, strict=True):
             one.training = training

@@ -58,20 +58,31 @@ _REMEDIES = (
 def failure(
     module: torch.nn.Module, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ConversionError:
-    """Translates an error of torch to one of fmapper.
+    """Translates an error of torch to one of fmapper, which has it as its cause.
 
-    Where nothing is known about it, the module is called with the examples, which may be wrong.
+    Where nothing is known about it, the module is called with the examples, which may be wrong. A
+    decision by a value has no cause: its line says all, and torch has a page about it.
     """
+    message, has_cause = _message(module, error, args, kwargs)
+    found = ConversionError(message)
+    found.__cause__ = error if has_cause else None
+    return found
+
+
+def _message(
+    module: torch.nn.Module, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, bool]:
+    """Returns the message, and whether torch's own says more."""
     text = f"{type(error).__name__}: {error}"
     name = type(module).__name__
     known = [what for signs, what in _REMEDIES if any(sign in text for sign in signs)]
     own = None if known else _error_of_call(module, args, kwargs)
     if own is not None:
         at = module_of(module, own)
-        return ConversionError(
+        return (
             f"{name}: it cannot be called with the examples{f', in {at}' if at else ''}. "
             f"{type(own).__name__}: {first_line(own)}. Give it inputs that it takes."
-        )
+        ), True
     remedy = (
         *known,
         "Call torch.export.export(module, args, kwargs) directly to investigate; rewrite the part "
@@ -80,14 +91,12 @@ def failure(
     where = module_of(module, error)
     if any(sign in text for sign in _REMEDIES[0][0]) and (line := _line_of(error)):
         inside = f" in {where}" if where else ""
-        return ConversionError(
+        return (
             f"{name}: its code decides by the value of a tensor{inside}, at {line}, which cannot "
             f"be recorded.\n{remedy}"
-        )
+        ), False
     at = f" in {where}" if where else ""
-    return ConversionError(
-        f"{name}: torch.export could not record it{at}. {_first_lines(text)}\n{remedy}"
-    )
+    return f"{name}: torch.export could not record it{at}. {_first_lines(text)}\n{remedy}", True
 
 
 def _line_of(error: Exception) -> str:
