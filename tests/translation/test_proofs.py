@@ -302,7 +302,7 @@ class Narrow(nn.Module):
         return self.last(self.drop(self.first(x)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dropout_of_a_low_rate_between_linear_layers_is_in_its_place():
     model, given = Narrow(), (torch.randn(1, 16),)
     source, program, proof = translate(model, "flax", given, train=True, proved=True)
