@@ -303,6 +303,7 @@ def test_the_convert_command_takes_a_backend_of_ones_own(
         fmapper.backends.unregister_adapter("toy")
 
 
+@pytest.mark.nightly
 def test_the_convert_command_says_what_cannot_be_lowered(
     registered: Adapter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

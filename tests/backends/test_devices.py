@@ -764,6 +764,7 @@ def test_get_device_of_a_mixed_tree_of_jax(eight: Any) -> None:
     assert eight["mixed"].startswith("MixedDevicesError: ")
 
 
+@pytest.mark.nightly
 def test_moves_between_devices_of_jax(eight: Any) -> None:
     assert eight["stays"] == [True] * 3
     assert eight["split stays"] == [True] * 2

@@ -518,6 +518,7 @@ def test_pooling_of_any_shape(data):
 # --- single functions ----------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_cases("shape1")
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 2, 2)])
 def test_batch_norm_gives_the_running_values_of_torch(shape):
     x, mean, var = grid(shape, 1), grid((3,), 2), grid((3,), 3, positive=True)

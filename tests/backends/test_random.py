@@ -96,7 +96,9 @@ def test_bits_of_64(backend, x64):
     np.testing.assert_array_equal(got, jax.random.bits(TYPED, (70_000,), "uint64"))
 
 
-@pytest.mark.nightly_cases("0-1-bfloat16-numpy", "0-1-float16-numpy", "0-1-float16-torch")
+@pytest.mark.nightly_cases(
+    "-1-1-float16-numpy", "0-1-bfloat16-numpy", "0-1-float16-numpy", "0-1-float16-torch"
+)
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -254,6 +256,7 @@ def test_normal_in_float64(backend, x64):
 
 
 @pytest.mark.nightly_cases(
+    "bfloat16-numpy",
     "float16-jax",
     "float16-torch traced",
     "bfloat16-jax traced",
@@ -366,6 +369,7 @@ def test_a_host_key_beside_a_tracer(name):
     np.testing.assert_array_equal(np.asarray(got), getattr(random, name)(HOST, (4,)))
 
 
+@pytest.mark.nightly_cases("bits")
 @pytest.mark.parametrize("name", ["uniform", "normal", "bits"])
 def test_vmap_over_keys(name):
     keys = random.split(HOST, 3)

@@ -127,6 +127,7 @@ def test_offload_says_where_all_is_and_needs_a_program(folders):
         fmapper.from_pretrained(path, "torch", offload=Offload({"cpu": None}))
 
 
+@pytest.mark.nightly
 def test_a_dtype_is_cast_while_it_is_read(folders):
     folder, module = folders["llama"]
     model = fmapper.from_pretrained(folder, "torch", dtype="bfloat16")
@@ -204,6 +205,7 @@ def test_shards_and_files_of_torch_are_read(folders, tmp_path):
     assert all(map(torch.equal, model.state_dict().values(), module.state_dict().values()))
 
 
+@pytest.mark.nightly
 def test_torch_allocates_no_parameter(folders, monkeypatch):
     folder, _ = folders["llama"]
     seen = []

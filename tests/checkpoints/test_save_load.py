@@ -576,6 +576,7 @@ def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
     assert len(opened) == 2
 
 
+@pytest.mark.nightly
 def test_arrays_that_are_read_in_pieces_are_whole(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {

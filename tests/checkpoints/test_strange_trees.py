@@ -133,7 +133,7 @@ class Noisy(nnx.Module):
         return self.dropout(self.layer(x))
 
 
-@pytest.mark.nightly_cases("npz", "safetensors")
+@pytest.mark.nightly_cases("pt", "npz", "safetensors")
 @EVERY
 def test_the_random_keys_of_a_model_come_back(tmp_path, form):
     path, x = tmp_path / FORMATS[form], np.ones((8, 3), np.float32)

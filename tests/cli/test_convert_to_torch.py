@@ -94,7 +94,7 @@ def test_report_and_files(file: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert loaded(torch.ones(5, 4)).shape == (5, 3)
 
 
-@pytest.mark.nightly_cases("pair", "Net", "function")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["Net", "pair", "function", "closed"])
 def test_models(name: str, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "net.safetensors"

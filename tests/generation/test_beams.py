@@ -94,6 +94,7 @@ def test_rows_are_for_beams_or_for_prompts(llama: Any) -> None:
         generator(*prompts(4), max_new_tokens=5)
 
 
+@pytest.mark.nightly
 def test_a_stream_has_no_beams(llama: Any) -> None:
     with pytest.raises(fmapper.ProgramInputError, match="pass num_beams=1"):
         llama[1].stream([[5]])

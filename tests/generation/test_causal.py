@@ -88,6 +88,7 @@ def test_a_width_that_is_new_compiles_not_even_a_slice(llama: Any, caplog: Any) 
     assert [one for one in caplog.messages if "compil" in one.lower()] == []
 
 
+@pytest.mark.nightly
 def test_a_prompt_is_one_call_of_its_program(llama: Any) -> None:
     _, generator = llama
     assert generator.generation.prefill is not None
@@ -111,6 +112,7 @@ def test_a_row_that_stops_does_not_change_the_others(llama: Any) -> None:
     assert not np.asarray(own[1, tokens.shape[1] + 4 :]).any()
 
 
+@pytest.mark.nightly
 def test_it_ends_where_all_rows_have_stopped(llama: Any) -> None:
     _, generator = llama
     tokens, mask = prompts()

@@ -90,7 +90,7 @@ def test_weights_of_gpt2_lie_in_blocks() -> None:
     )
 
 
-@pytest.mark.nightly_cases("12-64", "1-None")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("batch", "width"), [(1, None), (12, 64), (13, 200)])
 def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int | None) -> None:
     from fmapper_adapters.jax.generation import blocks

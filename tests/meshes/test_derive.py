@@ -71,6 +71,7 @@ def test_a_plan_tells_where_a_divided_array_is_needed_whole():
     assert plan.gathers == ("1",)
 
 
+@pytest.mark.nightly
 def test_a_decoder_of_jax_is_divided_as_one_of_torch():
     """By inputs and outputs, whichever comes first in a weight; two sums for each layer."""
     model = fmapper.convert((decoder, parameters()), "torch", (np.ones((2, 6), np.int32),))
@@ -225,6 +226,7 @@ class Packed(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.nightly_cases("index-0")
 @pytest.mark.parametrize(("how", "moves"), [("slices", 1), ("split", 1), ("index", 0)])
 def test_queries_keys_and_values_in_one_matrix_are_divided(how, moves):
     model = fmapper.convert(Packed(how), "jax", (torch.ones(2, 3, 16),))

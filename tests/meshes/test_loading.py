@@ -25,6 +25,7 @@ def test_jax(on_eight_devices, check):
 
 
 @pytest.mark.nightly_cases(
+    "check_each_process_writes_its_part",
     "check_modules_that_gather_their_parameters_read_their_own_shards",
     "check_a_module_without_memory_reads_its_own_shards",
 )

@@ -19,6 +19,7 @@ def by_four_processes():
 
 
 @pytest.mark.nightly_cases(
+    "check_a_state_goes_where_the_old_arrays_lie",
     "check_what_lies_there_is_given_back",
     "check_each_device_has_its_part_alone_and_nothing_of_the_source",
     "check_a_converted_model_and_its_optimizer",

@@ -110,6 +110,7 @@ def test_movers_that_keep_the_backend(source: str, dtype: str, tmp_path: Path) -
                     assert_exact(copied[name], want, source)
 
 
+@pytest.mark.nightly_cases("jax-numpy")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_a_round_trip_changes_no_bit(source: str, target: str, tmp_path: Path) -> None:
@@ -215,6 +216,7 @@ def test_sizes(source: str, target: str) -> None:
                 assert_exact(MOVERS[target](array, copy=copy), want[key], target)
 
 
+@pytest.mark.nightly_cases("numpy-numpy")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_forty_megabytes_between_small_ones(source: str, target: str) -> None:
@@ -990,7 +992,9 @@ def outcomes() -> dict[tuple[str, str, str], dict[str, Any]]:
     return found
 
 
-@pytest.mark.nightly_cases("object_of_arrays-numpy", "object-jax", "object-numpy", "object-torch")
+@pytest.mark.nightly_cases(
+    "object_of_arrays-torch", "object_of_arrays-numpy", "object-jax", "object-numpy", "object-torch"
+)
 @pytest.mark.parametrize("target", MOVERS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_go_is_refused(

@@ -79,7 +79,7 @@ def test_functions_in_a_tree_are_not_called(model):
         fmapper.convert(model, "torch", (W,))
 
 
-@pytest.mark.nightly_cases("jax")
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["jax", "flax"])
 def test_a_model_that_computes_with_the_target_already_is_refused(to):
     nnx = pytest.importorskip("flax.nnx")

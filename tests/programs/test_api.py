@@ -44,6 +44,7 @@ def test_a_multilayer_perceptron():
     assert converted.program.graph.calls[0].module == "0"
 
 
+@pytest.mark.nightly
 def test_a_convolutional_network():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1),

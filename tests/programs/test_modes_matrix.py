@@ -269,10 +269,7 @@ def test_models_of_written_classes_train_or_refuse_to(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [
-    name if name == "linen attention" else pytest.param(name, marks=pytest.mark.nightly)
-    for name in CASES
-])  # fmt: skip
+@pytest.mark.parametrize("name", CASES)
 def test_files_train_or_refuse_to(name):
     model, x, kwargs = CASES[name]()
     given = (model, "torch", (x,), kwargs)
@@ -379,6 +376,7 @@ def test_structured_modules_of_torch_start_train_and_evaluate_as_their_source(
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.nightly_cases("True-TorchDropped", "True-TorchCentered", "False-TorchDropped")
 @pytest.mark.parametrize(
     "make",
     [
@@ -409,6 +407,7 @@ def test_flat_models_of_torch_start_train_and_evaluate_as_their_source(make, sta
         assert any(np.allclose(one, expected, atol=1e-5) for one in found)
 
 
+@pytest.mark.nightly_cases("TorchDropped")
 @pytest.mark.parametrize(
     "make",
     [

@@ -103,7 +103,7 @@ def test_threads_convert_in_both_directions_at_once() -> None:
     assert all(is_as_built(module) for module in modules)
 
 
-@pytest.mark.daily_cases("SystemExit")
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_the_process_is_as_before_after_a_recording_that_ends_early(error: Any) -> None:
     before = watched()

@@ -68,6 +68,7 @@ def test_there_and_back(there, train):
     np.testing.assert_allclose(back(jnp.asarray(X)), net(jnp.asarray(X)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_as_a_part_of_a_module_of_torch(there):
     class Around(torch.nn.Module):
         def __init__(self):

@@ -130,6 +130,8 @@ def by_file(converted, target, structured, folder):
 
 
 @pytest.mark.nightly_cases(
+    "nnx-by_state_dict-flat",
+    "filter_vmap-by_state_dict-flat",
     "nnx-by_state-structured",
     "filter_vmap-by_state-structured",
     "nnx-by_state-flat",
@@ -165,6 +167,7 @@ def test_the_way_there_is_one_call(kind):
         np.testing.assert_allclose(call(target), again(*examples_of(kind)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_linen_comes_back_as_linen():
     module = OfLinen()
     variables = module.init(jax.random.key(0), X)

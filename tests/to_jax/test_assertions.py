@@ -85,6 +85,7 @@ def test_a_buffer_that_is_written_is_read_in_each_call() -> None:
         after(np.ones(3, "float32"))
 
 
+@pytest.mark.nightly
 def test_each_fact_is_asserted_once() -> None:
     x, lengths = torch.randn(6, 2), torch.tensor([4, 3])
     model = fmapper.convert(Split(), "jax", (x, lengths), specialize=True)

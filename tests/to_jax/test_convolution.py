@@ -62,7 +62,7 @@ def test_convolutions(dims):
     check(function, *inputs, torch.randn(6))
 
 
-@pytest.mark.nightly_cases("3")
+@pytest.mark.nightly_cases("2", "3")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_transposed_convolutions(dims):
     conv = convolution(dims, True)
@@ -158,6 +158,7 @@ GROUPED = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly_cases("<lambda>-shape0", "<lambda>-shape4")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "shape"), GROUPED)
 def test_gradients_of_groups_where_there_are_several_devices(make, shape, monkeypatch):

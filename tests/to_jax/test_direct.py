@@ -274,6 +274,7 @@ BY_VALUES: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [

@@ -219,7 +219,7 @@ class Between(Autograd):
         return gradient * ctx.sine * ctx.x
 
 
-@pytest.mark.nightly_cases("Halved", "Between", "Same")
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", [Halved, Result, Same, Between])
 def test_second_derivatives_go_through_what_is_kept_as_in_torch(function: Any) -> None:
     x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
@@ -237,6 +237,7 @@ def test_second_derivatives_go_through_what_is_kept_as_in_torch(function: Any) -
     np.testing.assert_allclose(torch.autograd.grad((first**2).sum(), x)[0], second, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_what_torch_differentiates_once_is_differentiated_once() -> None:
     x = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
     model = fmapper.convert(converting.Function(Spike.apply), "jax", (x.detach(),))
@@ -445,6 +446,7 @@ class Follower(torch.nn.Module):
         return self.online(x) - self.target(x)
 
 
+@pytest.mark.nightly_cases("data")
 @pytest.mark.parametrize("way", ["data", "assign", "no_grad"])
 def test_parameters_that_forward_changes(way: str) -> None:
     module = Follower(way)
@@ -600,6 +602,7 @@ def _in_place(x: Any) -> Any:
     return x * 3
 
 
+@pytest.mark.nightly_cases("detached", "repeated")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
@@ -624,6 +627,7 @@ class Bounded(torch.nn.Module):
         return x * weight
 
 
+@pytest.mark.nightly
 def test_a_program_with_silent_writes_is_saved_and_runs_in_both(tmp_path: Path) -> None:
     module, x = Bounded(), torch.randn(4)
     model = fmapper.convert(module, "jax", (x,))
@@ -645,6 +649,7 @@ def _entropy(x: Any) -> Any:
     )
 
 
+@pytest.mark.nightly_cases("i0")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",

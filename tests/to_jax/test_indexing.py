@@ -165,6 +165,7 @@ def test_scatter_at_its_corners():
 
 
 @pytest.mark.nightly_cases(
+    "mean-True",
     "prod-False",
     "mean-False",
     "amax-False",

@@ -86,7 +86,7 @@ def test_zeros_keep_their_sign(name):
     converting.check(lambda x: function(x, **options).signbit() & (x == 0), x)
 
 
-@pytest.mark.nightly_cases("smooth_l1_loss")
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", [F.smooth_l1_loss, F.huber_loss])
 def test_infinite_differences_have_the_slope_of_large_ones(function):
     x = torch.tensor([1.0, float("inf"), 2.5, -float("inf")])
@@ -108,7 +108,7 @@ def test_gradients_of_attention_with_rows_that_see_nothing():
     assert_same_gradients(lambda *a: F.scaled_dot_product_attention(*a, attn_mask=mask), q, k, v)
 
 
-@pytest.mark.nightly_cases("elu")
+@pytest.mark.nightly_cases("celu", "elu")
 @pytest.mark.parametrize("function", [F.elu, F.celu, F.selu])
 def test_small_gradients_of_exponential_units_are_not_lost(function):
     assert_same_gradients(function, torch.tensor([-15.0]))

@@ -264,6 +264,7 @@ def test_search_in_sorted_rows():
     )
 
 
+@pytest.mark.nightly
 def test_histograms_and_triangles():
     def functions(x):
         return [*torch.histogram(x.reshape(-1), 4), x.histc(3, -1, 2), x.tril(1), x.triu(-1),
@@ -383,8 +384,8 @@ DRAWS = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly_cases("uniform", "dropout", "geometric", "log normal", "poisson")
 @pytest.mark.sampled(3)
-@pytest.mark.nightly_cases("geometric", "log normal", "poisson")
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_have_the_distribution(name):
     function, mean, variance = DRAWS[name]
@@ -398,6 +399,7 @@ def test_random_numbers_have_the_distribution(name):
     assert abs(drawn.var() / variance - 1) < 0.2
 
 
+@pytest.mark.nightly
 def test_multinomial_without_replacement_and_permutations():
     weights = torch.tensor([[0.1, 0.0, 0.3, 0.6], [0.5, 0.1, 0.4, 0.0]])
     model = fmapper.convert(
@@ -459,6 +461,7 @@ def test_windows_and_frequencies(size):
     check(made, torch.ones(2))
 
 
+@pytest.mark.nightly
 def test_a_bool_as_a_factor_is_a_number():
     """XLA would choose between the other factor and zero: no NaN from 0 * inf."""
     x = torch.tensor([False, True, False, True])
@@ -471,6 +474,7 @@ def test_gradients_of_hypot_beside_infinities():
     check_gradients(torch.hypot, torch.tensor([1.0, 3.0, 0.0]), torch.tensor([-inf, 4.0, 2.0]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
 def test_equal_elements_share_the_gradient_of_a_median(median):
     check_gradients(median, torch.tensor([[2.0, 1.0, 2.0], [3.0, 2.0, 1.0]]))

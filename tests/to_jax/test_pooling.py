@@ -222,6 +222,7 @@ def test_sampling_at_a_grid(dims, align):
     check_gradients(function, image(dims), grid, scale=3)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Since version 1.3.0")
 def test_grids_of_affine_maps():
     def function(flat, deep):

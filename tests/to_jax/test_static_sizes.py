@@ -233,7 +233,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.nightly_cases("a reduction", "first")
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_an_operation_refuses_are_one_error(name: str) -> None:
@@ -248,6 +248,7 @@ def test_values_that_an_operation_refuses_are_one_error(name: str) -> None:
     assert "specialize=True" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.nightly
 def test_an_assertion_speaks_before_an_operation_that_fails_for_it() -> None:
     def forward(x: Any, m: Any) -> Any:
         torch._check(m.sum().item() > 0, lambda: "no row")

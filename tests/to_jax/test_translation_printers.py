@@ -306,6 +306,7 @@ def test_shapes():
     check(function, tensors(2, 5, 4), tensors(2, 1, 4), torch.tensor([0, 3, 5, 1]))
 
 
+@pytest.mark.nightly
 def test_new_arrays():
     def function(x, i):
         return [torch.zeros(2, 3), torch.ones(2, dtype=torch.int64), torch.full((2, 2), 3),

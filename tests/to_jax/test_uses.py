@@ -63,6 +63,7 @@ def test_uses_of_a_small_model(small, use):
         assert found["parameters"] == 4
 
 
+@pytest.mark.nightly
 def test_other_numbers_are_seen(small):
     """A model with other factors has other gradients, and other numbers in bfloat16."""
     model, inputs = small

@@ -63,8 +63,8 @@ QUESTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly_cases("equal", "contains", "index")
 @pytest.mark.sampled(2)
-@pytest.mark.nightly_cases("index")
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_way_to_ask_for_a_value(name: str) -> None:
     args = torch.randn(6), torch.tensor([1, 2, 3])
@@ -112,7 +112,7 @@ SIZED: dict[str, Any] = {
 }
 
 
-@pytest.mark.daily_cases("bounds", "bounds of what is assigned")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SIZED)
 def test_results_whose_size_depends_on_values_compile(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +128,7 @@ def test_results_whose_size_depends_on_values_compile(
     check_for_values(forward, args, (args[0], torch.tensor([1, 1, 1])))
 
 
+@pytest.mark.nightly
 def test_a_module_that_calls_more_while_it_is_recorded() -> None:
     def forward(x: Any, n: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -216,6 +217,7 @@ class LeavesOutWhatMasksNothing(torch.nn.Module):
         return x
 
 
+@pytest.mark.nightly
 def test_what_fails_only_while_it_is_recorded_is_recorded_as_it_runs() -> None:
     args = torch.randn(4), torch.ones(4, dtype=torch.bool)
     module = LeavesOutWhatMasksNothing()
@@ -226,6 +228,7 @@ def test_what_fails_only_while_it_is_recorded_is_recorded_as_it_runs() -> None:
         found(given[0], np.array([True, False, True, True]))
 
 
+@pytest.mark.nightly
 def test_bounds_that_come_from_arrays_in_a_result_of_known_size() -> None:
     def forward(x: Any, n: Any) -> Any:
         return x[n[0] : n[0] + 2].reshape(2) * 3
@@ -283,7 +286,7 @@ def test_looking_at_the_values_changes_nothing() -> None:
     assert module(torch.ones(4), torch.tensor([1, 3])).tolist() == [1, 1, 1]
 
 
-@pytest.mark.nightly_cases("hessian")
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("name", ["grad", "jacrev", "hessian"])
 def test_torch_is_as_it_was_after_a_module_that_cannot_be_recorded(name: str) -> None:

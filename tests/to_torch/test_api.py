@@ -81,7 +81,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.nightly_cases("dtype", "shape")
+@pytest.mark.nightly_cases("integers", "dtype", "shape")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name, converted):
     make, kwargs, match = REFUSED[name]

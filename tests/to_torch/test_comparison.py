@@ -64,7 +64,7 @@ def test_other_signs_of_vectors_are_as_right(lowered_as, function):
     fmapper.convert(function, "torch", (X,))
 
 
-@pytest.mark.nightly_cases("<lambda>-<lambda>1", "<lambda>-<lambda>0", "decayed-<lambda>")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("function", "change"),
     [

@@ -86,7 +86,7 @@ def recurrent(reverse=False, unroll=1):
     return run
 
 
-@pytest.mark.nightly_cases("True-1", "False-2", "True-300", "False-1", "False-5", "False-300")
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [1, 2, 5, 300])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(length, reverse):
@@ -269,6 +269,7 @@ def test_switch(index, count):
     check_gradient(lambda i, x: lax.switch(i, branches, x), jnp.int32(index), X)
 
 
+@pytest.mark.nightly
 def test_branches_that_hold_arrays():
     first, second = np.asarray([1.0, 2, 4], np.float32), np.asarray([5.0, 2, 4], np.float32)
 
@@ -315,6 +316,7 @@ def several(function, xs):
         np.testing.assert_allclose(have, want, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.nightly_cases("branching")
 @pytest.mark.parametrize("function", [newton, branching, lambda x: recurrent()(x[None], W)])
 def test_vmap(function):
     several(function, ROWS)
@@ -327,6 +329,7 @@ def test_vmap_of_a_loop_whose_end_differs():
     several(run, jnp.asarray([1.0, 60.0, 30.0]))
 
 
+@pytest.mark.nightly
 def test_vmap_of_gradients_through_branches():
     module = fmapper.convert(branching, "torch", (X,))
     found = torch.func.vmap(torch.func.grad(lambda x: total(module(x))))(tensors((ROWS,))[0])

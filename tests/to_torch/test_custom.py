@@ -181,6 +181,8 @@ def total(tree):
 
 
 @pytest.mark.nightly_cases(
+    "arrays that it holds",
+    "logaddexp",
     "clipped",
     "a name of JAX",
     "in scan",
@@ -207,7 +209,7 @@ def test_values_and_gradients(name):
         np.testing.assert_allclose(given[i].grad, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.nightly_cases("clipped", "in scan", "xlogy")
+@pytest.mark.nightly_cases("two results", "clipped", "in scan", "xlogy")
 @pytest.mark.parametrize("name", ["clipped", "two results", "an integer", "in scan", "xlogy"])
 def test_transformations_of_torch(name):
     """torch.func.grad, and vmap of it, over functions with derivatives of their own."""

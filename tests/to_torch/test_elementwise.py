@@ -63,7 +63,7 @@ ANY_INT += [lax.bitwise_or, lax.bitwise_xor, lax.shift_left, lax.shift_right_ari
 ANY_INT += [lax.shift_right_logical, lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge]
 
 
-@pytest.mark.daily_cases("uint8", "uint16", "uint32")
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
 def test_integers_wrap_divide_shift_and_compare_as_in_jax(dtype):
     def function(x, y):
@@ -73,6 +73,7 @@ def test_integers_wrap_divide_shift_and_compare_as_in_jax(dtype):
 
 
 @pytest.mark.nightly_cases(
+    "three-uint8",
     "min-int16",
     "max-int16",
     "three-int32",
@@ -333,7 +334,7 @@ BITS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", BITS)
 @pytest.mark.parametrize("dimension", [0, 1])
 def test_vmap_of_torch_over_bits(name, dimension):

@@ -57,6 +57,7 @@ def test_operations(dtype, operation):
     agree(lambda a, b: operation(a.astype(dtype), b.astype(dtype)), a, b)
 
 
+@pytest.mark.nightly
 def test_constants_and_numbers():
     weight = jnp.asarray([[-8, 7, 3], [1, 0, -1]], jnp.int4)
     model = agree(
@@ -91,6 +92,7 @@ def test_a_layer_of_weights_in_four_bits(tmp_path):
     assert fmapper.verify(net, model, x)
 
 
+@pytest.mark.nightly_cases("jax")
 @pytest.mark.parametrize("to", ["jax", "flax"])
 def test_they_come_back_as_what_they_were(to, tmp_path):
     net, x = Quantised(), np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)

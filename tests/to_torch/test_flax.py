@@ -124,6 +124,7 @@ def test_gradients_are_those_of_flax(net):
         near(parameter.grad, wanted[name], 2e-5)
 
 
+@pytest.mark.nightly
 def test_training_without_random_numbers_is_refused_in_the_module():
     class Dropping(nnx.Module):
         def __init__(self, rngs):
@@ -218,7 +219,7 @@ def test_a_split_module(net):
     near(converted(T), net(X))
 
 
-@pytest.mark.nightly_cases("method")
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["method", "lambda", "jit"])
 def test_methods_in_both_modes(net, how):
     class Outer(nnx.Module):
@@ -327,6 +328,7 @@ def test_linen_methods(encoder):
         near(fmapper.convert(given, "torch", (X,), kwargs)(T), want)
 
 
+@pytest.mark.nightly
 def test_linen_without_random_numbers_is_for_evaluation(encoder):
     converted = fmapper.convert(encoder, "torch", (X,))
     with pytest.raises(fmapper.ProgramInputError, match=r"rngs=\{"):
@@ -459,6 +461,7 @@ def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
     assert not fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)
 
 
+@pytest.mark.nightly
 def test_a_module_of_nnx_that_keeps_rngs():
     """`nnx.Rngs` has an attribute of any name, also of those that others are known by."""
 

@@ -305,8 +305,8 @@ EQUINOX = {
 }
 
 
+@pytest.mark.nightly_cases("filter_jit, closure", "module")
 @pytest.mark.sampled(2)
-@pytest.mark.nightly_cases("module")
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox(name, eqx, small):
     make, batched, prefix = EQUINOX[name]

@@ -127,8 +127,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.daily_cases("log_softmax", "silu", "dense with the weights first", "mean")
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_spelt_out_becomes_one_call(name):
     function, args, wanted = WHOLE[name]
@@ -256,6 +255,7 @@ NEARLY = {
 
 
 @pytest.mark.nightly_cases(
+    "softmax, shifted by the largest and a number",
     "layer norm, the scale lies along the other dimension",
     "attention, the weights are changed",
     "layer norm, the variance is of something else",
@@ -274,6 +274,7 @@ def test_what_only_looks_like_it_is_left_alone(name):
     assert unwanted not in called(converted(function, *args))
 
 
+@pytest.mark.nightly
 def test_batch_norm_takes_statistics_that_nobody_trains_only():
     def norm(params, x):
         centred = x - params["mean"]
@@ -308,6 +309,7 @@ def test_chains_of_moves_become_one():
     assert called(converted(lambda x: turned(x) * 2, X)) in (["mul"], ["reshape", "mul"])
 
 
+@pytest.mark.nightly
 def test_constants_are_computed_once_and_move_along():
     model = converted(
         lambda x: jnp.where(np.tril(np.ones((4, 4), bool)), x, 0.0) + jnp.eye(4), SQUARE

@@ -53,6 +53,7 @@ def test_what_is_left_of_larger_numbers_may_be_off_as_they_are(monkeypatch):
     assert judged([([1.0], "float32")], ("{0} * 1e-3", (0,))) == "value"
 
 
+@pytest.mark.nightly
 def test_integers_may_differ_where_rounding_decides_and_nowhere_else(monkeypatch):
     monkeypatch.setattr(fmapper, "convert", off_by(-1))
     ends = ("jnp.tanh({0})", (0,)), ("{0}.astype('int32')", (1,))

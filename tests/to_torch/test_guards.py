@@ -360,7 +360,7 @@ AUTO = {
 }  # fmt: skip
 
 
-@pytest.mark.nightly_cases("split", "a triangular solve")
+@pytest.mark.nightly_cases("positions", "split", "a triangular solve")
 @pytest.mark.parametrize("name", AUTO)
 def test_auto_fixes_what_must_be_and_says_so(name):
     function, shape, others, told = AUTO[name]

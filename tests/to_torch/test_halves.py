@@ -112,6 +112,7 @@ def attention_case(dtype, width=128):
     return params, jnp.asarray(rng.normal(size=(2, 24, width)), dtype)
 
 
+@pytest.mark.nightly_cases("bfloat16-1048576", "bfloat16-5000", "float16-1048576")
 @pytest.mark.parametrize("block", [1 << 20, 5000])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_of_halves_are_as_near_as_those_of_torch(dtype, block, monkeypatch):
@@ -157,6 +158,7 @@ def test_products_of_halves_are_cast_only_where_that_is_faster(monkeypatch):
     assert len(calls) == 3
 
 
+@pytest.mark.nightly
 def test_products_of_halves_are_differentiated_twice_and_compiled(monkeypatch):
     monkeypatch.setattr(wide_products, "_has_own", lambda dtype: False)
     params, x = attention_case("bfloat16", 64)

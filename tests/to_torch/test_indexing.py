@@ -44,8 +44,10 @@ def test_slices_start_where_they_fit():
     check(lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)), x, np.uint32(2**32 - 1))
 
 
+@pytest.mark.nightly_cases(
+    "int8-fill", "float32-fill", "uint32-fill", "bool-fill", "complex64-fill"
+)
 @pytest.mark.sampled(2)
-@pytest.mark.nightly_cases("float32-fill", "uint32-fill", "bool-fill", "complex64-fill")
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "uint32", "bool", "complex64"])
 def test_indices_out_of_bounds(mode, dtype):
@@ -77,7 +79,7 @@ def test_lookups_in_several_dimensions():
 AT = np.array([3, 0, 7, 3, -1, 3, -9], np.int32)
 
 
-@pytest.mark.daily_cases("clip-min", "clip-max")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["set", "add", "subtract", "min", "max"])
 @pytest.mark.parametrize("mode", ["drop", "clip"])
 def test_scatters(name, mode):
@@ -92,6 +94,7 @@ def test_scatters(name, mode):
         check(function, x, AT, updates, gradients=gradients)
 
 
+@pytest.mark.nightly_cases("bfloat16-multiply")
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ["set", "add", "multiply", "min", "max"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "complex64", "bfloat16"])

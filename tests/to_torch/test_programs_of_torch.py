@@ -185,6 +185,7 @@ class Masked(nn.Module):
         return x[mask].sum()
 
 
+@pytest.mark.nightly
 def test_what_the_values_decide_is_decided_anew_and_what_is_asserted_is(tmp_path):
     x, mask = torch.rand(4) + 1, torch.tensor([True, False, True, True])
     model = there_and_back(Masked(), (x, mask), tmp_path, specialize=True)

@@ -57,7 +57,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.nightly_cases(
     "transposed", "batch", "batch that is summed", "sums", "times sparse", "batched by vmap"
 )

@@ -16,6 +16,7 @@ def pool(start, function, window, strides, padding="VALID", **options):
     return lambda x: lax.reduce_window(x, start, function, window, strides, padding, **options)
 
 
+@pytest.mark.nightly_cases("window2-strides2-SAME-start2-min")
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("start", "function"), [(ZERO, lax.add), (LOW, lax.max), (HIGH, lax.min)])
 @pytest.mark.parametrize(

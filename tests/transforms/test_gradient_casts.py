@@ -10,7 +10,7 @@ from fmapper import cast, fmap, grad, jit, load_state, state, to_cpu, to_torch, 
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.nightly_cases("copy", "cast", "rules", "dtype")
+@pytest.mark.nightly_cases("load_state", "copy", "cast", "rules", "dtype")
 @pytest.mark.parametrize(
     "through",
     [

@@ -186,6 +186,7 @@ def test_optax_on_trainables(name: str) -> None:
     assert list(state(model)) == ["w", "tied.0", "b", "i"]
 
 
+@pytest.mark.nightly
 def test_optax_on_a_functor_of_arrays() -> None:
     optax = pytest.importorskip("optax")
     optimizer = optax.adam(1e-2)

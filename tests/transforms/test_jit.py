@@ -431,7 +431,7 @@ def test_with_gradients_of_gradients(xp: Any, make: Callable[..., Any]) -> None:
         close(xp, transformed(xp.array(value)), 12 * value**2)
 
 
-@pytest.mark.nightly_cases("jax")
+@pytest.mark.nightly
 def test_a_gradient_through_a_recorded_step(xp: Any) -> None:
     model, x = model_and_data(xp)
 
@@ -452,6 +452,7 @@ def test_what_a_function_closes_over_is_differentiated(xp: Any) -> None:
     close(xp, got["w"], [4, 6])
 
 
+@pytest.mark.nightly_cases("jax")
 def test_a_hundred_steps_are_one_program(xp: Any) -> None:
     model, x = model_and_data(xp)
     calls = []

@@ -76,7 +76,7 @@ class Several(nn.Module):
         return x
 
 
-@pytest.mark.daily_cases("flax-words")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "flags"),
     [

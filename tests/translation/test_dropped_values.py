@@ -72,7 +72,7 @@ class Steps(nn.Module):
         return total
 
 
-@pytest.mark.nightly_cases("False")
+@pytest.mark.nightly
 @pytest.mark.parametrize("train", [False, True])
 def test_parts_give_results_that_nobody_uses(train: bool) -> None:
     net, x = Steps(), torch.randn(3, 4)

@@ -116,6 +116,7 @@ def test_buffers_get_no_gradient(net, written):
     assert gradient.table.weight.any()
 
 
+@pytest.mark.nightly
 def test_wrong_shapes_and_missing_names_raise(net, written):
     model, space = load(written, net)
     state = {key: value.detach().numpy() for key, value in net.state_dict().items()}

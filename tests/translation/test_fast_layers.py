@@ -42,6 +42,8 @@ def results(layer, x):
 
 
 @pytest.mark.nightly_cases(
+    "bfloat16 float32-LayerNorm",
+    "float32 bfloat16-one without bias",
     "float32-RMSNorm",
     "float32-one without bias",
     "float32 bfloat16-RMSNorm",
@@ -166,6 +168,7 @@ def test_gradients_of_kernels_are_not_transposed(model):
     assert "transpose(%" not in code
 
 
+@pytest.mark.nightly
 def test_the_mean_is_subtracted_once(model):
     graph, state = nnx.split(model.norm)
     program = jax.make_jaxpr(nnx.merge(graph, state))(jnp.ones((2, 3, 16)))

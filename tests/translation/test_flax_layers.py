@@ -309,7 +309,7 @@ LINEAR = {
 }
 
 
-@pytest.mark.nightly_cases("x @ w.T + b", "mm of rows")
+@pytest.mark.nightly_cases("b + x @ w.t()", "x @ w.T + b", "mm of rows")
 @pytest.mark.parametrize("way", LINEAR)
 def test_products_with_a_weight_are_linear_layers(way):
     compute, shape = LINEAR[way]

@@ -98,7 +98,7 @@ def test_a_variance_of_sizes_that_vary_asks_for_none():
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), jnp.var(x, 0), rtol=1e-5)
 
 
-@pytest.mark.daily_cases("hard_tanh-torch.clamp")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("function", "other"),
     [

@@ -131,6 +131,7 @@ def test_objects_in_other_structures_are_given_to_written_classes():
         new({"first": (given,)}, c=torch.tensor(c))
 
 
+@pytest.mark.nightly
 def test_objects_without_names_are_refused():
     net, (x, y, c) = JaxNet(), arrays()
     with pytest.raises(fmapper.ConversionError, match=r"no names.*or omit structure=True"):

@@ -75,7 +75,14 @@ def both(request: pytest.FixtureRequest) -> tuple[nn.Module, Any]:
     )
 
 
-@pytest.mark.nightly_cases("auto-True-sees_all", "auto-False-sees_all", "auto-False-sees_before")
+@pytest.mark.nightly_cases(
+    "auto-True-sees_before",
+    "None-False-sees_all",
+    "None-True-sees_before",
+    "auto-True-sees_all",
+    "auto-False-sees_all",
+    "auto-False-sees_before",
+)
 @pytest.mark.parametrize("name", ["sees_all", "sees_before"])
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_mask_may_be_none(both: Any, name: str, inner: bool) -> None:

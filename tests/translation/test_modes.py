@@ -439,6 +439,7 @@ def made(code):
     return names["Idle"](rngs=nnx.Rngs(0))
 
 
+@pytest.mark.nightly_cases("attention")
 @pytest.mark.parametrize(
     ("part", "lacks"),
     [

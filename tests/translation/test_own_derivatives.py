@@ -187,6 +187,7 @@ def test_two_functions_of_one_name_are_two_classes():
     assert "class Gate_2(" in code
 
 
+@pytest.mark.nightly
 def test_an_argument_that_is_given_twice_has_one_gradient():
     @jax.custom_vjp
     def product(x, y):

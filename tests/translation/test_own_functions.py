@@ -615,6 +615,7 @@ class Decorated(nn.Module):
         return bend(y) + bend(x)
 
 
+@pytest.mark.nightly
 def test_functions_have_the_names_that_code_calls_them_by():
     model = Decorated().eval()
     code = fmapper.source(model, "flax", (torch.randn(2, 8),))

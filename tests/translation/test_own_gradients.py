@@ -383,6 +383,7 @@ class Unknown(Function):
         return gradient * float(x.detach().sum())
 
 
+@pytest.mark.nightly
 def test_a_backward_that_cannot_be_recorded_raises_in_the_file():
     net = Net(lambda y, scale: Unknown.apply(y)).eval()
     source, _, space = space_of(net, X, shapes=None)

@@ -59,7 +59,7 @@ def test_what_pools_other_dimensions_still_moves_them():
     assert "permute" in same(turned, x)
 
 
-@pytest.mark.nightly_cases("auto")
+@pytest.mark.nightly
 @pytest.mark.parametrize("sizes", ["auto", ["batch, _, _"]])
 def test_a_place_in_each_row_is_an_index(sizes):
     def chosen(x):

@@ -134,6 +134,7 @@ def test_classes_of_the_model_stay():
     assert "class Sequential" not in code
 
 
+@pytest.mark.nightly
 def test_the_way_back():
     model, x = jax.vmap(PINN()), normal(5)
     net = fmapper.convert(model, "torch", (x, x), structure=True)

@@ -95,6 +95,7 @@ def test_a_keyword_that_some_leave_out_is_an_argument(written: Any) -> None:
     assert "class ConvLayer_2" not in code
 
 
+@pytest.mark.nightly
 def test_arguments_are_called_like_those_of_the_parts(written: Any) -> None:
     code = written[1]
     assert head(code, "Bottleneck") == "self, width, inner, stride, *, rngs: nnx.Rngs"

@@ -100,6 +100,7 @@ def test_a_pair_is_converted_with_its_state():
         np.testing.assert_allclose(got.detach(), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_state_is_filled_by_the_names_in_the_model():
     model, state = eqx.nn.make_with_state(Net)("batch", jax.random.key(0))
     pair = batched(model), state

@@ -119,6 +119,7 @@ def test_the_state_of_the_source_is_taken(case):
     np.testing.assert_allclose(run(state), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_anything_else_is_refused_by_name(case):
     run, state, _, mean, weight, shape = case
     for name in (mean, weight, *(name for name in state if name == "table")):

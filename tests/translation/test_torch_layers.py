@@ -98,7 +98,7 @@ def test_only_what_has_the_same_derivatives_is_a_layer(stopped):
     assert ("GroupNormLast(4, 8)" in source.code) is not stopped
 
 
-@pytest.mark.daily_cases("SAME-3-4")
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -335,7 +335,7 @@ def nested(params, x):
     return lax.scan(group, x, params["blocks"])[0]
 
 
-@pytest.mark.nightly_cases("backwards", "whole", "nested")
+@pytest.mark.nightly_cases("shared", "backwards", "whole", "nested")
 @pytest.mark.parametrize("function", [whole, backwards, shared, twice, nested])
 def test_stacked_arrays_of_functions(function):
     blocks = stacked_weights()

@@ -178,6 +178,7 @@ def test_nothing_mutable_is_shared(make):
     assert not mine & {id(value) for _, value in nnx.iter_graph(new)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly_cases("recurrent", "attention", "sequential")
 def test_a_round_trip_over_numpy_gives_the_bits_back(make):
     model = make()
@@ -223,6 +224,7 @@ def test_ten_steps_of_an_optimizer_in_the_same_tree_equal_those_of_the_unmoved_t
     assert int(optimizer.step[...]) == 10
 
 
+@pytest.mark.nightly_cases("einsum", "nested")
 @pytest.mark.sampled(3)
 def test_the_new_model_works_in_transformations(make):
     model, twin = fmap(copied, make()), make()
@@ -567,6 +569,7 @@ def bound(request):
     return module, variables
 
 
+@pytest.mark.nightly
 def test_variables_and_frozen_dicts():
     variables = Net().init(jax.random.key(0), X)
     frozen = core.freeze({"z": variables, "a": {"w": jnp.ones(1)}})

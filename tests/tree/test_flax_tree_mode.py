@@ -34,6 +34,7 @@ def tree_mode():
 X = jnp.arange(6.0).reshape(3, 2)
 
 
+@pytest.mark.nightly_cases("fmap")
 @pytest.mark.parametrize(
     "walk",
     [

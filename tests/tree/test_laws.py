@@ -789,6 +789,7 @@ def test_is_leaf_adds_to_the_leaves(tree: Any, cls: type) -> None:
     ]
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_prune_stands_at_every_later_occurrence(tree: Any) -> None:
@@ -819,6 +820,7 @@ def test_without_a_cache_nothing_is_tied(tree: Any) -> None:
     assert found == wanted
 
 
+@pytest.mark.nightly
 @law
 @given(cyclic_models)
 def test_a_cycle_is_kept_even_without_a_cache(tree: Any) -> None:
@@ -828,6 +830,7 @@ def test_a_cycle_is_kept_even_without_a_cache(tree: Any) -> None:
     assert not any(id(x) in seen for x in each_once(new) if has_identity(x))
 
 
+@pytest.mark.nightly
 @law
 @given(any_models, st.data())
 def test_a_cache_of_ones_own_ties_several_calls(tree: Any, data: st.DataObject) -> None:
@@ -898,6 +901,7 @@ def test_a_tree_with_its_plain_structure(tree: Any) -> None:
     assert_alike(fmapstructure(both, tree, plain), fmapstructure(lambda x: both(x, x), tree))
 
 
+@pytest.mark.nightly
 @law
 @given(models)
 def test_a_tie_survives_only_where_every_tree_is_tied(tree: Any) -> None:
