@@ -19,10 +19,12 @@ from support.generating import in_torch, prompts, tiny  # noqa: E402
 @pytest.fixture(scope="module")
 def llama() -> Any:
     model = tiny("LlamaForCausalLM")
-    return model, fmapper.generator(model, max_length=80, batch=3)
+    generator = fmapper.generator(model, max_length=80, batch=3)
+    generator(*prompts(), max_new_tokens=1)  # which compiles
+    list(generator.stream(*prompts(2), max_new_tokens=1))
+    return model, generator
 
 
-@pytest.mark.nightly
 def test_greedy_tokens_are_those_of_generate(llama: Any) -> None:
     model, generator = llama
     tokens, mask = prompts()

@@ -9,6 +9,8 @@ import pytest
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[2]
+if not (ROOT / ".ci").exists():
+    pytest.skip("a source distribution has no jobs", allow_module_level=True)
 WORKFLOWS = {
     path.stem: yaml.safe_load(path.read_text()) for path in ROOT.glob(".github/workflows/*")
 }

@@ -90,8 +90,7 @@ def turns(function: Any, *args: Any) -> int:
     )
 
 
-@pytest.mark.daily_cases("another image", "split", "merged and back", "sums so far", "indices")
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*BETWEEN, *OTHERS])
 def test_values_and_gradients_are_the_same(name: str) -> None:
     between = {**BETWEEN, **OTHERS}[name]

@@ -41,18 +41,7 @@ def results(layer, x):
     return [y, *jax.tree.leaves(slopes)]
 
 
-@pytest.mark.nightly_cases(
-    "bfloat16 float32-LayerNorm",
-    "float32 bfloat16-one without bias",
-    "float32-RMSNorm",
-    "float32-one without bias",
-    "float32 bfloat16-RMSNorm",
-    "float32-Linear",
-    "float32-LayerNorm",
-    "bfloat16 float32-Linear",
-    "float32 bfloat16-Linear",
-)
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", layers())
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16 float32", "float32 bfloat16"])
 def test_numbers_and_dtypes_are_those_of_flax(kind, dtypes):

@@ -109,6 +109,7 @@ def case(request):
 
     full = {name.rpartition("norm.")[2]: name for name in state if "norm." in name}[mean]
     weight = next(name for name in state if name.endswith(("fc.weight", "fc.kernel")))
+    run(state)  # which compiles
     yield run, state, expected, full, weight, shape
     del sys.modules[module.__name__]
 

@@ -181,7 +181,7 @@ def equinox_models():
     }
 
 
-@pytest.mark.nightly_cases("bound method", "filter_jit", "shared", "linear", "mlp", "sequential")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox_modules_compute_the_same(name):
     model = equinox_models()[name]
