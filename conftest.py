@@ -139,13 +139,16 @@ IMPORTS = Imports()
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fails a test that takes longer than the deadline and is not marked `nightly`.
 
-    The examples of the documentation have none: they are as long as what they show.
+    The examples of the documentation have none: they are as long as what they show. Neither have
+    tests for a GPU, which may be a simulated one.
     """
     start, imports = processor_seconds(), IMPORTS.seconds
     result = yield
     took = processor_seconds() - start - (IMPORTS.seconds - imports)
-    is_test = isinstance(item, pytest.Function)
-    if is_test and took > DEADLINE and not item.get_closest_marker("nightly"):
+    has_deadline = isinstance(item, pytest.Function) and not any(
+        item.get_closest_marker(name) for name in ("nightly", "gpu")
+    )
+    if has_deadline and took > DEADLINE:
         limit = DEADLINE * slowness()
         if took > limit:
             pytest.fail(
