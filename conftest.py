@@ -120,7 +120,8 @@ class Imports:
     def _count(self, load: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(load)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._depth or args[0] in sys.modules:
+            name = args[0] if args else kwargs["name"]
+            if self._depth or name in sys.modules:
                 return load(*args, **kwargs)
             start = time.process_time()
             self._depth += 1

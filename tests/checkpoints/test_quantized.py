@@ -291,6 +291,7 @@ def test_the_metadata_of_torchao_is_followed():
             dequantize(arrays, metadata=metadata)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("config", ["Int8", "Intx", "Float8"])
 def test_what_torchao_writes(config):
     quantization = pytest.importorskip("torchao.quantization")
@@ -312,6 +313,7 @@ def test_what_torchao_writes(config):
     assert_same(found["0.weight"], to_numpy(model[0].weight.dequantize().detach()))
 
 
+@pytest.mark.nightly
 def test_torchao_itself():
     quantization = pytest.importorskip("torchao.quantization.quant_primitives")
     values = to_torch(every_byte((32, 64), np.int8))

@@ -1,7 +1,9 @@
 """Every test and every sweep runs in some job; none drops out in silence."""
 
+import ast
 import itertools
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,32 @@ def test_no_other_marker_leaves_tests_out():
         "usefixtures",
     }
     assert used - known - {"skipif", "xfail", "filterwarnings"} == set()
+
+
+def optional_packages(path):
+    """The packages that a file of tests may lack, each with whether the test is nightly."""
+    tree = ast.parse(path.read_text())
+    is_nightly = "nightly" in "".join(
+        ast.unparse(node) for node in tree.body if "pytestmark" in ast.unparse(node)
+    )
+    for node in tree.body:
+        marks = "".join(map(ast.unparse, getattr(node, "decorator_list", ())))
+        for call in ast.walk(node):
+            match call:
+                case ast.Call(
+                    func=ast.Attribute(attr="importorskip"), args=[ast.Constant(name), *_]
+                ):
+                    yield name.partition(".")[0], is_nightly or "nightly" in marks
+
+
+def test_no_package_that_tests_are_skipped_without_is_in_no_job():
+    """The nightly session installs what the others lack, and runs nightly tests alone."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    others = re.search(r"others = \((.*)\)", (ROOT / "noxfile.py").read_text())[1]
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for package, is_nightly in optional_packages(path):
+            if f'"{package}"' in others:
+                assert is_nightly, f"{path}: no job has {package} and runs this"
+            else:
+                assert find_spec(package), f"{path}: no job has {package}"

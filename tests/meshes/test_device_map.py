@@ -103,6 +103,7 @@ def test_a_model_of_shapes():
     assert plan.nbytes == {"a": LAYER, "b": LAYER}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "Bert", "T5"])
 def test_as_accelerate_where_layers_stay_whole(name):
     accelerate = pytest.importorskip("accelerate")

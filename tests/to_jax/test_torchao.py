@@ -16,7 +16,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # libraries that warn while they are imported
     quantization = pytest.importorskip("torchao.quantization")
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 CONFIGS: dict[str, Any] = {
     "int8 weights": quantization.Int8WeightOnlyConfig,

@@ -80,6 +80,7 @@ def test_odeint():
     np.testing.assert_allclose(model(torch.from_numpy(X)).detach(), want, rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_lineax():
     lx = pytest.importorskip("lineax")
     matrix = jnp.asarray([[2.0, 1.0], [1.0, 3.0]])

@@ -524,13 +524,21 @@ class ByItself(nn.Module):
 @pytest.mark.parametrize(
     ("way", "rate", "lacks"),
     [
-        ("branch", 0.0, "what its own code does by self.training, first at test_modes.py:"),
-        ("constant", 0.0, "what its own code does by self.training."),
-        ("attention", 0.1, "what its own code does by self.training, first at test_modes.py:"),
-        ("results", 0.0, "what its own code does by self.training."),
-        ("draw", 0.0, "what its own code does by self.training."),
-        ("count", 0.0, "what its own code does by self.training."),
-        ("assertion", 0.0, "does not run on the examples in training (needs a target)."),
+        (
+            "branch",
+            0.0,
+            "the code of the model that self.training selects, first at test_modes.py:",
+        ),
+        ("constant", 0.0, "the code of the model that self.training selects."),
+        (
+            "attention",
+            0.1,
+            "the code of the model that self.training selects, first at test_modes.py:",
+        ),
+        ("results", 0.0, "the code of the model that self.training selects."),
+        ("draw", 0.0, "the code of the model that self.training selects."),
+        ("count", 0.0, "the code of the model that self.training selects."),
+        ("assertion", 0.0, "does not run on the examples in training mode (needs a target)."),
     ],
 )
 def test_a_file_for_evaluation_says_what_code_does_by_its_mode(way, rate, lacks):
@@ -551,7 +559,9 @@ def test_code_that_reads_its_mode_in_vain_lacks_nothing(way, rate):
 
 def test_a_structured_model_names_what_its_training_lacks():
     model = fmapper.convert(ByItself("branch"), "flax", (torch.randn(3, 4),), structure=True)
-    with pytest.raises(fmapper.ConversionError, match=r"its own code does by self\.training"):
+    with pytest.raises(
+        fmapper.ConversionError, match=r"the code of the model that self\.training selects"
+    ):
         model.train()
 
 

@@ -351,6 +351,7 @@ def test_variables_with_a_state_are_converted():
     assert outputs == [4.0, 5.0]
 
 
+@pytest.mark.nightly
 def test_penzai():
     variables = pytest.importorskip("penzai.core.variables")
     pz = pytest.importorskip("penzai.pz")

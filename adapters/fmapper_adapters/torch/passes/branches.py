@@ -131,7 +131,7 @@ def describe_decided(program: Program, *, numbers: bool) -> str:
         if not call.op.startswith(_ASSERTIONS) or len(call.args) < 2:
             continue
         is_branch = call.args[1] == _BRANCH
-        is_number = numbers and str(call.args[1]).endswith(_NUMBER[-17:])
+        is_number = numbers and str(call.args[1]).startswith(_NUMBER.partition("{}")[0])
         if not (is_branch or is_number) or call.name not in varying:
             continue
         reads = _reads(call.args[0], by_name)
@@ -147,9 +147,9 @@ def describe_decided(program: Program, *, numbers: bool) -> str:
     if len(lines) > len(shown):
         shown.append(f"  and at {len(lines) - len(shown)} more places")
     return (
-        f"{program.name}: its code asks for values of tensors, and the program has what it does "
-        "for those of the examples. Calls for which the answers differ are refused. Use "
-        "torch.where or torch.cond for both. It asks at\n" + "\n".join(shown)
+        f"{program.name}: its code asks for values of tensors, and the program has only the code "
+        "that ran for the examples. A call with values for which other code would run is refused. "
+        "torch.where and torch.cond keep both branches. The values are read at\n" + "\n".join(shown)
     )
 
 

@@ -60,19 +60,20 @@ def failure(
 ) -> ConversionError:
     """Translates an error of torch to one of fmapper, which has it as its cause.
 
-    Where nothing is known about it, the module is called with the examples, which may be wrong. A
-    decision by a value has no cause: its line says all, and torch has a page about it.
+    Where nothing is known about it, the module is called with the examples, which may be wrong. The
+    error for a branch on a value has no cause: it names the line, and torch's message only adds a
+    page about its own symbols.
     """
     message, has_cause = _message(module, error, args, kwargs)
-    found = ConversionError(message)
-    found.__cause__ = error if has_cause else None
-    return found
+    translated = ConversionError(message)
+    translated.__cause__ = error if has_cause else None
+    return translated
 
 
 def _message(
     module: torch.nn.Module, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, bool]:
-    """Returns the message, and whether torch's own says more."""
+    """Returns the message, and whether torch's error should be shown as its cause."""
     text = f"{type(error).__name__}: {error}"
     name = type(module).__name__
     known = [what for signs, what in _REMEDIES if any(sign in text for sign in signs)]

@@ -1,4 +1,4 @@
-"""Has modules that are called by `part.forward(x)` recorded as parts, as those called directly."""
+"""Records `part.forward(x)` as a call of the part, like `part(x)`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-# Is given a module, its forward, and what it is called with; returns the result.
+# Takes a module, its forward, positional and keyword arguments; returns the result.
 Call = Callable[[torch.nn.Module, Callable[..., Any], Any, Any], Any]
 
 
 @contextlib.contextmanager
 def watch(module: torch.nn.Module, call: Call) -> Iterator[None]:
-    """Has each call of the `forward` of a module's classes done by `call` within the block.
+    """Routes calls of `forward` of a module and its submodules through `call` within the block.
 
-    Those by `super().forward(x)` are part of the call that they are in.
+    `super().forward(x)` stays part of the call that it is in.
     """
     classes: set[Any] = {cls for inner in module.modules() for cls in type(inner).__mro__}
     changed: list[tuple[Any, FunctionType]] = []
@@ -35,7 +35,7 @@ def watch(module: torch.nn.Module, call: Call) -> Iterator[None]:
 
 
 def call_as_part(module: torch.nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a function within a recording as torch does it with the call of a module."""
+    """Calls a function in a recording the way torch calls a module, so that it is traced as one."""
     from torch.fx.experimental import proxy_tensor
 
     mode: Any = proxy_tensor.get_proxy_mode()

@@ -61,7 +61,7 @@ def _effect_in_training(node: torch.fx.Node) -> str:
 def left_out_of_code(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Says whether a module's own code does something else in training; empty if it does not.
+    """Describes what a module's own code does only in training; empty if it does the same.
 
     Runs the module on the examples in both modes, and compares the operations with their
     arguments, the outputs, the attributes that change, and whether Python draws random numbers.
@@ -74,13 +74,13 @@ def left_out_of_code(
         except Exception as error:  # whatever the code of a user raises
             name = "training" if train else "evaluation"
             return (
-                "whether its own code does something else there is not known, because it does not "
-                f"run on the examples in {name} ({first_line(error)})"
+                "whether its own code differs in training is unknown, because it does not run on "
+                f"the examples in {name} mode ({first_line(error)})"
             )
         if len(runs) > 1 and _compute_the_same(runs[-2], runs[-1]):
             return ""
     return (
-        f"what it leaves out is what its own code does by self.training{_place(runs[2], runs[1])}"
+        f"it leaves out the code of the model that self.training selects{_place(runs[2], runs[1])}"
     )
 
 
@@ -177,7 +177,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operations within the block.
 
     Attributes:
-        run: What it has noted.
+        run: The operations so far.
     """
 
     def __init__(self) -> None:
