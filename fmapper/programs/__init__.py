@@ -4,6 +4,7 @@ A source framework records a `Program`, a target lowers each `Call` in it and bi
 Nothing here knows any framework: a program can be saved, checked, and loaded elsewhere.
 
     program       the data: graphs of calls, inputs, arrays
+    reading       for recorders: source text, arguments, constructors, calls of submodules
     treespec      the structure of arguments and results
     sizes         sizes that are computed from others
     bind          arguments of a call to inputs of a program

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from fmapper.errors import (
 )
 from fmapper.programs.lowering import Lowering, added
 from fmapper.programs.program import Program
+from fmapper.programs.reading.written import source_of_class
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
 from fmapper.warn import warn
@@ -198,7 +198,7 @@ def lower_trained(program: Program, target: Models, *, train: bool, **options: A
         return lower(program, target, **options)
     try:
         model = lower(program, target, **options)
-        written = getattr(sys.modules.get(type(model).__module__), "__fmapper_source__", None)
+        written = source_of_class(model)
         lack = "" if written is None else written.lacks_training
         if lack and train:
             raise ConversionError(

@@ -20,11 +20,8 @@ from fmapper.translation.code import (
     text,
 )
 from fmapper.translation.constructors.defaults import omit_defaults, print_parameters
-from fmapper.translation.constructors.makers import titles_of_sequences
-from fmapper.translation.constructors.reading import Settings, settings_of
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
-from fmapper.translation.functions.results import with_results
 from fmapper.translation.lists import with_lists
 from fmapper.translation.loading import (
     CHECK_NAMES,
@@ -38,11 +35,9 @@ from fmapper.translation.loading import (
     whole_arrays,
 )
 from fmapper.translation.merging.comprehensions import with_comprehensions
-from fmapper.translation.places import class_name
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.proving.draws import Draws
 from fmapper.translation.proving.script import proof_script
-from fmapper.translation.reading.arguments import Arguments, arguments_of
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import (
@@ -51,13 +46,11 @@ from fmapper.translation.reading.helpers import (
     print_docstring,
     print_imports,
 )
-from fmapper.translation.reading.statements import other_names, parameters_at, statements_at
-from fmapper.translation.reading.weights import origin_of_built, rows_in, source_weights
+from fmapper.translation.reading.weights import rows_in, source_weights
 from fmapper.translation.scans.derivatives import Derived
 from fmapper.translation.scans.derived_functions import Functions
 from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
-from fmapper.translation.statements.own_functions import FunctionStack, with_own_functions
 from fmapper.translation.units import Structure, Unit, is_of_library, local_array
 from fmapper.translation.writer import write
 
@@ -65,7 +58,6 @@ __all__ = [
     "CHECK_NAMES",
     "CHECK_SHAPES",
     "NOT_SAVED",
-    "Arguments",
     "Call",
     "Class",
     "DType",
@@ -73,7 +65,6 @@ __all__ = [
     "Dialect",
     "Draws",
     "Embedded",
-    "FunctionStack",
     "Functions",
     "Helper",
     "Layer",
@@ -83,17 +74,14 @@ __all__ = [
     "PrinterTable",
     "Printing",
     "Ref",
-    "Settings",
     "Source",
     "Statement",
     "Structure",
     "Unit",
     "Value",
-    "arguments_of",
     "attribute",
     "attribute_name",
     "by_suffix",
-    "class_name",
     "construct",
     "elements",
     "expr",
@@ -105,9 +93,6 @@ __all__ = [
     "names_beside",
     "names_in",
     "omit_defaults",
-    "origin_of_built",
-    "other_names",
-    "parameters_at",
     "print_checks",
     "print_docstring",
     "print_imports",
@@ -115,17 +100,12 @@ __all__ = [
     "proof_script",
     "rows_in",
     "run_file",
-    "settings_of",
     "shortest_parts",
     "source_weights",
-    "statements_at",
     "tables_of",
     "text",
-    "titles_of_sequences",
     "whole_arrays",
     "with_comprehensions",
     "with_lists",
-    "with_own_functions",
-    "with_results",
     "write",
 ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import refs_in
+from fmapper.programs.reading.titles import class_name
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import attribute_name, identifier
 from fmapper.translation.naming import singular
@@ -104,16 +105,6 @@ def title_of(kind: str, path: str) -> str:
         is_item &= steps[-1].endswith("s")
         name = class_name(singular(steps[-1], "") if is_item else steps[-1])
     return identifier(name or "Model")
-
-
-def class_name(name: str) -> str:
-    """Returns what a class is called after a function or a place.
-
-    Examples:
-        >>> class_name("layer_norm"), class_name("_mlp"), class_name("ViT")
-        ('LayerNorm', 'Mlp', 'ViT')
-    """
-    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
 def is_item(path: str, owner: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning
+from fmapper.programs.reading.written import source_of_class
 from fmapper.programs.steps import (
     evaluation_of,
     family_of,
@@ -70,7 +71,7 @@ def source(
         >>> "nnx.Linear(2, 3, rngs=rngs)" in code
         True
     """
-    known = getattr(sys.modules.get(type(model).__module__), "__fmapper_source__", None)
+    known = source_of_class(model)
     if to is None:
         if known is None:
             raise ConversionError(

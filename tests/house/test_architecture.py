@@ -53,6 +53,7 @@ FACES = (
     "fmapper.generation",
     "fmapper.meshes",
     "fmapper.programs",
+    "fmapper.programs.reading",
     "fmapper.random",
     "fmapper.translation",
 )
@@ -109,6 +110,13 @@ def test_tests_lie_in_rooms():
     folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
     rooms = {room for rooms in FLOORS for room in rooms}
     assert folders <= rooms | {"to_jax", "to_torch", "house"}
+
+
+def test_only_what_writes_files_imports_the_translator_when_it_is_imported():
+    for path in CORE + ADAPTERS:
+        if "translation" not in path.parts:
+            modules = {module for module, _ in imports(path, everywhere=False)}
+            assert not [module for module in modules if ".translation" in module], path
 
 
 def test_the_core_imports_no_framework_and_no_adapter():

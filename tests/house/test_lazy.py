@@ -70,3 +70,17 @@ def test_the_check_can_fail_on_the_real_numpy(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     (tmp_path / "eager.py").write_text("import numpy")
     assert "numpy" in frameworks_loaded_by("import fmapper, eager", tmp_path)
+
+
+@pytest.mark.nightly  # it imports all frameworks
+def test_a_conversion_loads_nothing_that_writes_files() -> None:
+    for framework in ("torch", "jax", "flax"):
+        pytest.importorskip(framework)
+    code = (
+        "import sys, torch, jax.numpy as jnp; from flax import nnx; from fmapper import convert; "
+        "convert(torch.nn.Linear(2, 3), 'flax', (torch.ones(1, 2),)); "
+        "convert(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), 'torch', (jnp.ones((1, 2)),)); "
+        "print([name for name in sys.modules if 'translation' in name])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"

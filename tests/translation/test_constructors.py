@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fmapper
-from fmapper.translation.constructors.arithmetic import compute
-from fmapper.translation.constructors.reading import Settings, settings_of
+from fmapper.programs.reading.arithmetic import compute
+from fmapper.programs.reading.settings import Settings, settings_of
 from fmapper.translation.source import translate_proved
 
 jax = pytest.importorskip("jax")

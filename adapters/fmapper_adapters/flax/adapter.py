@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fmapper import ConversionError
 from fmapper.backends import Nodes, NodeType, Observation, Packed
 from fmapper.programs import Lowering, Program
+from fmapper.programs.reading import source_of_class
 from fmapper_adapters.jax.libraries import JaxModels
 
 if TYPE_CHECKING:
@@ -233,8 +234,7 @@ class FlaxAdapter(JaxModels, Nodes):
         """
         from fmapper_adapters.flax import programs
 
-        origin = sys.modules.get(type(model).__module__)
-        if hasattr(origin, "__fmapper_source__"):
+        if source_of_class(model) is not None:
             known = inspect.signature(model.__call__).parameters
             given = {key: value for key, value in kwargs.items() if key in known}
             return (self.call(model, args, given, train=False),)

@@ -15,6 +15,7 @@ import jax
 
 from fmapper import ConversionError
 from fmapper.backends import Models, Observation
+from fmapper.programs.reading import origin_of_written, source_of_model
 
 if TYPE_CHECKING:
     from fmapper.programs import Lowering, Program
@@ -187,15 +188,15 @@ class JaxModels(Models):
         self, model: Any, *, transient: bool = True
     ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a model of written classes by source name."""
+        if source_of_model(model) is None:
+            return None
         from fmapper.translation import source_weights
 
         return source_weights(model, "jax", transient=transient)
 
     def origin_of(self, model: Any) -> str:
         """Returns the folder of weights that a model was made from."""
-        from fmapper.translation import origin_of_built
-
-        return super().origin_of(model) or origin_of_built(model)
+        return super().origin_of(model) or origin_of_written(model)
 
     def call(self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None = None) -> Any:
         """Calls the model and leaves it unchanged."""

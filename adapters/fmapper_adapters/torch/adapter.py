@@ -29,7 +29,7 @@ from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
 from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
 from fmapper_adapters.torch.pretrained.origin import origin_of
-from fmapper_adapters.torch.translation.sources import Sources
+from fmapper_adapters.torch.writing import Writing
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
@@ -40,7 +40,7 @@ CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
+class TorchAdapter(Files, TorchMeshes, Writing, Adapter):
     """The adapter for tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
@@ -432,9 +432,9 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
         """Prepares a call of a model that was converted from another framework."""
-        from fmapper_adapters.torch.translation import build as _build
+        from fmapper_adapters.torch import verify
 
-        return _build.outcome(model, args, kwargs, train=train)
+        return verify.outcome(model, args, kwargs, train=train)
 
     def modes(self, model: Any, args: Any, kwargs: Any) -> Mapping[str, bool]:
         """Returns the mode of a module; that of its parts may differ."""

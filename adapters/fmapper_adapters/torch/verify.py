@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from fmapper import fmap
 from fmapper.backends import Observation
+from fmapper.programs.reading import source_of_class
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import has_memory
 from fmapper_adapters.torch.from_fx import check, graph
@@ -18,7 +20,6 @@ from fmapper_adapters.torch.record import export, modes, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
-from fmapper_adapters.torch.translation import build
 
 
 def call_module(
@@ -27,7 +28,7 @@ def call_module(
     """Calls a module on copies of the inputs, without changing it; the mode None is its own."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
-    args, kwargs = copy.deepcopy((args, build.options_of(model, kwargs)))
+    args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
     with _mode(model, train):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         are_blind, _ = _encoders.that_see_nothing(model, args, kwargs)
@@ -83,7 +84,7 @@ def watch(
     """Records every operation of the program for these inputs, computed by torch."""
     if not isinstance(model, torch.nn.Module):
         return None
-    args, kwargs = copy.deepcopy((args, build.options_of(model, kwargs)))
+    args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
         with _mode(model, train):
@@ -130,3 +131,71 @@ def _run(
     with torch.no_grad():
         Watching(exported.graph_module).run(*inputs)
     return iter(seen)
+
+
+def outcome(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
+    """Prepares a call of a converted model; see `Models.outcome`.
+
+    A module of classes that were written for it is called in training where it has that, and draws
+    no random numbers there, which are others than those of its source.
+    """
+    written = source_of_class(model)
+    if written is not None:
+        if train and (written.lacks_training or _draws(model, args, kwargs)):
+            return None
+        return lambda off, **_: (_outputs(model, args, kwargs, train=train), {})
+    run = getattr(model, "outcome", None)
+    if run is None or not hasattr(model, "as_program"):
+        return None
+    return lambda off, **_: run(args, kwargs, train=train)
+
+
+def options_of(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call of its source, of which such a module takes no others.
+
+    It has no keys for layers that draw by themselves, and no flags for modes.
+    """
+    if source_of_class(model) is None:
+        return dict(kwargs)
+    known = inspect.signature(model.forward).parameters
+    options = dict(kwargs)
+    for name, several in kwargs.items():  # such as Linen's keys, each an argument of the file
+        if isinstance(several, Mapping):
+            options |= {f"{name}_{key}": value for key, value in several.items()}
+    return {key: value for key, value in options.items() if key in known}
+
+
+def _draws(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether such a module draws random numbers in training."""
+    with torch.random.fork_rng(devices=()):
+        state = torch.get_rng_state()
+        _outputs(model, args, kwargs, train=True)
+        return not torch.equal(state, torch.get_rng_state())
+
+
+def _outputs(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+) -> list[Any]:
+    """Returns the outputs of such a module, in the order of its source."""
+    given = options_of(model, kwargs)
+    was_training = model.training
+    held = {name: array.clone() for name, array in model.named_buffers()}
+    model.train(train)
+    try:
+        with torch.no_grad():
+            return _leaves(model(*args, **given))
+    finally:
+        model.train(was_training)
+        with torch.no_grad():
+            for name, array in model.named_buffers():
+                array.copy_(held[name])
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):  # as JAX has flattened it
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, tuple | list):
+        return [leaf for one in value for leaf in _leaves(one)]
+    return [] if value is None else [value]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from fmapper.programs.reading.arithmetic import CALLED, compute, names_in_code
 from fmapper.translation.code import expr, identifier, replace_nodes, text
-from fmapper.translation.constructors.arithmetic import CALLED, compute, names_in_code
 from fmapper.translation.merging.numbers import SHORTER, numbers_in
 
 if TYPE_CHECKING:

@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, Part, refs_in
+from fmapper.programs.reading.own_functions import (
+    LONG,
+    count_computing,
+    line_of_result,
+)
+from fmapper.programs.reading.statements import pick
 from fmapper.programs.treespec import Size
 from fmapper.translation.functions.forms import Body, Form
 from fmapper.translation.functions.parameters import varies
 from fmapper.translation.functions.shapes import combine, comment
 from fmapper.translation.known_numbers import restate_lines
-from fmapper.translation.reading.statements import pick
 from fmapper.translation.statements.general_sizes import UNKNOWN, Row, content_of, general
 from fmapper.translation.statements.origins import with_comments
-from fmapper.translation.statements.own_functions import (
-    LONG,
-    count_computing,
-    line_of_result,
-)
 from fmapper.translation.units import Structure, Unit, dissolve
 
 if TYPE_CHECKING:

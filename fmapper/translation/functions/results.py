@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.bind import names_of_arguments
-from fmapper.programs.program import Call, Graph, Part, Program, map_arguments, refs_in
+from fmapper.programs.program import Part, Program, map_arguments, refs_in
 from fmapper.programs.treespec import Other, Ref, TreeSpec
 from fmapper.translation.code import identifier, text
 from fmapper.translation.functions.forms import (
@@ -129,33 +129,6 @@ def _declare(whole: Any, records: Records) -> Any:
         return whole
     held = {key: _declare(one, records) for key, one in whole.items()}
     return _make(whole.cls, held, records) if isinstance(whole, Made) else held
-
-
-def with_results(
-    graph: Graph, parts: Sequence[Part], keep: Callable[[Call], bool] = lambda call: False
-) -> Graph:
-    """Removes dead calls, but keeps every result of a part of which any result is used.
-
-    A part that is called alone returns them all.
-
-    Args:
-        graph: The graph.
-        parts: The calls of submodules in it.
-        keep: Whether a call stays in any case.
-    """
-    results = {part.name: {*refs_in((part.result,))} for part in parts}
-    kept: set[str] = set()
-
-    def stays(call: Call) -> bool:
-        return keep(call) or call.name in kept
-
-    while True:
-        found = graph.without_dead_calls(stays)
-        used = {*refs_in(found.outputs), *(ref for call in found.walk() for ref in call.refs())}
-        new = {name for one in results.values() if one & used for name in one} - kept
-        if not new:
-            return found
-        kept.update(new)
 
 
 def results_of_unit(unit: Unit, root: Unit, objects: Sequence[Made]) -> Any:

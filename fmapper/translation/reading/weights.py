@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fmapper.translation.source_file import Source
+from fmapper.programs.reading.written import source_of_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +142,6 @@ class Weights:
         self.rest = {name: arrays[name] for name in arrays if name not in known}
 
 
-def source_of_built(model: Any) -> Source | None:
-    """Returns the source of a model of written classes; None for any other."""
-    found: Source | None = getattr(
-        sys.modules.get(type(model).__module__), "__fmapper_source__", None
-    )
-    return found if found is not None and type(model).__name__ == found.name else None
-
-
-def origin_of_built(model: Any) -> str:
-    """Returns the folder that the arrays of a model of written classes were read from."""
-    built = source_of_built(model)
-    return "" if built is None else built.weights.origin
-
-
 def source_weights(
     model: Any, backend: str, *, transient: bool = True
 ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
@@ -171,7 +155,7 @@ def source_weights(
     from fmapper.states.materialize import is_abstract
     from fmapper.states.state import named_arrays, refill
 
-    built = source_of_built(model)
+    built = source_of_model(model)
     if built is None:
         return None
     source = built.weights

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, map_arguments, refs_in
+from fmapper.programs.reading.own_functions import is_copy
 from fmapper.programs.treespec import Ref, Size
 from fmapper.translation.code import identifier, text
-from fmapper.translation.statements.own_functions import is_copy
 from fmapper.translation.units import Structure, Unit
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from jax.extend import core
 
 from fmapper import ConversionError, FmapperWarning
 from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
-from fmapper.translation import with_results
+from fmapper.programs.reading import keep_results_of_parts
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import parts, stacks
 from fmapper_adapters.jax.record.equations import (
@@ -163,7 +163,7 @@ class _Body:
                 self._differentiable.add(name)
         outputs = self._read(jaxpr, env, "", "")
         found = Graph(tuple(names), self._calls, outputs)
-        return with_results(found, [] if self._parts is None else self._parts.parts())
+        return keep_results_of_parts(found, [] if self._parts is None else self._parts.parts())
 
     def _read(self, jaxpr: Any, env: dict[Any, Any], path: str, source: str) -> tuple[Any, ...]:
         for eqn in jaxpr.eqns:

@@ -22,7 +22,7 @@ from fmapper import (
 )
 from fmapper.backends import equals, holds_arrays
 from fmapper.programs import Graph, Input, Output, Parameter, Program, Size, warn_of_changes
-from fmapper.translation import statements_at
+from fmapper.programs.reading import statements_at
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
 from fmapper_adapters.jax.record import jaxpr, states, tracer_errors, treespec

@@ -23,7 +23,7 @@ from fmapper.programs import (
     Ref,
     refs_in,
 )
-from fmapper.translation import statements_at, with_own_functions
+from fmapper.programs.reading import statements_at, with_own_functions
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import guards, signature_of
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts

@@ -6,8 +6,17 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from fmapper.programs import Call, Graph, Output, Part, Program, Ref, refs_in, substitute
-from fmapper.translation import with_results
+from fmapper.programs import (
+    Call,
+    Graph,
+    Output,
+    Part,
+    Program,
+    Ref,
+    refs_in,
+    substitute,
+)
+from fmapper.programs.reading import keep_results_of_parts
 from fmapper_adapters.torch.from_fx.conditions import with_plain_conditions
 from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.static_sizes import PADDED
@@ -56,7 +65,9 @@ def with_parts(program: Program, run: order.Pass) -> Program:
         done.graph.outputs[:count],
         done.graph.kinds,
     )
-    done.graph = with_results(done.graph, done.parts, lambda call: call.op.startswith(_EFFECTS))
+    done.graph = keep_results_of_parts(
+        done.graph, done.parts, lambda call: call.op.startswith(_EFFECTS)
+    )
     done.outputs = done.outputs[:count]
     return with_plain_conditions(done)
 

@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 
 import torch
 
-from fmapper.translation import statements_at
+from fmapper.programs.reading import statements_at
 
 _SKIPPED = tuple(
     os.path.dirname(os.path.abspath(one)) + os.sep for one in (torch.__file__, __file__)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fmapper.programs import Other, Part, Ref, Size, map_arguments
-from fmapper.translation import (
+from fmapper.programs.reading import (
     FunctionStack,
     Settings,
     arguments_of,

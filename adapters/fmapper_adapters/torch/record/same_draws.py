@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmapper.translation import Draws
 from fmapper_adapters.torch._private import TorchDispatchMode
 
 
@@ -24,6 +23,8 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        from fmapper.translation import Draws
+
         self.draws = Draws()
         self.found = False
 

@@ -8,19 +8,21 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from fmapper import fleaves, fmap, to_torch
-from fmapper.translation import Draws
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches.foreign_classes import fields_of
 from fmapper_adapters.torch.record.patches.restore import restore_after
 from fmapper_adapters.torch.record.same_draws import SameDraws
+
+if TYPE_CHECKING:
+    from fmapper.translation import Draws
 
 _STEPS = 5
 

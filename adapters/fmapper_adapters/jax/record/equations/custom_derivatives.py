@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from fmapper.translation import parameters_at
+from fmapper.programs.reading import parameters_at
 from fmapper_adapters.jax.arrays import prng_keys
 from fmapper_adapters.jax.record import frames
 

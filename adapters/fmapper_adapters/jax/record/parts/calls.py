@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fmapper.programs import Other, Ref
-from fmapper.translation import arguments_of, other_names, settings_of
+from fmapper.programs.reading import arguments_of, other_names, settings_of
 from fmapper_adapters.jax.record import closure, frames
 from fmapper_adapters.jax.record.states import split_output
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fmapper.translation import class_name
+from fmapper.programs.reading import class_name
 from fmapper_adapters.jax.record import closure, frames
 from fmapper_adapters.jax.record.parts import calls
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fmapper.translation import Source
 
 
-class WritesFunctions:
+class Writing:
     """Models as files of functions."""
 
     def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:

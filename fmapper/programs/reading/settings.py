@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fmapper.translation.constructors.arithmetic import Number, number_of
-from fmapper.translation.constructors.calls import (
+from fmapper.programs.reading.arithmetic import Number, number_of
+from fmapper.programs.reading.constructor_calls import (
     bind,
     defaults_of,
     find_function,

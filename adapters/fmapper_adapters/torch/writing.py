@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
 from fmapper.backends import Models
+from fmapper.programs.reading import origin_of_written, source_of_model
 
 if TYPE_CHECKING:
     from fmapper.programs import Program
     from fmapper.translation import Source
 
 
-class Sources(Models):
+class Writing(Models):
     """Models as source code."""
 
     writes_modes: ClassVar[str] = "all"
@@ -50,6 +51,8 @@ class Sources(Models):
         self, model: Any, *, transient: bool = True
     ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a model of written classes by source name."""
+        if source_of_model(model) is None:
+            return None
         import torch
 
         from fmapper.translation import source_weights
@@ -59,9 +62,7 @@ class Sources(Models):
 
     def origin_of(self, model: Any) -> str:
         """Returns the folder of weights that a model was made from."""
-        from fmapper.translation import origin_of_built
-
-        return super().origin_of(model) or origin_of_built(model)
+        return super().origin_of(model) or origin_of_written(model)
 
     def proof(self) -> str:
         """Returns the script for torch."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fmapper.translation.constructors.reading import Settings, settings_of
+from fmapper.programs.reading.settings import Settings, settings_of
 
 _LEAST = 3  # sequences by one function, which are of one class then
 _LAYERS = 2  # of each
@@ -86,3 +86,13 @@ def title_of_function(function: str) -> str:
         name = name.removeprefix(word) or name
     title = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
     return title if title.isidentifier() else f"Sequence{title}"
+
+
+def class_name(name: str) -> str:
+    """Returns what a class is called after a function or a place.
+
+    Examples:
+        >>> class_name("layer_norm"), class_name("_mlp"), class_name("ViT")
+        ('LayerNorm', 'Mlp', 'ViT')
+    """
+    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))

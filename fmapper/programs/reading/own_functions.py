@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in
+from fmapper.programs.reading.statements import count_targets, statements_at
 from fmapper.programs.treespec import Ref, Size
-from fmapper.translation.reading.statements import count_targets, statements_at
 
 # The calls of functions that a call was made in, outer ones first: their parts, and their lines.
 FunctionStack = tuple[tuple[str, str], ...]
