@@ -73,6 +73,13 @@ def opinfo(session: nox.Session) -> None:
 
 
 @nox.session
+def parity(session: nox.Session) -> None:
+    """Compare twins that people wrote, with and without a mistake: `nox -s parity -- llama`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    program(session, "parity", *session.posargs)
+
+
+@nox.session
 def zoo(session: nox.Session) -> None:
     """Convert every model class of transformers to JAX: `nox -s zoo -- --shard 0/8 llama`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
