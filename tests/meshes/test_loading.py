@@ -24,11 +24,7 @@ def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
 
 
-@pytest.mark.nightly_cases(
-    "check_each_process_writes_its_part",
-    "check_modules_that_gather_their_parameters_read_their_own_shards",
-    "check_a_module_without_memory_reads_its_own_shards",
-)
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", many_devices.names("gloo", "loading"))
 def test_torch(by_four_processes, check):
     assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")

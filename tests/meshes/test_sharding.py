@@ -9,8 +9,8 @@ from support import many_devices
 
 
 @pytest.fixture(scope="module")
-def on_eight_devices():
-    return many_devices.run("jax", "sharding")
+def on_eight_devices(request):
+    return many_devices.run("jax", "sharding", only=many_devices.chosen(request.node))
 
 
 @pytest.fixture(scope="module")

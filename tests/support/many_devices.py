@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ HERE = Path(__file__).parent
 MARK = "outcome: "
 
 
-def run(kind: str, name: str, *, ranks: int = 1, timeout: int = 600) -> dict[str, str]:
-    """Runs every `check_*` of `tests/support/{kind}_{name}.py`; returns what went wrong, by name.
+def run(
+    kind: str, name: str, *, ranks: int = 1, only: Collection[str] = (), timeout: int = 600
+) -> dict[str, str]:
+    """Runs the `check_*` of `tests/support/{kind}_{name}.py`; returns what went wrong, by name.
 
     The text is empty for one that passed. With several ranks each runs all, in the same order.
     """
@@ -36,9 +39,10 @@ def run(kind: str, name: str, *, ranks: int = 1, timeout: int = 600) -> dict[str
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, kind, name, str(ranks), str(port), folder]
+        checks = [check for check in names(kind, name) if not only or check in only]
         processes = [
             subprocess.Popen(
-                [*command, str(rank)],
+                [*command, str(rank), *checks],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -72,7 +76,15 @@ def names(kind: str, name: str) -> list[str]:
     ]
 
 
-def main(kind: str, name: str, ranks: int, port: int, folder: str, rank: int) -> None:
+def chosen(module: Any) -> set[str]:
+    """Returns the checks among the tests of a module that pytest is going to run."""
+    items = [item for item in module.session.items if item.path == module.path]
+    return {item.callspec.params["check"] for item in items}
+
+
+def main(
+    kind: str, name: str, ranks: int, port: int, folder: str, rank: int, checks: Iterable[str]
+) -> None:
     """Runs the checks in this process."""
     if kind == "gloo" or name == "bridge":
         import torch
@@ -90,7 +102,7 @@ def main(kind: str, name: str, ranks: int, port: int, folder: str, rank: int) ->
     sys.modules["checks"] = module
     spec.loader.exec_module(module)
     module.FOLDER = Path(folder)
-    for check in names(kind, name):
+    for check in checks:
         try:
             getattr(module, check)()
             text = ""
@@ -107,4 +119,4 @@ if __name__ == "__main__":
         for check, text in run(kind, name, ranks=int((rest or ["1"])[0])).items():
             print(check, text or "ok")
     else:
-        main(kind, name, int(rest[0]), int(rest[1]), rest[2], int(rest[3]))
+        main(kind, name, int(rest[0]), int(rest[1]), rest[2], int(rest[3]), rest[4:])
