@@ -423,10 +423,10 @@ processors of one machine. {sampled}
 `38 of 40` are 38 cases whose first outputs are those of the source, to 1e-4 of the largest element
 of each, out of 40 that the source itself runs. After a semicolon: how many gave other numbers or
 shapes and no error. What draws random numbers or has several right answers is left out. How long
-conversion takes is measured [elsewhere](lab-book.md#converted-models-beside-torchax).
+conversion takes is measured [elsewhere](conversion.md#time-to-convert).
 
 The sweeps ask for more than this page does, of fmapper alone: gradients, dtypes, state, other
-inputs than the examples. What they gave is in the [lab book](lab-book.md).
+inputs than the examples. What they gave is on the page of [conversion](conversion.md).
 """
 TITLES = {
     "opinfo": "operations of torch",
