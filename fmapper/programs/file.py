@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fmapper.errors import ConversionError, ProgramFileError
+from fmapper.files.arrays import read_arrays, write_arrays
 from fmapper.files.bounded_json import MOST_PROGRAM, read_json
-from fmapper.files.dtypes import numpy_dtype
-from fmapper.files.safetensors import Entry, Header, lay_out, read_header
+from fmapper.files.safetensors import Header, read_header
 from fmapper.files.untrusted import Misfit, open_regular, path_problem, show, within
-from fmapper.files.whole import new_file
-from fmapper.machine import host_memory
 from fmapper.moves.mover import to_numpy
 from fmapper.programs.file_grammar import check_array_name, check_program, check_shape
 from fmapper.programs.file_json import decode_program, encode_program
@@ -34,7 +32,6 @@ _LONGEST_TARGET = 100
 _VERSION = 1
 _CONSTANT = "constant/"
 _IN_EVALUATION = "evaluation/constant/"
-_LARGE = 1 << 30  # bytes; for less it is not asked how much memory there is
 
 
 @short_traceback
@@ -89,20 +86,14 @@ def write_file(
     if program.evaluation is not None:
         about["evaluation"] = encode_program(program.evaluation)
         about["evaluation_constants"] = list(program.evaluation.constants)
-    try:
-        head, _ = lay_out(
-            ((name, array.dtype.name, array.shape) for name, array in arrays.items()),
-            {key: json.dumps(one, allow_nan=False) for key, one in [*notes.items(), (_KEY, about)]},
-        )
-    except Misfit as error:
-        raise ConversionError(str(error)) from None
     target = _path(path)
     if not target.name:
         raise ProgramFileError(f"{target}: is a folder; a program is saved to a file")
-    with new_file(target) as file:
-        file.write(head)
-        for array in arrays.values():
-            file.write(_bytes(array))
+    keyed = [*notes.items(), (_KEY, about)]
+    try:
+        write_arrays(target, arrays, {key: json.dumps(x, allow_nan=False) for key, x in keyed})
+    except Misfit as error:
+        raise ConversionError(str(error)) from None
 
 
 def _path(path: str | os.PathLike[str]) -> Path:
@@ -272,12 +263,6 @@ def _in_evaluation(program: Program) -> Mapping[str, Any]:
     return {} if program.evaluation is None else program.evaluation.constants
 
 
-def _bytes(array: Any) -> Any:
-    import numpy as np
-
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
 def _names(about: Mapping[str, Any]) -> set[str]:
     """Returns the arrays that a program names; errors in it are reported later."""
     found = set()
@@ -299,26 +284,4 @@ def _arrays(file: BinaryIO, header: Header, wanted: Collection[str]) -> dict[str
         with within(ascii(name)[1:-1][:60]):
             check_array_name(name)
             check_shape(entry.shape, fixed=True)
-    entries = {name: entry for name, entry in header.entries.items() if name in wanted}
-    size = sum(entry.end - entry.start for entry in entries.values())
-    memory = host_memory()[0] if size > _LARGE else None
-    if memory is not None and size > memory:
-        raise Misfit(f"holds {size >> 30:,} GiB of arrays, more than the memory of this machine")
-    try:
-        return {name: _array(file, entry) for name, entry in entries.items()}
-    except MemoryError:
-        raise Misfit(
-            f"has {size >> 20:,} MiB of arrays, more than the memory that is available"
-        ) from None
-
-
-def _array(file: BinaryIO, entry: Entry) -> Any:
-    import numpy as np
-
-    file.seek(entry.start)
-    data = file.read(entry.end - entry.start)
-    if len(data) != entry.end - entry.start:
-        raise Misfit("is damaged: it became shorter while it was read")
-    if entry.dtype == "bool" and data.translate(None, b"\0\1"):
-        raise Misfit("is damaged: a bool is neither true nor false")
-    return np.frombuffer(data, numpy_dtype(entry.dtype)).reshape(entry.shape)
+    return read_arrays(file, {n: entry for n, entry in header.entries.items() if n in wanted})
