@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
     from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
     from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
-    from fmapper.checkpoints.rules.pattern import Pattern
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from fmapper.files.dtypes import DTYPES, STORED_DTYPES, numpy_dtype
     from fmapper.files.untrusted import Misfit, check_folder, reason_of, show, within
     from fmapper.files.zips import ZipMember, ZipMembers
+    from fmapper.tree.pattern import Pattern
 
 __all__ = [
     "DTYPES",
@@ -152,7 +152,7 @@ _PLACES = {
     "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",
     "fmapper.checkpoints.rules.layout": "Cast Interleave Reshape Transpose",
     "fmapper.checkpoints.rules.naming": "AddConstant Drop Rename Tie",
-    "fmapper.checkpoints.rules.pattern": "Pattern",
+    "fmapper.tree.pattern": "Pattern",
     "fmapper.checkpoints.rules.rule": "Rule",
     "fmapper.checkpoints.rules.rules": "Rules",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",

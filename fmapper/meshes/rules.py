@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -16,6 +15,7 @@ from fmapper.meshes.layout import Axes
 from fmapper.suggest import did_you_mean
 from fmapper.tree.keypath import KeyPath, Link, format_keys, name_of
 from fmapper.tree.nodes import NodeType, kind_of
+from fmapper.tree.pattern import Pattern
 from fmapper.tree.walk import walk
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ Said: TypeAlias = "list[tuple[str, Any, Axes]]"
 MODEL, DERIVE, LAYOUT = "model", "derive", "layout"
 _NO_RULE: Final = ""
 _WEAK = (_NO_RULE, "'*'")  # what another rule for the same array takes the place of
-_RANGE = re.compile(r"\[-?\d*:-?\d*\]")
-_INDEX = re.compile(r"\[(\d+|\*)\]")
 
 
 class Found:
@@ -150,7 +148,7 @@ class Found:
     def _by_patterns(
         self, rules: Mapping[Any, Rule], tree: Any, *, may_be_empty: bool = False
     ) -> None:
-        patterns = {rule: compile_pattern(rule) for rule in rules if isinstance(rule, str)}
+        patterns = {rule: key_pattern(rule) for rule in rules if isinstance(rule, str)}
         classes = tuple(rule for rule in rules if isinstance(rule, type))
         for rule in rules:
             if not isinstance(rule, str | type):
@@ -177,7 +175,7 @@ class Found:
                 take(array, link, name, state[0])
 
         def take(array: Any, link: Link, name: str, inside: Iterable[Any]) -> None:
-            taken = [rule for rule, p in patterns.items() if p.search(name)] + list(inside)
+            taken = [rule for rule, p in patterns.items() if p.occurs_in(name)] + list(inside)
             for rule in taken:
                 met.setdefault(rule, name)
             first = min(taken, key=order.__getitem__, default=None)
@@ -313,13 +311,9 @@ def _layout(array: Any) -> Rule:
     return None if found is None else found[1]
 
 
-def compile_pattern(text: str) -> re.Pattern[str]:
-    """Compiles a pattern that matches whole keys anywhere in a name."""
-    if _RANGE.search(text):
-        raise PlacementError(f"{text!r}: rules for a mesh do not support slices; write `*`.")
-    dotted = _INDEX.sub(lambda found: f".{found[1]}", text)
-    body = ".*".join(map(re.escape, dotted.strip(".").split("*")))
-    return re.compile(rf"(?:^|\.){body}(?:\.|$)" if body != ".*" else "")
+def key_pattern(text: str) -> Pattern:
+    """Parses a pattern that matches whole keys anywhere in a name."""
+    return Pattern(text.strip("."), PlacementError)
 
 
 def _plain(rule: Rule) -> Any:

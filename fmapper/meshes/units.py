@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from fmapper.errors import PlacementError
-from fmapper.meshes.rules import compile_pattern
+from fmapper.meshes.rules import key_pattern
 
 AskedUnits: TypeAlias = "Mapping[Any, str | tuple[str, ...]] | str | tuple[str, ...]"
 
@@ -14,14 +14,14 @@ AskedUnits: TypeAlias = "Mapping[Any, str | tuple[str, ...]] | str | tuple[str, 
 class UnitPattern(str):
     """A pattern of the names of modules, which means what it does in rules."""
 
-    __slots__ = ("_compiled",)
+    __slots__ = ("_pattern",)
 
     def __init__(self, text: str) -> None:
-        self._compiled = compile_pattern(text)
+        self._pattern = key_pattern(text)
 
     def matches(self, name: str) -> bool:
         """Returns whether the name of a module has the keys of the pattern."""
-        return bool(self._compiled.search(name))
+        return self._pattern.occurs_in(name)
 
 
 def read_units(

@@ -2,111 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 from fmapper.errors import PlacementError
 from fmapper.tree.keypath import KeyPath, Link, format_link
 from fmapper.tree.nodes import ATOM, NodeType, kind_of
+from fmapper.tree.pattern import Pattern, Positions
 from fmapper.tree.walk import walk
 
-Pattern = str | type
+Selector: TypeAlias = str | type
+"""A path pattern or a class."""
 
-_SEPARATOR: Final = "\0"  # between two keys of a path, where a name has a dot
-_TOKEN = re.compile(
-    r"""(?P<star>\*+)|\[(?P<range>-?\d*:-?\d*)\]|\[(?P<index>\d+|\*)\]"""
-    r"""|\[(?P<key>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")\]|(?P<char>[^\[\]*])"""
-)
-_STAR, _DOT = object(), object()
-_Positions = frozenset[int]
-
-
-class _Path:
-    """A path pattern: steps over a path key by key, as an automaton that is built as it is used.
-
-    Its tokens are characters, `_DOT` for the border of two keys (or a dot in one), `_STAR` for
-    anything at all, and a range of indices, which takes a whole key.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.tokens: list[Any] = []
-        at = 0
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None:
-                raise PlacementError(
-                    f"{text!r} is not a path pattern: cannot parse {text[at:]!r}. Write it like "
-                    "encoder, encoder.*, layers[0].weight, layers.*.weight, layers[2:5] or ['a.b']."
-                )
-            self._add(found, first=at == 0)
-            at = found.end()
-        self.start = self._closure([0])
-
-    def _add(self, found: re.Match[str], *, first: bool) -> None:
-        if found["star"]:
-            self.tokens.append(_STAR)
-            return
-        if found["char"]:
-            self.tokens.append(_DOT if found["char"] == "." else found["char"])
-            return
-        if not first:
-            self.tokens.append(_DOT)
-        if found["range"]:
-            low, high = (int(end) if end else None for end in found["range"].split(":"))
-            if min(low or 0, high or 0) < 0:
-                raise PlacementError(
-                    f"{found.string!r}: a slice counts from the start, [2:5], [2:] or [:5]."
-                )
-            self.tokens.append(range(low or 0, 1 << 62 if high is None else high))
-        elif found["index"] == "*":
-            self.tokens.append(_STAR)
-        else:
-            self.tokens += found["index"] or str(ast.literal_eval(found["key"]))
-
-    def accepts(self, positions: _Positions) -> bool:
-        return len(self.tokens) in positions
-
-    def after(self, positions: _Positions, text: str) -> _Positions:
-        """Advances the states of the pattern by one key; `text` is its separator and the key."""
-        key = text.removeprefix(_SEPARATOR)
-        if key != text:
-            positions = self._step(positions, _SEPARATOR)
-        whole = []
-        if key.isdecimal():
-            for at in positions:
-                token = self.tokens[at] if at < len(self.tokens) else None
-                if isinstance(token, range) and int(key) in token:
-                    whole.append(at + 1)
-        for char in key:
-            if not positions:
-                break
-            positions = self._step(positions, char)
-        return positions | self._closure(whole)
-
-    def _step(self, positions: _Positions, char: str) -> _Positions:
-        reached = []
-        for at in positions:
-            token = self.tokens[at] if at < len(self.tokens) else None
-            if token is _STAR:
-                reached.append(at)
-            elif token == char or (token is _DOT and char in (_SEPARATOR, ".")):
-                reached.append(at + 1)
-        return self._closure(reached)
-
-    def _closure(self, positions: Iterable[int]) -> _Positions:
-        """Adds the states that are reached where a star matches nothing."""
-        found = set(positions)
-        for at in tuple(found):
-            while at < len(self.tokens) and self.tokens[at] is _STAR:
-                at += 1  # noqa: PLW2901
-                found.add(at)
-        return frozenset(found)
-
-
-_TAKEN: Final[_Positions] = frozenset({-1})  # the rule has matched here or above
+_TAKEN: Final[Positions] = frozenset({(-1, 0)})  # the rule has matched here or above
 
 
 class _State:
@@ -114,7 +23,7 @@ class _State:
 
     __slots__ = ("after", "inside", "rules", "winner")
 
-    def __init__(self, rules: tuple[_Positions, ...], order: Sequence[int]) -> None:
+    def __init__(self, rules: tuple[Positions, ...], order: Sequence[int]) -> None:
         self.rules = rules
         self.winner = next((rule for rule in order if rules[rule] is _TAKEN), None)
         self.after: dict[str, _State] = {}
@@ -129,7 +38,7 @@ class Rules:
     """
 
     def __init__(self, patterns: Sequence[Any]) -> None:
-        self.patterns: tuple[Pattern, ...] = tuple(patterns)
+        self.patterns: tuple[Selector, ...] = tuple(patterns)
         for pattern in self.patterns:
             if not isinstance(pattern, str | type):
                 raise PlacementError(
@@ -137,7 +46,7 @@ class Rules:
                 )
         self.paths = {at: p for at, p in enumerate(self.patterns) if isinstance(p, str)}
         for text in self.paths.values():
-            _Path(text)
+            Pattern(text, PlacementError)
         self.order = sorted(range(len(self.patterns)), key=lambda at: self.patterns[at] == "*")
 
     def find_matches(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Found:
@@ -162,20 +71,22 @@ class Found:
         self.rules: dict[int, dict[int | None, Link]] = {}
         self.objects: dict[int, Any] = {}
         self._all = rules
-        self._states: dict[tuple[_Positions, ...], _State] = {}
+        self._states: dict[tuple[Positions, ...], _State] = {}
         self._is_leaf = is_leaf
         self._matched: dict[int, Link] = {}
         self._won: set[int] = set()
         self._lent: list[tuple[int, int | None, Link]] = []  # places that do not decide
         self._leads: dict[int, Any] = {}
-        self._paths = {at: _Path(self._own(text, tree)) for at, text in rules.paths.items()}
+        self._paths = {
+            at: Pattern(self._own(text, tree), PlacementError) for at, text in rules.paths.items()
+        }
         self._look(tree)
         self._follow()
         self._check()
 
     def _look(self, tree: Any) -> None:
         """Records the rules under which each object is reached."""
-        starts = [frozenset[int]()] * len(self._all.patterns)
+        starts: list[Positions] = [frozenset()] * len(self._all.patterns)
         for at, path in self._paths.items():
             starts[at] = _TAKEN if path.accepts(path.start) else path.start
         first = self._inside(self._state(starts), tree)
@@ -184,7 +95,7 @@ class Found:
             state, lent = above
             kind = kind_of(type(node))
             assert isinstance(kind, NodeType)
-            text = f"{key}" if node is tree else f"{_SEPARATOR}{key}"
+            text = f"{key}" if node is tree else f".{key}"
             return self._inside(self._after(state, text), child), lent or key in kind.borrowed
 
         places = walk(tree, is_leaf=self._is_leaf, state=(first, False), down=down)
@@ -226,7 +137,7 @@ class Found:
             lead = self.rules.get(id(self._leads[i]), {won: link})
             self.rules[i] = dict.fromkeys(lead, link)
 
-    def _state(self, rules: Sequence[_Positions]) -> _State:
+    def _state(self, rules: Sequence[Positions]) -> _State:
         key = tuple(rules)
         if key not in self._states:
             self._states[key] = _State(key, self._all.order)
@@ -287,7 +198,7 @@ class Found:
         pattern = self._all.patterns[rule]
         return repr(pattern) if isinstance(pattern, str) else pattern.__qualname__
 
-    def _close(self, pattern: Pattern) -> str:
+    def _close(self, pattern: Selector) -> str:
         if isinstance(pattern, str):
             links = [link for places in self.rules.values() for link in places.values()]
             known = {str(KeyPath.from_link(link)) for link in links} - {""}

@@ -12,7 +12,7 @@ from fmapper.backends.dtypes import dtype_name
 from fmapper.errors import DeviceError, FmapperError, PlacementError
 from fmapper.moves.carry import UNTOUCHED, Where
 from fmapper.moves.mover import Mover, to_device
-from fmapper.moves.patterns import Found, Pattern, Rules
+from fmapper.moves.patterns import Found, Rules, Selector
 from fmapper.moves.plan import Plan
 from fmapper.moves.router import Router
 from fmapper.moves.view_ties import find_view_ties
@@ -77,7 +77,7 @@ class Placement(Router):
                 f'{{"encoder.*": "cpu", "head": fmapper.keep}}, not {rules!r}.'
             )
         sync()
-        self.rules: dict[Pattern, Mover | Keep] = {
+        self.rules: dict[Selector, Mover | Keep] = {
             pattern: _target(target, strict) for pattern, target in rules.items()
         }
         self.strict, self.report = strict, report
@@ -144,7 +144,8 @@ def place(
     a path pattern, which takes what is there and all below it. `encoder[1].weight`, as paths are
     printed, and `encoder.1.weight`, as a state has them, are the same, with `model` before it or
     not. `*` stands for anything, dots included: `*norm*`, `layers.*.weight`. `layers[2:5]` are
-    those of a list; `['a.b']` is a key as it is.
+    those of a list; `['a.b']` is a key as it is, and `{i:0-3}` or `{part:q|k}` are alternatives, as
+    in the rules for checkpoints.
 
     Args:
         tree: Anything.

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmapper import CheckpointError
-from fmapper.checkpoints.rules.pattern import Pattern, literal
+from fmapper.tree.pattern import Pattern
 from support.patience import no_hang
 
 PIECES = {
@@ -47,16 +47,51 @@ def test_a_pattern_matches_what_the_regular_expression_does(pattern, name):
             assert found == wanted.groupdict()
 
 
-@given(st.text("ab.1{}*\\", max_size=8))
+@given(st.text("ab.1{}[]*\\", max_size=8))
 def test_a_literal_matches_itself_alone(name):
-    assert Pattern(literal(name)).match(name) == {}
-    assert Pattern(literal(name)).match(name + "a") is None
+    assert Pattern(Pattern.escape(name)).match(name) == {}
+    assert Pattern(Pattern.escape(name)).match(name + "a") is None
 
 
 def test_a_capture_that_stands_twice_matches_the_same():
     assert Pattern("{i}.a.{i}").match("3.a.3") == {"i": "3"}
     assert Pattern("{i}.a.{i}").match("3.a.4") is None
     assert Pattern("{i:0-9}.w").match("03.w") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "captures"),
+    [
+        ("layers[3].{rest...}", "layers.3.a.b", {"rest": "a.b"}),
+        ("layers[2:4].{x}", "layers.3.w", {"x": "w"}),
+        ("layers[2:4].{x}", "layers.4.w", None),
+        ("layers[2:]*", "layers.30.w", {}),
+        ("layers[:3]*", "layers.30.w", None),
+        ("[*].w", "a.b.w", {}),
+        ("['a.b'].{x}", "a.b.c", {"x": "c"}),
+    ],
+)
+def test_indices_and_slices(text, name, captures):
+    assert Pattern(text).match(name) == captures
+
+
+def test_indices_name_what_is_written():
+    assert Pattern("layers[3].{x}").format({"x": "w"}) == "layers.3.w"
+
+
+@given(patterns(), st.lists(st.text("ab1", max_size=3), min_size=1, max_size=5))
+def test_key_by_key_matches_what_the_whole_name_does(pattern, keys):
+    text, _ = pattern
+    compiled = Pattern(text)
+    positions = compiled.after(compiled.start, keys[0])
+    for key in keys[1:]:
+        positions = compiled.after(positions, f".{key}")
+    name = ".".join(keys)
+    if "b.a" not in name:  # a word across two keys, which only a whole name can have
+        assert compiled.accepts(positions) == (compiled.match(name) is not None)
+    ends = [*range(len(keys) + 1)]
+    some = [keys[a:b] for a in ends for b in ends[a + 1 :]]
+    assert compiled.occurs_in(name) == any(compiled.match(".".join(k)) is not None for k in some)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +104,7 @@ def test_a_capture_that_stands_twice_matches_the_same():
         ("{}", "is not a capture"),
         ("{a:}", "is not a capture"),
         ("{a}{b}", "nothing between them"),
-        ("**", "nothing between them"),
+        ("*{a}", "nothing between them"),
         ("a" * 5000, "5000 characters"),
         ("{a}." * 40, "more than 64 parts"),
     ],

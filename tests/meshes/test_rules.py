@@ -17,6 +17,13 @@ def specs(rules, tree):
     return {fmapper.tree.keypath.name_of(leaf.path): leaf.spec for leaf in plan}
 
 
+def test_rules_select_indices_and_slices_of_lists():
+    tree = {"layers": [{"w": np.ones((4, 4), np.float32)} for _ in range(5)]}
+    rules = {"layers[1:3].w": ("model",), "layers[4]": (None, "model"), "layers.{i:0-0}.w": None}
+    found = [spec[0] for spec in specs(rules, tree).values()]
+    assert found == [(), ("model",), ("model",), (), ()]
+
+
 class Tied(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -86,6 +86,9 @@ ALL = LAYERS | {"encoder.emb", "head.w"}
         ("*[10:].norm", {f"encoder.layers.{i}.norm.w" for i in (10, 11)}),
         ("*norm*", {name for name in LAYERS if "norm" in name}),
         ("*.norm.w", {name for name in LAYERS if "norm" in name}),
+        ("encoder.{list}.{i:9-11}.norm", {f"encoder.layers.{i}.norm.w" for i in (9, 10, 11)}),
+        ("encoder.layers.1{i}.w", {f"encoder.layers.{i}.w" for i in (10, 11)}),
+        ("{any...}.{part:emb|norm}", {name for name in ALL if "norm" in name or "emb" in name}),
         ("*", ALL),
         ("**", ALL),
         ("", ALL),
@@ -125,6 +128,12 @@ def test_a_child_called_model_comes_before_the_root(pattern: str, taken: set[str
 def test_keys_with_dots(pattern: str) -> None:
     tree = {"a.b": ones(), "c": ones()}
     assert halves(place(tree, {pattern: "float16"})) == {"a.b"}
+
+
+def test_keys_with_brackets() -> None:
+    tree = {"a[0]": ones(), "a": [ones()], "b*": ones(), "b": ones()}
+    assert halves(place(tree, {r"a\[0\]": "float16"})) == {"a[0]"}
+    assert halves(place(tree, {"['a[0]']": "float16", r"b\*": "float16"})) == {"a[0]", "b*"}
 
 
 def test_a_quoted_dot_is_no_border() -> None:

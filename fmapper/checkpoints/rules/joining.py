@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fmapper.checkpoints.lazy import concatenate, stack
-from fmapper.checkpoints.rules.pattern import pattern
 from fmapper.checkpoints.rules.rule import (
     Arrays,
     Change,
@@ -19,6 +18,7 @@ from fmapper.checkpoints.rules.rule import (
     same_captures,
 )
 from fmapper.errors import CheckpointError
+from fmapper.tree.pattern import pattern
 
 _MOST = 1 << 20  # arrays that one is taken apart in
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from fmapper.backends.dtypes import dtype_name
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.rules.pattern import pattern
 from fmapper.checkpoints.rules.rule import Arrays, Change, Names, Rule, about, matches, names_of
 from fmapper.errors import CheckpointError
+from fmapper.tree.pattern import pattern
 
 
 @dataclass(frozen=True, repr=False)

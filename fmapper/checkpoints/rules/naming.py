@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.rules.pattern import pattern
 from fmapper.checkpoints.rules.rule import (
     Arrays,
     Change,
@@ -21,6 +20,7 @@ from fmapper.checkpoints.rules.rule import (
 )
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
+from fmapper.tree.pattern import pattern
 
 _MOST_ELEMENTS = 1 << 40
 _DTYPES = (

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.rules.pattern import pattern
 from fmapper.errors import CheckpointError
+from fmapper.tree.pattern import pattern
 
 Names: TypeAlias = str | Sequence[str]
 Arrays: TypeAlias = Mapping[str, LazyArray]

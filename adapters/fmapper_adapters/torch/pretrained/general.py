@@ -156,7 +156,7 @@ def _capture(name: str, column: Sequence[str], strict: bool) -> str:
 
 
 def _literal(text: str, numbers: tuple[int, int] | None, strict: bool) -> str:
-    text = re.sub(r"([{}*\\])", r"\\\1", text)
+    text = Pattern.escape(text)
     if NUMBER in text and numbers:
         first, last = numbers
         plain = first == 0 and not strict
