@@ -263,9 +263,8 @@ def docs(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, *group("docs"))
     if session.posargs:
         session.install("playwright")  # a Chromium comes from the system
-    site = str(session.create_tmp())
-    session.run("mkdocs", "build", "--strict", "--site-dir", site)
-    session.run("python", "docs/check_site.py", site, *session.posargs)
+    session.run("zensical", "build", "--strict", "--clean")
+    session.run("python", "docs/check_site.py", "site", *session.posargs)
 
 
 @nox.session

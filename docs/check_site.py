@@ -1,14 +1,16 @@
-"""Checks a site that mkdocs has built: links, anchors, headings, pictures, assets, search.
+"""Checks a site that Zensical has built: links, anchors, headings, pictures, assets, search.
 
 python docs/check_site.py SITE [--browser [CHROMIUM]] [--pictures FOLDER]
 
 With `--browser` (needs `pip install playwright` and a Chromium) it also opens every page, wide and
-narrow, and types the questions into the search box.
+narrow, light and dark, and types the questions into the search box, whose first answer must be the
+page named here.
 """
 
 import argparse
 import functools
 import http.server
+import itertools
 import json
 import re
 import shutil
@@ -110,7 +112,7 @@ def faults(site: Path) -> Iterator[str]:
     for sheet in (*site.rglob("*.css"), *site.rglob("*.svg")):
         for url in re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)", sheet.read_text("utf-8")):
             yield f"{sheet.relative_to(site)}: asset from elsewhere: {url}"
-    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    index = json.loads((site / "search.json").read_text("utf-8"))["items"]
     for question, page in QUESTIONS.items():
         words = question.lower().split()
         texts = [
@@ -143,7 +145,7 @@ def faults_in_browser(site: Path, chromium: str, pictures: Path | None) -> Itera
     names = [path.parent.relative_to(site).as_posix() for path in sorted(site.rglob("index.html"))]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for width, scheme in ((1280, "light"), (375, "dark")):
+        for width, scheme in itertools.product((1440, 390), ("light", "dark")):
             context = browser.new_context(
                 viewport={"width": width, "height": 900}, color_scheme=scheme
             )
@@ -165,32 +167,31 @@ def faults_in_browser(site: Path, chromium: str, pictures: Path | None) -> Itera
                 tab.wait_for_load_state("networkidle")
                 if answer is None or not answer.ok:
                     yield f"{name}: did not load"
-                yield from (f"{name}, {width} wide: {text}" for text in said)
+                yield from (f"{name}, {width} wide, {scheme}: {text}" for text in said)
                 over = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
                 if over > 1:
                     yield f"{name}: {over} pixels wider than a screen of {width}"
                 if pictures is not None:
-                    file = f"{name.replace('/', '-').strip('.') or 'index'}-{width}.png"
+                    file = f"{name.replace('/', '-').strip('.') or 'index'}-{width}-{scheme}.png"
                     tab.screenshot(path=str(pictures / file))
             context.close()
-        tab = browser.new_page(viewport={"width": 1280, "height": 900})
-        tab.goto(address)
+        tab = browser.new_page(viewport={"width": 1440, "height": 900})
         for question, page in QUESTIONS.items():
             tab.goto(address)
-            tab.click("label.md-search__icon[for=__search], input.md-search__input")
-            tab.fill("input.md-search__input", question)
+            tab.click(".md-search__button")
+            tab.locator("dialog input").first.fill(question)
             try:
-                tab.wait_for_selector("a.md-search-result__link", timeout=20_000, state="attached")
+                tab.wait_for_selector("dialog a[role=option]", timeout=20_000, state="attached")
             except Exception as error:
                 yield f"search for {question!r} finds nothing: {error}"
                 continue
             tab.wait_for_timeout(300)
-            found = tab.eval_on_selector_all(
-                "a.md-search-result__link", "all => all.map(a => a.href)"
-            )
-            places = list(dict.fromkeys(urlsplit(link).path.lstrip("/") for link in found))
-            if page not in places[:5]:
-                yield f"search for {question!r}: {page} is not among the first five, {places[:5]}"
+            links = [
+                a.get_attribute("href") or "" for a in tab.locator("dialog a[role=option]").all()
+            ]
+            places = list(dict.fromkeys(urlsplit(link).path.lstrip("/") for link in links))
+            if page != places[0]:
+                yield f"search for {question!r}: {page} is not the first answer, {places[:5]}"
         browser.close()
     server.shutdown()
 

@@ -93,7 +93,7 @@ def test_the_index_of_the_reference_lists_every_page() -> None:
 
 
 def test_links_to_pages_from_outside_of_the_docs_are_good() -> None:
-    """Inside of them mkdocs looks after links."""
+    """Zensical checks links inside the docs."""
     root = DOCS.parent
     for page in (root / "README.md", root / "CONTRIBUTING.md", root / "CHANGELOG.md"):
         for link, anchor in re.findall(
