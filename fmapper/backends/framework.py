@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.formats.format import Format
+    from fmapper.checkpoints.recording.record import Recording
+    from fmapper.checkpoints.recording.recorder import Recorder
 
 
 class Framework(ABC):
@@ -28,3 +30,7 @@ class Framework(ABC):
     def formats(self) -> Sequence[Format]:
         """Returns the checkpoint formats that the framework itself reads and writes."""
         return ()
+
+    def recorder(self, recording: Recording) -> Recorder | None:
+        """Returns what follows operations on arrays without data, for `Rules.record`."""
+        return None

@@ -14,6 +14,7 @@ is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors o
     extras/           what there is besides arrays: numbers and texts, a configuration
     backend           what moves ask of them
     lazy              arrays that are described and not read
+    recording/        a conversion function as rules: `Rules.record`
     rules/            what becomes of names and layouts: `Rules`
     quantized/        quantised arrays, dequantised or as one node
     lazy_operations   what can be done with them before they are read
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.pretrained import Pretrained
     from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
     from fmapper.checkpoints.quantized.finding import dequantize, find_quantized
+    from fmapper.checkpoints.recording.abstract import Later, Named, Unwritten
+    from fmapper.checkpoints.recording.record import Recording, derive_rules
+    from fmapper.checkpoints.recording.recorder import Recorder
+    from fmapper.checkpoints.recording.storage import Storage, StorageView, put, take
+    from fmapper.checkpoints.rules.arithmetic import Offset, Scale, Sum
     from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
     from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
     from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
@@ -88,26 +94,36 @@ __all__ = [
     "Format",
     "Inspection",
     "Interleave",
+    "Later",
     "LazyArray",
     "Misfit",
+    "Named",
+    "Offset",
     "Pattern",
     "Pretrained",
     "QuantizedArray",
     "QuantizedLayout",
+    "Recorder",
+    "Recording",
     "Rename",
     "Reshape",
     "Rule",
     "Rules",
+    "Scale",
     "SourceFile",
     "Split",
     "Stack",
+    "Storage",
+    "StorageView",
     "StoredArray",
     "StridedArray",
+    "Sum",
     "SwappedArray",
     "Tie",
     "Transpose",
     "UnreadableArray",
     "Unstack",
+    "Unwritten",
     "Writer",
     "ZipMember",
     "ZipMembers",
@@ -118,12 +134,14 @@ __all__ = [
     "concatenate",
     "convert_checkpoint",
     "dequantize",
+    "derive_rules",
     "diff",
     "file_in",
     "find_quantized",
     "inspect",
     "nest",
     "numpy_dtype",
+    "put",
     "read_json",
     "read_json_file",
     "read_json_table",
@@ -132,6 +150,7 @@ __all__ = [
     "show",
     "split_quantization",
     "stack",
+    "take",
     "tied_to_text",
     "unite_tied",
     "within",
@@ -149,6 +168,11 @@ _PLACES = {
     "fmapper.checkpoints.extras.settings": "read_settings split_quantization",
     "fmapper.checkpoints.quantized.array": "QuantizedArray QuantizedLayout",
     "fmapper.checkpoints.quantized.finding": "dequantize find_quantized",
+    "fmapper.checkpoints.recording.abstract": "Later Named Unwritten",
+    "fmapper.checkpoints.recording.record": "Recording derive_rules",
+    "fmapper.checkpoints.recording.recorder": "Recorder",
+    "fmapper.checkpoints.recording.storage": "Storage StorageView put take",
+    "fmapper.checkpoints.rules.arithmetic": "Offset Scale Sum",
     "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",
     "fmapper.checkpoints.rules.layout": "Cast Interleave Reshape Transpose",
     "fmapper.checkpoints.rules.naming": "AddConstant Drop Rename Tie",

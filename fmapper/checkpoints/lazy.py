@@ -101,6 +101,11 @@ class LazyArray:
         """
         return [ByteRun(self, 0, self.nbytes)] if self.stored else None
 
+    @property
+    def has_values(self) -> bool:
+        """Returns whether it can be read: its operands are in files or in memory."""
+        return True
+
     # its values
 
     def read(
@@ -212,7 +217,13 @@ class LazyArray:
             bounds = as_box(box, self.shape)
         except IndexError as error:
             raise CheckpointError(f"{_say(self)}: {error}") from None
-        return self if bounds == full_box(self.shape) else Part(self, bounds)
+        if bounds == full_box(self.shape):
+            return self
+        if isinstance(self, Part):
+            pairs = zip(bounds, self.box, strict=True)
+            bounds = tuple((start + low, start + high) for (low, high), (start, _) in pairs)
+            return Part(self.operands[0], bounds)
+        return Part(self, bounds)
 
     def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[LazyArray]:
         """Splits a dimension into parts of the given sizes, or into a number of equal parts."""
@@ -271,6 +282,18 @@ class LazyArray:
 
         return Cast.make(self, dtype, name)
 
+    def offset(self, value: float) -> LazyArray:
+        """Adds a number to each element, rounded to the dtype of the array."""
+        from fmapper.checkpoints.lazy_operations import Offset
+
+        return Offset(self, value)
+
+    def scale(self, factor: float, *, divide: bool = False) -> LazyArray:
+        """Multiplies each element by a number, or divides it, rounded to the dtype of the array."""
+        from fmapper.checkpoints.lazy_operations import Scale
+
+        return Scale(self, factor, divide)
+
     def view(self, dtype: Any) -> LazyArray:
         """Reinterprets the bytes as another dtype, like `np.ndarray.view`.
 
@@ -297,6 +320,11 @@ class Operation(LazyArray):
         self._depth = 1 + max(operand._depth for operand in self.operands)
         if self._depth > _DEEPEST:
             raise CheckpointError(f"more than {_DEEPEST} nested operations")
+
+    @property
+    def has_values(self) -> bool:
+        """Returns whether its operands have values."""
+        return all(operand.has_values for operand in self.operands)
 
 
 class _InMemory(LazyArray):
@@ -352,6 +380,18 @@ def stack(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
     at = axis % (first.ndim + 1)
     shape = (*first.shape[:at], 1, *first.shape[at:])
     return concatenate([array.reshape(shape) for array in arrays], at)
+
+
+def add(arrays: Sequence[LazyArray]) -> LazyArray:
+    """Adds arrays of one shape and dtype, each step rounded to that dtype.
+
+    Raises:
+        CheckpointError: Their shapes or dtypes differ.
+    """
+    from fmapper.checkpoints.lazy_operations import Sum
+
+    terms = [*(arrays[0].operands if isinstance(arrays[0], Sum) else arrays[:1]), *arrays[1:]]
+    return terms[0] if len(terms) == 1 else Sum(terms)
 
 
 def is_narrow(array: LazyArray) -> bool:

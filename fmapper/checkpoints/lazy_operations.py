@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.arrays import HOST, Arrays
 from fmapper.backends.discovery import get_adapter
-from fmapper.backends.dtypes import dtype_name, wanted_dtype
+from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.checkpoints.boxes import Box, box_shape, flat_range, parts_of_box
 from fmapper.checkpoints.dense import copy_into, dense
 from fmapper.checkpoints.lazy import ByteRun, LazyArray, Operation
@@ -325,6 +325,59 @@ class Cast(Operation):
             )
         found: np.ndarray[Any, Any] = new
         return found
+
+
+class Sum(Operation):
+    """Adds operands of one shape and dtype, each step rounded to that dtype."""
+
+    def __init__(self, arrays: Sequence[LazyArray]) -> None:
+        super().__init__(arrays, arrays[0].shape, arrays[0].dtype)
+        outlines = {(array.shape, array.dtype) for array in arrays}
+        if len(outlines) > 1 or self.dtype.kind == "b":
+            shown = ", ".join(repr(array) for array in arrays)
+            raise CheckpointError(f"arrays of other shapes or dtypes cannot be added: {shown}")
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        total = self.operands[0]._read(box)
+        for array in self.operands[1:]:
+            total = total + array._read(box)
+        return total
+
+
+class Offset(Operation):
+    """Adds a number to each element, rounded to the dtype of the array."""
+
+    def __init__(self, array: LazyArray, value: float) -> None:
+        super().__init__([array], array.shape, array.dtype)
+        self.value = value
+        check_number(array, value)
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        return self.operands[0]._read(box) + self.dtype.type(self.value)
+
+
+class Scale(Operation):
+    """Multiplies or divides each element by a number, rounded to the dtype of the array."""
+
+    def __init__(self, array: LazyArray, factor: float, divide: bool = False) -> None:
+        super().__init__([array], array.shape, array.dtype)
+        self.factor, self.divide = factor, divide
+        check_number(array, factor)
+        if divide and (not factor or not is_inexact(array.dtype.name)):
+            raise CheckpointError(f"{array} cannot be divided by {factor!r}")
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        array, factor = self.operands[0]._read(box), self.dtype.type(self.factor)
+        return array / factor if self.divide else array * factor
+
+
+def check_number(array: LazyArray, value: float) -> None:
+    """Raises unless a number can be combined with the elements of an array in its dtype."""
+    is_float = is_inexact(array.dtype.name)
+    if not (is_float and math.isfinite(value)) and not (
+        array.dtype.kind in "iu" and int(value) == value
+    ):
+        raise CheckpointError(f"{value!r} cannot be combined with elements of {array.dtype.name}")
 
 
 class View(Operation):

@@ -18,6 +18,7 @@ from fmapper.backends import Models, Observation
 from fmapper.programs.reading import origin_of_written, source_of_model
 
 if TYPE_CHECKING:
+    from fmapper.checkpoints import Recorder, Recording
     from fmapper.programs import Lowering, Program
     from fmapper_adapters.jax.arrays.packed import PackedArray
     from fmapper_adapters.jax.model.jax_model import from_program
@@ -145,6 +146,12 @@ class JaxModels(Models):
     @abstractmethod
     def is_converted(self, model: Any) -> bool:
         """Returns whether a model is a converted one."""
+
+    def recorder(self, recording: Recording) -> Recorder:
+        """Returns the recorder for arrays of JAX."""
+        from fmapper_adapters.jax.arrays.recording import JaxRecorder  # few record
+
+        return JaxRecorder(recording)
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
         """Returns the operations of `jax/aten/`."""

@@ -7,12 +7,16 @@ import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fmapper import Device
 from fmapper.backends import Adapter, Exchange, Memory
+from fmapper_adapters.numpy.stand_in import StandIn
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints import Recorder, Recording
 
 CPU = Device("numpy", "cpu")
 _dtype = attrgetter("dtype")
@@ -47,7 +51,7 @@ class NumpyAdapter(Adapter):
         """Returns whether a class is of arrays or numeric scalars, not strings or dates."""
         if issubclass(cls, np.generic):
             return not issubclass(cls, _NO_NUMBERS)
-        return issubclass(cls, np.ndarray)
+        return issubclass(cls, np.ndarray | StandIn)
 
     def is_interned_type(self, cls: type) -> bool:
         """Returns whether a class is `np.bool_`: there is one `np.True_` and one `np.False_`."""
@@ -56,6 +60,12 @@ class NumpyAdapter(Adapter):
     def is_number(self, array: Any) -> bool:
         """Returns whether an array is a scalar of NumPy."""
         return isinstance(array, np.generic)
+
+    def recorder(self, recording: Recording) -> Recorder:
+        """Returns the recorder for arrays of NumPy."""
+        from fmapper_adapters.numpy.recording import NumpyRecorder  # few record
+
+        return NumpyRecorder(recording)
 
     def device(self, array: Any) -> Device:
         """Returns the host, always."""

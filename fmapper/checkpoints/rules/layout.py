@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fmapper.backends.dtypes import dtype_name
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.rules.rule import Arrays, Change, Names, Rule, about, matches, names_of
+from fmapper.checkpoints.rules.rule import OnEach, Rule
 from fmapper.errors import CheckpointError
-from fmapper.tree.pattern import pattern
-
-
-@dataclass(frozen=True, repr=False)
-class OnEach(Rule):
-    """A rule that changes arrays one by one.
-
-    Attributes:
-        names: Their names, as a pattern or several.
-    """
-
-    names: Names
-
-    def __post_init__(self) -> None:
-        for name in names_of(self.names):
-            pattern(name)
-
-    def changes(self, arrays: Arrays) -> Iterator[Change]:
-        """Yields each array whose name matches, changed."""
-        for name in dict.fromkeys(
-            n for one in names_of(self.names) for n, _ in matches(one, arrays)
-        ):
-            with about(self, name):
-                yield Change([name], [(name, self.change(arrays[name], name))])
-
-    def change(self, array: LazyArray, name: str) -> LazyArray:
-        """Returns the array changed."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,10 +123,13 @@ class Cast(OnEach):
     Attributes:
         names: The names, as a pattern or several.
         dtype: The dtype, by name.
+        back: The dtype that they had, if each of its values has a counterpart in `dtype`: for the
+            inverse.
     """
 
     do: ClassVar[str] = "cast"
     dtype: str = "float32"
+    back: str | None = None
 
     _lost: ClassVar[str] = "what it rounds is not kept"
 
@@ -162,9 +137,17 @@ class Cast(OnEach):
         super().__post_init__()
         try:
             object.__setattr__(self, "dtype", dtype_name(self.dtype))
+            if self.back is not None:
+                object.__setattr__(self, "back", dtype_name(self.back))
         except ValueError as error:
             raise CheckpointError(str(error)) from None
 
     def change(self, array: LazyArray, name: str) -> LazyArray:
         """Returns the array in the dtype."""
+        if self.back is not None and array.dtype.name != self.back:
+            raise CheckpointError(f"it has dtype {array.dtype.name}, not {self.back}")
         return array.astype(self.dtype, name)
+
+    def inverse(self) -> Rule:
+        """Returns the cast to the dtype that the arrays had."""
+        return super().inverse() if self.back is None else Cast(self.names, self.back, self.dtype)

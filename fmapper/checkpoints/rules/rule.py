@@ -136,3 +136,30 @@ def about(rule: Rule, name: str) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}, in {rule}") from None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class OnEach(Rule):
+    """A rule that changes arrays one by one.
+
+    Attributes:
+        names: Their names, as a pattern or several.
+    """
+
+    names: Names
+
+    def __post_init__(self) -> None:
+        for name in names_of(self.names):
+            pattern(name)
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields each array whose name matches, changed."""
+        for name in dict.fromkeys(
+            n for one in names_of(self.names) for n, _ in matches(one, arrays)
+        ):
+            with about(self, name):
+                yield Change([name], [(name, self.change(arrays[name], name))])
+
+    def change(self, array: LazyArray, name: str) -> LazyArray:
+        """Returns the array changed."""
+        raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ class Rules:
 
     Args:
         rules: The rules: `Rename`, `Tie`, `Drop`, `AddConstant`, `Transpose`, `Reshape`,
-            `Interleave`, `Cast`, `Split`, `Concatenate`, `Stack`, `Unstack`.
+            `Interleave`, `Cast`, `Offset`, `Scale`, `Split`, `Concatenate`, `Stack`, `Unstack`,
+            `Sum`.
 
     Examples:
         >>> import numpy as np
@@ -108,6 +109,56 @@ class Rules:
             CheckpointError: One has no inverse; says which, and what is lost.
         """
         return Rules([rule.inverse() for rule in reversed(self.rules)])
+
+    @classmethod
+    def record(
+        cls,
+        function: Callable[..., Any],
+        state: Any,
+        *args: Any,
+        backend: str | None = None,
+        **kwargs: Any,
+    ) -> Rules:
+        """Records what a conversion function does to arrays, as rules.
+
+        The function is called once, with arrays without data that remember what is done to them.
+        It may rename, move and join elements, cast, add numbers and arrays, and multiply by
+        numbers, as NumPy, torch and JAX spell that, and write into arrays that it makes.
+
+        Args:
+            function: Takes the state, and returns the new one: arrays by name, nested or not, or a
+                model with the arrays. If it returns None, the state as the function leaves it.
+            state: Arrays by name, a model, or the path of a checkpoint, of which headers are read.
+                Only shapes and dtypes count, and nothing is changed.
+            *args: Further arguments of the function.
+            backend: The framework whose arrays the function takes: numpy, torch or jax; None for
+                that of the arrays in the state, or for NumPy if they are in a file.
+            **kwargs: Further arguments of the function.
+
+        Returns:
+            The rules from the names of `fmapper.state(state)` to those of `fmapper.state(result)`.
+            Arrays that the function does not use are dropped by a rule that names them, and the
+            inverse names what it cannot restore.
+
+        Raises:
+            CheckpointError: The function needs values, such as for a condition or to sort, at the
+                line that the message names; or an output has elements that depend on no array of
+                the state and are not the same everywhere.
+
+        Examples:
+            >>> import numpy as np
+            >>> def convert(state):
+            ...     return {name.replace("weight", "kernel"): w.T for name, w in state.items()}
+            >>> given = {f"layers.{i}.weight": np.ones((2, 3)) for i in range(4)}
+            >>> Rules.record(convert, given)
+            Rules([
+                Transpose('layers.{i}.weight'),
+                Rename(['layers.{i}.weight'], ['layers.{i}.kernel']),
+            ])
+        """
+        from fmapper.checkpoints.recording.record import record  # it builds on rules
+
+        return record(function, state, backend, *args, **kwargs)
 
     def to_toml(self) -> str:
         """Returns the rules as TOML, from which `from_toml` reads them."""

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fmapper.checkpoints.rules.arithmetic import Offset, Scale, Sum
 from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
 from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
 from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
@@ -42,6 +43,9 @@ KINDS: tuple[type[Rule], ...] = (
     Concatenate,
     Stack,
     Unstack,
+    Offset,
+    Scale,
+    Sum,
 )
 _NAMES = {"ClassVar": ClassVar, "Sequence": Sequence, "Names": Names, "Rule": Rule}
 _MOST_BYTES = 1 << 19

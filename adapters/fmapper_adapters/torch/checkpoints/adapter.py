@@ -13,7 +13,7 @@ from fmapper_adapters.torch import _private
 if TYPE_CHECKING:  # else an adapter that loads while checkpoints are imported would go in a circle
     from pathlib import Path
 
-    from fmapper.checkpoints import Format, LazyArray, Pretrained
+    from fmapper.checkpoints import Format, LazyArray, Pretrained, Recorder, Recording
 
 
 class Files:
@@ -25,6 +25,12 @@ class Files:
         from fmapper_adapters.torch.checkpoints.pt import PtFile, PtFolder
 
         return (PtFile(), PtFolder(), Dcp())
+
+    def recorder(self, recording: Recording) -> Recorder:
+        """Returns the recorder for tensors."""
+        from fmapper_adapters.torch.checkpoints.recording import TorchRecorder
+
+        return TorchRecorder(recording)
 
     def read_pretrained(
         self, folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from fmapper.checkpoints import LazyArray, Rule, Rules, Tie
+from fmapper import CheckpointError
+from fmapper.checkpoints import LazyArray, Named, Rules, derive_rules, numpy_dtype
 from fmapper_adapters.torch._private import names_not_to_save
-from fmapper_adapters.torch.pretrained.general import drop, rename, rules_of
-from fmapper_adapters.torch.pretrained.recording import Node, Recorder
-from fmapper_adapters.torch.pretrained.steps import Steps
+from fmapper_adapters.torch.checkpoints.recording import TorchRecorder
 
 _PREFIX = "transformers.models."
 
@@ -92,8 +92,7 @@ def _rules_forward(model: Any, state: dict[str, Any], arrays: Mapping[str, Any])
     of_pattern = {name: one for one in converters for name in one.source_patterns}
     prefix = model.base_model_prefix
     found: dict[str, Any] = {}
-    leaves: dict[str, torch.Tensor] = {}
-    recorder = Recorder()
+    recorder = TorchRecorder()
     for name in sorted(arrays, key=core_model_loading.dot_natural_key):
         new, pattern = core_model_loading.rename_source_key(
             name, renamings, converters, prefix, state
@@ -107,17 +106,27 @@ def _rules_forward(model: Any, state: dict[str, Any], arrays: Mapping[str, Any])
         else:
             pattern = name
             one = found.setdefault(new, core_model_loading.WeightRenaming(name, new))
-        leaf = recorder.leaf(name, arrays[name].shape, state[new].dtype)
-        leaves[name] = leaf
+        leaf = recorder.stand_in(_leaf(name, arrays[name].shape, state[new].dtype))
         one.add_tensor(new, name, pattern, leaf)
-    outputs: dict[str, Node] = {}
+    outputs: dict[str, LazyArray] = {}
     for new, one in found.items():
-        with recorder:
-            made = one.convert(new, model=model, config=model.config)
+        made = recorder.run(partial(one.convert, new, model=model, config=model.config))
         for target, value in made.items():
-            outputs[target] = recorder.node(value[0] if isinstance(value, list) else value)
-    outputs = {name: node for name, node in outputs.items() if name in state}
-    return _rules(outputs, list(arrays), _ties(model, outputs, state))
+            tensor = value[0] if isinstance(value, list) else value
+            if target in state:
+                outputs[target] = _array_of(recorder, tensor)
+    return derive_rules(outputs, list(arrays), _ties(model, outputs, state))
+
+
+def _leaf(name: str, shape: Sequence[int], dtype: torch.dtype) -> Named:
+    return Named(name, shape, numpy_dtype(str(dtype).removeprefix("torch.")))
+
+
+def _array_of(recorder: TorchRecorder, tensor: torch.Tensor) -> LazyArray:
+    array = recorder.lazy(tensor)
+    if array is None:
+        raise CheckpointError("transformers makes an array that depends on none of the folder")
+    return array
 
 
 def _ties(model: Any, outputs: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
@@ -154,35 +163,8 @@ def _rules_back(model: Any, state: Mapping[str, torch.Tensor]) -> Rules:
         targets = [name for name in sorted(names) if name in tied]
         for name in targets[: len(names) - 1] if len(names) > 1 else ():
             del kept[name]
-    recorder = Recorder()
-    leaves = {name: recorder.leaf(name, x.shape, x.dtype) for name, x in kept.items()}
-    with recorder:
-        made = core_model_loading.revert_weight_conversion(model, leaves)
-    outputs = {name: recorder.node(tensor) for name, tensor in made.items()}
-    return _rules(outputs, list(state), {})
-
-
-def _rules(outputs: dict[str, Node], names: list[str], ties: Mapping[str, str]) -> Rules:
-    """Returns the rules that make the outputs of arrays with names."""
-    used: dict[str, None] = {}
-    todo = list(outputs.values())
-    seen = set()
-    while todo:
-        node = todo.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            todo += node.parents
-            if node.kind == "leaf":
-                used[node.name] = None
-    lost = [name for name in names if name not in used]
-    rules: list[Rule] = drop(lost, names)
-    live = [name for name in names if name in used]
-    steps = Steps(outputs, live)
-    more, now = rules_of(steps.steps, live)
-    rules += more
-    last = {steps.names[name]: name for name in outputs}
-    spare = [name for name in now if name not in last]
-    rules += drop(spare, now)
-    rules += rename(last, last)
-    rules += [Tie(source, target) for target, source in ties.items()]
-    return Rules(rules)
+    recorder = TorchRecorder()
+    leaves = {name: recorder.stand_in(_leaf(name, x.shape, x.dtype)) for name, x in kept.items()}
+    made = recorder.run(partial(core_model_loading.revert_weight_conversion, model, leaves))
+    outputs = {name: _array_of(recorder, tensor) for name, tensor in made.items()}
+    return derive_rules(outputs, list(state))

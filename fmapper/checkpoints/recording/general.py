@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fmapper import CheckpointError
-from fmapper.checkpoints import Drop, Pattern, Rename, Rule
-from fmapper_adapters.torch.pretrained.steps import MAKE, NUMBER, OVER, Step
+from fmapper.checkpoints.recording.steps import MAKE, NUMBER, OVER, Step
+from fmapper.checkpoints.rules.naming import Drop, Rename
+from fmapper.checkpoints.rules.rule import Rule
+from fmapper.errors import CheckpointError
+from fmapper.tree.pattern import Pattern
 
 _NUMBERS = re.compile(r"(\d+)")
 _CAPTURES = "ijklmopqrst"
@@ -49,7 +51,7 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
         first = members[0]
         rows = [(*step.sources, *step.targets) for step in members]
         group = _Group(rows, len(first.sources), first.numbers)
-        found = _patterns(group, live)
+        found = None if first.kind == "constant" else _patterns(group, live)
         for old, new in [found] if found else [_exact(group, row, live) for row in rows]:
             rules.append(MAKE[first.kind](old, new, first.values))
         for step in members:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fmapper import CheckpointError
-from fmapper.checkpoints import (
-    Concatenate,
-    Reshape,
-    Rule,
-    Split,
-    Stack,
-    Tie,
-    Transpose,
-    Unstack,
-)
-from fmapper_adapters.torch.pretrained.recording import Node, Parts
+from fmapper.checkpoints.rules.arithmetic import Offset, Scale, Sum
+from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
+from fmapper.checkpoints.rules.layout import Cast, Reshape, Transpose
+from fmapper.checkpoints.rules.naming import AddConstant, Tie
+from fmapper.checkpoints.rules.rule import Rule
+from fmapper.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.recording.graph import Node, Parts
 
 NUMBER = "\x00"  # in a name, where the number of an array in a stack stands
 OVER = "n"
+_ON_ONE = ("reshape", "transpose", "cast", "offset", "scale")
 
 
 class Step(NamedTuple):
@@ -47,6 +45,11 @@ class Step(NamedTuple):
 MAKE: dict[str, Callable[[Sequence[str], Sequence[str], Any], Rule]] = {
     "tie": lambda a, b, _: Tie(a[0], b[0]),
     "transpose": lambda a, _, v: Transpose(a[0], v[0]),
+    "cast": lambda a, _, v: Cast(a[0], *v),
+    "offset": lambda a, _, v: Offset(a[0], *v),
+    "scale": lambda a, _, v: Scale(a[0], *v),
+    "sum": lambda a, b, _: Sum(a, b[0]),
+    "constant": lambda _, b, v: AddConstant(b[0], *v),
     "reshape": lambda a, _, v: Reshape(a[0], *v),
     "concatenate": lambda a, b, v: Concatenate(a, b[0], *v),
     "split": lambda a, b, v: Split(a[0], b, *v),
@@ -101,7 +104,7 @@ class Steps:
             following = self._only.get(id(node))
             if following is None or self._uses[id(node)] != 1:
                 return None
-            if following.kind not in ("reshape", "transpose"):
+            if following.kind not in _ON_ONE:
                 return None
             node = following
         return self._outputs[id(node)]
@@ -143,13 +146,17 @@ class Steps:
             self._places[id(node)] = node.name, 0
         elif node.kind == "part":
             self._take_apart(node.parents[0], node.value[0])
-        elif node.kind in ("reshape", "transpose"):
+        elif node.kind == "constant":
+            name = self._new_name(node, "constant")
+            self._add("constant", (node.shape, *node.value), [], [name], 1)
+            self._places[id(node)] = name, 1
+        elif node.kind in _ON_ONE:
             self._place(node.parents[0])
             if id(node) in self._places:  # what takes the parent apart gives this at once
                 return
             name, depth = self._own(node.parents[0])
             shapes = node.shape, node.parents[0].shape
-            values = shapes if node.kind == "reshape" else (node.value,)
+            values = (node.value,) if node.kind == "transpose" else node.value or shapes
             self._add(node.kind, values, [name], [name], depth + 1)
             self._places[id(node)] = name, depth + 1
         else:
@@ -166,6 +173,8 @@ class Steps:
             sizes = tuple(parent.shape[node.value] for parent in node.parents)
             values = (node.value,) if len({*sizes}) == 1 else (node.value, sizes)
             self._add("concatenate", values, names, [target], depth)
+        elif node.kind == "sum":
+            self._add("sum", (), names, [target], depth)
         elif found is None:  # without numbers to stack by
             shape = node.parents[0].shape
             row = (*shape[: node.value], 1, *shape[node.value :])
@@ -188,7 +197,11 @@ class Steps:
         items = [self._only.get(id(node)) for node in parts.nodes]
         rest = (*parent.shape[: parts.axis], *parent.shape[parts.axis + 1 :])
         if {*parts.sizes} == {1} and all(
-            item is not None and item.kind == "reshape" and item.shape == rest for item in items
+            item is not None
+            and (item.kind, item.shape) == ("reshape", rest)
+            and self._uses[id(node)] == 1
+            and id(node) not in self._outputs
+            for item, node in zip(items, parts.nodes, strict=True)
         ):
             found = [item for item in items if item is not None]
             wishes = [self._wish(item) for item in found]

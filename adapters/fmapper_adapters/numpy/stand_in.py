@@ -1,0 +1,22 @@
+"""The class of NumPy arrays without data."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+
+class StandIn(NDArrayOperatorsMixin):  # type: ignore[misc]
+    """An array without data, which is a view of memory that does not exist.
+
+    It passes for an `np.ndarray`: `recording.py` has what can be done with it.
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        # JAX would read the memory of an array; of others it asks `__jax_array__`.
+        return type(self) if caller.partition(".")[0] == "jax" else np.ndarray
