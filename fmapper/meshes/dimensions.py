@@ -10,13 +10,13 @@ not known here needs all of its dimensions whole, which costs communication and 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fmapper.meshes.packings import Cut, Packing, Step, find_packings
 from fmapper.programs.program import Call, Graph, Program
+from fmapper.programs.sizes import Polynomial
 from fmapper.programs.treespec import Ref
 
 Dims: TypeAlias = "list[int]"
@@ -228,8 +228,8 @@ class Dimensions:
         while i < len(old) and j < len(new):
             left, right = [old[i]], [new[j]]
             i, j = i + 1, j + 1
-            while self._product(left) != self._product(right):
-                if _is_less(self._product(left), self._product(right)) and i < len(old):
+            while (one := self._size(left)) != (other := self._size(right)):
+                if one.leading < other.leading and i < len(old):
                     left.append(old[i])
                     i += 1
                 elif j < len(new):
@@ -244,10 +244,8 @@ class Dimensions:
                 self.join(left[0], right[0])
                 self.need([*left[1:], *(right[1:] if len(left) > 1 else ())], call)
 
-    def _product(self, dims: Dims) -> tuple[int, tuple[str, ...]]:
-        sizes = [self.size(dim) for dim in dims]
-        names = tuple(sorted(size for size in sizes if isinstance(size, str)))
-        return math.prod(size for size in sizes if isinstance(size, int)), names
+    def _size(self, dims: Dims) -> Polynomial:
+        return Polynomial.product(map(self.size, dims))
 
     def _close_cuts(self) -> None:
         for dim, cuts in [*self._cuts.items()]:
@@ -322,8 +320,3 @@ def _root(parents: list[int], dim: int) -> int:
     while parents[dim] != root:
         parents[dim], dim = root, parents[dim]
     return root
-
-
-def _is_less(a: tuple[int, tuple[str, ...]], b: tuple[int, tuple[str, ...]]) -> bool:
-    """Returns which side of a reshape lacks factors."""
-    return (len(a[1]), a[0]) < (len(b[1]), b[0])

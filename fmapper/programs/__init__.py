@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         refs_in,
         substitute,
     )
-    from fmapper.programs.sizes import size_of
+    from fmapper.programs.sizes import Polynomial, names_in, size_of
     from fmapper.programs.steps import lower
     from fmapper.programs.treespec import (
         DType,
@@ -68,6 +68,7 @@ __all__ = [
     "Parameter",
     "Part",
     "PlainState",
+    "Polynomial",
     "Program",
     "Record",
     "Ref",
@@ -76,6 +77,7 @@ __all__ = [
     "TreeSpec",
     "lower",
     "map_arguments",
+    "names_in",
     "record_type",
     "refs_in",
     "size_of",
@@ -89,7 +91,7 @@ _PLACES = {
     "fmapper.programs.program": (
         "Call Graph Guard Input Output Parameter Part Program map_arguments refs_in substitute"
     ),
-    "fmapper.programs.sizes": "size_of",
+    "fmapper.programs.sizes": "Polynomial names_in size_of",
     "fmapper.programs.steps": "lower",
     "fmapper.programs.treespec": "DType Other Record Ref Scalar Size TreeSpec record_type",
     "fmapper.states.plain": "PlainState warn_of_changes",

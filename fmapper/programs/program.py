@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.equality import equals
 from fmapper.errors import ConversionError
-from fmapper.programs.sizes import show_shape, size_of, solve_names
+from fmapper.programs.sizes import names_in, show_shape, size_of, solve_names
 from fmapper.programs.treespec import Ref, TreeSpec
 from fmapper.render import as_html, pairs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
 
 
@@ -396,9 +395,9 @@ class Program:
         return ""
 
     def _guard_problem(self, guard: Guard, sizes: Mapping[str, Any]) -> str:
-        asked = set(_NAME.findall(guard.expression))
+        asked = {*names_in(guard.expression)}
         given = ", ".join(
-            f"{name} is {size}" for name, size in sizes.items() if asked & {*_NAME.findall(name)}
+            f"{name} is {size}" for name, size in sizes.items() if asked & {*names_in(name)}
         )
         return (
             f"{given}: the program was recorded for sizes with {guard.expression} {guard.relation} "

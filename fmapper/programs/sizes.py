@@ -1,22 +1,27 @@
-"""Evaluates sizes that are expressions of others, such as `2*s0 + 1`, without running code.
+"""Evaluates and compares sizes that are expressions of others, such as `2*s0 + 1`.
 
 An expression may come from a file that nobody vouches for: how long it is, how deep it goes and
-how large its numbers get is bounded.
+how large its numbers get is bounded, and no code is run.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _LONGEST = 4096  # characters
 _DEEPEST = 50  # parentheses, signs and powers within each other
 _LARGEST = 1 << 62
 _MOST_KEPT = 4096  # expressions that were read before
+_MOST_TERMS = 256  # of a product of sums
 
 _TOKEN = re.compile(r"\s*(?:(\d{1,19}(?![\w.]))|([A-Za-z_]\w*)|(\*\*|//|[-+*%^(),]))", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MADE = re.compile(r"\bs\d+\b")  # names of sizes that recorders make
 _SUMS: dict[str, Any] = {"+": operator.add, "-": operator.sub}
 _PRODUCTS: dict[str, Any] = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
@@ -66,11 +71,7 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
     """
     if expression.isidentifier():  # as most are
         return sizes.get(expression)
-    if expression not in _read:
-        if len(_read) >= _MOST_KEPT:
-            _read.clear()
-        _read[expression] = _tree(expression)
-    tree = _read[expression]
+    tree = _tree(expression)
     try:
         return None if tree is None else _value(tree, sizes)
     except (LookupError, ZeroDivisionError):
@@ -100,6 +101,14 @@ _read: dict[str, Any] = {}  # compilers look into it, but through no functools.c
 
 def _tree(expression: str) -> Any:
     """Parses an expression into numbers, names and tuples of a function and arguments, or None."""
+    if expression not in _read:
+        if len(_read) >= _MOST_KEPT:
+            _read.clear()
+        _read[expression] = _parse(expression)
+    return _read[expression]
+
+
+def _parse(expression: str) -> Any:
     if len(expression) > _LONGEST:
         return None
     tokens: list[str] = []
@@ -208,6 +217,103 @@ def _bound(size: Any) -> Any:
     if isinstance(size, int) and not -_LARGEST <= size <= _LARGEST:
         raise LookupError(size)
     return size
+
+
+class Polynomial(dict[tuple[str, ...], int]):
+    """A size as a sum of products, so that equal sizes are equal however they are written.
+
+    The factors of each term, sorted, have its coefficient. A factor is a name, or an operation that
+    a polynomial cannot have, such as `max(0, s0 - 2)`.
+
+    Examples:
+        >>> read = Polynomial.read
+        >>> Polynomial.product(["2*s1", "s0"]) == read("s0*s1*2")
+        True
+        >>> Polynomial.product(["s0 + 1", "s1 - 1"]) == read("s0*s1 - s0 + s1 - 1")
+        True
+        >>> read("s1*max(s0 - 2, 0)") == read("max(-2 + s0, 0)*s1")
+        True
+        >>> (read("s0 + 1") - read("s0 - 2")).number
+        3
+    """
+
+    @classmethod
+    def read(cls, size: int | str) -> Polynomial:
+        """Reads a size; one that `size_of` does not understand is a factor."""
+        try:
+            tree = size if isinstance(size, int) else _tree(size)
+            return cls({(str(size),): 1}) if tree is None else _polynomial(tree)
+        except OverflowError:
+            return cls({(str(size),): 1})
+
+    @classmethod
+    def product(cls, sizes: Iterable[int | str]) -> Polynomial:
+        """Reads sizes and multiplies them."""
+        return math.prod(map(cls.read, sizes), start=cls.read(1))
+
+    @property
+    def number(self) -> int | None:
+        """The number that this is; None if it varies."""
+        return None if any(self) else self.get((), 0)
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        """The highest degree of a term, and its coefficient."""
+        return max(((len(factors), number) for factors, number in self.items()), default=(0, 0))
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        return _sum([*self.items(), *other.items()])
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        return self + Polynomial({(): -1}) * other
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        if len(self) * len(other) > _MOST_TERMS:
+            raise OverflowError(f"a product of more than {_MOST_TERMS} terms")
+        pairs = itertools.product(self.items(), other.items())
+        return _sum((tuple(sorted(one + two)), m * n) for (one, m), (two, n) in pairs)
+
+    def __str__(self) -> str:
+        return " + ".join("*".join([*factors, f"{n}"]) for factors, n in sorted(self.items()))
+
+
+def _sum(terms: Iterable[tuple[tuple[str, ...], int]]) -> Polynomial:
+    found: Counter[tuple[str, ...]] = Counter()
+    for factors, number in terms:
+        found[factors] += number
+    return Polynomial({factors: number for factors, number in found.items() if number})
+
+
+def _polynomial(tree: Any) -> Polynomial:
+    if not isinstance(tree, tuple):
+        return _sum([((tree,), 1) if isinstance(tree, str) else ((), tree)])
+    function, *operands = tree
+    if function is not _fold:
+        return _apply(function, *map(_polynomial, operands))
+    found = _polynomial(operands[0])
+    for function, operand in zip(operands[1::2], operands[2::2], strict=True):
+        found = _apply(function, found, _polynomial(operand))
+    return found
+
+
+def _apply(function: Any, *operands: Polynomial) -> Polynomial:
+    if function in (operator.add, operator.sub, operator.mul):
+        found: Polynomial = function(*operands)
+        return found
+    numbers = [operand.number for operand in operands]
+    if function is operator.neg:
+        return Polynomial() - operands[0]
+    if function is _power and numbers[1] in range(_MOST_TERMS):
+        return math.prod([operands[0]] * (numbers[1] or 0), start=_polynomial(1))
+    text = f"{function.__name__}({', '.join(map(str, operands))})"
+    if len(text) > _LONGEST:
+        raise OverflowError(f"more than {_LONGEST} characters")
+    return Polynomial({(text,): 1})
+
+
+def names_in(size: object) -> list[str]:
+    """Returns the names in an expression of sizes, in their order."""
+    return [*dict.fromkeys(x for x in _NAME.findall(str(size)) if x not in _FUNCTIONS)]
 
 
 def show_shape(shape: Sequence[int | str]) -> str:

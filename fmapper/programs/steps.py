@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from fmapper.errors import (
 from fmapper.programs.lowering import Lowering, added
 from fmapper.programs.program import Program
 from fmapper.programs.reading.written import source_of_class
+from fmapper.programs.sizes import names_in
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
 from fmapper.warn import warn
@@ -464,7 +464,7 @@ def _places_of(program: Program) -> list[list[tuple[int, int]]]:
             (i, d)
             for i, given in enumerate(arrays)
             for d, size in enumerate(given.shape)
-            if symbol in re.findall(r"[A-Za-z_]\w*", str(size))
+            if symbol in names_in(size)
         ]
         for symbol in program.symbols
     ]

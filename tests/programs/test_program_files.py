@@ -6,6 +6,7 @@ import builtins
 import io
 import itertools
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fmapper
 from fmapper.files import untrusted
-from fmapper.programs import file, file_json
+from fmapper.programs import Polynomial, file, file_json
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -345,6 +348,47 @@ def test_sizes_are_bounded():
         assert fmapper.programs.size_of(text, {"b": 3}) is None
     for text, found in (("2*(b - 1)**2 % 5", 3), ("-b//2", -2), ("max(b, 2*b^2)", 18), ("b", 3)):
         assert fmapper.programs.size_of(text, {"b": 3}) == found
+
+
+def test_polynomials_of_hostile_sizes_are_bounded():
+    doubled = "b"
+    for _ in range(24):
+        doubled = f"max({doubled}, 1)*(b + c)"
+    for text in (doubled, "(b + c)**50", "(b + c)**60 % 3", "1+" * 1000 + "b"):
+        with no_hang():
+            read = Polynomial.read(text)
+            assert read == Polynomial.read(text)
+            assert len(f"{read}") < 10_000
+
+
+SIZES = st.recursive(
+    st.sampled_from(["b", "c", "n", "1", "2", "7"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from("+-*%"), inner).map(lambda x: f"({' '.join(x)})"),
+        st.tuples(st.sampled_from(["max", "min", "floordiv"]), inner, inner).map(
+            lambda x: f"{x[0]}({x[1]}, {x[2]})"
+        ),
+        inner.map(lambda x: f"-({x})^2"),
+    ),
+    max_leaves=8,
+)
+
+
+@given(SIZES, SIZES, st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_polynomials_calculate_as_sizes_do(one, other, b, c, n):
+    names = {"b": b, "c": c, "n": n}
+    for op in "+-*":
+        made = {"+": operator.add, "-": operator.sub, "*": operator.mul}[op](
+            Polynomial.read(one), Polynomial.read(other)
+        )
+        wanted = fmapper.programs.size_of(f"({one}) {op} ({other})", names)
+        assert made == Polynomial.read(f"({one}) {op} ({other})")
+        if made.number is not None and wanted is not None:
+            assert made.number == wanted
+    assert Polynomial.read(f"({one}) + ({other})") == Polynomial.read(f"({other}) + ({one})")
+    if Polynomial.read(one) == Polynomial.read(other):
+        values = [fmapper.programs.size_of(text, names) for text in (one, other)]
+        assert None in values or values[0] == values[1]
 
 
 @pytest.mark.parametrize("name", ["sizes_jax", "sizes_torch"])

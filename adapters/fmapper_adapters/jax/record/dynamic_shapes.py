@@ -14,12 +14,11 @@ import jax
 from jax import export
 
 from fmapper import ConversionError
-from fmapper.programs import Guard, size_of
+from fmapper.programs import Guard, names_in, size_of
 from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.record import guards as _guards
 
 _MADE = re.compile(r"s\d+")  # names of sizes that are made here
-_FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
 Trace = Callable[[list[Any]], Any]
 Symbols = dict[str, tuple[int | None, int | None]]
 # What is traced: the structure of the examples, their arrays, which leaves are none, and the names
@@ -221,15 +220,9 @@ def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tu
         raise ConversionError(f"dynamic_shapes: {_first_line(error)}") from error
     for struct in found:
         for size in struct.shape:
-            for name in _names(size):
+            for name in names_in(size) if export.is_symbolic_dim(size) else ():
                 bounds.setdefault(name, (None, None))
     return found, scope
-
-
-def _names(size: Any) -> Iterator[str]:
-    if export.is_symbolic_dim(size):
-        found = re.findall(r"[A-Za-z_]\w*", str(size))
-        yield from (name for name in dict.fromkeys(found) if name not in _FUNCTIONS)
 
 
 class _Texts:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from jax import export
 
-from fmapper.programs import Guard, size_of
+from fmapper.programs import Guard, Polynomial, names_in, size_of
 from fmapper_adapters.jax.record import symbols as _symbols
 from fmapper_adapters.jax.record.frames import TypeCalls, called_name
 
@@ -51,9 +50,6 @@ _LOOKUPS = frozenset({
 _SHOWS = frozenset({"print", "pprint", "debug", "info", "warning", "error", "exception", "log"})
 _ITERATIONS = frozenset({"_iter", "__iter__", "iterate"})  # functions of JAX behind `for row in x`
 _BRANCHES = frozenset({"cond", "_cond"})  # they ask whether the number of a user is 0
-_VARIABLE = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
-_DIFFERENCE = re.compile(r"([A-Za-z_]\w*) - ([A-Za-z_]\w*)")
-_NAME = re.compile(r"[A-Za-z_]\w*(?!\w*\()")
 
 
 @dataclass
@@ -132,10 +128,11 @@ class Questions:
             if known.only is None:
                 continue
             value, question = known.only
-            if match := _VARIABLE.fullmatch(part):
-                found.setdefault(match[2], (value // int(match[1] or 1), question))
-            elif (match := _DIFFERENCE.fullmatch(part)) and value == 0 and match[1] not in found:
-                found.setdefault(match[2], (match[1], question))
+            match sorted(Polynomial.read(part).items(), key=operator.itemgetter(1)):
+                case [((name,), factor)] if name.isidentifier():
+                    found.setdefault(name, (value // factor, question))
+                case [((name,), -1), ((other,), 1)] if value == 0 and other not in found:
+                    found.setdefault(name, (other, question))
         return found
 
     # --- answers ---
@@ -360,7 +357,7 @@ class Questions:
         difference = one - other
         if answer is NotImplemented or not isinstance(difference, _Symbol):
             return
-        for name in dict.fromkeys(_NAME.findall(str(difference))):
+        for name in names_in(difference):
             value = size_of(str(difference), {**self._sizes, name: 0})
             if value is not None and _RELATIONS[relation](value, 0) != answer:
                 known = self._ranges.setdefault(name, _Range())
@@ -438,12 +435,9 @@ def _each(answer: Callable[[Any], Any], values: Any) -> Any:
 
 def _parts(expression: Any) -> tuple[str, int, int]:
     """Returns an expression as `sign * part + rest`."""
-    text, rest = str(expression), 0
-    if match := re.fullmatch(r"(.+) ([+-]) (\d+)", text):
-        rest = int(match[2] + match[3])
-    if text.startswith("-"):
-        return str(-(expression - rest)), -1, rest
-    return match[1] if match else text, 1, rest
+    rest = Polynomial.read(str(expression)).get((), 0)
+    part = str(expression - rest)
+    return (str(rest - expression), -1, rest) if part.startswith("-") else (part, 1, rest)
 
 
 def _describe_question(question: str, frame: FrameType | None) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fmapper.programs import Call, Graph, Ref, Scalar
+from fmapper.programs import Call, Graph, Polynomial, Ref, Scalar
 
 Shape = tuple[Any, ...]
 _ON_NUMBERS = (
@@ -215,8 +214,8 @@ class Look:
         if count is None or total is None:
             return None
         full, axes = self.shape(total.args[0]), tuple(sorted(total.kwargs["axes"]))
-        sizes = [full[i] for i in axes]
-        if not sizes or division.op == "lax::mul" or count != _product(sizes):
+        size = Polynomial.product(full[i] for i in axes)
+        if not axes or division.op == "lax::mul" or count not in (size, size.number):
             return None
         for one in (value, division.args[0]):
             if self.unreduce(one, full, axes) is None:
@@ -224,12 +223,12 @@ class Look:
         return total.args[0], axes
 
     def _count(self, value: Any) -> Any | None:
-        """Returns the number that fills a value, or the factors of the size that does."""
+        """Returns the number, or the size that varies, that fills a value."""
         call = self.call(value, "convert_element_type")
         size = None if call is None else self.call(call.args[0], "dim_as_value")
         if size is None:
             return self.number(value)
-        return _product([str(size.kwargs["dim"].expression)])
+        return Polynomial.read(str(size.kwargs["dim"].expression))
 
     def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
         """Returns whether a value is the variance of x over dimensions, in any of its forms."""
@@ -259,57 +258,3 @@ class Look:
         if difference is None or difference.args[0] != x:
             return False
         return self.mean_of(difference.args[1]) == (x, axes)
-
-
-Polynomial = dict[tuple[str, ...], int]  # the factors of terms -> their coefficients
-
-
-def _split(text: str, signs: str) -> list[str]:
-    """Splits an expression at signs outside of parentheses; a sign begins the part after it."""
-    depth, found = 0, [""]
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        found += [""] if not depth and letter in signs else []
-        found[-1] += letter
-    return found
-
-
-def _polynomial(size: str) -> Polynomial:
-    """Returns a size as a sum of products of names, of calls and of what else is in it."""
-    if len(_split(size, "/%")) > 1 or "**" in size:  # those bind as strongly as products
-        return {(size,): 1}
-    found: Polynomial = {}
-    for term in filter(None, _split(size.replace(" ", ""), "+-")):
-        number, factors = -1 if term[0] == "-" else 1, []
-        for part in _split(term.lstrip("+-"), "*"):
-            name, _, power = (parts := part.lstrip("*")).partition("^")
-            if parts.isdigit():
-                number *= int(parts)
-            elif name.isidentifier() and power.isdigit():
-                factors += [name] * int(power)
-            else:
-                factors.append(parts)
-        key = tuple(sorted(factors))
-        found[key] = found.get(key, 0) + number
-    return found
-
-
-def _product(sizes: Sequence[int | str]) -> Any:
-    """Returns a product of sizes: a number; or the terms of a sum, if there are any that vary.
-
-    Examples:
-        >>> _product(["2*s1", "s0"]), _product([2, 3])
-        (((('s0', 's1'), 2),), 6)
-        >>> _product(["s0 + 1", "s1 - 1"]) == _product(["s0*s1 - s0 + s1 - 1"])
-        True
-        >>> _product(["max(s0 - 2, 0)", "s1"]) == _product(["s1*max(s0 - 2, 0)"])
-        True
-    """
-    found: Polynomial = {(): 1}
-    for size in map(str, sizes):
-        made: Polynomial = {}
-        for (one, m), (other, n) in itertools.product(found.items(), _polynomial(size).items()):
-            key = tuple(sorted((*one, *other)))
-            made[key] = made.get(key, 0) + m * n
-        found = {key: number for key, number in made.items() if number}
-    return tuple(sorted(found.items())) if {*found} - {()} else found.get((), 0)

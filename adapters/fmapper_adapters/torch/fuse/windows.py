@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fmapper.programs import Call, Size
+from fmapper.programs import Call, Polynomial, Size
 
 _AT_LEAST = re.compile(r"max\(0, (\w+ - \d+)\)")
 _AT_MOST = re.compile(r"min\((\w+), (\d+)\)")
-_LINEAR = re.compile(r"(\w*[A-Za-z_]\w*)(?: ([+-]) (\d+))?")
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
@@ -67,41 +66,25 @@ def _item(start: int | str, width: int | str, size: int | str) -> tuple[Any, Any
         ((-1, None), (0, -1), (1, None))
         >>> _item(1, "max(0, s1 - 2)", "s1"), _item(0, "min(s1, 3)", "s1")
         ((1, -1), (0, 3))
+        >>> _item("2*s1 - 1", 1, "2*s1"), _item(0, "s0*s1 - 1", "s1*s0")
+        ((-1, None), (0, -1))
     """
     least, most = _AT_LEAST.fullmatch(str(width)), _AT_MOST.fullmatch(str(width))
     if least is not None and isinstance(start, int):  # as in Python's slices
         width = least[1]
     if most is not None:
         return (0, int(most[2])) if (start, most[1]) == (0, size) else None
-    begin, length, whole = _linear(start), _linear(width), _linear(size)
-    if begin is None or length is None or whole is None:
+    begin, length, whole = map(Polynomial.read, (start, width, size))
+    first, from_end = begin.number, (begin - whole).number
+    if first is None and from_end is not None and from_end < 0:
+        first = from_end
+    elif first is None or first < 0:
         return None
-    if begin[0] == whole[0] and whole[0]:
-        first = begin[1] - whole[1]  # from the end
-        if first >= 0:
-            return None
-    elif not begin[0] and begin[1] >= 0:
-        first = begin[1]
-    else:
-        return None
-    end = begin[0] or length[0], begin[1] + length[1]
-    if begin[0] and length[0]:
-        return None
-    if end == whole:
-        return first, None
-    if end[0] == whole[0]:
-        return (first, end[1] - whole[1]) if end[1] < whole[1] else None
-    return (first, end[1]) if not end[0] and first >= 0 else None
-
-
-def _linear(size: int | str) -> tuple[str, int] | None:
-    """Returns a size as a symbol, empty for none, and a number that is added to it."""
-    if isinstance(size, int):
-        return "", size
-    found = _LINEAR.fullmatch(size)
-    if found is None:
-        return None
-    return found[1], int(f"{found[2]}{found[3]}") if found[3] else 0
+    end = begin + length
+    beyond = (end - whole).number
+    if beyond is not None:
+        return (first, beyond or None) if beyond <= 0 else None
+    return (first, end.number) if first >= 0 and end.number is not None else None
 
 
 def find_repeats(rewriter: Any, call: Call) -> Any | None:
@@ -133,10 +116,11 @@ def find_repeats(rewriter: Any, call: Call) -> Any | None:
 
 def _multiple(length: int | str, size: int | str) -> int | None:
     """Returns how often a size is in a length."""
-    if isinstance(length, int) and isinstance(size, int):
-        return length // size if size and length % size == 0 else None
-    count, _, rest = str(length).partition("*")
-    return int(count) if rest == size and count.isdigit() else None
+    whole = Polynomial.read(length)
+    for factors, number in Polynomial.read(size).items():
+        count = whole.get(factors, 0) // number
+        return count if Polynomial.product([count, size]) == whole else None
+    return None
 
 
 def _is_nearest(look: Any, indices: Any, size: int | str, length: int | str) -> bool:
