@@ -11,6 +11,7 @@ from fmapper import programs as _programs
 from fmapper.backends import registries as _registries  # noqa: F401  (listens to `functor`)
 from fmapper.backends.arrays import Device, DeviceInfo
 from fmapper.errors import (
+    AmbiguousTransferError,
     BackendUnavailableError,
     BatchError,
     CheckpointError,
@@ -40,6 +41,7 @@ from fmapper.errors import (
     StructureMismatchError,
     TargetError,
     TieWarning,
+    TransferError,
     TransformError,
     UnsupportedLeafError,
     UnsupportedOpsError,
@@ -93,11 +95,14 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.transforms.trainable import trainables
     from fmapper.transforms.vmap import vmap
     from fmapper.translation.source import source
+    from fmapper.twins.report import TransferReport
+    from fmapper.twins.transferring import transfer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accelerator",
+    "AmbiguousTransferError",
     "BackendUnavailableError",
     "BatchError",
     "CheckpointError",
@@ -138,6 +143,8 @@ __all__ = [
     "Summary",
     "TargetError",
     "TieWarning",
+    "TransferError",
+    "TransferReport",
     "TransformError",
     "UnsupportedLeafError",
     "UnsupportedOpsError",
@@ -195,6 +202,7 @@ __all__ = [
     "to_numpy",
     "to_torch",
     "trainables",
+    "transfer",
     "use_backend",
     "value_and_grad",
     "verify",
@@ -227,6 +235,8 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
+    "fmapper.twins.report": "TransferReport",
+    "fmapper.twins.transferring": "transfer",
     "fmapper.transforms.grad": "grad value_and_grad",
     "fmapper.transforms.jit": "jit",
     "fmapper.transforms.trainable": "trainables",
@@ -240,6 +250,7 @@ _PARTS = {
     "fmapper.profiles.timing": "Timing",
     "fmapper.programs.verify": "Difference",
     "fmapper.states.inventory": "SummaryRow",
+    "fmapper.twins.report": "TransferredArrays",
 }
 _MODULES = ("checkpoints", "generation", "meshes", "nn", "random", "translation")
 _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)

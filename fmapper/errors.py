@@ -17,6 +17,8 @@ FmapperError
 │   ├── UnsupportedOpsError               operations without a lowering in the target
 │   └── ProgramFileError (ValueError)     a file contains no program, or is damaged
 ├── CheckpointError (ValueError)          a checkpoint or its rules are damaged or do not fit
+├── TransferError (ValueError)            weights of one model do not fit another
+│   └── AmbiguousTransferError            which weights belong where cannot be settled
 ├── ProgramInputError (TypeError)         a converted program does not accept the inputs
 ├── LossyCastError (ValueError)           the target dtype cannot hold a value
 ├── ProfileError (RuntimeError)           a model could not be profiled
@@ -157,6 +159,30 @@ class ProgramFileError(ConversionError, ValueError):
 
 class CheckpointError(FmapperError, ValueError):
     """A checkpoint, or the rules for one, is damaged, hostile, or does not fit; says where."""
+
+
+class TransferError(FmapperError, ValueError):
+    """The weights of a model cannot become those of another; says which, and what to do."""
+
+
+class AmbiguousTransferError(TransferError):
+    """Which weights belong where cannot be settled by what is known.
+
+    Attributes:
+        candidates: Each name of the target, as a pattern -> the candidates of the source, each with
+            its evidence and the rule that would settle it.
+        rules: The rules for everything that is settled.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        candidates: dict[str, list[tuple[str, str, str]]] | None = None,
+        rules: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.candidates = candidates or {}
+        self.rules = rules
 
 
 class ProgramInputError(FmapperError, TypeError):

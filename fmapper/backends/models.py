@@ -65,6 +65,9 @@ class Models(Framework):
         lowers_like: The framework whose lowerings, those that users add, are its own too.
         targets: Other names of targets than that of the framework, with the options of
             `from_program` that each stands for.
+        layer_modules: The modules whose classes are layers of this framework.
+        weight_layouts: Where the weights of a layer have their outputs, by the name of its class:
+            `outputs first`, `outputs last`; or `rows`, for a table of them.
         conversion_options: The keywords of `from_program` and `from_generation`, so that `convert`
             and `generator` refuse others before they record; None where they are not to look.
     """
@@ -79,6 +82,8 @@ class Models(Framework):
     lowers_like: ClassVar[str] = ""
     targets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     conversion_options: ClassVar[tuple[str, ...] | None] = None
+    layer_modules: ClassVar[tuple[str, ...]] = ()
+    weight_layouts: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     # models
 
@@ -131,6 +136,18 @@ class Models(Framework):
 
     def to_evaluation(self, node: Any) -> None:
         """Puts a node of this framework, owned by the caller, into inference mode."""
+
+    def layer(self, cls: type) -> tuple[str, str] | None:
+        """Returns the name of the layer that a class is or derives from, and its weight layout.
+
+        None for a class that is not a layer; the layout is empty where nothing is said of it.
+        """
+        for base in cls.__mro__:
+            if base.__module__.startswith(self.layer_modules):
+                if base.__name__ in ("Module", "Object", "Pytree"):
+                    return None
+                return f"{self.name}.{base.__name__}", self.weight_layouts.get(base.__name__, "")
+        return None
 
     # pretrained models
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.arithmetic import Offset, Scale, Sum
     from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
     from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
-    from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
+    from fmapper.checkpoints.rules.naming import AddConstant, Drop, Lack, Rename, Tie
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
@@ -94,6 +94,7 @@ __all__ = [
     "Format",
     "Inspection",
     "Interleave",
+    "Lack",
     "Later",
     "LazyArray",
     "Misfit",
@@ -175,7 +176,7 @@ _PLACES = {
     "fmapper.checkpoints.rules.arithmetic": "Offset Scale Sum",
     "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",
     "fmapper.checkpoints.rules.layout": "Cast Interleave Reshape Transpose",
-    "fmapper.checkpoints.rules.naming": "AddConstant Drop Rename Tie",
+    "fmapper.checkpoints.rules.naming": "AddConstant Drop Lack Rename Tie",
     "fmapper.tree.pattern": "Pattern",
     "fmapper.checkpoints.rules.rule": "Rule",
     "fmapper.checkpoints.rules.rules": "Rules",

@@ -42,7 +42,7 @@ FLOORS = (
     ("moves", "random", "nn"),
     ("states", "transforms"),
     ("programs",),
-    ("checkpoints", "generation", "meshes", "translation"),
+    ("checkpoints", "generation", "meshes", "translation", "twins"),
     ("profiles", "cli"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -59,7 +59,7 @@ FACES = (
 )
 
 FILES_IN_A_FOLDER = 14
-USERS_NAMES = 70  # beside errors and warnings
+USERS_NAMES = 72  # beside errors and warnings
 
 
 @cache

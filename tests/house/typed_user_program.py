@@ -119,6 +119,9 @@ def trees(model: Model, array: Host) -> None:
 def states(model: Model, module: torch.nn.Linear) -> None:
     held = fmapper.state(model)
     assert_type(held, dict[str, Any])
+    filled, transferred = fmapper.transfer(held, model)
+    assert_type(filled, Model)
+    assert_type(transferred, fmapper.TransferReport)
     assert_type(fmapper.load_state(model, held, strict=False), Model)
     assert_type(fmapper.materialize(module, held, device="cpu"), torch.nn.Linear)
     vector, rebuild = fmapper.destructure(model)

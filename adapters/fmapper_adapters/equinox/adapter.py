@@ -29,6 +29,11 @@ class EquinoxAdapter(JaxModels):
     conversion_options: ClassVar[tuple[str, ...]] = ("scan", "structure")
     writes_modes: ClassVar[str] = "layers"
     lowers_like: ClassVar[str] = "jax"
+    layer_modules: ClassVar[tuple[str, ...]] = ("equinox",)
+    weight_layouts: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("Linear", "Conv", "LSTMCell", "GRUCell"), "outputs first"),
+        "Embedding": "rows",
+    }
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any

@@ -29,6 +29,11 @@ class FlaxAdapter(JaxModels, Nodes):
     has_modes: ClassVar[bool] = True
     writes_modes: ClassVar[str] = "layers"
     lowers_like: ClassVar[str] = "jax"
+    layer_modules: ClassVar[tuple[str, ...]] = ("flax",)
+    weight_layouts: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("Linear", "LinearGeneral", "Einsum", "Conv"), "outputs last"),
+        "Embed": "rows",
+    }
 
     def formats(self) -> Sequence[Format]:
         """Returns the formats of `flax.serialization` and of Orbax, which Flax installs."""

@@ -27,7 +27,7 @@ from fmapper_adapters.torch.arrays import devices as _devices
 from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
-from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
+from fmapper_adapters.torch.modules import caches, layouts, module_nodes, optimizer_nodes, pytrees
 from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.writing import Writing
 
@@ -47,6 +47,8 @@ class TorchAdapter(Files, TorchMeshes, Writing, Adapter):
     keeps_memory: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     conversion_options: ClassVar[tuple[str, ...]] = ("fused", "structure")
+    layer_modules: ClassVar[tuple[str, ...]] = ("torch.nn", "transformers.pytorch_utils")
+    weight_layouts: ClassVar[Mapping[str, str]] = layouts.WEIGHT_LAYOUTS
     needs_source: ClassVar[str] = (
         "functions written in JAX are recorded with JAX, which is not installed"
     )

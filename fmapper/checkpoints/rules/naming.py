@@ -1,4 +1,4 @@
-"""Rules for names: rename, tie, drop, add a constant."""
+"""Rules for names: rename, tie, drop, lack, add a constant."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fmapper.checkpoints.rules.rule import (
     Rule,
     matches,
     names_of,
+    one_or_several,
     same_captures,
 )
 from fmapper.errors import CheckpointError
@@ -106,16 +107,19 @@ class Drop(Rule):
     Attributes:
         names: Their names, as a pattern or several.
         tied_to: The name under which the same array stays, if there is one.
+        forget: Whether the inverse leaves them out as well, since nothing needs them.
     """
 
     do: ClassVar[str] = "drop"
     of_names: ClassVar[bool] = True
     names: Names
     tied_to: str = ""
+    forget: bool = False
 
     _lost: ClassVar[str] = "what it drops is not kept"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", one_or_several(self.names))
         for name in names_of(self.names):
             pattern(name)
         if self.tied_to:
@@ -136,10 +140,44 @@ class Drop(Rule):
                     yield Change([name], [])
 
     def inverse(self) -> Rule:
-        """Returns the tie that was dropped."""
+        """Returns the tie that was dropped; or the rule that nothing is missing."""
+        if self.forget:
+            return Lack(self.names)
         if not self.tied_to or len(names_of(self.names)) != 1:
             return super().inverse()
         return Tie(self.tied_to, names_of(self.names)[0])
+
+
+@dataclass(frozen=True, repr=False)
+class Lack(Rule):
+    """States that arrays are not there, and need not be: the inverse of a `Drop` that forgets them.
+
+    Attributes:
+        names: Their names, as a pattern or several.
+    """
+
+    do: ClassVar[str] = "lack"
+    names: Names
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", one_or_several(self.names))
+        for name in names_of(self.names):
+            pattern(name)
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields nothing that changes.
+
+        Raises:
+            CheckpointError: One of them is there.
+        """
+        for one in names_of(self.names):
+            for name, _ in matches(one, arrays):
+                raise CheckpointError(f"{self}: there is {name}")
+        yield Change([], [])
+
+    def inverse(self) -> Rule:
+        """Returns the rule that drops them."""
+        return Drop(self.names, forget=True)
 
 
 @dataclass(frozen=True, repr=False)

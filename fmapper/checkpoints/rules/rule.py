@@ -77,6 +77,11 @@ def names_of(value: Names) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def one_or_several(value: Names) -> Names:
+    """Normalises several names to a tuple, so that rules from TOML are equal to others."""
+    return value if isinstance(value, str) else tuple(value)
+
+
 def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
     """Checks that patterns have the same captures, so that each name determines the other.
 
@@ -149,6 +154,7 @@ class OnEach(Rule):
     names: Names
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", one_or_several(self.names))
         for name in names_of(self.names):
             pattern(name)
 

@@ -19,7 +19,7 @@ class Rules:
     What no rule matches stays as it is. Nothing is read: the result is described by what was given.
 
     Args:
-        rules: The rules: `Rename`, `Tie`, `Drop`, `AddConstant`, `Transpose`, `Reshape`,
+        rules: The rules: `Rename`, `Tie`, `Drop`, `Lack`, `AddConstant`, `Transpose`, `Reshape`,
             `Interleave`, `Cast`, `Offset`, `Scale`, `Split`, `Concatenate`, `Stack`, `Unstack`,
             `Sum`.
 

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from fmapper.checkpoints.rules.arithmetic import Offset, Scale, Sum
 from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
 from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
-from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
+from fmapper.checkpoints.rules.naming import AddConstant, Drop, Lack, Rename, Tie
 from fmapper.checkpoints.rules.rule import Names, Rule
 from fmapper.errors import CheckpointError
 from fmapper.files.untrusted import Misfit, open_regular, show
@@ -34,6 +34,7 @@ KINDS: tuple[type[Rule], ...] = (
     Rename,
     Tie,
     Drop,
+    Lack,
     AddConstant,
     Transpose,
     Reshape,

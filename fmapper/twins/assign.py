@@ -1,0 +1,418 @@
+"""The assignment of the groups of two models by their names, shapes and layers.
+
+A pair is sure if names and shapes agree on it and nothing else could be meant. The rest is
+proposed, with what else it could be, for the outputs of both models to decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from fmapper.twins.groups import Group, groups_of
+from fmapper.twins.matches import Match, Option, joins, kind_of, match_of, rotations
+from fmapper.twins.sides import Entry
+from fmapper.twins.words import PLACES, place_of
+
+Key: TypeAlias = tuple[int, tuple[int, ...]]
+
+_Index: TypeAlias = dict[Key, list[tuple[Group, tuple[int, ...]]]]
+
+NAMES, SHAPES, LAYERS, FUNCTION, RULES = "names", "shapes", "layers", "function", "rules"
+_FEW = 32  # numbers that may each be something else, rather than layers
+
+
+@dataclass(eq=False)
+class Decision:
+    """A match, and how it was found.
+
+    Attributes:
+        match: The match.
+        option: The way that was chosen.
+        sure: Whether nothing else could be meant.
+        witnesses: Who agrees on it.
+        others: The other matches that its groups could have.
+    """
+
+    match: Match
+    option: Option
+    sure: bool
+    witnesses: tuple[str, ...]
+    others: list[Match] = field(default_factory=list)
+
+    @property
+    def settled(self) -> bool:
+        """Whether both the groups and their layout are sure."""
+        return self.sure and self.option.certain
+
+
+@dataclass(eq=False)
+class Assignment:
+    """The decisions about all groups, and the groups that are left.
+
+    Attributes:
+        decisions: One for each match.
+        sources: The groups of the source that nothing takes.
+        targets: The groups of the target that nothing fills.
+    """
+
+    decisions: list[Decision]
+    sources: list[Group]
+    targets: list[Group]
+
+
+def assign(sources: Iterable[Entry], targets: Iterable[Entry]) -> Assignment:
+    """Assigns the parameters of a source to those of a target."""
+    rows, columns = _matching_groups(groups_of(sources), groups_of(targets))
+    return _Assigner(rows, columns).run()
+
+
+def _keys(group: Group) -> Iterator[tuple[Key, tuple[int, ...]]]:
+    """Yields what a group has in common with those that it can become, stacked or as it is."""
+    for over in group.removals():
+        rest = group.without(over)
+        if rest is not None:
+            sizes = (sum(math.prod(e.shape) for e in part) for part in rest.values())
+            yield (len(rest), tuple(sizes)), over
+
+
+def _index(groups: Iterable[Group]) -> _Index:
+    found: _Index = {}
+    for group in groups:
+        for key, over in _keys(group):
+            found.setdefault(key, []).append((group, over))
+    return found
+
+
+def _matching_groups(rows: list[Group], columns: list[Group]) -> tuple[list[Group], list[Group]]:
+    """Splits groups by numbers that count something else where they fit nothing as they are."""
+    while True:
+        lonely = _lonely(rows, columns), _lonely(columns, rows)
+        splits = [
+            *_splits(lonely[0], columns, lonely[1], rows),
+            *_splits(lonely[1], rows, lonely[0], columns),
+        ]
+        if not splits:
+            break
+        _, groups, group, parts = max(splits, key=lambda split: split[0])
+        at = groups.index(group)
+        groups[at : at + 1] = parts
+    if all(lonely):
+        rows, columns = (
+            [part for group in groups for part in (_alone(group) if group in few else [group])]
+            for groups, few in zip((rows, columns), lonely, strict=True)
+        )
+    return rows, columns
+
+
+def _lonely(groups: Sequence[Group], others: Sequence[Group]) -> list[Group]:
+    index = _index(others)
+    return [group for group in groups if next(_fits_of(group, index), None) is None]
+
+
+def _fits_of(group: Group, index: _Index) -> Iterator[Group]:
+    """Yields the groups of an index that a group can match."""
+    for key, over in _keys(group):
+        for other, theirs in index.get(key, ()):
+            if _match(group, over, other, theirs):
+                yield other
+
+
+def _match(a: Group, over: tuple[int, ...], b: Group, theirs: tuple[int, ...]) -> Match | None:
+    """Returns how two groups match, if their names do not contradict each other."""
+    if (over and theirs) or a.words.contradicts(b.words):
+        return None
+    return match_of(b, a, theirs, back=True) if theirs else match_of(a, b, over, back=False)
+
+
+def _splits(
+    groups: Sequence[Group], others: Sequence[Group], lonely: Sequence[Group], all_of: list[Group]
+) -> Iterator[tuple[tuple[int, int, int], list[Group], Group, list[Group]]]:
+    """Yields the splits of groups after which parts fit others, with how much they fit."""
+    index = _index(others)
+    unmatched = {*lonely}
+    for group in groups:
+        for slot in range(group.slots):
+            parts = [*group.split(slot)]
+            if 1 < len(parts) <= _FEW:
+                met = {other for part in parts for other in _fits_of(part, index)}
+                if met & unmatched or len(met) >= len(parts):
+                    score = len(met & unmatched), len(group.members), slot
+                    yield score, all_of, group, parts
+
+
+def _alone(group: Group) -> list[Group]:
+    while group.slots and len(group.members) <= _FEW:
+        return [part for inner in group.split(group.slots - 1) for part in _alone(inner)]
+    return [group]
+
+
+class _Assigner:
+    """The state of an assignment: what is open on both sides, and what could be matched."""
+
+    def __init__(self, rows: list[Group], columns: list[Group]) -> None:
+        self.rows, self.columns = dict.fromkeys(rows), dict.fromkeys(columns)
+        self.possible: dict[Group, dict[Group, Match]] = defaultdict(dict)
+        self.decisions: list[Decision] = []
+        self.parents: dict[str, set[str]] = defaultdict(set)
+        self._weights = Counter(word for g in (*rows, *columns) for word in g.words.path)
+        index = _index(columns)
+        for row in rows:
+            for key, over in _keys(row):
+                for column, theirs in index.get(key, ()):
+                    match = _match(row, over, column, theirs)
+                    if match is not None:
+                        self.possible[row].setdefault(column, match)
+
+    def run(self) -> Assignment:
+        """Decides what is sure, then proposes the rest."""
+        self._settle()
+        while self._join(sure=True) or self._learn_layouts():
+            self._settle()
+        self._propose()
+        while self._join(sure=False):
+            pass
+        self._learn_layouts()
+        self._doubt_rotations()
+        return Assignment(self.decisions, [*self.rows], [*self.columns])
+
+    # what is sure
+
+    def _settle(self) -> None:
+        while True:
+            found = [*self._sure_pairs()]
+            for row, column in found:
+                if row in self.rows and column in self.columns:
+                    self._decide(self.possible[row][column], sure=True)
+            if not found:
+                return
+
+    def _decide(self, match: Match, *, sure: bool, others: Iterable[Match] = ()) -> None:
+        for group in match.sources:
+            del self.rows[group]
+        for group in match.targets:
+            del self.columns[group]
+        for source in match.sources:
+            for target in match.targets:
+                self.parents[source.parent].add(target.parent)
+        option = match.options[0]
+        witnesses = [SHAPES]
+        if any(s.words.all() & t.words.all() for s in match.sources for t in match.targets):
+            witnesses.insert(0, NAMES)
+        if all(g.entries[0].layout for g in (*match.sources, *match.targets)):
+            witnesses.append(LAYERS)
+        self.decisions.append(Decision(match, option, sure, tuple(witnesses), [*others]))
+
+    def _open(self) -> tuple[dict[Group, list[Group]], dict[Group, list[Group]]]:
+        """Returns for each open group what it can become, within the module that is known."""
+        of_row: dict[Group, list[Group]] = {}
+        of_column: dict[Group, list[Group]] = {column: [] for column in self.columns}
+        claimed = {parent: p for p, found in self.parents.items() for parent in found}
+        for row in self.rows:
+            columns = [column for column in self.possible[row] if column in self.columns]
+            inside = [c for c in columns if c.parent in self.parents.get(row.parent, ())]
+            if not inside:
+                inside = [c for c in columns if claimed.get(c.parent, row.parent) == row.parent]
+            of_row[row] = inside or columns
+            for column in of_row[row]:
+                of_column[column].append(row)
+        return of_row, of_column
+
+    def _sure_pairs(self) -> Iterator[tuple[Group, Group]]:
+        of_row, of_column = self._open()
+        for row, columns in of_row.items():
+            for column in columns:
+                if self._is_sure(row, column, of_column[column], columns):
+                    yield row, column
+                    break
+
+    def _is_sure(
+        self, row: Group, column: Group, rows: Sequence[Group], columns: Sequence[Group]
+    ) -> bool:
+        if len(rows) == len(columns) == 1:
+            return self._agree(row, column)
+        mine, theirs = _distinctive(row, rows), _distinctive(column, columns)
+        if len(rows) == len(columns) == 2 and _is_pair(rows) and _is_pair(columns):
+            return _place(row, rows) == _place(column, columns) is not None
+        if (mine ^ theirs) & PLACES or not mine & theirs:
+            return False
+        shared = mine & theirs
+        others = [mine & _distinctive(other, columns) for other in columns if other is not column]
+        others += [theirs & _distinctive(other, rows) for other in rows if other is not row]
+        return all(shared > other for other in others)
+
+    def _agree(self, row: Group, column: Group) -> bool:
+        """Returns whether a pair that alone fits by its shapes has a second witness."""
+        mine, theirs = row.words, column.words
+        named = "{}".join(row.pieces) == "{}".join(column.pieces)
+        return named or mine.leaf == theirs.leaf or bool(mine.path & theirs.path)
+
+    # what is joined or split
+
+    def _join(self, *, sure: bool) -> bool:
+        """Decides one match of several groups with one; returns whether there was any."""
+        found = [
+            match
+            for ones, many, back in (
+                (self.columns, self.rows, False),
+                (self.rows, self.columns, True),
+            )
+            for one in ones
+            for match in joins(
+                [g for g in many if not g.words.contradicts(one.words) or _is_part(g, one)],
+                one,
+                back=back,
+            )
+        ]
+        named = [match for match in found if _names_parts(match)]
+        if not sure and not named:
+            named = [max(found, key=self._closeness)] if found else []
+        if not named:
+            return False
+        best = max(named, key=self._closeness)
+        self._decide(best, sure=sure, others=[m for m in found if m is not best])
+        return True
+
+    def _closeness(self, match: Match) -> float:
+        pairs = [(s, t) for s in match.sources for t in match.targets]
+        return sum(self._score(s, t) for s, t in pairs) / len(pairs)
+
+    # what is proposed
+
+    def _score(self, row: Group, column: Group) -> float:
+        mine, theirs = row.words, column.words
+        weight = {word: 1 / self._weights[word] for word in mine.path | theirs.path}
+        shared = sum(weight[word] for word in mine.path & theirs.path)
+        total = sum(weight.values()) or 1.0
+        inside = column.parent in self.parents.get(row.parent, ())
+        return shared / total + (mine.leaf == theirs.leaf) + inside
+
+    def _propose(self) -> None:
+        """Proposes the closest pairs of what is open; none of them is sure."""
+        of_row, of_column = self._open()
+        pairs = sorted(
+            ((self._score(row, c), -i, row, c)
+             for i, (row, columns) in enumerate(of_row.items()) for c in columns),
+            key=lambda item: item[:2], reverse=True,
+        )  # fmt: skip
+        for _, _, row, column in pairs:
+            if row in self.rows and column in self.columns:
+                others = [self.possible[row][c] for c in of_row[row] if c is not column]
+                others += [self.possible[r][column] for r in of_column[column] if r is not row]
+                self._decide(self.possible[row][column], sure=False, others=others)
+
+    def _doubt_rotations(self) -> None:
+        """Makes queries and keys unsure where positions may rotate them, in one of two orders."""
+        every = [g for d in self.decisions for g in (*d.match.many, d.match.one)]
+        if any(group.words.path & {"pos", "relative"} for group in every):
+            return
+        for decision in self.decisions:
+            groups = (*decision.match.many, decision.match.one)
+            if any(group.words.path & {"q", "k", "qkv", "kv"} for group in groups):
+                options = (decision.option, *decision.match.options)
+                match = replace(decision.match, options=(*options, *rotations(decision.match)))
+                decision.match = match
+                decision.option = replace(decision.option, certain=False)
+
+    def _learn_layouts(self) -> bool:
+        """Settles layouts by what those of the same kinds of layers have; returns if any were."""
+        learnt: dict[object, set[object]] = defaultdict(set)
+        for decision in self.decisions:
+            if decision.settled and (kind := _layer_kind(decision.match)) is not None:
+                learnt[kind].add(_steps(decision.option))
+        changed = False
+        for decision in self.decisions:
+            option = _option_of_kind(decision.match, learnt)
+            if option is not None and not decision.option.certain:
+                decision.option, changed = option, True
+                decision.witnesses = (*decision.witnesses, LAYERS)
+        for matches in self.possible.values():
+            for column, match in [*matches.items()]:
+                option = _option_of_kind(match, learnt)
+                kinds = learnt.get(_layer_kind(match), set())
+                if len(kinds) == 1 and not any(_steps(o) in kinds for o in match.options):
+                    del matches[column]
+                    changed = True
+                elif option is not None and (
+                    len(match.options) > 1 or not match.options[0].certain
+                ):
+                    matches[column] = replace(match, options=(option,))
+                    changed = True
+        return changed
+
+
+def _option_of_kind(match: Match, learnt: dict[object, set[object]]) -> Option | None:
+    """Returns the option that layers of these kinds have; None where that is not known."""
+    kinds = learnt.get(_layer_kind(match), set())
+    options = [option for option in match.options if _steps(option) in kinds]
+    return replace(options[0], certain=True) if len(kinds) == len(options) == 1 else None
+
+
+def _distinctive(group: Group, rivals: Iterable[Group]) -> frozenset[str]:
+    """Returns the words that not all rivals have; all words of a group that has none."""
+    words = [other.words.path for other in rivals if other is not group]
+    return group.words.path - (frozenset.intersection(*words) if words else frozenset())
+
+
+def _is_pair(groups: Sequence[Group]) -> bool:
+    """Returns whether two groups are the norms of a block."""
+    a, b = groups
+    return (
+        all("norm" in group.words.path for group in groups)
+        and a.pieces[:-1] == b.pieces[:-1]
+        and {_place(a, groups), _place(b, groups)} == {0, 1}
+    )
+
+
+def _place(group: Group, groups: Sequence[Group]) -> int | None:
+    """Returns whether a norm is the first or the second of two, by its name."""
+    own = _distinctive(group, groups)
+    numbers = sorted(
+        int(word[1:]) for g in groups for word in _distinctive(g, groups) if word[0] == "#"
+    )
+    mine = [int(word[1:]) for word in own if word[0] == "#"]
+    if mine and len(numbers) == 2:
+        return numbers.index(mine[0])
+    return place_of(own)
+
+
+def _is_part(group: Group, one: Group) -> bool:
+    return bool(group.words.path & one.words.path) and group.words.leaf == one.words.leaf
+
+
+def _names_parts(match: Match) -> bool:
+    """Returns whether the name of a group lists the parts that it is joined of."""
+    words = match.one.words.path
+    if "qkv" in words:
+        words = words | {"q", "k", "v"}
+    if "kv" in words:
+        words = words | {"k", "v"}
+    parts = [group.words.path & {"q", "k", "v", "gate", "up"} for group in match.many]
+    return all(len(part) == 1 and part <= words for part in parts) and len(
+        frozenset.union(*parts)
+    ) == len(parts)
+
+
+def _layer_kind(match: Match) -> object:
+    """Returns the kinds of layer of both sides of a matrix; None for what is none."""
+    groups = (match.many[0], match.one)
+    if len(match.many) > 1 or min(len(g.shapes[0]) for g in groups) < 2:
+        return None
+    if any(g.words.path & {"embed", "token", "pos", "type", "head"} for g in groups):
+        return None
+    return (
+        match.back,
+        match.over,
+        tuple(
+            (g.layer or g.pieces[-1].rpartition(".")[2] or g.words.leaf, len(g.shapes[0]))
+            for g in groups
+        ),
+    )
+
+
+def _steps(option: Option) -> object:
+    kinds = {kind_of(layout) for known in option.layouts for layout in known.values()}
+    return option.axes, frozenset(kinds)

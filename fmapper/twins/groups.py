@@ -1,0 +1,134 @@
+"""Groups of parameters whose names differ in numbers alone: those of equal layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, product
+from typing import TypeAlias
+
+from fmapper.tree.pattern import Pattern
+from fmapper.twins.sides import Entry
+from fmapper.twins.words import Words, words_of
+
+Index: TypeAlias = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...]
+
+_NUMBER = re.compile(r"\d+(?![A-Za-z\d])")
+_LETTERS = "ijklmnop"
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Parameters with one name but for its numbers, in the order of these.
+
+    Attributes:
+        pieces: The texts of the name around its numbers.
+        members: The numbers -> the parameter.
+    """
+
+    pieces: tuple[str, ...]
+    members: Mapping[Index, Entry]
+
+    @cached_property
+    def slots(self) -> int:
+        """The number of numbers in the name."""
+        return len(self.pieces) - 1
+
+    @cached_property
+    def words(self) -> Words:
+        """The words of the name."""
+        return words_of("{}".join(self.pieces))
+
+    @cached_property
+    def parent(self) -> str:
+        """The name without its last part."""
+        return "{}".join(self.pieces).rpartition(".")[0]
+
+    @cached_property
+    def name(self) -> str:
+        """The name with letters for numbers, to be shown."""
+        return self._format([f"{{{letter}}}" for letter in _LETTERS[: self.slots]])
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """The parameters in order."""
+        return [*self.members.values()]
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        """The shapes in order."""
+        return [entry.shape for entry in self.entries]
+
+    @cached_property
+    def layer(self) -> str:
+        """The class of the layer that the first parameter is of."""
+        return self.entries[0].layer
+
+    def _format(self, numbers: Iterable[object]) -> str:
+        texts = [text for pair in zip(self.pieces, numbers, strict=False) for text in pair]
+        return "".join(map(str, [*texts, self.pieces[-1]]))
+
+    def patterns(self, letters: str = _LETTERS) -> list[str]:
+        """Returns patterns that match the names of this group and no others.
+
+        That is one with ranges of numbers if all of a box of numbers are there; or each name.
+        """
+        columns = [sorted({*column}) for column in zip(*self.members, strict=True)]
+        ranges = [(column[0], column[-1]) for column in columns]
+        full = all(
+            last - first + 1 == len(c) for c, (first, last) in zip(columns, ranges, strict=True)
+        )
+        if not full or math.prod(map(len, columns)) != len(self.members):
+            return [Pattern.escape(entry.name) for entry in self.entries]
+        pieces = [Pattern.escape(piece) for piece in self.pieces]
+        captures = [
+            f"{{{letter}:{first}-{last}}}"
+            for letter, (first, last) in zip(letters, ranges, strict=False)
+        ]
+        return [
+            "".join(text for pair in zip(pieces, [*captures, ""], strict=True) for text in pair)
+        ]
+
+    def split(self, slot: int) -> Iterator[Group]:
+        """Yields a group for each number that the name has at a place."""
+        parts: dict[int, dict[Index, Entry]] = {}
+        for index, entry in self.members.items():
+            parts.setdefault(index[slot], {})[(*index[:slot], *index[slot + 1 :])] = entry
+        for number, members in parts.items():
+            joined = f"{self.pieces[slot]}{number}{self.pieces[slot + 1]}"
+            yield Group((*self.pieces[:slot], joined, *self.pieces[slot + 2 :]), members)
+
+    def without(self, slots: tuple[int, ...]) -> dict[Index, list[Entry]] | None:
+        """Returns the parameters by their other numbers; None if these are not a full block."""
+        rest: dict[Index, list[Entry]] = {}
+        numbers: dict[Index, list[Index]] = {}
+        for index, entry in self.members.items():
+            key = tuple(n for at, n in enumerate(index) if at not in slots)
+            rest.setdefault(key, []).append(entry)
+            numbers.setdefault(key, []).append(tuple(index[at] for at in slots))
+        first, *others = numbers.values()
+        block = [*product(*(range(min(c), max(c) + 1) for c in zip(*first, strict=True)))]
+        if first != block or any(other != first for other in others):
+            return None
+        return rest
+
+    def removals(self) -> Iterator[tuple[int, ...]]:
+        """Yields the choices of at most two numbers over which this may be stacked."""
+        yield ()
+        for count in (1, 2):
+            yield from combinations(range(self.slots), count)
+
+
+def groups_of(entries: Iterable[Entry]) -> list[Group]:
+    """Groups parameters by their names, numbers of dimensions, and classes of layers."""
+    found: dict[tuple[object, ...], dict[Index, Entry]] = {}
+    for entry in entries:
+        pieces = tuple(_NUMBER.split(entry.name))
+        index = tuple(map(int, _NUMBER.findall(entry.name)))
+        key = (pieces, len(entry.shape), entry.layer)
+        found.setdefault(key, {})[index] = entry
+    return [Group(key[0], dict(sorted(members.items()))) for key, members in found.items()]  # type: ignore[arg-type]

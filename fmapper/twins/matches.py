@@ -1,0 +1,281 @@
+"""The ways in which groups of parameters become others: one by one, stacked or joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, permutations, product
+from typing import TypeAlias
+
+from fmapper.twins.groups import Group, Shape
+from fmapper.twins.layouts import Layout, layouts
+from fmapper.twins.sides import Entry
+
+Pair: TypeAlias = tuple[Shape, Shape]
+
+_MOST_PARTS = 4  # that one array is joined of: the gates of a recurrent cell
+_ORDER = ["q", "k", "v", "gate", "up"]
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One way in which some groups become one.
+
+    Attributes:
+        layouts: For each group the layout by the shape that an array has and that it gets.
+        axes: The dimensions of the numbers that are stacked, the outermost first.
+        order: The order in which groups are joined.
+        axis: The dimension along which they are joined.
+        new: That dimension is a new one.
+        certain: Conventions or shapes leave no other.
+    """
+
+    layouts: tuple[dict[Pair, Layout], ...]
+    axes: tuple[int, ...] = ()
+    order: tuple[int, ...] = (0,)
+    axis: int = 0
+    new: bool = False
+    certain: bool = False
+
+    def __str__(self) -> str:
+        words = [str(layout) for known in self.layouts[:1] for layout in known.values()][:1]
+        if len(self.order) > 1:
+            words.append(f"{'stack' if self.new else 'concatenate'} along {self.axis}")
+        words += [f"stack along {axis}" for axis in self.axes]
+        return ", ".join(filter(None, words))
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """Groups of one side that can become a group of the other.
+
+    Attributes:
+        many: The groups, usually a single one.
+        one: The group that they become.
+        over: Which numbers of their names are dimensions of the other.
+        back: The one is of the source, and the many of the target.
+        options: The ways, the most likely first.
+    """
+
+    many: tuple[Group, ...]
+    one: Group
+    over: tuple[int, ...] = ()
+    back: bool = False
+    options: tuple[Option, ...] = field(default=())
+
+    @cached_property
+    def sources(self) -> tuple[Group, ...]:
+        """The groups of the source."""
+        return (self.one,) if self.back else self.many
+
+    @cached_property
+    def targets(self) -> tuple[Group, ...]:
+        """The groups of the target."""
+        return self.many if self.back else (self.one,)
+
+    def rows(self) -> Iterator[tuple[list[list[Entry]], Entry]]:
+        """Yields each array of the one, with the arrays of each of the many that it consists of."""
+        blocks = [[*(group.without(self.over) or {}).values()] for group in self.many]
+        for parts, entry in zip(zip(*blocks, strict=True), self.one.entries, strict=True):
+            yield list(parts), entry
+
+
+def _convention(group: Group) -> str:
+    return group.entries[0].layout
+
+
+def match_of(group: Group, one: Group, over: tuple[int, ...] = (), *, back: bool) -> Match | None:
+    """Returns how a group can become another of as many elements; None if it cannot."""
+    a, b = _convention(group), _convention(one)
+    if ("float" in group.entries[0].dtype) != ("float" in one.entries[0].dtype):
+        return None
+    bare = Match((group,), one, over, back)
+    pairs = list(dict.fromkeys((parts[0][0].shape, entry.shape) for parts, entry in bare.rows()))
+    counts = [len({index[slot] for index in group.members}) for slot in over]
+    options: list[Option] = []
+    first_wanted = pairs[0][1]
+    for axes in _stack_axes(first_wanted, counts):
+        inner = [(shape, _remove_axes(wanted, axes, counts)) for shape, wanted in pairs]
+        known = _common(a, b, inner)
+        options += [
+            Option((dict(zip(pairs, found, strict=True)),), axes, certain=certain)
+            for found, certain in known
+        ]
+    if not options:
+        return None
+    if over and sum(option.certain for option in options) != 1:
+        options = [_in_doubt(option) for option in options]
+    return Match((group,), one, over, back, tuple(options))
+
+
+def _in_doubt(option: Option) -> Option:
+    return Option(option.layouts, option.axes, option.order, option.axis, option.new)
+
+
+def _stack_axes(shape: Shape, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the dimensions that numbers can be, the outermost number first."""
+    if not counts:
+        yield ()
+        return
+    for axis, size in enumerate(shape):
+        if size == counts[0]:
+            rest = (*shape[:axis], *shape[axis + 1 :])
+            for inner in _stack_axes(rest, counts[1:]):
+                yield (axis, *inner)
+
+
+def _remove_axes(shape: Shape, axes: Sequence[int], counts: Sequence[int]) -> Shape:
+    for axis, count in zip(axes, counts, strict=True):
+        if axis >= len(shape) or shape[axis] != count:
+            return (-1,)
+        shape = (*shape[:axis], *shape[axis + 1 :])
+    return shape
+
+
+def _common(a: str, b: str, pairs: Sequence[Pair]) -> list[tuple[list[Layout], bool]]:
+    """Returns the layouts that all pairs of shapes can have, and whether there is no other."""
+    every = [layouts(shape, wanted, a, b) for shape, wanted in pairs]
+    if not all(every):
+        return []
+    by_kind = [{kind_of(layout): layout for layout in reversed(found)} for found in every]
+    kinds = [kind_of(layout) for layout in every[0]]
+    kinds = [kind for kind in kinds if all(kind in known for known in by_kind)]
+    if not kinds:
+        return [([found[0] for found in every], all(found[0].certain for found in every))]
+    decided = any(found[0].certain for found in every)  # as by a kernel that is not square
+    return [
+        ([known[kind] for known in by_kind], decided and at == 0 and by_kind[0][kind] is not None)
+        for at, kind in enumerate(_decided_first(kinds, every))
+    ]
+
+
+def _decided_first(kinds: list[object], every: Sequence[Sequence[Layout]]) -> list[object]:
+    sure = [kind_of(found[0]) for found in every if found[0].certain]
+    return sorted(kinds, key=lambda kind: kind not in sure)
+
+
+def kind_of(layout: Layout) -> object:
+    """Returns the steps of a layout without the sizes of reshapes."""
+    return tuple(step[:2] if step[0] == "transpose" else step[:1] for step in layout.steps)
+
+
+def rotations(match: Match) -> Iterator[Option]:
+    """Yields the options of a match with the halves of each head interleaved, and the reverse.
+
+    Rotary positions turn pairs of elements that are neighbours, or that are half a head apart.
+    """
+    if len(match.many) > 1:
+        return
+    shape = match.many[0].shapes[0]
+    for back, axis in product((True, False), range(len(shape))):
+        size = shape[axis]
+        for head in range(size, 3, -1) if len(shape) < 3 else (size,):
+            if size % head or head % 2:
+                continue
+            split = (*shape[:axis], size // head, head, *shape[axis + 1 :])
+            turn = ("interleave", 2, axis + 1, back)
+            steps = (("reshape", split, shape), turn, ("reshape", shape, split))
+            if split == (*shape[:axis], 1, *shape[axis:]):
+                steps = (("interleave", 2, axis, back),)
+            for option in match.options[:2]:
+                known = {
+                    pair: Layout((*steps, *layout.steps))
+                    for pair, layout in option.layouts[0].items()
+                }
+                yield Option((known,), option.axes)
+
+
+def join_groups(groups: Sequence[Group], one: Group, *, back: bool) -> Match | None:
+    """Returns how several groups can be joined to another; None if they cannot."""
+    if len({len(group.members) for group in groups}) != 1 or len(groups) > _MOST_PARTS:
+        return None
+    ordered = sorted(groups, key=_order)
+    over: tuple[int, ...] = ()
+    if len(groups[0].members) != len(one.members):
+        return None
+    options = [
+        option
+        for order in permutations(range(len(ordered)))
+        for option in _ways_to_join([ordered[at] for at in order], one, order)
+    ]
+    if not options:
+        return None
+    layer = one.entries[0].layer.rpartition(".")[2]
+    if (
+        layer in _IN_ORDER
+        and "qkv" in one.words.path
+        and len({option.axis for option in options}) == 1
+    ):
+        options[0] = Option(
+            options[0].layouts, (), options[0].order, options[0].axis, options[0].new, certain=True
+        )
+    return Match(tuple(ordered), one, over, back, tuple(options))
+
+
+# Layers that have queries, keys and values in this order.
+_IN_ORDER = ("MultiheadAttention", "Conv1D")
+
+
+def _order(group: Group) -> tuple[int, str]:
+    found = [at for at, word in enumerate(_ORDER) if word in group.words.path]
+    return (found[0] if found else len(_ORDER), group.name)
+
+
+def _ways_to_join(groups: Sequence[Group], one: Group, order: tuple[int, ...]) -> Iterator[Option]:
+    """Yields the ways in which groups in an order are parts of another along a dimension."""
+    shapes = [tuple(e.shape for e in group.entries) for group in groups]
+    wholes = [entry.shape for entry in one.entries]
+    b = _convention(one)
+    for new in (False, True):
+        for axis in range(len(wholes[0])):
+            found = []
+            for group, own in zip(groups, shapes, strict=True):
+                pairs = list(dict.fromkeys(zip(own, wholes, strict=True)))
+                inner = [(s, _part(s, w, axis, new=new, count=len(groups))) for s, w in pairs]
+                known = _common(_convention(group), b, inner)
+                if not known:
+                    break
+                found.append(dict(zip(pairs, known[0][0], strict=True)))
+            else:
+                by_group: list[dict[Pair, Layout]] = [{}] * len(groups)
+                for at, layout in zip(order, found, strict=True):
+                    by_group[at] = layout
+                yield Option(tuple(by_group), (), order, axis, new)
+
+
+def _part(shape: Shape, whole: Shape, axis: int, *, new: bool, count: int) -> Shape:
+    """Returns the shape of a part of a whole; one that nothing fits if it is none."""
+    if new:
+        return (*whole[:axis], *whole[axis + 1 :]) if whole[axis] == count else (-1,)
+    row = math.prod(whole) // whole[axis] if whole[axis] else 0
+    if not row or math.prod(shape) % row:
+        return (-1,)
+    return (*whole[:axis], math.prod(shape) // row, *whole[axis + 1 :])
+
+
+def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]:
+    """Yields the ways in which some of the groups can be joined to another of all their elements.
+
+    They are of one module, and are the same there: weights, or biases.
+    """
+    sizes = [math.prod(shape) for shape in one.shapes]
+    by_module: dict[object, list[Group]] = {}
+    for group in groups:
+        module = group.parent.rpartition(".")[0]
+        if len(group.members) == len(sizes):
+            by_module.setdefault((module, group.words.leaf), []).append(group)
+    for (_, leaf), parts in by_module.items():  # type: ignore[misc]
+        if leaf != one.words.leaf or len(parts) > 16:
+            continue
+        for count in range(2, _MOST_PARTS + 1):
+            for chosen in combinations(parts, count):
+                totals = [
+                    sum(map(math.prod, column))
+                    for column in zip(*(group.shapes for group in chosen), strict=True)
+                ]
+                if totals == sizes:
+                    found = join_groups(chosen, one, back=back)
+                    if found is not None:
+                        yield found

@@ -1,0 +1,198 @@
+"""The two sides of a transfer: their arrays by name, without the values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fmapper.errors import TransferError
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.lazy import LazyArray
+
+# Fields of layers in dicts: of Linen's variables, and of files with them.
+_FIELDS = {"kernel": "outputs last", "embedding": "rows"}
+_RANDOM = ("RngStream", "RngKey", "RngCount", "Rngs")
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """An array of a side.
+
+    Attributes:
+        name: Its name, as `state` gives it.
+        shape: Its shape.
+        dtype: Its dtype, by name.
+        value: The array itself.
+        layer: The class of a library that it is a field of, as `torch.Linear`; empty if there is
+            none.
+        layout: Where that has its outputs; see `Models.weight_layouts`.
+        trained: Whether training changes it; True where that is not known.
+        tied_to: The first name of the same array; empty if that is this one.
+        random: It is the state of a random generator, and no weight.
+        transient: Checkpoints of its framework leave it out.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    value: Any
+    layer: str = ""
+    layout: str = ""
+    trained: bool = True
+    tied_to: str = ""
+    random: bool = False
+    transient: bool = False
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether it has a shape and no values."""
+        from fmapper.states.materialize import is_abstract
+
+        return is_abstract(self.value)
+
+    def lazy(self) -> LazyArray:
+        """Returns the array as one that is read on demand; a constant where it has no values."""
+        from fmapper.checkpoints.lazy import LazyArray
+        from fmapper.checkpoints.save import as_lazy
+        from fmapper.files.dtypes import numpy_dtype
+
+        if isinstance(self.value, LazyArray):
+            return self.value
+        if self.is_abstract:
+            return LazyArray.full(self.shape, 0, numpy_dtype(self.dtype))
+        return as_lazy(self.name, self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A model or state.
+
+    Attributes:
+        tree: The model, or the arrays by name.
+        label: What messages call it.
+        entries: Its arrays by name, those that are tied under each name.
+    """
+
+    tree: Any
+    label: str
+    entries: Mapping[str, Entry]
+
+    @property
+    def callable(self) -> bool:
+        """Whether it is a model that can be called."""
+        from fmapper.programs.steps import adapter_of_model
+
+        return not isinstance(self.tree, Mapping) and adapter_of_model(self.tree) is not None
+
+    def fill(self, arrays: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Returns the tree with arrays in the place of its own, in the dtypes that those have.
+
+        Raises:
+            StructureMismatchError: They do not fit.
+        """
+        from fmapper.states.materialize import check_constants, fill
+        from fmapper.states.state import place_as_before, weights_of
+
+        check_constants(self.tree)
+        own, back = weights_of(self.tree) or (self.tree, lambda filled: filled)
+        cast = {name: _in_dtype(array, self.entries[name]) for name, array in arrays.items()}
+        return back(fill(own, cast, strict=strict, place=place_as_before))
+
+
+def _in_dtype(array: Any, entry: Entry) -> Any:
+    from fmapper.backends.dtypes import is_inexact
+    from fmapper.checkpoints.lazy import LazyArray
+
+    if not isinstance(array, LazyArray) or array.dtype.name == entry.dtype:
+        return array
+    both = is_inexact(array.dtype.name) and is_inexact(entry.dtype)
+    return array.astype(entry.dtype, entry.name) if both else array
+
+
+def read_side(x: Any, role: str) -> Side:
+    """Reads the names, shapes and classes of a model, a state, or a checkpoint on disk.
+
+    Args:
+        x: The model, state, or path.
+        role: `source` or `target`, for messages.
+
+    Raises:
+        TransferError: It holds no arrays.
+    """
+    from fmapper.checkpoints.load import load
+    from fmapper.tree.nodes import sync
+
+    sync()
+    label = f"the {role}"
+    if isinstance(x, str | os.PathLike):
+        label = str(x)
+        x = load(x)
+    arrays, find = _arrays_of(x)
+    if not arrays:
+        raise TransferError(
+            f"{label} holds no arrays: {type(x).__name__}. Pass a model, a Linen module with its "
+            "variables as a pair, a dict of arrays, or the path of a checkpoint."
+        )
+    return Side(x, label, find)
+
+
+def _arrays_of(x: Any) -> tuple[dict[str, Any], dict[str, Entry]]:
+    from fmapper.backends.discovery import owner_of
+    from fmapper.checkpoints.lazy import LazyArray
+    from fmapper.states.state import identity_of, named_arrays, weights_of
+    from fmapper.states.transient import transient_in
+    from fmapper.transforms.trainable import Trained
+
+    of_model = weights_of(x)
+    if of_model is not None:
+        arrays = of_model[0]
+    else:
+        arrays = {name: array for name, (_, array) in named_arrays(x).items()}
+    layer_of, trained, transient = _layers(x), Trained(x, strict=False), transient_in(x)
+    first: dict[Any, str] = {}
+    entries = {}
+    for name, array in arrays.items():
+        adapter = owner_of(array)
+        identity = identity_of(name, array)
+        layer, layout = layer_of(name)
+        if not layer:
+            layout = _FIELDS.get(name.rpartition(".")[2], "")
+        entries[name] = Entry(
+            name,
+            tuple(adapter.shape(array)),
+            adapter.dtype(array),
+            array,
+            layer,
+            layout,
+            isinstance(array, LazyArray) or array in trained,
+            "" if first.setdefault(identity, name) == name else first[identity],
+            layer.rpartition(".")[2] in _RANDOM or bool(adapter.stays(array)),
+            id(array) in transient,
+        )
+    return arrays, entries
+
+
+def _layers(tree: Any) -> Callable[[str], tuple[str, str]]:
+    """Returns a function that gives the layer that an array is a field of, and its layout."""
+    from fmapper.backends.discovery import adapters
+    from fmapper.backends.models import Models
+    from fmapper.tree.keypath import name_of
+    from fmapper.tree.walk import visit
+
+    libraries = adapters(Models)
+    by_class: dict[type, tuple[str, str]] = {}
+    layers: dict[str, tuple[str, str]] = {}
+    for link, node, node_type in visit(tree):
+        if node_type is None or isinstance(node, dict | list | tuple):
+            continue
+        cls = type(node)
+        if cls not in by_class:
+            known = (library.layer(cls) for library in libraries)
+            by_class[cls] = next(filter(None, known), ("", ""))
+        name = name_of(link)
+        if not layers.get(name, ("", ""))[0]:
+            layers[name] = by_class[cls]
+    return lambda name: layers.get(name.rpartition(".")[0], ("", ""))

@@ -1,0 +1,309 @@
+"""`transfer`: puts the weights of one model into another that was written by somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fmapper.errors import AmbiguousTransferError, CheckpointError, TransferError
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
+from fmapper.tree.pattern import pattern
+from fmapper.twins.assign import Assignment, Decision, assign
+from fmapper.twins.groups import Group
+from fmapper.twins.report import TransferredArrays, TransferReport
+from fmapper.twins.sides import Entry, Side, read_side
+from fmapper.twins.writing import rules_of
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.lazy import LazyArray
+    from fmapper.checkpoints.rules.rules import Rules
+
+T = TypeVar("T")
+
+# Of batch norms in torch: how many batches there were. No other framework counts them.
+_COUNTERS = ("num_batches_tracked",)
+
+
+@short_traceback
+def transfer(
+    source: Any,
+    target: T,
+    *,
+    rules: Rules | None = None,
+    keep: Sequence[str] = (),
+    example_inputs: Any = None,
+    target_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    target_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[T, TransferReport]:
+    """Puts the weights of one model into another with other names and layouts.
+
+    Arrays are paired by their names, by their shapes and the classes of their layers, and, with
+    example inputs, by what both models compute: with new random weights, both must give the same
+    outputs. What is not sure is an error that lists the candidates, and never a guess.
+
+    Args:
+        source: A model of any framework, a Linen module with its variables as a pair, a dict of
+            arrays, or the path of a checkpoint, of which only headers are read while planning.
+        target: What is to be filled, a model or any tree. It is not changed. It may have no memory:
+            torch's device `meta`, `nnx.eval_shape`, `jax.eval_shape`.
+        rules: How the names and layouts of the source become those of the target; then nothing is
+            searched for. Those of a report, or others.
+        keep: Patterns for names of the target that stay as they are.
+        example_inputs: What both models are called with, by position.
+        target_inputs: What the target is called with, if that is something else.
+        example_kwargs: What the source is called with by keyword.
+        target_kwargs: What the target is called with by keyword; None for `example_kwargs`.
+
+    Returns:
+        A new target with the weights, and the report, whose `rules` repeat the transfer. Backend,
+        device and dtype are those of the target.
+
+    Raises:
+        AmbiguousTransferError: Several pairs are possible; lists them with their evidence, and the
+            rule that settles each.
+        TransferError: The architectures differ: an array of either side has no counterpart, or the
+            outputs differ.
+        StructureMismatchError: With `rules`: what they give does not fit the target.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> theirs = {"fc.w": torch.ones(2, 3), "fc.b": torch.zeros(2)}
+        >>> linear, report = fmapper.transfer(theirs, torch.nn.Linear(3, 2))
+        >>> report.rules
+        Rules([
+            Rename(['fc.w', 'fc.b'], ['weight', 'bias']),
+        ])
+    """
+    a, b = read_side(source, "source"), read_side(target, "target")
+    with step("pairing the arrays of both models"):
+        plan = _by_rules(a, b, rules, keep) if rules is not None else _search(a, b, keep)
+    with step("copying the weights"):
+        arrays = plan.rules.apply(_lazy(a))
+        return b.fill(_weights_for(arrays, a, b), strict=not plan.kept), plan
+
+
+def _lazy(side: Side) -> dict[str, Any]:
+    """Returns the arrays of a source; one under several names is one object."""
+    first: dict[str, LazyArray] = {}
+    for name, entry in side.entries.items():
+        if entry.is_abstract:
+            raise TransferError(f"{name}: the source has no values there, only a shape")
+        first[name] = first[entry.tied_to] if entry.tied_to else entry.lazy()
+    return first
+
+
+def _weights_for(arrays: Mapping[str, Any], a: Side, b: Side) -> dict[str, Any]:
+    """Leaves out what is not a weight, such as the states of random generators.
+
+    Raises:
+        TransferError: There are weights that the target has no place for.
+    """
+    left = [name for name in arrays if name not in b.entries]
+    known = {name for name in left if name in a.entries and not _is_needed(a.entries[name])}
+    if {*left} - known:
+        raise TransferError(
+            f"the target has no {_some([n for n in left if n not in known])}. Rename or drop them "
+            "with rules="
+        )
+    return {name: array for name, array in arrays.items() if name not in known}
+
+
+def _is_needed(entry: Entry) -> bool:
+    return entry.trained and not (entry.random or entry.transient or _is_counter(entry))
+
+
+def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferReport:
+    outline = {name: entry.lazy() for name, entry in a.entries.items()}
+    made = rules.apply(outline)
+    first = {entry.tied_to or name for name, entry in b.entries.items() if name in made}
+    missing = [n for n, e in b.entries.items() if (e.tied_to or n) not in first]
+    kept, lacking = _split_kept([b.entries[name] for name in missing], keep)
+    if lacking:
+        raise TransferError(
+            f"the rules give nothing for {_some(lacking)}. Add rules for them, or list the names "
+            "in keep="
+        )
+    arrays = tuple(
+        TransferredArrays((), (name,), "", ("rules",), True, 1)
+        for name in made
+        if name in b.entries
+    )
+    return TransferReport(rules, arrays, (), tuple(kept))
+
+
+def _split_kept(entries: Iterable[Entry], keep: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates what stays as it is in the target from what must be filled."""
+    kept, lacking = [], []
+    for entry in entries:
+        asked = any(pattern(text).match(entry.name) is not None for text in keep)
+        free = entry.random or entry.transient or _is_counter(entry)
+        (kept if asked or (free and not entry.is_abstract) else lacking).append(entry.name)
+    return kept, lacking
+
+
+@dataclass
+class _Search:
+    assignment: Assignment
+    kept: list[str]
+    tied: dict[str, str]
+    dropped: list[str]
+
+
+def _search(a: Side, b: Side, keep: Sequence[str]) -> TransferReport:
+    found = _find(a, b, keep)
+    rules = _rules(found, a, b)
+    unsure = [d for d in found.assignment.decisions if not d.settled]
+    if unsure:
+        raise _ambiguous(unsure, found, a, b)
+    arrays = tuple(map(_describe, found.assignment.decisions))
+    return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept))
+
+
+def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
+    """Pairs the arrays of both sides, without looking at values."""
+    asked = [e.name for e in b.entries.values() if any(pattern(k).match(e.name) for k in keep)]
+    targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
+    sources = [e for e in a.entries.values() if not (e.random or e.tied_to)]
+    free = {e.name for e in a.entries.values() if e.random or _is_counter(e)}
+    optional = {e.name for e in b.entries.values() if e.random or _is_counter(e)}
+    both = bool({e.name for e in sources} & free) and bool({e.name for e in targets} & optional)
+    if not both:
+        sources = [e for e in sources if e.name not in free]
+        targets = [e for e in targets if e.name not in optional]
+    assignment = assign(sources, targets)
+    tied = {e.name: e.tied_to for e in a.entries.values() if e.tied_to}
+    _match_tied(assignment, a, tied)
+    lacking = [e for group in assignment.targets for e in group.entries]
+    kept, missing = _split_kept(lacking, keep)
+    left = [e for group in assignment.sources for e in group.entries]
+    needed = [e.name for e in left if e.trained and not e.transient]
+    if missing or needed:
+        raise _no_counterpart(missing, needed, a, b)
+    random = [name for name, e in b.entries.items() if e.random and name not in asked]
+    taken = {
+        entry.name
+        for decision in assignment.decisions
+        for group in decision.match.sources
+        for entry in group.entries
+    }
+    dropped = [name for name in a.entries if name not in taken and name not in tied]
+    counters = [e.name for e in b.entries.values() if not both and _is_counter(e)]
+    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped)
+
+
+def _is_counter(entry: Entry) -> bool:
+    return entry.name.endswith(_COUNTERS)
+
+
+def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
+    """Gives arrays that are tied in the source alone their second names."""
+    if not assignment.targets or not tied:
+        return
+    again = assign(
+        [a.entries[name] for name in tied], [e for g in assignment.targets for e in g.entries]
+    )
+    assignment.decisions += again.decisions
+    assignment.targets[:] = again.targets
+    for decision in again.decisions:
+        for group in decision.match.sources:
+            for entry in group.entries:
+                del tied[entry.name]
+
+
+def _rules(found: _Search, a: Side, b: Side) -> Rules:
+    """Writes the rules, and checks that they give what the target has."""
+    outline = {name: entry.lazy() for name, entry in a.entries.items()}
+    wanted = {
+        entry.name: entry.shape
+        for decision in found.assignment.decisions
+        for group in decision.match.targets
+        for entry in group.entries
+    }
+    problem: Exception | None = None
+    for prefix in ("", "source."):
+        rules = rules_of(
+            found.assignment.decisions, tied=found.tied, dropped=found.dropped, prefix=prefix
+        )
+        try:
+            made = rules.apply(outline)
+        except CheckpointError as error:  # a name of the target is one of the source, too
+            problem = error
+            continue
+        shapes = {name: tuple(array.shape) for name, array in made.items()}
+        if shapes == wanted:
+            return rules
+    raise TransferError(f"the rules that were found do not fit both sides: {problem}")
+
+
+def _describe(decision: Decision) -> TransferredArrays:
+    match = decision.match
+    return TransferredArrays(
+        tuple(group.name for group in match.sources),
+        tuple(group.name for group in match.targets),
+        str(decision.option),
+        decision.witnesses,
+        decision.settled,
+        sum(len(group.members) for group in match.targets),
+    )
+
+
+def _no_counterpart(
+    missing: Sequence[str], needed: Sequence[str], a: Side, b: Side
+) -> TransferError:
+    lines = [
+        f"{name}: {[*b.entries[name].shape]} of the target, has no counterpart in the source"
+        for name in missing
+    ]
+    lines += [
+        f"{name}: {[*a.entries[name].shape]} of the source, has no place in the target"
+        for name in needed
+    ]
+    shown = lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20)
+    return TransferError(
+        "the architectures differ, or the arrays are not alike enough to be paired:\n"
+        + "\n".join(f"  {line}" for line in shown)
+        + "\nkeep= lists names of the target that stay as they are; rules= says what becomes what, "
+        "and drops what is not needed."
+    )
+
+
+def _ambiguous(
+    unsure: Sequence[Decision], found: _Search, a: Side, b: Side
+) -> AmbiguousTransferError:
+    candidates: dict[str, list[tuple[str, str, str]]] = {}
+    lines = []
+    for decision in unsure:
+        for target in decision.match.targets:
+            listed = [*_candidates(decision, target)]
+            candidates[target.name] = listed
+            lines.append(f"  {target.name} {[*target.shapes[0]]}:")
+            lines += [f"    {name}: {why}. {rule}" for name, why, rule in listed[:6]]
+    settled = [d for d in found.assignment.decisions if d.settled]
+    rules = rules_of(settled, tied={}, dropped=())
+    return AmbiguousTransferError(
+        f"{len(lines)} lines on what names and shapes leave open:\n"
+        + "\n".join(lines)
+        + "\nPass example_inputs=, with which both models are compared; or the rule that is right, "
+        "in rules=, after error.rules, those for all that is settled.",
+        candidates,
+        rules,
+    )
+
+
+def _candidates(decision: Decision, target: Group) -> Iterable[tuple[str, str, str]]:
+    """Yields the sources that a target may be made of, the evidence, and the rules for that."""
+    matches = [decision.match, *(m for m in decision.others if target in m.targets)]
+    for match in matches:
+        for option in match.options[: 1 if decision.option.certain and len(matches) > 1 else 4]:
+            rules = rules_of([Decision(match, option, True, ())], tied={}, dropped=())
+            words = {word for g in match.sources for word in g.words.path & target.words.path}
+            why = f"the names share {', '.join(sorted(words))}" if words else "the shapes agree"
+            names = " + ".join(group.name for group in match.sources)
+            yield names, why + (f" ({option})" if str(option) else ""), "; ".join(map(str, rules))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,179 @@
+"""The words of a parameter's name, in the one vocabulary that all projects' names come down to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+_PART = re.compile(r"\d+(?![A-Za-z])|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+[A-Za-z]*")
+
+# What the last part of a name says that the array is.
+_LEAVES = {
+    "weight": "weight weights kernel w scale gamma embedding embeddings table",
+    "bias": "bias biases b beta offset",
+    "mean": "mean",
+    "var": "var variance",
+}
+# Words that say nothing of their own, as most parts have them.
+_NOISE_TEXT = (
+    "model models module modules base transformer network net params param parameter parameters "
+    "layer layers block blocks blk h proj projection linear dense lin the raw list sequential seq "
+    "batch stats running moving stage stages dot product multi head heads based"
+)
+_NOISE = frozenset(_NOISE_TEXT.split())
+# Canonical word -> its synonyms; with a space between them, parts that follow each other.
+_SYNONYMS = {
+    "q": "q query queries wq to_q q_einsum",
+    "k": "k key keys wk to_k",
+    "v": "v value values wv to_v",
+    "o": "o wo out out_proj output to_out c_proj attn_vec",
+    "qkv": "qkv wqkv query_key_value c_attn in_proj qkv_einsum",
+    "kv": "kv wkv kv_einsum key_value",
+    "attn": "attn attention attentions mha selfattention self_attn self_attention sa msa "
+    "multi_head_attention mha_0",
+    "cross attn": "cross crossattention cross_attn cross_attention enc_dec_attention xattn "
+    "encdecattention enc_dec encoder_attn encoder_decoder_attention multihead_attn",
+    "mlp": "mlp ffn ff feedforward feed_forward ffw positionwise dense_relu_dense",
+    "gate": "gate gate_proj wg wi_0 gating",
+    "up": "up up_proj wi_1 c_fc intermediate dense_h_to_4h fc_in lin1 linear1",
+    "down": "down down_proj dense_4h_to_h fc_out lin2 linear2",
+    "gate up": "gate_up gateup",
+    "norm": "norm ln layernorm rmsnorm layer_norm rms_norm group_norm batch_norm bn gn norms "
+    "batchnorm groupnorm",
+    "embed": "embed embedding embeddings embedder emb",
+    "token": "token tokens tok word words vocab wte shared",
+    "pos": "pos position positions positional wpe",
+    "type": "type segment token_type",
+    "head": "lm_head classifier logits score unembed head lm",
+    "encoder": "encoder enc",
+    "decoder": "decoder dec",
+    "final": "final ln_f last",
+    "shortcut": "shortcut downsample skip",
+    "patch": "patch patches patch_embed patch_embedding",
+    "cls": "cls class",
+    "router": "router gate_logits",
+    "expert": "expert experts moe",
+    "ih": "ih input_hidden",
+    "hh": "hh hidden_hidden",
+}
+_FIRST = frozenset(["pre", "before", "input", "first", "in"])
+_SECOND = frozenset(["post", "after", "output", "second"])
+PLACES = _FIRST | _SECOND
+# Of these words one name has the one and another name the other, if they are of two arrays.
+_EXCLUSIVE = tuple(
+    frozenset(words.split())
+    for words in (
+        "q k v o",
+        "weight bias mean var",
+        "encoder decoder",
+        "gate up down",
+        "pos token type patch cls",
+        "embed head",
+        "ih hh",
+    )
+)
+_MIXED = frozenset({"mlp", "attn"})  # unless of a norm, which may be named for what is before it
+
+
+def _reverse() -> dict[tuple[str, ...], tuple[str, ...]]:
+    found = {}
+    for canonical, names in _SYNONYMS.items():
+        for name in names.split():
+            key = tuple(_split(name))
+            found[key] = tuple(canonical.split())
+    return found
+
+
+def _split(text: str) -> list[str]:
+    return [part.lower() for part in _PART.findall(text)]
+
+
+class Words(NamedTuple):
+    """The canonical words of a name.
+
+    Attributes:
+        leaf: What the array is of its layer: `weight`, `bias`, `mean`, `var`.
+        path: The canonical words of the path, without those that say nothing.
+    """
+
+    leaf: str
+    path: frozenset[str]
+
+    def all(self) -> frozenset[str]:
+        """Returns all words; a weight need not be called one."""
+        return self.path | {self.leaf}
+
+    def contradicts(self, other: Words) -> bool:
+        """Returns whether two names cannot be of the same array."""
+        a, b = self.all(), other.all()
+        both = a & b
+        for words in _EXCLUSIVE:
+            if a & words and b & words and not both & words:
+                return True
+        mixed = "norm" not in a | b and a & _MIXED and b & _MIXED and not both & _MIXED
+        return bool(mixed) or (("cross" in a) != ("cross" in b) and bool(a & b & {"attn"}))
+
+
+@cache
+def words_of(name: str) -> Words:
+    """Returns the words of a name, in which numbers that count layers are braces.
+
+    Examples:
+        >>> words_of("layers.{}.self_attn.q_proj.weight") == ("weight", {"attn", "q"})
+        True
+    """
+    parts = [_split(part) for part in re.split(r"[./]", name)]
+    leaf = ""
+    last = parts[-1]
+    leaves = {word: kind for kind, words in _LEAVES.items() for word in words.split()}
+    at = next((i for i in reversed(range(len(last))) if last[i] in leaves), None)
+    if at is not None and (last[at] not in ("embedding", "embeddings") or len(last) == 1):
+        leaf = leaves[last[at]]
+        last = last[:at] + last[at + 1 :]
+    found = {word for part in [*parts[:-1], last] for word in _canonical(part)}
+    if "o" in found and "attn" not in found:
+        found = found - {"o"} | {"down" if "{}" in name or "mlp" in found else "head"}
+    if {"mlp", "fc"} <= found:
+        found = {_HALVES.get(word, word) for word in found}
+    return Words(leaf or "weight", frozenset(found))
+
+
+_HALVES = {"#1": "up", "#2": "down"}  # fc1 and fc2
+
+
+def _canonical(part: list[str]) -> Iterator[str]:
+    """Yields the words that the parts of a name stand for, the longest known runs first."""
+    table = _table()
+    at = 0
+    while at < len(part):
+        for size in range(min(4, len(part) - at), 0, -1):
+            known = table.get(tuple(part[at : at + size]))
+            if known is not None:
+                yield from known
+                at += size
+                break
+        else:
+            word = part[at]
+            if word.isdigit():
+                yield f"#{int(word)}"
+            elif word not in _NOISE:
+                yield word
+            at += 1
+
+
+@cache
+def _table() -> dict[tuple[str, ...], tuple[str, ...]]:
+    return _reverse()
+
+
+def place_of(words: frozenset[str]) -> int | None:
+    """Returns whether a norm comes first (0) or second (1) in its block, if its name says so."""
+    if words & _SECOND:
+        return 1
+    if words & _FIRST:
+        return 0
+    if "attn" in words:
+        return 0
+    return 1 if words & {"mlp", "down", "final"} else None

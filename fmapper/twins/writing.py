@@ -1,0 +1,204 @@
+"""The rules that say what an assignment has decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from fmapper.tree.pattern import Pattern
+from fmapper.twins.assign import Decision
+from fmapper.twins.groups import Group, Index
+from fmapper.twins.layouts import Layout
+from fmapper.twins.matches import Match, Option
+from fmapper.twins.sides import Entry
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rule import Rule
+    from fmapper.checkpoints.rules.rules import Rules
+
+_LETTERS = "ijklmnop"
+Steps: TypeAlias = tuple[tuple[object, ...], ...]
+
+
+def rules_of(
+    decisions: Iterable[Decision],
+    *,
+    tied: Mapping[str, str],
+    dropped: Sequence[str],
+    prefix: str = "",
+) -> Rules:
+    """Returns the rules for the arrays of a source, which make those of the target of them.
+
+    Args:
+        decisions: What becomes what.
+        tied: Second names of arrays of the source -> the first, which is used.
+        dropped: Names of the source that nothing takes.
+        prefix: What is put before all names of the source first, so that none is one of the target.
+    """
+    from fmapper.checkpoints.rules.naming import Drop, Rename
+    from fmapper.checkpoints.rules.rules import Rules
+
+    first: list[Rule] = [
+        Drop(Pattern.escape(name), tied_to=Pattern.escape(of)) for name, of in tied.items()
+    ]
+    if dropped:
+        first.append(Drop([*map(Pattern.escape, dropped)], forget=True))
+    if prefix:
+        first.append(Rename("{name...}", f"{prefix}{{name...}}"))
+    forward, backward, renames = _Writer(prefix), _Writer(prefix), {}
+    for decision in decisions:
+        match, option = decision.match, decision.option
+        writer = backward if match.back else forward
+        if len(match.many) > 1:
+            writer.join(match, option)
+        elif match.over:
+            writer.stack(match, option)
+        else:
+            writer.change(match, 0, option)
+            renames.update(_names(match, prefix))
+    changed = {old: new for old, new in renames.items() if old != new}
+    return Rules([
+        *first,
+        *forward.rules(),
+        *Rules(backward.rules()).inverse(),
+        *([Rename(changed)] if changed else []),
+    ])  # fmt: skip
+
+
+def _names(match: Match, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields old and new names, as patterns, of arrays that are matched one by one."""
+    for (many,), one in _patterns(match.many, (), match.one):
+        yield (prefix + one, many) if match.back else (prefix + many, one)
+
+
+def _patterns(
+    groups: Sequence[Group], over: tuple[int, ...], one: Group
+) -> Iterator[tuple[list[str], str]]:
+    """Yields patterns for the names of groups, and for that of what they become.
+
+    Numbers that stand in both are captures, and so are those that are stacked.
+    """
+    keys = [_rest(index, over) for index in groups[0].members]
+    keys = [*dict.fromkeys(keys)]
+    letters = {slot: _LETTERS[at] for at, slot in enumerate(over)}
+    ranges = {
+        slot: [f(index[slot] for index in groups[0].members) for f in (min, max)] for slot in over
+    }
+    captures = {s: f"{{{letters[s]}:{ranges[s][0]}-{ranges[s][1]}}}" for s in over}
+    same = all(keys == [*dict.fromkeys(_rest(i, over) for i in g.members)] for g in groups)
+    if same and keys == [*one.members] and _is_box(keys):
+        rest = [
+            f"{{{_LETTERS[len(over) + at]}:{min(column)}-{max(column)}}}"
+            for at, column in enumerate(zip(*keys, strict=True))
+        ]
+        yield [_fill(group, captures, rest) for group in groups], _fill(one, {}, rest)
+        return
+    columns = [[*dict.fromkeys(_rest(index, over) for index in g.members)] for g in groups]
+    for numbers, index in zip(zip(*columns, strict=True), one.members, strict=True):
+        found = [
+            _fill(group, captures, [*map(str, own)])
+            for group, own in zip(groups, numbers, strict=True)
+        ]
+        yield found, _fill(one, {}, [*map(str, index)])
+
+
+def _rest(index: Index, over: tuple[int, ...]) -> Index:
+    return tuple(number for slot, number in enumerate(index) if slot not in over)
+
+
+def _is_box(keys: Sequence[Index]) -> bool:
+    columns = [{*column} for column in zip(*keys, strict=True)]
+    sizes = [max(column) - min(column) + 1 for column in columns]
+    return math.prod(sizes) == len(keys)
+
+
+def _fill(group: Group, captures: Mapping[int, str], rest: Sequence[str]) -> str:
+    """Returns a pattern: the pieces of a name with captures or numbers between them."""
+    numbers = iter(rest)
+    texts = [Pattern.escape(group.pieces[0])]
+    for slot, piece in enumerate(group.pieces[1:]):
+        texts += [captures.get(slot) or next(numbers), Pattern.escape(piece)]
+    return "".join(texts)
+
+
+class _Writer:
+    """The rules for the matches of one direction, those of one kind together."""
+
+    def __init__(self, prefix: str) -> None:
+        self._levels: list[dict[tuple[object, ...], list[str]]] = []
+        self._joins: list[Rule] = []
+        self._prefix = prefix
+
+    def rules(self) -> list[Rule]:
+        """Returns the rules: layouts first, then what is joined and stacked."""
+        return [
+            *(
+                rule
+                for level in self._levels
+                for step, names in level.items()
+                for rule in Layout((step,)).rules(names)
+            ),
+            *self._joins,
+        ]
+
+    def change(self, match: Match, at: int, option: Option, more: Steps = ()) -> None:
+        """Adds the layouts of the arrays of a group, followed by further steps."""
+        group, known = match.many[at], option.layouts[at]
+        by_steps: dict[Steps, list[Entry]] = {}
+        for parts, entry in match.rows():
+            for part in parts[at]:
+                steps = (*known[part.shape, entry.shape].steps, *more)
+                by_steps.setdefault(steps, []).append(part)
+        for steps, entries in by_steps.items():
+            names = (
+                group.patterns()
+                if len(by_steps) == 1
+                else [Pattern.escape(e.name) for e in entries]
+            )
+            names = names if match.back else [self._prefix + name for name in names]
+            for level, step in enumerate(steps):
+                while len(self._levels) <= level:
+                    self._levels.append({})
+                self._levels[level].setdefault(step, []).extend(names)
+
+    def _source(self, match: Match, many: str) -> str:
+        return many if match.back else self._prefix + many
+
+    def _target(self, match: Match, one: str) -> str:
+        return self._prefix + one if match.back else one
+
+    def stack(self, match: Match, option: Option) -> None:
+        """Adds the rules for numbered arrays that become dimensions of one."""
+        from fmapper.checkpoints.rules.joining import Stack
+
+        self.change(match, 0, option)
+        for (many,), one in _patterns(match.many, match.over, match.one):
+            old, new = self._source(match, many), self._target(match, one)
+            if len(match.over) == 1:
+                self._joins.append(Stack(old, new, "i", option.axes[0]))
+                continue
+            first, last = (f(i[match.over[0]] for i in match.many[0].members) for f in (min, max))
+            between = f"{new}.{{i:{first}-{last}}}"
+            self._joins.append(Stack(old, between, "j", option.axes[1]))
+            self._joins.append(Stack(between, new, "i", option.axes[0]))
+
+    def join(self, match: Match, option: Option) -> None:
+        """Adds the rules for arrays that become parts of one."""
+        from fmapper.checkpoints.rules.joining import Concatenate
+
+        (parts, entry), *_ = match.rows()
+        row = math.prod(entry.shape) // entry.shape[option.axis]
+        for at in range(len(match.many)):
+            shape = (*entry.shape[: option.axis], *entry.shape[option.axis + 1 :])
+            more: Steps = ()
+            if option.new:
+                whole = (*shape[: option.axis], 1, *shape[option.axis :])
+                more = (("reshape", whole, shape),)
+            self.change(match, at, option, more)
+        sizes = [math.prod(parts[at][0].shape) // row for at in option.order]
+        uneven = sizes if len({*sizes}) > 1 else None
+        groups = [match.many[at] for at in option.order]
+        for many, one in _patterns(groups, (), match.one):
+            old, new = [self._source(match, name) for name in many], self._target(match, one)
+            self._joins.append(Concatenate(old, new, option.axis, uneven))

@@ -1,0 +1,131 @@
+"""`transfer`: weights between models that were written by different people."""
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper.twins.layouts import layouts
+from fmapper.twins.words import words_of
+
+
+def arrays(shapes, seed=0):
+    generator = np.random.default_rng(seed)
+    return {name: generator.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+
+
+def zeros(state):
+    return {name: np.zeros_like(array) for name, array in state.items()}
+
+
+def block(i, names, d=4, wide=6):
+    shapes = {"q": (d, d), "norm": (d,), "up": (wide, d), "down": (d, wide)}
+    return {name.format(i=i): shapes[kind] for kind, name in names.items()}
+
+
+THEIRS = {
+    "q": "model.layers.{i}.self_attn.q_proj.weight",
+    "norm": "model.layers.{i}.input_layernorm.weight",
+    "up": "model.layers.{i}.mlp.fc1.weight",
+    "down": "model.layers.{i}.mlp.fc2.weight",
+}
+
+
+def test_names_in_other_words():
+    assert words_of("layers.{}.feed_forward.w1.weight").path == {"mlp", "w", "#1"}
+    assert words_of("h.{}.attn.c_attn.weight").path == {"attn", "qkv"}
+    assert words_of("encoder.layer.{}.attention.output.dense.bias") == (
+        "bias",
+        {"encoder", "attn", "o"},
+    )
+    assert words_of("bn1.running_var") == ("var", {"norm", "#1"})
+    assert words_of("a.q.weight").contradicts(words_of("b.k.weight"))
+
+
+def test_layouts_that_fit():
+    assert [str(one) for one in layouts((4, 8), (8, 4))] == ["transpose 1x0"]
+    assert [one.certain for one in layouts((4, 4), (4, 4))] == [False, False]
+    (one,) = layouts((4, 4), (4, 4), "outputs first", "outputs last")
+    assert one.certain
+    assert str(one) == "transpose 1x0"
+    first, *_ = layouts((12, 6), (6, 3, 4))
+    assert str(first) == "transpose 1x0, reshape 6x3x4"
+    assert first.certain
+
+
+def test_two_linear_layers_in_torch_and_flax():
+    torch = pytest.importorskip("torch")
+    nnx = pytest.importorskip("flax.nnx")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+
+    class Twin(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden = nnx.List([nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)])
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.hidden[1](self.dropout(nnx.relu(self.hidden[0](x))))
+
+    target = Twin(nnx.Rngs(0))
+    before = fmapper.state(target)["hidden.0.kernel"].copy()
+    filled, report = fmapper.transfer(model, target)
+    filled.eval()
+    assert fmapper.verify(model, filled, np.ones((2, 3), "f4"))
+    assert (fmapper.state(target)["hidden.0.kernel"] == before).all()
+    assert {*report.kept} == {"dropout.rngs.key", "dropout.rngs.count"}
+    back, _ = fmapper.transfer(filled, model, rules=report.rules.inverse())
+    for name, array in model.state_dict().items():
+        assert (back.state_dict()[name] == array).all()
+    again, _ = fmapper.transfer(model, nnx.eval_shape(lambda: Twin(nnx.Rngs(0))), keep=["*.rngs.*"])
+    assert (
+        fmapper.state(again)["hidden.0.kernel"] == fmapper.state(filled)["hidden.0.kernel"]
+    ).all()
+
+
+def test_layers_that_are_stacked():
+    source = arrays({k: v for i in range(3) for k, v in block(i, THEIRS).items()})
+    wanted = {
+        "layers.up.kernel": np.stack([source[THEIRS["up"].format(i=i)].T for i in range(3)]),
+        "layers.down.kernel": np.stack([source[THEIRS["down"].format(i=i)].T for i in range(3)]),
+        "layers.norm.scale": np.stack([source[THEIRS["norm"].format(i=i)] for i in range(3)], 1),
+    }
+    source = {name: array for name, array in source.items() if "q_proj" not in name}
+    filled, report = fmapper.transfer(source, zeros(wanted))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(filled[name], array)
+    back, _ = fmapper.transfer(filled, zeros(source), rules=report.rules.inverse())
+    for name, array in source.items():
+        np.testing.assert_array_equal(back[name], array)
+    assert fmapper.checkpoints.Rules.from_toml(report.rules.to_toml()) == report.rules
+
+
+def test_norms_that_names_do_not_tell_apart_are_asked_for():
+    source = arrays({"l.attention_norm.weight": (4,), "l.ffn_norm.weight": (4,)})
+    target = zeros(arrays({"l.a.scale": (4,), "l.b.scale": (4,)}))
+    with pytest.raises(fmapper.AmbiguousTransferError, match=r"l\.a\.scale") as caught:
+        fmapper.transfer(source, target)
+    listed = caught.value.candidates["l.a.scale"]
+    assert {name for name, *_ in listed} == {*source}
+    assert all(rule.startswith("Rename") for *_, rule in listed)
+
+
+def test_a_square_matrix_without_layers_is_asked_for():
+    with pytest.raises(fmapper.AmbiguousTransferError, match="transpose"):
+        fmapper.transfer(arrays({"a.w": (4, 4)}), zeros(arrays({"b.w": (4, 4)})))
+
+
+def test_other_architectures_name_what_is_missing():
+    source = arrays({"a.weight": (4, 3), "a.bias": (4,)})
+    with pytest.raises(fmapper.TransferError, match=r"c\.scale: \[7\] of the target"):
+        fmapper.transfer(source, zeros(arrays({"b.w": (4, 3), "b.b": (4,), "c.scale": (7,)})))
+    with pytest.raises(fmapper.TransferError, match=r"a\.bias: \[4\] of the source"):
+        fmapper.transfer(source, zeros(arrays({"b.w": (4, 3)})))
+
+
+def test_names_that_are_exchanged():
+    """A name of the target is that of another array of the source."""
+    source = arrays({"up.weight": (4, 3), "down.weight": (3, 4), "gate.weight": (5, 3)})
+    wanted = {"up.kernel": source["up.weight"].T, "down.kernel": source["down.weight"].T}
+    wanted["gate.kernel"] = source["gate.weight"].T
+    filled, _ = fmapper.transfer(source, zeros(wanted))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(filled[name], array)
