@@ -51,6 +51,8 @@ class Group:
     @cached_property
     def name(self) -> str:
         """The name with letters for numbers, to be shown."""
+        if len(self.members) == 1:
+            return self.entries[0].name
         return self._format([f"{{{letter}}}" for letter in _LETTERS[: self.slots]])
 
     @cached_property

@@ -182,6 +182,8 @@ def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
     needed = [e.name for e in left if e.trained and not e.transient]
     if missing or needed:
         raise _no_counterpart(missing, needed, a, b)
+    order = {name: at for at, name in enumerate(b.entries)}
+    assignment.decisions.sort(key=lambda d: order[d.match.targets[0].entries[0].name])
     random = [name for name, e in b.entries.items() if e.random and name not in asked]
     taken = {
         entry.name
