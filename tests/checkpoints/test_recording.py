@@ -182,6 +182,14 @@ def test_what_the_function_does_with_a_state_in_place():
     assert str(rules.rules[0]) == "Rename(['h.{i}.ln'], ['h.{i}.ln.weight'])"
 
 
+def test_a_stack_that_is_made_in_steps():
+    def convert(state):
+        halves = [np.stack([state[f"h.{i}.w"] for i in pair]) for pair in ((0, 1), (2,))]
+        return {"w": np.concatenate(halves)}
+
+    assert str(same(convert, layers(w=(3, 2))).rules[0]) == "Stack('h.{n}.w', 'w', over='n')"
+
+
 def test_unused_and_tied_arrays_are_named():
     shared = array(2)
     state = {"a": shared, "b": shared, "c": array(3)}

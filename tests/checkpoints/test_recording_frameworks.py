@@ -186,6 +186,7 @@ def test_from_torch_to_numpy_and_back():
     same(convert, tensors(w=(4, 8), ln=(8,)))
 
 
+@pytest.mark.nightly
 def test_einops():
     rearrange = pytest.importorskip("einops").rearrange
 
@@ -295,3 +296,21 @@ def test_values_of_tracers_are_refused_at_the_line():
             Rules.record(function, {"w": array(3, 3)})
         assert re.search(r"test_recording_frameworks\.py:\d+: ", str(error.value))
         assert operation in str(error.value)
+
+
+# tables of other projects
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # of what tunix imports
+def test_tables_of_tunix_and_maxtext():
+    pytest.importorskip("transformers")
+    pytest.importorskip("jax")
+    from models import foreign_tables
+
+    if not foreign_tables.find_packages():
+        pytest.skip("TWINS_PACKAGES has no google-tunix and maxtext")
+    tables = [*foreign_tables.tunix(), *foreign_tables.maxtext()]
+    assert len(tables) == 20
+    for table in tables:
+        restores(same(table.function, table.state), table.state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,13 +117,13 @@ class Graph:
         return self._intern("constant", (), value, array.shape)
 
     def _concatenate(self, array: ops.Concatenate) -> Node:
-        axis = array.along
-        if all(isinstance(x, ops.Reshape) and x.shape[axis] == 1 for x in array.operands):
+        axis, operands = array.along, list(_operands(array))
+        if all(isinstance(x, ops.Reshape) and x.shape[axis] == 1 for x in operands):
             rest = (*array.shape[:axis], *array.shape[axis + 1 :])
-            parents = tuple(self.node(x.reshape(rest)) for x in array.operands)
+            parents = tuple(self.node(x.reshape(rest)) for x in operands)
             kind = "stack"
         else:
-            parents, kind = tuple(map(self.node, array.operands)), "concatenate"
+            parents, kind = tuple(map(self.node, operands)), "concatenate"
         values = {parent.value for parent in parents if parent.kind == "constant"}
         if len(values) == 1 and all(parent.kind == "constant" for parent in parents):
             return self._intern("constant", (), *values, array.shape)
@@ -177,6 +177,15 @@ class Graph:
                 parts.nodes.append(node)
                 parts.sizes += (high - low,)
             at = stop
+
+
+def _operands(array: ops.Concatenate) -> Iterator[LazyArray]:
+    """Yields what is joined along one dimension, also in several steps."""
+    for operand in array.operands:
+        if isinstance(operand, ops.Concatenate) and operand.along == array.along:
+            yield from _operands(operand)
+        else:
+            yield operand
 
 
 def _single(array: ops.Operation) -> tuple[str, Any]:
