@@ -120,8 +120,8 @@ def tunix() -> Iterator[Table]:
             state: dict[str, Any], module: Any = module, mapping: Any = mapping
         ) -> dict[str, Any]:
             loaded = {}
-            for name in state:
-                array = state[name]
+            for name, value in state.items():
+                array = value
                 try:
                     key, transform = utils.torch_key_to_jax_key(mapping, name)
                 except ValueError:
