@@ -85,7 +85,6 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.programs.convert import convert
     from fmapper.programs.file import load_program, save_program
     from fmapper.programs.lowering import lowering
-    from fmapper.programs.verify import Report, verify
     from fmapper.states.materialize import materialize
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
@@ -97,6 +96,8 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.translation.source import source
     from fmapper.twins.report import TransferReport
     from fmapper.twins.transferring import transfer
+    from fmapper.verification.comparison import verify
+    from fmapper.verification.report import Report
 
 __version__ = "0.1.0"
 
@@ -230,7 +231,8 @@ _PLACES = {
     "fmapper.programs.convert": "convert",
     "fmapper.programs.file": "load_program save_program",
     "fmapper.programs.lowering": "lowering",
-    "fmapper.programs.verify": "Report verify",
+    "fmapper.verification.report": "Report",
+    "fmapper.verification.comparison": "verify",
     "fmapper.states.materialize": "materialize",
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
@@ -248,11 +250,11 @@ _PARTS = {
     "fmapper.moves.plan": "PlannedLeaf",
     "fmapper.profiles.result": "ProfileCell Verdict",
     "fmapper.profiles.timing": "Timing",
-    "fmapper.programs.verify": "Difference",
+    "fmapper.verification.differences": "Difference",
     "fmapper.states.inventory": "SummaryRow",
     "fmapper.twins.report": "TransferredArrays",
 }
-_MODULES = ("checkpoints", "generation", "meshes", "nn", "random", "translation")
+_MODULES = ("checkpoints", "generation", "meshes", "nn", "random", "translation", "verification")
 _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from fmapper.moves.plan import Plan
-    from fmapper.programs.verify import Difference
+    from fmapper.verification.differences import Difference
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 _BAR = 0.3  # inches

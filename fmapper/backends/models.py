@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fmapper.generation.generator import Generator
     from fmapper.programs.lowering import Lowering
     from fmapper.programs.program import Program
+    from fmapper.verification.models.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,17 @@ class Observation:
         source: The line of code that it comes from.
         values: The arrays that it gave; none where nobody can see them, or where it leaves open
             what is in them.
+        name: The name of its result among those of the call; empty where it has none.
+        operands: The names of the results that it takes. Inputs and arrays of the model are not
+            among them.
     """
 
     module: str
     op: str
     source: str
     values: tuple[Any, ...]
+    name: str = ""
+    operands: tuple[str, ...] = ()
 
 
 class Models(Framework):
@@ -276,25 +282,25 @@ class Models(Framework):
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
-    def training_steps(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[..., dict[str, Any]]:
-        """Returns a function that runs a model of this framework and trains a copy for five steps.
+    def trial(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        train: bool | None,
+        parts: bool = False,
+    ) -> Trial:
+        """Returns a model as `verify` calls and trains it, on these inputs.
 
-        The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
-
-        Returns:
-            A function of the rate of descent, of a disturbance `off` and, by keyword, of whether to
-            compute in `double` precision: weights are multiplied by `1 + off * cos(0),
-            1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
-            so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps; or the outputs
-            and `refused`, where the framework cannot differentiate the model: why. With a
-            disturbance also `weight.NAME`, the parameters before the steps. With `seeds` it gives
-            the rates of dropout instead, and the outputs in training for each seed when only
-            dropout of that rate is on, drawn at one half at least; under nan those with none of it,
-            but with other noise.
+        Args:
+            model: The model, which stays as it is.
+            args: Its inputs by position.
+            kwargs: Its inputs by keyword.
+            train: The mode; None for that in which the call runs.
+            parts: Whether arrays have the names that they have in a program with parts.
         """
-        raise ConversionError(f"models of {self.name} cannot be translated")
+        raise ConversionError(f"models of {self.name} cannot be trained by verify")
 
     def as_argument(self, value: Any) -> Any:
         """Returns the argument of a translated file for an array: the words of a key."""
@@ -463,8 +469,12 @@ class Models(Framework):
         *,
         whole: Collection[str] = (),
         train: bool | None = None,
+        double: bool = False,
     ) -> Iterable[Observation] | None:
         """Records every operation of a call, in order; None where that is not possible.
+
+        Inputs and arrays of the model may stand before them, as the operations `input` and
+        `weight`.
 
         Args:
             model: The model.
@@ -472,6 +482,7 @@ class Models(Framework):
             kwargs: Its inputs by keyword.
             whole: The operations that are left whole where the model is recorded.
             train: The mode; None for that in which the model is.
+            double: Compute in double precision, which not every model can.
         """
         return None
 

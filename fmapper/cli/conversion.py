@@ -17,16 +17,10 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.profiles import timing
 from fmapper.profiles.timing import Timing
-from fmapper.programs.bind import inputs_for
-from fmapper.programs.steps import (
-    find_target,
-    lower_trained,
-    record_program,
-    source_of,
-    source_of_callable,
-)
-from fmapper.programs.verify import Report, verify
+from fmapper.programs.steps import find_target, lower_trained, record_program
 from fmapper.render import pairs, readable_bytes, readable_seconds
+from fmapper.verification.models.owners import inputs_for, source_of, source_of_callable
+from fmapper.verification.report import Report
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -215,6 +209,8 @@ def measure(
         now = _wait_for_results(target, converted, args, kwargs)
         found["first_call_seconds"] = now()
         if compare:
+            from fmapper.verification.comparison import verify
+
             say("comparing the outputs")
             found["verification"] = verify(
                 model, converted, *args, example_kwargs=kwargs, exact=True

@@ -20,15 +20,12 @@ from fmapper.errors import (
 from fmapper.generation import prompts
 from fmapper.generation.decoding import Decoding, options_of
 from fmapper.generation.generation import Generation
-from fmapper.programs.steps import (
-    find_target,
-    in_turn,
-    source_of,
-    user_lowerings,
-)
+from fmapper.programs.steps import find_target, user_lowerings
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback
+from fmapper.verification.models.owners import source_of
+from fmapper.verification.models.turns import in_turn
 from fmapper.warn import warn
 
 

@@ -14,7 +14,6 @@ Nothing here knows any framework: a program can be saved, checked, and loaded el
     steps         each of these steps, one thread at a time
     check_target  the converted model against its source, at several sizes
     check_source  what was recorded against its source
-    verify        the first operation where two models part
     file          programs as files
     file_grammar  what each field of a file may say
     file_json     programs as JSON

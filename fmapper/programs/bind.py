@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
 from fmapper.errors import ProgramInputError, StructureMismatchError
 from fmapper.programs import sizes
 from fmapper.programs.program import Parameter, Program
 from fmapper.programs.treespec import TreeSpec
 from fmapper.suggest import did_you_mean
-from fmapper.tree.fmap import fmap
 
 if TYPE_CHECKING:
-    from fmapper.backends.models import Models
+    pass
 
 _MISSING: Any = object()
 
@@ -185,26 +183,3 @@ def _check_left_over(program: Program, name: Any, value: Any) -> None:
         f"by them, so the program would ignore it. Omit it, or convert the model with it: "
         f"example_kwargs={{{name!r}: ...}}."
     )
-
-
-def inputs_for(
-    adapter: Models,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    copy: bool | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the inputs for a model of a framework."""
-    from fmapper.moves.mover import mover_to
-
-    def plain(x: Any) -> Any:
-        own = adapter_of(x)
-        if own is None or own.name == (adapter.lowers_like or adapter.name):
-            return x
-        return own.portable(x)
-
-    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
-        given, strict=False, copy=copy
-    )
-    return moved

@@ -7,9 +7,9 @@ from typing import Any
 
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning, FmapperError, MoveError
-from fmapper.programs import verify
-from fmapper.programs.bind import inputs_for
-from fmapper.programs.steps import in_turn
+from fmapper.verification.differences import Difference
+from fmapper.verification.models.owners import inputs_for
+from fmapper.verification.models.turns import in_turn
 from fmapper.warn import keeping_warnings, warn
 
 _SLACK = 10  # times what `verify` allows: compilers order sums as they like
@@ -34,6 +34,9 @@ def refuse_difference(
     Raises:
         ConversionError: They differ; says where first.
     """
+    from fmapper.verification.comparison import compare, differences
+    from fmapper.verification.location import TIES
+
     with keeping_warnings():  # a call says them, too
         try:
             given = inputs_for(target, args, kwargs)
@@ -51,17 +54,17 @@ def refuse_difference(
                 f"{type(model).__name__} does not run on the examples itself, though it was "
                 f"recorded: {type(error).__name__}: {str(error).strip()[:500]}"
             ) from error
-    wrong = [d for d in verify.differences(mine, found[0]) if not _is_close(d)]
+    wrong = [d for d in differences(mine, found[0]) if not _is_close(d)]
     if not wrong:
         return
-    report = verify.compare(model, converted, args, kwargs, train=False)
+    report = compare(model, converted, args, kwargs, train=False)
     if report.exact is not None and not any(d.note for d in wrong):
         own, its = report.exact
         if its <= _SLACK * own:
             return
     first = report.first
     name = type(model).__name__
-    if first is not None and first.note.startswith(verify.TIES):
+    if first is not None and first.note.startswith(TIES):
         warn(
             f"{name}: {first.path} chooses between equal elements of the examples, and the "
             "converted model chooses differently, so later results differ, by "
@@ -76,5 +79,5 @@ def refuse_difference(
     )
 
 
-def _is_close(difference: verify.Difference) -> bool:
+def _is_close(difference: Difference) -> bool:
     return not difference.note and difference.error <= _SLACK * difference.allowed

@@ -13,6 +13,7 @@ from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.program import Program
 from fmapper.programs.sizes import size_of
 from fmapper.tree.fmap import fmap
+from fmapper.verification.models.owners import inputs_for
 from fmapper.warn import warn
 
 # Allowed differences, relative to the largest element: operations agree, kernels differ.
@@ -89,7 +90,7 @@ def check(
 
 def _where(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Names the operations whose results differ first."""
-    from fmapper.programs.verify import verify
+    from fmapper.verification.comparison import verify
 
     return str(verify(model, converted, *args, example_kwargs=kwargs))
 
@@ -139,7 +140,6 @@ def _prepare(
 def _outcome(
     converted: Any, target: Models, program: Program, given: Call, about: str
 ) -> Outcome | None:
-    from fmapper.programs.bind import inputs_for
 
     with warnings.catch_warnings(action="ignore"):
         run = target.outcome(converted, *inputs_for(target, *given), train=program.train)

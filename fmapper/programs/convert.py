@@ -12,11 +12,9 @@ from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, FixedSizeWarning
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
-from fmapper.programs.bind import inputs_for
 from fmapper.programs.program import Program
 from fmapper.programs.steps import (
     check_options,
-    family_of,
     find_target,
     is_target,
     lower,
@@ -25,14 +23,13 @@ from fmapper.programs.steps import (
     lower_with_varying_sizes,
     no_target,
     record_program,
-    source_of,
-    source_of_callable,
     with_arrays,
 )
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fleaves
 from fmapper.tree.functor import declaration_of
+from fmapper.verification.models.owners import family_of, inputs_for, source_of, source_of_callable
 from fmapper.warn import warn
 
 if TYPE_CHECKING:

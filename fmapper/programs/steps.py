@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from fmapper.backends.device import get_device
 from fmapper.backends.discovery import (
     adapters,
     get_adapter,
-    installed_backends,
     known_frameworks,
 )
 from fmapper.backends.equality import equals
@@ -24,7 +19,6 @@ from fmapper.errors import (
     ConversionError,
     ConversionWarning,
     FmapperError,
-    NotAFunctorError,
     UnsupportedOpsError,
 )
 from fmapper.programs.lowering import Lowering, added
@@ -33,37 +27,8 @@ from fmapper.programs.reading.written import source_of_class
 from fmapper.programs.sizes import names_in
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
+from fmapper.verification.models.turns import in_turn
 from fmapper.warn import warn
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-class _Turn:
-    """A lock that a thread may take again, and that is free in the child of a fork."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Makes a new lock: after a fork, the owner of the old one may be gone."""
-        self.lock = threading.RLock()
-
-
-_turn = _Turn()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_turn.renew)
-
-
-def in_turn(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Serialises functions across threads by one reentrant lock."""
-
-    @functools.wraps(function)
-    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with _turn.lock:
-            return function(*args, **kwargs)
-
-    return wrapper
 
 
 def user_lowerings(target: Models) -> dict[str, Lowering]:
@@ -226,29 +191,6 @@ def evaluation_of(program: Program) -> Program:
     return replace(program.evaluation, parameters=program.parameters, buffers=program.buffers)
 
 
-def source_of_callable(model: Any, target: Models) -> Models | None:
-    """Returns the framework that can record a function or a callable tree.
-
-    It need not be imported yet: a function may import it when it is called.
-    """
-    for adapter in _recorders():
-        if family_of(adapter) != family_of(target) and adapter.is_callable_model(model):
-            return adapter
-    return None
-
-
-def _recorders() -> Iterator[Models]:
-    """Yields the loaded adapters, then those of other installed frameworks."""
-    loaded = adapters(Models)
-    yield from loaded
-    for name in installed_backends():
-        if all(adapter.name != name for adapter in loaded):
-            try:
-                yield get_adapter(name, Models)
-            except BackendUnavailableError:  # it does not work, or has no models
-                continue
-
-
 def find_target(to: Any) -> tuple[Models, dict[str, Any]]:
     """Returns the adapter of a target, and the options that the name of the target stands for.
 
@@ -329,16 +271,6 @@ def check_options(
                     f"It takes {', '.join(names)}."
                 )
     target.check_options(**options, **variant)
-
-
-def family_of(adapter: Models) -> str:
-    """Returns the framework that a target computes with."""
-    return adapter.lowers_like or adapter.name
-
-
-def source_of(model: Any) -> Models | None:
-    """Returns the framework of a model."""
-    return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
 
 
 class Auto(str):
@@ -468,19 +400,3 @@ def _places_of(program: Program) -> list[list[tuple[int, int]]]:
         ]
         for symbol in program.symbols
     ]
-
-
-def adapter_of_model(model: Any) -> Models | None:
-    """Returns the framework of a model, or of the arrays of a callable; None if it has neither."""
-    found = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
-    if found is not None or isinstance(model, tuple):
-        return found
-    try:
-        device = get_device(model)
-    except NotAFunctorError:  # a function with arrays in its closure
-        return None
-    return None if device is None else _of_backend(device.backend)
-
-
-def _of_backend(name: str) -> Models | None:
-    return next((adapter for adapter in adapters(Models) if adapter.name == name), None)

@@ -36,7 +36,6 @@ from fmapper.translation.loading import (
 )
 from fmapper.translation.merging.comprehensions import with_comprehensions
 from fmapper.translation.printing import PrinterTable, Printing
-from fmapper.translation.proving.draws import Draws
 from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
@@ -63,7 +62,6 @@ __all__ = [
     "DType",
     "Derived",
     "Dialect",
-    "Draws",
     "Embedded",
     "Functions",
     "Helper",

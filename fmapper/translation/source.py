@@ -16,17 +16,15 @@ from fmapper.errors import ConversionError, ConversionWarning
 from fmapper.programs.reading.written import source_of_class
 from fmapper.programs.steps import (
     evaluation_of,
-    family_of,
     find_target,
     lower_with_fixed_sizes,
     lower_with_varying_sizes,
     record_program,
-    source_of,
-    source_of_callable,
 )
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proving.prove import HalfPrecisionError, Proof, prove
+from fmapper.verification.models.owners import family_of, source_of, source_of_callable
 from fmapper.warn import warn
 
 if TYPE_CHECKING:

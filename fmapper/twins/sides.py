@@ -83,7 +83,7 @@ class Side:
     @property
     def callable(self) -> bool:
         """Whether it is a model that can be called."""
-        from fmapper.programs.steps import adapter_of_model
+        from fmapper.verification.models.owners import adapter_of_model
 
         return not isinstance(self.tree, Mapping) and adapter_of_model(self.tree) is not None
 

@@ -41,6 +41,7 @@ FLOORS = (
     ("plots",),
     ("moves", "random", "nn"),
     ("states", "transforms"),
+    ("verification",),
     ("programs",),
     ("checkpoints", "generation", "meshes", "translation", "twins"),
     ("profiles", "cli"),
@@ -56,6 +57,7 @@ FACES = (
     "fmapper.programs.reading",
     "fmapper.random",
     "fmapper.translation",
+    "fmapper.verification",
 )
 
 FILES_IN_A_FOLDER = 14

@@ -65,7 +65,7 @@ def test_models_are_compared_in_the_modes_in_which_they_are_handed_in():
 
 @pytest.mark.nightly
 def test_the_first_operation_that_differs_is_named_with_its_module():
-    model = Model()
+    model = Model().eval()
     x = torch.randn(5, 3)
     converted = fmapper.convert(model, "jax", (x,))
     wrong = dict(converted.params)

@@ -3,7 +3,10 @@
 import pytest
 
 import fmapper
-from fmapper.programs import verify
+from fmapper.verification.arrays import to_host
+from fmapper.verification.differences import CONVERTED, Pair, difference
+from fmapper.verification.location import _occurrences
+from fmapper.verification.models.side import make_sides
 from sweeps import flaxzoo as zoo
 
 torch = pytest.importorskip("torch")
@@ -61,14 +64,14 @@ WATCHED = [
 def test_every_operation_that_can_be_seen_is_the_same(name):
     """`verify` compares them one by one to name the first that differs."""
     model, args, kwargs = zoo.models()[name]()
-    sides = verify._sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs)
+    sides = make_sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs, None)
     pairs = (sides, reversed(sides))
-    ours, theirs = (dict(verify._occurrences(a.operations(b.adapter))) for a, b in pairs)
+    ours, theirs = (dict(_occurrences(a.watch(b.adapter))) for a, b in pairs)
     assert ours.keys() == theirs.keys()
     count = 0
     for key, seen in ours.items():
         for x, y in zip(seen.values, theirs[key].values, strict=False):
-            found = verify._difference(x, y, f"{key} ({seen.source})", None, None)
+            found = difference(Pair(f"{key} ({seen.source})", to_host(x), to_host(y)), CONVERTED)
             assert found.ok, str(found)
             count += 1
     assert 4 * count >= len(ours)

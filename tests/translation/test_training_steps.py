@@ -16,11 +16,16 @@ from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
 from fmapper.translation.source import translate_proved  # noqa: E402
-from fmapper_adapters.torch.record.training_steps import training_steps  # noqa: E402
+from fmapper.verification.files.descent import descent  # noqa: E402
+from fmapper_adapters.torch.trials.trial import TorchTrial  # noqa: E402
 
 DIALECT = "fmapper_adapters.equinox.translation.dialect"
 attention = nn.MultiheadAttention(4, 2, dropout=0.5)
 x = torch.linspace(-1, 1, 24).reshape(3, 2, 4)
+
+
+def training_steps(module, args, kwargs, *, train):
+    return descent(TorchTrial(module, args, kwargs, train=train))
 
 
 @pytest.mark.parametrize(

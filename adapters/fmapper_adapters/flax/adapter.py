@@ -254,13 +254,14 @@ class FlaxAdapter(JaxModels, Nodes):
         *,
         whole: Collection[str] = (),
         train: bool | None = None,
+        double: bool = False,
     ) -> Iterable[Observation] | None:
         """Records the operations of a converted model, or of the program of another model."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
-            return flax_model.watch(model, args, kwargs, train=train)
-        return super().watch(model, args, kwargs, whole=whole, train=train)
+            return None if double else flax_model.watch(model, args, kwargs, train=train)
+        return super().watch(model, args, kwargs, whole=whole, train=train, double=double)
 
     def sources(self) -> Any:
         """Returns the module for modules of NNX, and those of Linen with their variables."""

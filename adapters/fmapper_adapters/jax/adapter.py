@@ -425,12 +425,13 @@ class JaxAdapter(Writing, JaxMeshes, JaxModels, Compute, Nodes):
         *,
         whole: Collection[str] = (),
         train: bool | None = None,
+        double: bool = False,
     ) -> Iterable[Observation] | None:
         """Records the operations of a converted model, or of the program of another model."""
         if self.is_converted(model):
             found: Iterable[Observation] = model.watch(args, kwargs)
-            return found
-        return super().watch(model, args, kwargs, whole=whole, train=train)
+            return None if double else found
+        return super().watch(model, args, kwargs, whole=whole, train=train, double=double)
 
     def sources(self) -> Any:
         """Returns the module for functions, with parameters or without, and callable trees."""

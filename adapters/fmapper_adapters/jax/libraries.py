@@ -20,6 +20,7 @@ from fmapper.programs.reading import origin_of_written, source_of_model
 if TYPE_CHECKING:
     from fmapper.checkpoints import Recorder, Recording
     from fmapper.programs import Lowering, Program
+    from fmapper.verification import Trial
     from fmapper_adapters.jax.arrays.packed import PackedArray
     from fmapper_adapters.jax.model.jax_model import from_program
     from fmapper_adapters.jax.record import parts, train_flags
@@ -217,11 +218,13 @@ class JaxModels(Models):
         *,
         whole: Collection[str] = (),
         train: bool | None = None,
+        double: bool = False,
     ) -> Iterable[Observation] | None:
         """Records the model, and returns the operations of its program."""
         from fmapper_adapters.jax import verify
 
-        return verify.operations(*self.sources().make_source(model, args, kwargs, train=train))
+        source = self.sources().make_source(model, args, kwargs, train=train)
+        return verify.in_double(*source) if double else verify.operations(*source)
 
     def caller(
         self, model: Any, args: Args, kwargs: Kwargs
@@ -241,14 +244,15 @@ class JaxModels(Models):
 
         return verify.outcome(*self.sources().make_source(model, args, kwargs, train=train))
 
-    def training_steps(
-        self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
-    ) -> Callable[..., dict[str, Any]]:
-        """Returns a function that runs the model and trains it for five steps."""
-        from fmapper_adapters.jax.record import training_steps as _steps
+    def trial(
+        self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None, parts: bool = False
+    ) -> Trial:
+        """Returns the function of the model's arrays, to be called and trained."""
+        from fmapper_adapters.jax.trials import trial as _trial
 
         source, args, kwargs = self.sources().make_source(model, args, kwargs, train=train)
-        return _steps.training_steps(source.with_short_names(), args, kwargs)
+        source = source.with_short_names() if parts else source
+        return _trial.JaxTrial(source, args, kwargs, same=not parts)
 
     def as_argument(self, value: Any) -> Any:
         """Returns the words of a PRNG key; anything else unchanged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,16 +34,34 @@ def operations(
     for name, given in zip(program.graph.inputs, program.inputs, strict=True):
         if given.kind in held:
             env[name] = to_jax(held[given.kind][str(given.target)])
-        else:
-            leaf = next(leaves)
-            env[name] = _words(to_jax(leaf)) if given.kind == "user" else leaf
+            yield Observation("", "weight", "", (env[name],), name)
+            continue
+        leaf = next(leaves)
+        env[name] = _words(to_jax(leaf)) if given.kind == "user" else leaf
+        if given.kind == "user":
+            yield Observation("", "input", "", (env[name],), name)
+    whole: dict[str, str] = {}  # an element of several results -> the name of the operation
     for call in program.graph.calls:
         if call.op == "sym::getitem":
             env[call.name] = env[call.args[0].name][call.args[1]]
+            whole[call.name] = call.args[0].name
             continue
         results = _compute(equations[call.name], [_value(arg, env) for arg in call.args])
         env[call.name] = results
-        yield Observation(call.module, call.op, call.source, tuple(results))
+        operands = tuple(whole.get(name, name) for name in call.refs())
+        yield Observation(call.module, call.op, call.source, tuple(results), call.name, operands)
+
+
+def in_double(
+    source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Observation]:
+    """Returns the operations of a model in double precision."""
+    with jax.enable_x64(True):
+        held = (dict(source.parameters), dict(source.buffers))
+        parameters, buffers = jax.tree.map(double, to_jax(held, strict=False))
+        wide = dataclasses.replace(source, parameters=parameters, buffers=buffers)
+        given = jax.tree.map(double, to_jax((args, dict(kwargs)), strict=False))
+        return list(operations(wide, *given))
 
 
 def compile_model(

@@ -464,11 +464,12 @@ class TorchAdapter(Files, TorchMeshes, Writing, Adapter):
         *,
         whole: Collection[str] = (),
         train: bool | None = None,
+        double: bool = False,
     ) -> Iterable[Observation] | None:
         """Records the operations of the program that `convert` makes."""
         from fmapper_adapters.torch import verify
 
-        return verify.watch(model, args, kwargs, whole, train=train)
+        return verify.watch(model, args, kwargs, whole, train=train, double=double)
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -62,15 +62,21 @@ def call_in_float64(
     if not isinstance(model, torch.nn.Module):
         return None
 
-    def widen(x: Any) -> Any:
-        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-    with foreign_classes.register(model, (args, kwargs)):
-        args, kwargs = pytree.tree_map(widen, (args, dict(kwargs)))
+    args, kwargs = _widen(model, args, kwargs)
     try:
         return call_module(copy.deepcopy(model).double(), args, kwargs, train=train)
     except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
         return None
+
+
+def _widen(model: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the inputs in double precision."""
+
+    def widen(x: Any) -> Any:
+        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    with foreign_classes.register(model, (args, kwargs)):
+        return pytree.tree_map(widen, (args, dict(kwargs)))
 
 
 def watch(
@@ -80,16 +86,27 @@ def watch(
     whole: Collection[str],
     *,
     train: bool | None,
+    double: bool,
 ) -> Iterator[Observation] | None:
     """Records every operation of the program for these inputs, computed by torch."""
     if not isinstance(model, torch.nn.Module):
         return None
     args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
+    if double:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            model = copy.deepcopy(model).double()
+            args, kwargs = _widen(model, args, kwargs)
+            found = watch(model, args, kwargs, whole, train=train, double=False)
+            return None if found is None else iter([*found])
+        finally:
+            torch.set_default_dtype(before)
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
         with _mode(model, train):
-            found: list[Observation] = own(args, kwargs)
-            return iter(found)
+            seen: list[Observation] = own(args, kwargs)
+            return iter(seen)
     with _mode(model, train), foreign_classes.register(model, (args, kwargs)):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         with _encoders.leave_padding_out(encoders):
@@ -116,16 +133,25 @@ def _run(
 ) -> Iterator[Observation]:
     seen: list[Observation] = []
 
+    specs = exported.graph_signature.input_specs
+    users = {spec.arg.name for spec in specs if spec.kind.name == "USER_INPUT"}
+
     class Watching(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
-            # a copy differs from nothing, and a program need not have it
-            if n.op == "call_function" and n.target is not torch.ops.aten.clone.default:
-                tensors = tuple(x for x in pytree.tree_leaves(result) if torch.is_tensor(x))
+            tensors = tuple(
+                x.detach().clone() for x in pytree.tree_leaves(result) if torch.is_tensor(x)
+            )  # which a later operation may change
+            operands = tuple(node.name for node in n.all_input_nodes)
+            if n.op == "placeholder":
+                kind = "input" if n.name in users else "weight"
+                seen.append(Observation("", kind, "", tensors, n.name))
+            elif n.op == "call_function":
                 if check.leaves_open(n.target):
                     tensors = ()
                 path, source = graph.place(n)
-                seen.append(Observation(path, graph.op_name(n, whole), source, tensors))
+                op = graph.op_name(n, whole)
+                seen.append(Observation(path, op, source, tensors, n.name, operands))
             return result
 
     with torch.no_grad():

@@ -12,6 +12,7 @@ from fmapper.programs.reading import origin_of_written, source_of_model
 if TYPE_CHECKING:
     from fmapper.programs import Program
     from fmapper.translation import Source
+    from fmapper.verification import Trial
 
 
 class Writing(Models):
@@ -70,10 +71,17 @@ class Writing(Models):
 
         return proof.SCRIPT
 
-    def training_steps(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[..., dict[str, Any]]:
-        """Returns what runs a copy of the module and trains it for five steps."""
-        from fmapper_adapters.torch.record import training_steps as _steps
+    def trial(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        train: bool | None,
+        parts: bool = False,
+    ) -> Trial:
+        """Returns a copy of the module to be called and trained."""
+        from fmapper_adapters.torch import verify
+        from fmapper_adapters.torch.trials import trial as _trial
 
-        return _steps.training_steps(model, args, kwargs, train=train)
+        return _trial.TorchTrial(model, args, verify.options_of(model, kwargs), train=train)

@@ -25,7 +25,7 @@ from fmapper.programs.bind import bind
 from fmapper.translation.code import identifier
 from fmapper.translation.functions.forms import Made
 from fmapper.translation.loading import whole_arrays
-from fmapper.translation.proving.conditions import (
+from fmapper.verification.files.conditions import (
     AWAY,
     LIMITS,
     MOST,
@@ -40,7 +40,8 @@ from fmapper.translation.proving.conditions import (
     learn_modes,
     learn_plainly,
 )
-from fmapper.translation.proving.spreads import Spread
+from fmapper.verification.files.descent import descent
+from fmapper.verification.models.spreads import Spread
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -174,11 +175,11 @@ def prove(
     _refuse_halves(program, source.name)
     case = _Case(source, program, origin, target, args, kwargs)
     if only_evaluation:
-        found = origin.training_steps(model, args, kwargs, train=False)(RATES[0], 0.0)
+        found = descent(origin.trial(model, args, kwargs, train=False, parts=True))(RATES[0], 0.0)
         given = {k: v for k, v in found.items() if k.startswith(("output.", "draws"))}
         return case.compare({"eval": Results(given, {})}, Conditions())
     runs = {
-        mode: origin.training_steps(model, args, kwargs, train=mode == "train")
+        mode: descent(origin.trial(model, args, kwargs, train=mode == "train", parts=True))
         for mode in source.modes
     }
     proof = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import types
 
-from fmapper.translation.proving.draws import Draws
-from fmapper.translation.proving.spreads import Spread
+from fmapper.verification.models import draws as draws_module
+from fmapper.verification.models import spreads
 
 _SCRIPT = '''"""Runs a translated model and compares it with what its source gave."""
 from __future__ import annotations
@@ -180,8 +182,8 @@ def proof_script(imports: str, model: str, draws: str = "") -> str:
     """
     parts = {
         "# imports": imports.strip(),
-        "# the draws": inspect.getsource(Draws).strip(),
-        "# the spreads": inspect.getsource(Spread).strip(),
+        "# the draws": _class_in(draws_module, "Draws"),
+        "# the spreads": _class_in(spreads, "Spread"),
         "# from the draws": draws.strip(),
         "# the model": model.strip(),
     }
@@ -189,3 +191,11 @@ def proof_script(imports: str, model: str, draws: str = "") -> str:
     for mark, code in parts.items():
         script = script.replace(f"\n{mark}\n", f"\n{code}\n")
     return script
+
+
+def _class_in(module: types.ModuleType, name: str) -> str:
+    """Returns the code of a class; its public module is another one."""
+    source = inspect.getsource(module)
+    nodes = ast.parse(source).body
+    found = next(x for x in nodes if isinstance(x, ast.ClassDef) and x.name == name)
+    return ast.get_source_segment(source, found) or ""

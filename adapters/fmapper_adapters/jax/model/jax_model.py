@@ -217,7 +217,8 @@ class JaxModel:
 
         def observe(call: Call, result: Any) -> None:
             arrays = tuple(x for x in jax.tree.leaves(result) if isinstance(x, jax.Array))
-            seen.append(Observation(call.module, call.op, call.source, arrays))
+            operands = tuple(call.refs())
+            seen.append(Observation(call.module, call.op, call.source, arrays, call.name, operands))
 
         self.call(args, kwargs, observe=observe)
         return seen

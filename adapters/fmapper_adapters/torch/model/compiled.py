@@ -158,7 +158,9 @@ class Code:
                 x.view(types.dtype_of(dtype)) if types.is_carried(dtype) else x
                 for x, (dtype, _) in zip((found[n] for n in nodes), call.result, strict=False)
             ]
-            yield Observation(call.module, call.op, call.source, tuple(shown))
+            yield Observation(
+                call.module, call.op, call.source, tuple(shown), call.name, tuple(call.refs())
+            )
 
     def fits(self, model: torch.nn.Module) -> bool:
         """Returns whether the parameters have the dtypes for which the code was made."""

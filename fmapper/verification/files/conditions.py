@@ -23,7 +23,7 @@ RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which r
 _FEW = (4, 16)  # roundings of the weights by which a bend is looked for where a proof fails
 _WORDS = {"output": "outputs", "gradient": "gradients", "after": "steps"}
 
-# Runs and trains a model: see `Models.training_steps`.
+# Runs and trains a model: see `descent`.
 Run = Callable[..., dict[str, Any]]
 
 
@@ -49,7 +49,7 @@ class Conditions:
         return run(rate, self.away + off, double=self.double)
 
     def draw(self, run: Run) -> dict[float, list[list[Any]]]:
-        """Returns the outputs of a model in training for each seed; see `Models.training_steps`."""
+        """Returns the outputs of a model in training for each seed; see `descent`."""
         draw: Callable[..., Any] = run
         found: dict[float, list[list[Any]]]
         found = draw(0.0, self.away, double=self.double, seeds=range(SEEDS))
@@ -69,7 +69,7 @@ class Results:
     """Outputs, gradients and steps of a model, and how certain they are.
 
     Attributes:
-        found: What `Models.training_steps` gives, and the `rate` of descent.
+        found: What `descent` gives, and the `rate` of descent.
         own: `outputs`, `gradients`, `steps` -> how far it is from itself when its weights are off
             by a rounding.
     """

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fmapper.verification import Draws
 from fmapper_adapters.torch._private import TorchDispatchMode
 
 
@@ -23,8 +24,6 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        from fmapper.translation import Draws
-
         self.draws = Draws()
         self.found = False
 

@@ -1,0 +1,1 @@
+"""Modules as `verify` calls and trains them, with dropout and random numbers under control."""

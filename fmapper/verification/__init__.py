@@ -1,0 +1,54 @@
+"""Compares two models: the check of conversions, the proof of translations, and `verify`.
+
+comparison   `verify`
+report       what it says
+training     gradients, steps of an optimiser, and the arrays that a call changes
+pairing      which array of one model is which of the other
+alignment    which result of one run is which of the other, by their values
+outputs      the outputs, and how far a model is from itself after a rounding
+differences  pairs of arrays, and how far they are apart
+arrays       arrays as NumPy arrays, and their precision
+models       models as they are called, trained and watched here; `Trial` is for adapters
+optimizers   optimisers by name
+random       dropout and other random numbers, over seeds
+location     the first operation where two models part
+files        the proof of translated files
+"""
+
+from typing import TYPE_CHECKING
+
+from fmapper.lazy import surface as _surface
+
+if TYPE_CHECKING:
+    from fmapper.verification.alignment import Alignment, align
+    from fmapper.verification.comparison import verify
+    from fmapper.verification.differences import Difference
+    from fmapper.verification.models.draws import Draws
+    from fmapper.verification.models.trial import Call, Loss, Slope, Stepper, Trial
+    from fmapper.verification.report import Operation, Parting, Report
+
+__all__ = [
+    "Alignment",
+    "Call",
+    "Difference",
+    "Draws",
+    "Loss",
+    "Operation",
+    "Parting",
+    "Report",
+    "Slope",
+    "Stepper",
+    "Trial",
+    "align",
+    "verify",
+]
+
+_PLACES = {
+    "fmapper.verification.alignment": "Alignment align",
+    "fmapper.verification.differences": "Difference",
+    "fmapper.verification.models.draws": "Draws",
+    "fmapper.verification.report": "Operation Parting Report",
+    "fmapper.verification.models.trial": "Call Loss Slope Stepper Trial",
+    "fmapper.verification.comparison": "verify",
+}
+__getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -1,0 +1,216 @@
+"""Aligns two recorded runs by value: which result of one holds the numbers of which of the other.
+
+Names of modules and operations need not agree, nor how a computation is divided into operations: a
+fused norm has the same result as the last operation of one that is written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.models import Observation
+from fmapper.verification.arrays import UNITS, dtype_of, to_host, widen
+
+INPUT, WEIGHT = "input", "weight"  # the operations of observations that are not results
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Two runs, and which of their results are the same.
+
+    Attributes:
+        a: The observations of the first run, in order.
+        b: Those of the second.
+        partners: For each of `a`, the numbers of those of `b` with the same values up to layout,
+            the best one first.
+        sources: For each of `b`, those of `a`.
+    """
+
+    a: Sequence[Observation]
+    b: Sequence[Observation]
+    partners: Sequence[Sequence[int]]
+    sources: Sequence[Sequence[int]]
+
+    def first_apart(
+        self, ends: Sequence[Any] = (), other_ends: Sequence[Any] = ()
+    ) -> tuple[int | None, int | None]:
+        """Returns the numbers of the operations of `a` and of `b` where the runs first part.
+
+        What such an operation takes has partners, what it gives has none, and no result that
+        depends on it has one before the end of the run. None for a run without such an operation.
+
+        Args:
+            ends: Results of `a` that are wrong; all that nothing takes if there are none.
+            other_ends: Those of `b`.
+        """
+        return _frontier(self.a, self.partners, ends), _frontier(self.b, self.sources, other_ends)
+
+
+@dataclass(slots=True)
+class _Print:
+    """The values of an array without their order, and numbers by which candidates are found."""
+
+    values: Any
+    scale: float
+    mean: float
+    size: float
+    key: tuple[Any, ...]
+    shape: tuple[int, ...]
+    array: Any = field(repr=False)
+
+
+def align(
+    a: Iterable[Observation], b: Iterable[Observation], tolerance: Sequence[float] | float
+) -> Alignment:
+    """Aligns two runs.
+
+    Args:
+        a: A run, as `Models.watch` gives it.
+        b: Another one.
+        tolerance: How far apart results may be that are the same, relative to the largest element;
+            a number for each observation of `a`, or one for all.
+    """
+    runs = [*a], [*b]
+    ours, theirs = ([list(map(_print, seen.values)) for seen in run] for run in runs)
+    limits = [tolerance] * len(ours) if isinstance(tolerance, float | int) else tolerance
+    index: dict[tuple[Any, ...], list[tuple[int, _Print]]] = {}
+    for number, prints in enumerate(theirs):
+        for one in prints:
+            if one is not None:
+                index.setdefault(one.key, []).append((number, one))
+    tables = {key: _table(found) for key, found in index.items()}
+    partners: list[list[int]] = []
+    sources: list[list[int]] = [[] for _ in theirs]
+    for number, (prints, limit) in enumerate(zip(ours, limits, strict=True)):
+        found: list[tuple[int, int]] | None = None
+        for one in prints:
+            if one is None:
+                continue
+            same = _same(one, index.get(one.key, []), tables.get(one.key), limit)
+            found = same if found is None else found  # the first result stands for the others
+            found = found if same else []
+        ranked = sorted(found or [], key=lambda at: (at[1], abs(at[0] - number)))
+        partners.append([other for other, _ in ranked])
+        for other, _ in ranked:
+            sources[other].append(number)
+    return Alignment(*runs, partners, sources)
+
+
+def _print(array: Any) -> _Print | None:
+    """Returns the values of an array; None where they are not known."""
+    import numpy as np
+
+    adapter = adapter_of(array)
+    if adapter is None or adapter.is_traced(array):
+        return None
+    array = to_host(array)
+    if not array.size:
+        return None
+    if dtype_of(array) not in UNITS:
+        values = np.sort(array, axis=None)
+        flat = values.astype(np.float64)
+        kind = "bool" if array.dtype.kind == "b" else "int"
+        return _Print(values, 0.0, float(flat.mean()), float(np.abs(flat).mean()),
+                      (kind, array.size), array.shape, array)  # fmt: skip
+    wide = widen(array)
+    flat = np.sort(np.concatenate([wide.real.ravel(), wide.imag.ravel()])
+                   if np.iscomplexobj(wide) else wide, axis=None)  # fmt: skip
+    finite = flat[np.isfinite(flat)]
+    scale = float(np.abs(finite).max(initial=0.0))
+    mean = float(finite.mean()) if finite.size else 0.0
+    size = float(np.abs(finite).mean()) if finite.size else 0.0
+    special = (int(np.isnan(flat).sum()), int(np.isposinf(flat).sum()))
+    key = ("float", flat.size, finite.size, *special)
+    return _Print(flat, scale, mean, size, key, array.shape, wide)
+
+
+def _table(found: Sequence[tuple[int, _Print]]) -> Any:
+    import numpy as np
+
+    return np.array([[one.mean, one.size, one.scale] for _, one in found])
+
+
+def _same(
+    one: _Print, candidates: Sequence[tuple[int, _Print]], table: Any, limit: float
+) -> list[tuple[int, int]]:
+    """Returns the candidates with the same values, and how they are laid out: 0 for alike."""
+    import numpy as np
+
+    if table is None:
+        return []
+    allowed = limit * one.scale
+    near = (np.abs(table - [one.mean, one.size, one.scale]) <= allowed + 1e-300).all(1)
+    found = []
+    for at in np.flatnonzero(near):
+        number, other = candidates[at]
+        if other.values is not one.values and not _near(one.values, other.values, allowed):
+            continue
+        alike = one.shape == other.shape and _near(one.array, other.array, allowed)
+        found.append((number, 0 if alike else 1))
+    return found
+
+
+def _near(x: Any, y: Any, allowed: float) -> bool:
+    import numpy as np
+
+    if x.dtype.kind in "biu":
+        return bool((x == y).all())
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(x - y)
+    apart = apart[np.isfinite(x) & np.isfinite(y)]
+    return bool((apart <= allowed).all()) and bool((np.isfinite(x) == np.isfinite(y)).all())
+
+
+def _frontier(
+    run: Sequence[Observation], partners: Sequence[Sequence[int]], wrong: Sequence[Any]
+) -> int | None:
+    """Returns the first operation without a partner before which everything has one.
+
+    Only operations count from which results without partners lead to the end of the run. Those that
+    depend on inputs come before those of constants, such as masks, of which the two runs may have
+    other forms.
+    """
+    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    operands = [[numbers[name] for name in seen.operands if name in numbers] for seen in run]
+    is_open = [
+        not partners[i] and bool(seen.values) and seen.op not in (INPUT, WEIGHT)
+        for i, seen in enumerate(run)
+    ]
+    used = {i for at, ones in enumerate(operands) for i in ones if at != i}
+    ends = [i for i in _places(run, wrong) if is_open[i]]
+    ends = ends or [i for i in range(len(run)) if i not in used and is_open[i]]
+    depends = [False] * len(run)
+    for i, seen in enumerate(run):
+        depends[i] = seen.op == INPUT or any(depends[k] for k in operands[i] if k < i)
+    reached, todo = set(ends), list(ends)
+    while todo:
+        for k in operands[todo.pop()]:
+            known = is_open[k] or not run[k].values  # what nobody can see is passed through
+            if known and k not in reached:
+                reached.add(k)
+                todo.append(k)
+    first = [
+        i for i in sorted(reached)
+        if is_open[i] and not any(k in reached for k in operands[i])
+    ]  # fmt: skip
+    return next((i for i in first if depends[i]), first[0] if first else None)
+
+
+def _places(run: Sequence[Observation], arrays: Sequence[Any]) -> list[int]:
+    """Returns the last observation of each array."""
+    wanted = [one for one in map(_print, arrays) if one is not None]
+    found = {}
+    for i, seen in enumerate(run):
+        for one in map(_print, seen.values) if wanted else ():
+            for number, array in enumerate(wanted):
+                if one is None or one.key != array.key:
+                    continue
+                if _near(one.values, array.values, _SAME * array.scale):
+                    found[number] = i
+    return list(found.values())
+
+
+_SAME = 2.0**-20  # a run that is watched may round otherwise than one that is compiled

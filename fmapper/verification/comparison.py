@@ -1,0 +1,268 @@
+"""Compares two models on the same inputs, in training too, and finds where they first part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from fmapper.errors import ConversionError
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
+from fmapper.verification.differences import (
+    CONVERTED,
+    Difference,
+    difference,
+    divergence,
+    pairs_of,
+)
+from fmapper.verification.models.turns import in_turn
+from fmapper.verification.report import Parting, Report, part_at
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.verification.models.side import Side
+    from fmapper.verification.outputs import Outputs
+    from fmapper.verification.training import Plan
+
+
+@short_traceback
+@in_turn
+def verify(
+    a: Any,
+    b: Any,
+    *inputs: Any,
+    example_kwargs: Mapping[str, Any] | None = None,
+    gradients: bool = False,
+    steps: int = 0,
+    optimizer: Any = "sgd",
+    learning_rate: float | None = None,
+    loss: Any = None,
+    rules: Rules | Literal["transfer"] | None = None,
+    train: bool | Literal["both"] | None = None,
+    inputs_of_b: Any = None,
+    outputs_of_b: Callable[[Any], Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    exact: bool = False,
+    layers: bool = False,
+) -> Report:
+    """Says whether two models are the same model, and if not, where they first part.
+
+    Both are called with the same inputs, and each stays as it is. They may be of any frameworks,
+    converted or written by hand. Where their outputs differ and both can be recorded, the first
+    operation is named whose operands agree and whose result does not; results are paired by their
+    values, so names need not agree.
+
+    How much of a difference is rounding is measured: `a` is compared with itself after its weights
+    and inputs were moved by a rounding, and both are run in float64, where a model can be.
+    `Report.undecided` says what cannot be told.
+
+    Args:
+        a: A model of any framework, or any callable.
+        b: The other one.
+        inputs: What both are called with; arrays are brought to the backend of each model.
+        example_kwargs: The same by keyword, as `convert` takes them.
+        gradients: Compare the gradient of each parameter, and the arrays that a call changes.
+        steps: Train both for so many steps, and compare their parameters after each.
+        optimizer: `"sgd"`, `"momentum"` or `"adam"`, computed alike for both; or a pair of one of
+            each framework: a `torch.optim.Optimizer` of the model, or a function that makes one
+            for a module or for its parameters; a transformation of optax for models of JAX, which
+            sees parameters in dicts, nested at the dots of their names.
+        learning_rate: That of an optimiser by name. None: one so small that a rounding stays one.
+        loss: A function of the output that gives a scalar, or a pair of such functions, one for
+            each framework. None: the mean of each floating array of the output with fixed weights,
+            summed, so that every element of the output counts.
+        rules: How parameters are paired: rules that take the names and layouts of
+            `fmapper.state(a)` to those of `fmapper.state(b)`; `"transfer"` to find them. None where
+            names are equal, or `convert` made one of the models. Outputs alone need none.
+        train: The mode; None for that in which each model is, `"both"` for one after the other.
+            Dropout in training is compared by means and spreads over seeds.
+        inputs_of_b: What `b` is called with where it takes other inputs: a tuple, a dict of inputs
+            by keyword, or a function that makes one of the inputs of `a`.
+        outputs_of_b: A function that brings the output of `b` into the form of that of `a`.
+        rtol: What may differ, relative to the largest element. None: what was measured.
+        atol: What may differ in any case.
+        exact: Run `a` in float64 even where the outputs agree.
+        layers: Compare every operation of both, so that the report has `layers`, and plots them.
+
+    Raises:
+        ConversionError: `optimizer`, `loss` or `inputs_of_b` is not one, or a model cannot be
+            trained.
+        StructureMismatchError: Parameters cannot be paired; says what to pass.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> linear = torch.nn.Linear(2, 3)
+        >>> x = torch.ones(4, 2)
+        >>> bool(fmapper.verify(linear, fmapper.convert(linear, "jax", (x,)), x))
+        True
+    """
+    from fmapper.verification.training import check_optimizers
+
+    settings: dict[str, Any] = {
+        "gradients": gradients, "steps": steps, "optimizers": check_optimizers(optimizer),
+        "learning_rate": learning_rate, "loss": loss, "rules": rules, "inputs_of_b": inputs_of_b,
+        "outputs_of_b": outputs_of_b, "exact": exact, "layers": layers,
+    }  # fmt: skip
+    given = (a, b, inputs, example_kwargs or {}, rtol, atol)
+    if train != "both":
+        return compare(*given, train=train, **settings)
+    return _join(compare(*given, train=False, **settings), compare(*given, train=True, **settings))
+
+
+def compare(
+    a: Any,
+    b: Any,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+    *,
+    exact: bool = False,
+    layers: bool = False,
+    train: bool | None = None,
+    gradients: bool = False,
+    steps: int = 0,
+    optimizers: tuple[Any, Any] = ("sgd", "sgd"),
+    learning_rate: float | None = None,
+    loss: Any = None,
+    rules: Any = None,
+    inputs_of_b: Any = None,
+    outputs_of_b: Callable[[Any], Any] | None = None,
+) -> Report:
+    """Compares two models as `verify` does, both in a mode; None for that in which each is."""
+    from fmapper.verification.location import locate, worst_by_layer
+    from fmapper.verification.models.side import make_sides
+    from fmapper.verification.outputs import compare_outputs
+    from fmapper.verification.random import compare_draws
+    from fmapper.verification.training import Plan, make_losses
+
+    with step(f"comparing {type(a).__name__} and {type(b).__name__}") as say:
+        sides = make_sides(a, b, inputs, kwargs, train, inputs_of_b, outputs_of_b)
+        mode = "train" if sides[0].trains() else "eval"
+        compared = compare_outputs(sides, rtol, atol)
+        report = Report(compared.differences, undecided=tuple(compared.undecided))
+        report = replace(report, divergence=_divergence(compared))
+        draws = compare_draws(compared) if rtol is None else ()
+        report = replace(report, draws=draws)
+        if gradients or steps:
+            say("training both")
+            plan = Plan(
+                make_losses(sides, loss), steps, optimizers, learning_rate, rtol, atol or 0.0
+            )
+            report = _add_training(report, sides, compared, plan, rules, mode)
+        agree = all(one.ok for one in (*report.outputs, *report.draws))
+        if not agree:
+            say("looking for the first operation that differs")
+            weights = next((one for one in report.weights if not one.ok), None)
+            first: Difference | None = None
+            if weights is not None:
+                first = part_at(weights, "weights", name=weights.path, mode=mode)
+            first = first or locate(sides, compared, mode)
+            report = replace(report, first=first or report.first)
+        by_layer = worst_by_layer(sides, compared) if layers else ()
+        if exact or not agree:
+            say(f"running {type(a).__name__} in float64")
+            report = replace(report, exact=compared.exact())
+        return replace(report, layers=by_layer, modes="" if agree else _other_modes(sides))
+
+
+def _add_training(
+    report: Report, sides: tuple[Side, Side], compared: Outputs, plan: Plan, rules: Any, mode: str
+) -> Report:
+    """Adds gradients, steps and buffers to a report."""
+    from fmapper.verification.pairing import pair_arrays
+    from fmapper.verification.training import (
+        compare_buffers,
+        compare_training,
+        compare_weights,
+        first_parting,
+    )
+
+    trials = sides[0].trial, sides[1].trial
+    adapters = sides[0].adapter, sides[1].adapter
+    if trials[0] is None or trials[1] is None or adapters[0] is None or adapters[1] is None:
+        side = sides[trials[0] is not None]
+        raise ConversionError(
+            f"{type(side.model).__name__} cannot be trained by verify: it is not a model of a "
+            "framework with gradients. Leave out gradients and steps, or pass a module of torch, "
+            "a model of JAX, or (function, parameters)."
+        )
+    both = (trials[0], trials[1])
+    inputs = tuple((side.args, side.kwargs) for side in sides)
+    found = pair_arrays(
+        sides[0].model, sides[1].model, (adapters[0], adapters[1]), both, rules, inputs
+    )
+    weights = compare_weights(both, found, plan)
+    buffers, lacking = compare_buffers(sides, both, found, plan, double=compared.can_double)
+    undecided = [*report.undecided, *lacking]
+    if any(one.error == float("inf") for one in compared.differences):
+        undecided.append("gradients and steps: the outputs have no common form")
+        return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
+    if compared.random:
+        undecided.append(f"gradients and steps: {compared.random}")
+        return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
+    trained = compare_training(both, found, plan, double=compared.can_double)
+    first: Parting | None = None
+    wrong = next((one for one in buffers if not one.ok), None)
+    off = next((one for one in weights if not one.ok), None)
+    if off is not None:
+        first = part_at(off, "weights", name=off.path, mode=mode)
+    elif wrong is not None:
+        first = part_at(wrong, "buffers", name=wrong.path, mode=mode)
+    else:
+        first = first_parting(trained, mode)
+    return replace(
+        report, weights=weights, buffers=buffers, loss=trained.loss, gradients=trained.gradients,
+        steps=trained.steps, undecided=(*undecided, *trained.undecided), first=first,
+    )  # fmt: skip
+
+
+def _divergence(compared: Outputs) -> float | None:
+    """Returns the divergence of the logits, where the output has such a field."""
+    for pair in compared.pairs:
+        field = pair.path.rpartition(".")[2]
+        if "logits" in field and not pair.note and pair.x.ndim and pair.x.shape == pair.y.shape:
+            return divergence(pair.x, pair.y)
+    return None
+
+
+def _other_modes(sides: tuple[Side, Side]) -> str:
+    """Says which of two models was in training; empty if both or none were."""
+    a, b = (side.trains() for side in sides)
+    if a is b:
+        return ""
+    return f"{'ab'[b]} was called in training mode, and {'ab'[a]} in evaluation mode"
+
+
+def _join(evaluation: Report, training: Report) -> Report:
+    """Returns one report of both modes."""
+
+    def name_with(ones: tuple[Difference, ...], mode: str) -> tuple[Difference, ...]:
+        return tuple(replace(one, path=f"{mode}: {one.path}") for one in ones)
+
+    def both(field: str) -> Any:
+        ours, theirs = getattr(evaluation, field), getattr(training, field)
+        return (*name_with(ours, "eval"), *name_with(theirs, "train"))
+
+    return replace(
+        training,
+        **{field: both(field) for field in ("outputs", "gradients", "buffers", "draws")},
+        steps=tuple(
+            (*name_with(one, "eval"), *name_with(other, "train"))
+            for one, other in zip(evaluation.steps, training.steps, strict=False)
+        ),
+        first=evaluation.first or training.first,
+        exact=evaluation.exact or training.exact,
+        layers=evaluation.layers,
+        divergence=evaluation.divergence,
+        loss=training.loss if evaluation.loss is None or evaluation.loss.ok else evaluation.loss,
+        weights=evaluation.weights or training.weights,
+        undecided=tuple(dict.fromkeys((*evaluation.undecided, *training.undecided))),
+    )
+
+
+def differences(a: Any, b: Any) -> list[Difference]:
+    """Compares two outputs, with rounding allowed for: one difference per array."""
+    return [difference(pair, CONVERTED) for pair in pairs_of(a, b)]

@@ -1,0 +1,83 @@
+"""Runs a trial, and trains it for some steps of descent, from weights that are moved a little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fmapper.verification.arrays import dtype_of, move, to_host, widen
+from fmapper.verification.models.trial import Trial
+
+_STEPS = 5
+
+
+def descent(trial: Trial) -> Callable[..., dict[str, Any]]:
+    """Returns a function that runs a model and trains it for five steps.
+
+    The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
+
+    Returns:
+        A function of the rate of descent, of a disturbance `off` and, by keyword, of whether to
+        compute in `double` precision: weights are multiplied by `1 + off * cos(0), 1 + off *
+        cos(1), ...` first. It gives NumPy arrays: `output.0` and so on, `gradient.NAME`, and
+        `after.NAME`, the parameters after the steps; or the outputs and `refused`, where the
+        framework cannot differentiate the model: why. With a disturbance also `weight.NAME`, the
+        parameters before the steps. With `seeds` it gives what `Trial.draw` does instead.
+    """
+
+    def run(rate: float, off: float, *, double: bool = False, seeds: Sequence[int] = ()) -> Any:
+        weights = {name: move(widen(x) if double else x, off) for name, x in trial.weights.items()}
+        if seeds:
+            return trial.draw(weights, seeds, double=double)
+        found = {f"weight.{name}": x for name, x in weights.items()} if off else {}
+        call = trial.call(weights, double=double)
+        outputs = [to_host(x) for x in call.leaves]
+        found |= {f"output.{i}": x for i, x in enumerate(outputs)}
+        if call.draws is not None:
+            found["draws"] = call.draws
+        if not weights or not any(x.dtype.name.startswith(("float", "bfloat")) for x in outputs):
+            return found
+        trained = _train(trial, weights, rate, double=double)
+        if "refused" in trained:
+            found = {key: x for key, x in found.items() if key.startswith("output.")}
+        return found | trained
+
+    return run
+
+
+def _train(
+    trial: Trial, weights: Mapping[str, Any], rate: float, *, double: bool
+) -> dict[str, Any]:
+    """Returns the gradients, and the arrays after five steps that these have changed."""
+    import numpy as np
+
+    found: dict[str, Any] = {}
+    state = None
+    learned: list[str] = []
+    before = {name: np.array(to_host(x)) for name, x in trial.state.items()}
+    for step in range(_STEPS):
+        slope = trial.slope(weights, state=state, double=double)
+        if slope.refused:
+            return {"refused": np.array(slope.refused)}
+        if not slope.gradients:
+            return {}
+        if step == 0:
+            learned = [name for name in weights if name in slope.gradients]
+            found = {f"gradient.{name}": slope.gradients[name] for name in learned}
+        state = slope.state
+        rates = {name: np.asarray(rate, x.real.dtype) for name, x in weights.items()}
+        weights = {
+            name: (x - rates[name] * slope.gradients[name]).astype(x.dtype)
+            if name in slope.gradients
+            else x
+            for name, x in weights.items()
+        }
+    found |= {f"after.{name}": weights[name] for name in learned}
+    floats = {n: x for n, x in before.items() if dtype_of(x).startswith(("float", "bfloat"))}
+    for name in (*trial.fixed, *floats):
+        found[f"fixed.{name}"] = np.zeros(())  # it must get no gradient, or it would learn
+    for name, old in floats.items():  # such as the statistics of batches
+        new = to_host((state or {})[name])
+        if not np.array_equal(new, old):
+            found[f"after.{name}"] = new
+    return found

@@ -1,0 +1,203 @@
+"""Finds the first operation of a forward pass where two models part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.models import Observation
+from fmapper.verification.alignment import Alignment, align
+from fmapper.verification.arrays import is_floating, to_host
+from fmapper.verification.differences import (
+    CONVERTED,
+    OWN,
+    Bounds,
+    Difference,
+    Pair,
+    difference,
+    measure,
+)
+from fmapper.verification.models.side import Side, arrays_in
+from fmapper.verification.report import Operation, Parting, part_at
+
+if TYPE_CHECKING:
+    from fmapper.verification.outputs import Outputs
+
+# Of an operation that sorts or selects: its elements agree, their places do not.
+TIES = "the same elements from other places, as there are equal ones"
+_CLOSE = 2.0**-30
+
+
+def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | None:
+    """Returns the first operation whose operands agree and whose result does not.
+
+    None where the operations of a model cannot be watched.
+    """
+    if any(side.is_converted for side in sides):
+        for seen, one in _by_name(sides):
+            if not one.ok:
+                return part_at(one, "forward", a=_operation(seen), mode=mode)
+        return None
+    double = compared.can_double
+    runs = _watch(sides, double=double)
+    if runs is None and double:
+        double, runs = False, _watch(sides, double=False)
+    if runs is None:
+        return None
+    a, b = runs
+    ends = _ends(compared, double=double)
+    unit = 2 * compared.units
+    for tolerance in (_tolerance(sides, a, unit, double=double), _CLOSE):
+        found = align(a, b, tolerance)
+        ours, theirs = found.first_apart(*ends)
+        if ours is not None or theirs is not None:
+            return _describe(found, ours, theirs, tolerance, mode, double=double)
+    return None
+
+
+def _watch(
+    sides: tuple[Side, Side], *, double: bool
+) -> tuple[list[Observation], list[Observation]] | None:
+    found = []
+    for side, other in zip(sides, reversed(sides), strict=True):
+        try:
+            seen = side.watch(other.adapter, double=double)
+        except Exception:  # of mixed dtypes, where a model insists on single precision
+            if not double:
+                raise
+            return None
+        if seen is None:
+            return None
+        found.append(seen)
+    return found[0], found[1]
+
+
+def _ends(compared: Outputs, *, double: bool) -> tuple[list[Any], list[Any]]:
+    """Returns the arrays of both outputs that differ."""
+    values = compared.wide if double and compared.wide is not None else compared.values
+    wrong = {one.path for one in compared.differences if not one.ok}
+    ours, theirs = map(arrays_in, values)
+    pairs = [pair for pair in compared.pairs if pair.path in wrong]
+    return (
+        [ours[pair.path] for pair in pairs if pair.path in ours],
+        [theirs[pair.other] for pair in pairs if pair.other in theirs],
+    )
+
+
+def _tolerance(
+    sides: tuple[Side, Side], run: Sequence[Observation], unit: float, *, double: bool
+) -> list[float]:
+    """Returns how far each result of `a` may be off, relative to its largest element.
+
+    That is what a rounding of weights and inputs makes of it.
+    """
+    moved = sides[0].watch(sides[1].adapter, unit, 1, double=double) or ()
+    if len(moved) != len(run):
+        return [4 * unit] * len(run)
+    found = []
+    for seen, other in zip(run, moved, strict=True):
+        share = 0.0
+        for array, again in zip(seen.values, other.values, strict=False):
+            if is_floating(array):
+                error, scale, _, note = measure(to_host(array), to_host(again))
+                share = max(share, 0.0 if note or not scale else error / scale)
+        found.append(max(4 * unit, OWN * share))
+    return found
+
+
+def _describe(
+    found: Alignment, ours: int | None, theirs: int | None, tolerance: Sequence[float] | float,
+    mode: str, *, double: bool,
+) -> Parting:  # fmt: skip
+    a = None if ours is None else found.a[ours]
+    b = None if theirs is None else found.b[theirs]
+    of_a, of_b = (None if one is None else _operation(one) for one in (a, b))
+    path = str(of_a if of_a is not None else of_b)
+    near = _nearest(a, found.b) if a is not None else None
+    if near is None or a is None or ours is None:
+        limit = tolerance if isinstance(tolerance, float) else 0.0
+        return Parting(path, math.inf, 0.0, limit, "has no counterpart in the other model",
+                       a=of_a, b=of_b, mode=mode)  # fmt: skip
+    limit = tolerance if isinstance(tolerance, float) else tolerance[ours]
+    one = difference(replace(near, path=path), Bounds(limit), "float64" if double else "")
+    return part_at(one, "forward", a=of_a, b=of_b, mode=mode)
+
+
+def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
+    """Returns the result of the other run that is nearest to that of an operation."""
+    import numpy as np
+
+    x = to_host(seen.values[0])
+    best: tuple[float, Any] = (math.inf, None)
+    for other in run:
+        for value in other.values[:1]:
+            y = to_host(value)
+            if y.size != x.size or is_floating(x) != is_floating(y):
+                continue
+            flat = [np.sort(one, axis=None) for one in (x, y)]
+            if x.shape != y.shape:
+                y = y.reshape(x.shape)
+            error = measure(*flat)[0]
+            if error < best[0]:
+                best = (error, y)
+    return None if best[1] is None else Pair("", x, best[1])
+
+
+def _operation(seen: Observation) -> Operation:
+    return Operation(seen.module, seen.op, seen.source)
+
+
+def worst_by_layer(sides: tuple[Side, Side], compared: Outputs) -> tuple[Difference, ...]:
+    """Returns for each layer of `a` the difference of its operation that differs most."""
+    found: dict[str, Difference] = {}
+    converted = any(side.is_converted for side in sides)
+    for seen, one in _by_name(sides) if converted else _by_value(sides, compared):
+        worst = found.get(seen.module)
+        if worst is None or (one.ok, -one.share) < (worst.ok, -worst.share):
+            found[seen.module] = replace(one, path=seen.module or "model")
+    return tuple(found.values())
+
+
+def _by_value(
+    sides: tuple[Side, Side], compared: Outputs
+) -> Iterator[tuple[Observation, Difference]]:
+    """Yields each result of `a` with its distance from the nearest of `b`."""
+    runs = _watch(sides, double=False)
+    if runs is None:
+        return
+    tolerance = _tolerance(sides, runs[0], 2 * compared.units, double=False)
+    for seen, limit in zip(runs[0], tolerance, strict=True):
+        near = _nearest(seen, runs[1]) if seen.values and seen.source else None
+        if near is not None:
+            yield seen, difference(near, Bounds(limit))
+
+
+def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference]]:
+    """Yields each result that both have, of models whose modules and operations are the same."""
+    a, b = sides
+    watched = [a.watch(b.adapter), b.watch(a.adapter)]
+    if watched[0] is None or watched[1] is None:
+        return
+    theirs = dict(_occurrences(watched[1]))
+    for key, seen in _occurrences(watched[0]):
+        other = theirs.get(key)
+        if other is None:
+            continue
+        path = str(_operation(seen))
+        pairs = zip(seen.values, other.values, strict=False)
+        found = [difference(Pair(path, to_host(x), to_host(y)), CONVERTED) for x, y in pairs]
+        for i, one in enumerate(found):
+            is_tie = i > 0 and found[0].ok and one.scale == 0 and not math.isinf(one.error)
+            tied = not one.ok and is_tie
+            yield seen, replace(one, note=f"{TIES}: {one.note}") if tied else one
+
+
+def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
+    """Yields each result with its module, operation and occurrence."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in seen:
+        key = one.module, one.op
+        counts[key] = counts.get(key, 0) + 1
+        yield (*key, counts[key]), one

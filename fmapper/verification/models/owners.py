@@ -1,0 +1,84 @@
+"""Finds the framework of a model, and brings inputs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fmapper.backends.device import get_device
+from fmapper.backends.discovery import adapter_of, adapters, get_adapter, installed_backends
+from fmapper.backends.models import Models
+from fmapper.errors import BackendUnavailableError, NotAFunctorError
+from fmapper.tree.fmap import fmap
+
+
+def family_of(adapter: Models) -> str:
+    """Returns the framework that a target computes with."""
+    return adapter.lowers_like or adapter.name
+
+
+def source_of(model: Any) -> Models | None:
+    """Returns the framework of a model."""
+    return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
+
+
+def adapter_of_model(model: Any) -> Models | None:
+    """Returns the framework of a model, or of the arrays of a callable; None if it has neither."""
+    found = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
+    if found is not None or isinstance(model, tuple):
+        return found
+    try:
+        device = get_device(model)
+    except NotAFunctorError:  # a function with arrays in its closure
+        return None
+    return None if device is None else _of_backend(device.backend)
+
+
+def _of_backend(name: str) -> Models | None:
+    return next((adapter for adapter in adapters(Models) if adapter.name == name), None)
+
+
+def source_of_callable(model: Any, target: Models) -> Models | None:
+    """Returns the framework that can record a function or a callable tree.
+
+    It need not be imported yet: a function may import it when it is called.
+    """
+    for adapter in _recorders():
+        if family_of(adapter) != family_of(target) and adapter.is_callable_model(model):
+            return adapter
+    return None
+
+
+def _recorders() -> Iterator[Models]:
+    """Yields the loaded adapters, then those of other installed frameworks."""
+    loaded = adapters(Models)
+    yield from loaded
+    for name in installed_backends():
+        if all(adapter.name != name for adapter in loaded):
+            try:
+                yield get_adapter(name, Models)
+            except BackendUnavailableError:  # it does not work, or has no models
+                continue
+
+
+def inputs_for(
+    adapter: Models,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    copy: bool | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the inputs for a model of a framework."""
+    from fmapper.moves.mover import mover_to
+
+    def plain(x: Any) -> Any:
+        own = adapter_of(x)
+        if own is None or own.name == (adapter.lowers_like or adapter.name):
+            return x
+        return own.portable(x)
+
+    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
+        given, strict=False, copy=copy
+    )
+    return moved

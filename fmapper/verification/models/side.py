@@ -1,0 +1,200 @@
+"""One of the two models that are compared, with its inputs and its mode."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.models import Models, Observation
+from fmapper.errors import ConversionError
+from fmapper.states.matching import parts_of, path_of
+from fmapper.tree.fmap import fmap
+from fmapper.verification.arrays import is_floating, move, to_host, unit_of
+from fmapper.verification.models.owners import adapter_of_model, inputs_for, source_of_callable
+from fmapper.verification.models.trial import Call, Trial
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model with its inputs.
+
+    Attributes:
+        model: The model.
+        adapter: Its framework; None for a function of none.
+        args: Its inputs by position.
+        kwargs: Its inputs by keyword.
+        train: The mode; None for that in which it is.
+        outputs: Brings its output into the form of the other one.
+    """
+
+    model: Any
+    adapter: Models | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    train: bool | None
+    outputs: Callable[[Any], Any] = lambda output: output
+
+    def output(self) -> Any:
+        """Calls the model as it is."""
+        if self.adapter is None:
+            return self.outputs(self.model(*self.args, **self.kwargs))
+        given = inputs_for(self.adapter, self.args, self.kwargs)
+        return self.outputs(self.adapter.call(self.model, *given, train=self.train))
+
+    def trains(self) -> bool:
+        """Returns whether the call is one of training."""
+        if self.adapter is None or self.train is not None:
+            return bool(self.train)
+        return any(self.adapter.modes(self.model, self.args, self.kwargs).values())
+
+    @functools.cached_property
+    def is_converted(self) -> bool:
+        """Whether `convert` made the model."""
+        adapter = self.adapter
+        return adapter is not None and (
+            adapter.program_of(self.model) is not None
+            or adapter.source_weights(self.model) is not None
+        )
+
+    @functools.cached_property
+    def trial(self) -> Trial | None:
+        """The model as it is trained; None where it cannot be."""
+        if self.adapter is None:
+            return None
+        try:
+            given = inputs_for(self.adapter, self.args, self.kwargs)
+            return self.adapter.trial(self.model, *given, train=self.train)
+        except ConversionError:
+            return None
+
+    def call(self, off: float = 0.0, seed: int = 0, *, double: bool = False) -> Call | None:
+        """Calls the model without dropout; None where that cannot be.
+
+        Args:
+            off: How far weights and inputs are moved.
+            seed: The seed by which they are moved.
+            double: Compute in double precision.
+        """
+        trial = self.trial
+        if trial is None:
+            return None
+        weights = {name: move(x, off, seed) for name, x in trial.weights.items()}
+        inputs = None
+        if off:
+            inputs = fmap(lambda x: _move(x, off, seed), (self.args, dict(self.kwargs)))
+        return trial.call(weights, inputs=inputs, double=double)
+
+    def output_in_float64(self) -> Any | None:
+        """Returns the output in double precision; None where that cannot be."""
+        if self.adapter is None:
+            return None
+        given = inputs_for(self.adapter, self.args, self.kwargs)
+        found = self.adapter.call_in_float64(self.model, *given, train=self.train)
+        return None if found is None else self.outputs(found)
+
+    def watch(
+        self, other: Models | None, off: float = 0.0, seed: int = 0, *, double: bool = False
+    ) -> list[Observation] | None:
+        """Returns the operations of a call, divided as for the other framework.
+
+        None where they cannot be watched, as those of a model that cannot be recorded.
+        """
+        if self.adapter is None:
+            return None
+        args, kwargs = self.args, self.kwargs
+        if off:
+            args, kwargs = fmap(lambda x: _move(x, off, seed), (args, dict(kwargs)))
+        given = inputs_for(self.adapter, args, kwargs)
+        whole = () if other is None else other.lowers_whole({})
+        how = {"double": True} if double else {}
+        try:
+            seen = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **how)
+            return None if seen is None else [*seen]
+        except ConversionError:
+            return None
+
+    def unit(self, outputs: Any) -> float:
+        """Returns a rounding of the coarsest of the weights, inputs and outputs."""
+        arrays = [x for x in (self.args, self.kwargs, outputs) for x in arrays_in(x).values()]
+        weights = [] if self.trial is None else [*self.trial.weights.values()]
+        return max(map(unit_of, (*weights, *arrays)), default=0.0)
+
+
+def make_sides(
+    a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool | None,
+    inputs_of_b: Any = None, outputs_of_b: Callable[[Any], Any] | None = None,
+) -> tuple[Side, Side]:  # fmt: skip
+    """Pairs both models with their inputs, and with keywords that are options of frameworks."""
+    models = _with_adapters(a, b)
+    options = [() if adapter is None else adapter.options(model) for model, adapter in models]
+    other_args, other_kwargs = _inputs_of_b(inputs_of_b, args, kwargs)
+    given = ((args, kwargs), (other_args, other_kwargs))
+    ours, theirs = (
+        Side(model, adapter, own_args, {
+            name: x for name, x in named.items() if name in own or name not in others
+        }, train)
+        for (model, adapter), (own_args, named), own, others in zip(
+            models, given, options, reversed(options), strict=True
+        )
+    )  # fmt: skip
+    if outputs_of_b is None:
+        return ours, theirs
+    return ours, Side(theirs.model, theirs.adapter, theirs.args, theirs.kwargs, train, outputs_of_b)
+
+
+def _inputs_of_b(
+    given: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Returns the inputs of `b` by position and by keyword."""
+    if given is None:
+        return args, kwargs
+    if callable(given):
+        given = given(*args, **kwargs)
+        given = given if isinstance(given, tuple | dict) else (given,)
+    if isinstance(given, Mapping):
+        return (), given
+    if not isinstance(given, tuple):
+        raise ConversionError(
+            "inputs_of_b takes a tuple of inputs, a dict of inputs by keyword, or a function that "
+            f"makes one of the inputs of a; not {type(given).__name__}."
+        )
+    if len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        return given
+    return given, {} if kwargs else kwargs
+
+
+def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
+    """Pairs both models with their frameworks; a bare function takes the remaining one."""
+    known = [adapter_of_model(model) for model in (a, b)]
+    for i, model in enumerate((a, b)):
+        other = known[1 - i]
+        if known[i] is None and other is not None:
+            known[i] = source_of_callable(model, other)
+    return list(zip((a, b), known, strict=True))
+
+
+def _move(x: Any, off: float, seed: int) -> Any:
+    if adapter_of(x) is None:
+        return x
+    array = to_host(x)
+    return move(array, off, seed) if is_floating(array) else x
+
+
+def arrays_in(output: Any) -> dict[str, Any]:
+    """Returns the arrays in an output by path, in those of its framework."""
+    found: dict[str, Any] = {}
+
+    def look(x: Any, path: str, around: frozenset[int]) -> None:
+        if id(x) in around:
+            return
+        if adapter_of(x) is not None:
+            found[path] = x
+            return
+        for key, part in (parts_of(x) or {}).items():
+            look(part, path_of(path, key), around | {id(x)})
+
+    look(output, "output", frozenset())
+    return found

@@ -1,0 +1,145 @@
+"""A model as `verify` runs and trains it: a function of its arrays, of any framework."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Loss(Protocol):
+    """A scalar of the output of a model."""
+
+    def __call__(self, output: Any, constant: Callable[[Any], Any], /) -> Any:
+        """Returns the loss; `constant` brings a NumPy array to the framework of the output."""
+
+
+class Stepper(Protocol):
+    """The steps of an optimiser."""
+
+    def __call__(
+        self, weights: Mapping[str, Any], gradients: Mapping[str, Any], /
+    ) -> dict[str, Any]:
+        """Returns the weights after a step, by name, as NumPy arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The results of a call.
+
+    Attributes:
+        output: The output, in arrays of the framework.
+        flatten: Returns the arrays in it, in the order of the framework.
+        state: The state after the call; see `Trial`.
+        draws: The random numbers that it drew, by kind and shape, as a line; empty for none,
+            None where that is not known.
+        rates: The rates of dropout in it, which was left out.
+    """
+
+    output: Any
+    flatten: Callable[[Any], list[Any]]
+    state: Mapping[str, Any]
+    draws: str | None = ""
+    rates: frozenset[float] = frozenset()
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The arrays in the output."""
+        return self.flatten(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """The gradients of a loss.
+
+    Attributes:
+        loss: The loss.
+        gradients: The gradient of each weight by name, as NumPy arrays. The loss does not depend on
+            those that are missing.
+        state: The state after the call.
+        refused: Why the framework cannot differentiate the model; empty if it can.
+    """
+
+    loss: float = 0.0
+    gradients: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    refused: str = ""
+
+
+class Trial(ABC):
+    """A model that is called and differentiated on the same inputs in one mode.
+
+    The model stays as it is. Dropout in training is left out, and other random numbers are those of
+    `Draws`, so that two models draw the same.
+
+    Attributes:
+        weights: The arrays that the model trains, by the names that `state` gives; NumPy arrays.
+        fixed: Parameters that it does not train; NumPy arrays.
+        state: The other arrays, in those of the framework: buffers, running statistics, keys.
+        aliases: Other names of tied arrays -> the name above.
+    """
+
+    weights: dict[str, Any]
+    fixed: dict[str, Any]
+    state: dict[str, Any]
+    aliases: Mapping[str, str]
+
+    @abstractmethod
+    def call(
+        self,
+        weights: Mapping[str, Any],
+        *,
+        inputs: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None,
+        double: bool = False,
+    ) -> Call:
+        """Calls the model.
+
+        Args:
+            weights: Weights by name, as NumPy arrays.
+            inputs: Other inputs than its own, which may be NumPy arrays.
+            double: Compute in double precision: all floating arrays are of it.
+        """
+
+    @abstractmethod
+    def slope(
+        self,
+        weights: Mapping[str, Any],
+        loss: Loss | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+        double: bool = False,
+    ) -> Slope:
+        """Differentiates a loss of the output with respect to the weights.
+
+        Args:
+            weights: Weights by name, as NumPy arrays.
+            loss: The loss; None for the mean of each floating array of the output times `cos(0),
+                cos(1), ...`, summed.
+            state: The state before the call; None for the first.
+            double: Compute in double precision.
+        """
+
+    @abstractmethod
+    def draw(
+        self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
+    ) -> dict[float, list[list[Any]]]:
+        """Returns the output for each seed with the dropout of one rate at a time.
+
+        It is drawn at one half at least. Under nan are those with none of it, but with all other
+        noise. Empty where the model draws nothing; a single output per rate where that is not
+        random.
+        """
+
+    @abstractmethod
+    def noise(
+        self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
+    ) -> list[list[Any]]:
+        """Returns the leaves of the output for each seed, with dropout and noise as they are.
+
+        A single one where nothing is random.
+        """
+
+    def stepper(self, optimizer: Any) -> Stepper | None:
+        """Returns the steps of an optimiser of the framework; None if it is not one."""
+        return None

@@ -1,0 +1,284 @@
+"""Which element of the arrays of one model is which element of those of the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.models import Models
+from fmapper.errors import BackendUnavailableError, StructureMismatchError
+from fmapper.verification.arrays import is_floating, to_host
+from fmapper.verification.models.trial import Trial
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rules import Rules
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The elements of the arrays of `a` that those of `b` are.
+
+    Attributes:
+        shapes: The shapes of the arrays of `a`, by name.
+        places: For each array of `b`, the numbers of elements of `a` in their order, from 1; 0 for
+            constants.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    places: Mapping[str, Any]
+
+    def pull(self, arrays: Arrays, *, add: bool = False) -> dict[str, Any]:
+        """Returns arrays of `b` under the names and in the layouts of `a`.
+
+        Those of `a` are missing that have elements without a partner.
+
+        Args:
+            arrays: Arrays by their names in `b`.
+            add: Whether elements of `b` that are the same one of `a` are added, as gradients are.
+        """
+        import numpy as np
+
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        wide = np.result_type(
+            np.float64, *(x.dtype for x in arrays.values() if x.dtype.kind == "c")
+        )
+        flat, seen = np.zeros(sum(sizes) + 1, wide), np.zeros(sum(sizes) + 1, bool)
+        for name, array in arrays.items():
+            places = self.places.get(name)
+            if places is None or places.shape != array.shape:
+                continue
+            if add:
+                np.add.at(flat, places.ravel(), array.ravel().astype(wide))
+            else:
+                flat[places.ravel()] = array.ravel()
+            seen[places.ravel()] = True
+        found, begin = {}, 1
+        for (name, shape), size in zip(self.shapes.items(), sizes, strict=True):
+            if seen[begin : begin + size].all() and size:
+                found[name] = flat[begin : begin + size].reshape(shape)
+            begin += size
+        return found
+
+    def push(self, arrays: Arrays) -> dict[str, Any]:
+        """Returns arrays of `a` under the names and in the layouts of `b`.
+
+        Args:
+            arrays: Arrays by their names in `a`. Those of `b` are missing of which elements are
+                among others.
+        """
+        import numpy as np
+
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        wide = _wide(arrays)
+        flat, seen = np.zeros(sum(sizes) + 1, wide), np.zeros(sum(sizes) + 1, bool)
+        begin = 1
+        for name, size in zip(self.shapes, sizes, strict=True):
+            if name in arrays:
+                flat[begin : begin + size] = arrays[name].ravel()
+                seen[begin : begin + size] = True
+            begin += size
+        return {name: flat[at] for name, at in self.places.items() if seen[at].all()}
+
+
+def pair_arrays(
+    a: Any, b: Any, of: tuple[Models, Models], trials: tuple[Trial, Trial],
+    rules: Rules | str | None, inputs: Any,
+) -> Pairing:  # fmt: skip
+    """Pairs the arrays of two models.
+
+    Args:
+        a: A model.
+        b: The other one.
+        of: Their adapters.
+        trials: Both as they are trained.
+        rules: Rules for the names and layouts of `a`, to those of `b`; `"transfer"` to find them;
+            None where names are equal, or `convert` made one of the two.
+        inputs: Example inputs, by position and by keyword, of `a` and of `b`, to find rules with.
+
+    Raises:
+        StructureMismatchError: Arrays cannot be paired; says what to pass.
+    """
+    ours, theirs = map(_arrays_of, trials)
+    if isinstance(rules, str):
+        rules = _transfer(a, b, rules, inputs)
+    if rules is not None:
+        given = rules
+
+        def apply(arrays: Arrays) -> Arrays:
+            named = {**arrays, **{n: arrays[first] for n, first in trials[0].aliases.items()}}
+            return given.apply(named, strict=False)
+
+        return _check(Pairing(*_places(apply, ours, theirs)), trials)
+    if _have_equal_names(ours, theirs, trials):
+        return _identity(ours, theirs, trials)
+    if of[1].source_weights(b) is not None:
+        return _check(Pairing(*_places(_filler(b), ours, theirs)), trials)
+    if of[0].source_weights(a) is not None:
+        return _check(_inverse(Pairing(*_places(_filler(a), theirs, ours)), ours), trials)
+    only = [n for n in trials[0].weights if n not in theirs][:3]
+    other = [n for n in trials[1].weights if n not in ours][:3]
+    raise StructureMismatchError(
+        "the parameters of a and b have other names or shapes, so that gradients and steps cannot "
+        f"be compared: a has {', '.join(only) or 'the same names'}, "
+        f"b has {', '.join(other) or 'other shapes'}. Pass rules=fmapper.checkpoints.Rules([...]) "
+        'that take the names and layouts of a to those of b, or rules="transfer" to find them.'
+    )
+
+
+def _arrays_of(trial: Trial) -> dict[str, Any]:
+    """Returns all arrays of a model by name, without keys."""
+    state = {name: to_host(x) for name, x in trial.state.items()}
+    return {**trial.weights, **trial.fixed, **state}
+
+
+def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> Any:
+    if rules != "transfer":
+        raise StructureMismatchError(
+            f'rules={rules!r} is not a value of Rules. rules="transfer" finds them.'
+        )
+    transfer = getattr(import_module("fmapper"), "transfer", None)
+    if transfer is None:
+        raise BackendUnavailableError(
+            'rules="transfer" needs fmapper.transfer, which this installation does not have. Pass '
+            "rules=fmapper.checkpoints.Rules([...])."
+        )
+    (args, kwargs), (other_args, _) = inputs
+    given = {"example_kwargs": kwargs} if kwargs else {}
+    _, report = transfer(a, b, example_inputs=args, target_inputs=other_args, **given)
+    return report.rules
+
+
+def _have_equal_names(ours: Arrays, theirs: Arrays, trials: tuple[Trial, Trial]) -> bool:
+    first = {_first(trials[0], name) for name in trials[1].weights}
+    if not all(name in ours for name in first):
+        return False
+    if not all(_first(trials[1], name) in theirs for name in trials[0].weights):
+        return False
+    return all(
+        ours[_first(trials[0], name)].shape == array.shape
+        for name, array in trials[1].weights.items()
+    )
+
+
+def _first(trial: Trial, name: str) -> str:
+    return trial.aliases.get(name, name)
+
+
+def _identity(ours: Arrays, theirs: Arrays, trials: tuple[Trial, Trial]) -> Pairing:
+    import numpy as np
+
+    shapes = {name: array.shape for name, array in ours.items()}
+    ids = _numbers(shapes)
+    places = {}
+    for name, array in theirs.items():
+        own = _first(trials[0], name)
+        same = own in shapes and shapes[own] == array.shape
+        places[name] = ids[own] if same else np.zeros(array.shape, np.int64)
+    return Pairing(shapes, places)
+
+
+def _numbers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns the numbers of all elements, from 1."""
+    import numpy as np
+
+    found, begin = {}, 1
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        found[name] = np.arange(begin, begin + size).reshape(shape)
+        begin += size
+    return found
+
+
+def _filler(model: Any) -> Callable[[Arrays], Arrays]:
+    """Returns what puts arrays of a source into the layouts of a model that was made of it."""
+    from fmapper.states.state import arrays_by_name, load_state
+
+    def fill(arrays: Arrays) -> Arrays:
+        return arrays_by_name(load_state(model, arrays, source=True, strict=False))
+
+    return fill
+
+
+def _places(
+    apply: Callable[[Arrays], Arrays], ours: Arrays, theirs: Arrays
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """Follows the elements of arrays through a function that moves them.
+
+    Their numbers go through it digit by digit, which every dtype can hold.
+    """
+    import numpy as np
+
+    shapes = {name: array.shape for name, array in ours.items()}
+    ids = _numbers(shapes)
+    most = sum(math.prod(shape) for shape in shapes.values())
+    places = {name: np.zeros(array.shape, np.int64) for name, array in theirs.items()}
+    weight = 1
+    while weight <= most:
+        digits = {n: ((x // weight) % _BASE).astype(np.float32) for n, x in ids.items()}
+        for name, moved in apply(digits).items():
+            own = name if name in places else name.removeprefix("1.")  # of (function, parameters)
+            if own in places:
+                array = np.asarray(to_host(moved)).astype(np.float64)
+                if array.shape == places[own].shape:
+                    places[own] += np.rint(array).astype(np.int64) * weight
+        weight *= _BASE
+    return shapes, places
+
+
+_BASE = 256  # which bfloat16 holds exactly
+
+
+def _inverse(found: Pairing, ours: Arrays) -> Pairing:
+    """Returns the pairing of `b` with `a` for that of `a` with `b`."""
+    import numpy as np
+
+    ids = _numbers({name: array.shape for name, array in ours.items()})
+    places = _numbers(found.shapes)
+    flat = np.zeros(sum(math.prod(s) for s in found.shapes.values()) + 1, np.int64)
+    for name, at in found.places.items():
+        flat[at.ravel()] = ids[name].ravel()
+    flat[0] = 0
+    return Pairing(
+        {name: array.shape for name, array in ours.items()},
+        {name: flat[at] for name, at in places.items()},
+    )
+
+
+def _wide(arrays: Arrays) -> Any:
+    """Returns the dtype that holds all arrays."""
+    import numpy as np
+
+    is_complex = any(x.dtype.kind == "c" for x in arrays.values())
+    return np.complex128 if is_complex else np.float64
+
+
+def _check(found: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
+    """Raises for trained arrays of `b` that no array of `a` is.
+
+    Raises:
+        StructureMismatchError: Names them.
+    """
+    import numpy as np
+
+    lost = [name for name in trials[1].weights if not np.any(found.places[name])]
+    reached = found.pull({n: np.zeros(at.shape) for n, at in found.places.items()})
+    left = [name for name in trials[0].weights if name not in reached]
+    if lost or left:
+        told = [f"{name} of b has no partner in a" for name in lost[:3]]
+        told += [f"{name} of a has no partner in b" for name in left[:3]]
+        raise StructureMismatchError(
+            f"the rules do not pair all parameters: {'; '.join(told)}. They take the names that "
+            "fmapper.state(a) gives to those of fmapper.state(b)."
+        )
+    return found
+
+
+def floats(arrays: Arrays) -> dict[str, Any]:
+    """Returns the floating arrays among others, as NumPy arrays."""
+    host = {name: to_host(x) for name, x in arrays.items()}
+    return {name: x for name, x in host.items() if is_floating(x)}

@@ -1,0 +1,208 @@
+"""The report of `verify`: everything that was compared, and where two models first part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fmapper.errors import ConversionError
+from fmapper.plots import draw_differences
+from fmapper.render import as_html, table
+from fmapper.verification.differences import Difference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation of a model.
+
+    Attributes:
+        module: The path of the part of the model that it belongs to.
+        op: Its name.
+        source: The line of code that it comes from.
+    """
+
+    module: str
+    op: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        where = f"in {self.module}: " if self.module else ""
+        return f"{where}{self.op}" + (f" ({self.source})" if self.source else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Parting(Difference):
+    """The first place where two models part.
+
+    Attributes:
+        stage: `weights`, `forward`, `draws`, `buffers`, `backward` or `steps`.
+        a: The operation of `a`, of the forward pass: what it takes agrees, what it gives does not.
+        b: That of `b`.
+        name: The parameter or buffer, by its name in `a`, of the other stages.
+        step: The number of the step, from 1.
+        mode: `train` or `eval`.
+    """
+
+    stage: str = "forward"
+    a: Operation | None = None
+    b: Operation | None = None
+    name: str = ""
+    step: int = 0
+    mode: str = ""
+
+    def __str__(self) -> str:
+        told = Difference.__str__(self)
+        if self.b is not None:
+            told += f"\n  of b: {self.b}"
+        return told
+
+
+def part_at(one: Difference, stage: str, **more: Any) -> Parting:
+    """Returns a difference as a place where two models part."""
+    fields = (one.path, one.error, one.scale, one.allowed, one.note, one.size, one.precision)
+    return Parting(*fields, stage=stage, **more)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """The result of `verify`; true if something was compared and everything agrees.
+
+    Attributes:
+        outputs: One difference per array of the output; per number or text where there is no array.
+        first: The first place where the models part, if they do: the operation of the forward pass,
+            where it is known of both models; the parameter of the backward pass; the step.
+        exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
+            element; None where that was not computed.
+        layers: The difference of each layer, that of its operation that differs most, in the order
+            of `a`; for `verify(..., layers=True)`.
+        modes: Which of the two was called in training mode and which was not, if they differ.
+        loss: The difference of the losses; None where no gradients were compared.
+        divergence: The mean Kullback-Leibler divergence of the logits, in nats; None where the
+            output has no `logits`.
+        weights: One difference per parameter before anything was trained.
+        gradients: One difference per parameter, in the layout of `a`.
+        steps: For each step of the optimiser, one difference per parameter and running statistic.
+        buffers: One difference per buffer after the call.
+        draws: What was compared of random numbers; an error is a distance in standard errors.
+        undecided: What the comparison could not decide, and why.
+    """
+
+    outputs: tuple[Difference, ...]
+    first: Difference | None = None
+    exact: tuple[float, float] | None = None
+    layers: tuple[Difference, ...] = ()
+    modes: str = ""
+    loss: Difference | None = None
+    divergence: float | None = None
+    weights: tuple[Difference, ...] = ()
+    gradients: tuple[Difference, ...] = ()
+    steps: tuple[tuple[Difference, ...], ...] = ()
+    buffers: tuple[Difference, ...] = ()
+    draws: tuple[Difference, ...] = ()
+    undecided: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was compared, and everything agrees."""
+        return self.size > 0 and all(one.ok for _, ones in self.parts() for one in ones)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of outputs that were compared."""
+        return sum(output.size for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def parts(self) -> Iterator[tuple[str, tuple[Difference, ...]]]:
+        """Yields what was compared, by its name: `outputs`, `gradients`, `step 1`, ..."""
+        yield "outputs", self.outputs
+        yield "weights", self.weights
+        yield "losses", () if self.loss is None else (self.loss,)
+        yield "draws", self.draws
+        yield "buffers", self.buffers
+        yield "gradients", self.gradients
+        for number, step in enumerate(self.steps, 1):
+            yield f"parameters after step {number}", step
+
+    def __repr__(self) -> str:
+        return f"<Report: {'the same' if self else 'not the same'}\n{self}>"
+
+    def __str__(self) -> str:
+        lines = []
+        for what, ones in self.parts():
+            if not ones and what != "outputs":
+                continue
+            wrong = [one for one in ones if not one.ok]
+            lines.append(f"{len(ones) - len(wrong)} of {len(ones)} {what} agree")
+            wrong.sort(key=lambda one: -one.share)
+            shown = wrong[:_MOST] or (ones if what == "outputs" else ())
+            lines += [f"  {one}" for one in shown]
+            if len(wrong) > _MOST:
+                lines.append(f"  and {len(wrong) - _MOST} more")
+        if not self.size:
+            what = "are all empty" if self.outputs else "hold no arrays"
+            lines = [
+                f"nothing was compared: the outputs {what}. Pass inputs with non-empty outputs"
+            ]
+        if self.modes:
+            lines.append(self.modes)
+        if self.divergence is not None:
+            lines.append(f"divergence of the logits: {self.divergence:.2e} nats")
+        if self.first is not None:
+            lines.append(f"first difference: {self.first}")
+        if self.exact is not None:
+            a, b = self.exact
+            lines.append(f"against float64: a is off by {a:.2e}, b by {b:.2e} of the largest")
+        lines += [f"not decided: {one}" for one in self.undecided]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as numbers, texts, lists and dicts, as for JSON."""
+        found: dict[str, Any] = asdict(self)
+        return {"ok": self.ok, **found}
+
+    def _repr_html_(self) -> str:
+        told = [line for line in str(self).splitlines() if not line.startswith(" ")]
+        parts = [*self.parts(), ("layers", self.layers)]
+        tables = [
+            table((what.removesuffix("s"), "largest difference", "allowed", ""), map(_row, found))
+            for what, found in parts
+            if found
+        ]
+        return as_html("\n".join(told), *tables)
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Plots the difference of each layer, relative to its largest element.
+
+        Needs matplotlib, as in the extra `plot`.
+
+        Args:
+            axes: Where to draw; None for a new figure of pyplot.
+
+        Returns:
+            The axes. Their label is a sentence that can stand for the picture.
+
+        Raises:
+            ConversionError: There are no layers: the report is not of `verify(..., layers=True)`,
+                or what the two models do cannot be watched.
+            BackendUnavailableError: matplotlib is not installed.
+        """
+        if not self.layers:
+            raise ConversionError(
+                "there is nothing to plot: verify(..., layers=True) compares layer by layer, if "
+                "both models can be recorded."
+            )
+        return draw_differences(self.layers, axes)
+
+
+_MOST = 5  # differences of one kind that are shown
+
+
+def _row(one: Difference) -> tuple[str, ...]:
+    numbers = ("", "") if one.note else (f"{one.error:.2e}", f"{one.allowed:.2e}")
+    return one.path, *numbers, one.note or ("agrees" if one.ok else "differs")

@@ -1,0 +1,448 @@
+"""Compares two models in training: gradients, steps, and the arrays that calls change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fmapper.errors import ConversionError
+from fmapper.verification.arrays import UNITS, dtype_of, largest, move, widen
+from fmapper.verification.differences import (
+    OWN,
+    Bounds,
+    Difference,
+    Pair,
+    difference,
+    measure,
+    pairs_of,
+)
+from fmapper.verification.models.side import Side, arrays_in
+from fmapper.verification.models.trial import Loss, Stepper, Trial
+from fmapper.verification.optimizers import check_name, stepper
+from fmapper.verification.pairing import Pairing, floats
+from fmapper.verification.report import Parting, part_at
+
+# Roundings of the weights: in double precision those of sums that are taken in another order.
+MOVES = {True: 2.0**-36, False: 2.0**-22}
+# What sums in another order make of the largest element, at least.
+UNITS_OF_SUMS = {True: 2.0**20, False: 64.0}
+RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
+SMALL = 1e-4
+SEEDS = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Says what is compared, and how.
+
+    Attributes:
+        losses: The loss of each model.
+        steps: How many steps of the optimiser.
+        optimizers: The optimiser of each model: a name, or one of its framework.
+        rate: The learning rate; None for one at which roundings stay small.
+        rtol: As for `verify`.
+        atol: As for `verify`.
+    """
+
+    losses: tuple[Loss, Loss]
+    steps: int = 0
+    optimizers: tuple[Any, Any] = ("sgd", "sgd")
+    rate: float | None = None
+    rtol: float | None = None
+    atol: float = 0.0
+
+
+@dataclass(slots=True)
+class Course:
+    """The course of a training; arrays have the names and the layouts of `a`.
+
+    Attributes:
+        loss: The loss before the first step.
+        gradients: The gradients before the first step.
+        states: The weights after each step, and running statistics that have changed.
+        refused: Why the framework cannot differentiate the model.
+    """
+
+    loss: float = 0.0
+    gradients: dict[str, Any] = field(default_factory=dict)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all weights are still numbers."""
+        import numpy as np
+
+        return all(np.isfinite(x).all() for state in self.states for x in state.values())
+
+
+@dataclass(slots=True)
+class Trained:
+    """The differences of two courses; see the attributes of `Report`."""
+
+    loss: Difference | None = None
+    gradients: tuple[Difference, ...] = ()
+    steps: tuple[tuple[Difference, ...], ...] = ()
+    undecided: list[str] = field(default_factory=list)
+
+
+def compare_training(
+    trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, double: bool
+) -> Trained:
+    """Compares gradients and steps of two models.
+
+    Args:
+        trials: The models.
+        pairing: Their arrays.
+        plan: What is compared, and how they are trained.
+        double: Whether both can compute in double precision.
+    """
+    if double:
+        try:
+            return _compare(trials, pairing, plan, double=True)
+        except Exception:  # as of mixed dtypes: some code insists on single precision
+            pass
+    return _compare(trials, pairing, plan, double=False)
+
+
+def _compare(trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, double: bool) -> Trained:
+    a, b = trials
+    weights = _weights(a, double=double)
+    off = MOVES[double] if double else _unit(weights.values())
+
+    def run_a(rate: float, off: float = 0.0, seed: int | None = None) -> Course:
+        moved = {name: move(x, off, seed) for name, x in weights.items()}
+        return _train(a, moved, plan, 0, rate, None, double=double)
+
+    own: dict[str, float] = {}
+    for rate in RATES if plan.rate is None and plan.steps else (plan.rate or RATES[0],):
+        ours = run_a(rate)
+        if ours.refused:
+            return Trained(undecided=[f"gradients: a has none ({ours.refused})"])
+        own = {}
+        for seed in SEEDS:
+            for key, apart in _distances(ours, run_a(rate, off, seed)).items():
+                own[key] = max(own.get(key, 0.0), apart)
+        share = max((own[k] / s for k, s in _scales(ours).items() if s and k in own), default=0.0)
+        if ours.is_finite and share <= SMALL:
+            break
+    theirs = _train(
+        b, _weights(b, double=double), plan, 1, rate or RATES[0], pairing, double=double
+    )
+    if theirs.refused:
+        note = f"b has none ({theirs.refused}), a has"
+        return Trained(gradients=(Difference("gradients", math.inf, 0.0, 0.0, note),))
+    precision = "float64" if double else ""
+    bounds = Bounds(
+        plan.rtol, plan.atol, UNITS_OF_SUMS[double], {k: OWN * v for k, v in own.items()}
+    )
+    found = Trained()
+    pair = Pair("loss", *_scalars(ours.loss, theirs.loss))
+    found.loss = difference(pair, bounds, precision)
+    least = 1e-3 * max(map(largest, ours.gradients.values()), default=0.0)
+    found.gradients = tuple(_gradients(trials, pairing, ours, theirs, replace(bounds, least=least),
+                                       plan, precision))  # fmt: skip
+    found.steps = tuple(
+        tuple(
+            difference(Pair(f"{number}: {n}", x, after[n]), replace(bounds, least=1e-6), precision)
+            for n, x in before.items()
+            if n in after
+        )
+        for number, (before, after) in enumerate(zip(ours.states, theirs.states, strict=True), 1)
+    )
+    return _settle(found, a, plan, rate, ours) if double and plan.rtol is None else found
+
+
+def _settle(found: Trained, a: Trial, plan: Plan, rate: float, ours: Course) -> Trained:
+    """Allows differences in double precision that are roundings of single precision.
+
+    As where one of the models makes a table in single precision, or casts to it.
+    """
+    every = [one for ones in (found.gradients, *found.steps) for one in ones if not one.ok]
+    every += [found.loss] if found.loss is not None and not found.loss.ok else []
+    if not every or any(one.note for one in every):
+        return found
+    weights = _weights(a, double=True)
+    off = _unit(a.weights.values())
+    own: dict[str, float] = {}
+    for seed in SEEDS:
+        moved = {name: move(x, off, seed) for name, x in weights.items()}
+        other = _train(a, moved, plan, 0, rate, None, double=True)
+        for key, apart in _distances(ours, other).items():
+            own[key] = max(own.get(key, 0.0), apart)
+    # relative to what all arrays of a kind do: a table is used in one place only
+    if any(one.error > OWN * own.get(one.path, 0.0) for one in every):
+        return found
+
+    def settle(one: Difference) -> Difference:
+        return replace(one, allowed=max(one.allowed, OWN * own.get(one.path, 0.0)))
+
+    worst = max(every, key=lambda one: one.share)
+    return Trained(
+        None if found.loss is None else settle(found.loss),
+        tuple(map(settle, found.gradients)),
+        tuple(tuple(map(settle, step)) for step in found.steps),
+        [
+            f"{worst.path} is off by {worst.share:.1e} of its largest element in float64, no "
+            "more than a rounding of the models' own precision makes of it"
+        ],
+    )  # fmt: skip
+
+
+def _gradients(
+    trials: tuple[Trial, Trial], pairing: Pairing, ours: Course, theirs: Course, bounds: Bounds,
+    plan: Plan, precision: str,
+) -> Iterable[Difference]:  # fmt: skip
+    import numpy as np
+
+    a, b = trials
+    fixed = pairing.pull({name: np.zeros(x.shape) for name, x in b.fixed.items()})
+    for name in a.weights:
+        x = ours.gradients.get(name)
+        y = theirs.gradients.get(name)
+        x = np.zeros(a.weights[name].shape) if x is None else x
+        note = ""
+        if y is None:
+            frozen = name in fixed
+            y = np.zeros(x.shape)
+            if frozen and largest(x) > 0:
+                note = "a trains it, b does not"
+        yield difference(Pair(name, x, y, note), bounds, precision)
+    if not isinstance(plan.optimizers[1], str):
+        return  # which may leave weights as they are
+    for name, fixed_array in a.fixed.items():  # it must get no gradient, or it would learn
+        y = theirs.gradients.get(name)
+        if y is not None and largest(y) > 0:
+            yield Difference(name, largest(y), 0.0, 0.0, "b trains it, a does not",
+                             fixed_array.size)  # fmt: skip
+
+
+def _train(
+    trial: Trial, weights: dict[str, Any], plan: Plan, side: int, rate: float,
+    pairing: Pairing | None, *, double: bool,
+) -> Course:  # fmt: skip
+    """Trains a model; results are pulled to `a` by the pairing."""
+
+    def pull(arrays: Mapping[str, Any], *, add: bool = False) -> dict[str, Any]:
+        return dict(arrays) if pairing is None else pairing.pull(arrays, add=add)
+
+    step = _stepper(trial, plan.optimizers[side], rate)
+    course = Course()
+    state: Mapping[str, Any] | None = None
+    start = floats(trial.state)
+    for number in range(max(plan.steps, 1)):
+        slope = trial.slope(weights, plan.losses[side], state=state, double=double)
+        if slope.refused:
+            return Course(refused=slope.refused)
+        if number == 0:
+            course.loss = slope.loss
+            course.gradients = pull(slope.gradients, add=True)
+        if number < plan.steps:
+            weights, state = step(weights, slope.gradients), slope.state
+            now = floats(state)
+            moved = {n: x for n, x in now.items() if _differs(x, start.get(n))}
+            course.states.append(
+                pull({**weights, **trial.fixed, **(moved if pairing is None else now)})
+            )
+    return course
+
+
+def _stepper(trial: Trial, optimizer: Any, rate: float) -> Stepper:
+    if isinstance(optimizer, str):
+        return stepper(optimizer, rate)
+    made = trial.stepper(optimizer)
+    if made is None:
+        raise ConversionError(
+            f"{type(optimizer).__name__} is not an optimizer of the framework of its model. Pass a "
+            "torch.optim.Optimizer or a function that makes one for a module of torch, and a "
+            "transformation of optax for a model of JAX."
+        )
+    return made
+
+
+def check_optimizers(optimizer: Any) -> tuple[Any, Any]:
+    """Returns the optimiser of each model.
+
+    Raises:
+        ConversionError: It is neither a name nor a pair.
+    """
+    pair = optimizer if isinstance(optimizer, tuple) and len(optimizer) == 2 else None
+    if pair is None and isinstance(optimizer, str):
+        pair = (optimizer, optimizer)
+    if pair is None or hasattr(optimizer, "update"):  # a transformation of optax is a tuple, too
+        raise ConversionError(
+            "optimizer takes a name, or a pair of an optimizer for a and one for b, such as "
+            "(torch.optim.SGD(a.parameters(), 0.1), optax.sgd(0.1))."
+        )
+    for one in pair:
+        if isinstance(one, str):
+            check_name(one)
+    found: tuple[Any, Any] = pair
+    return found
+
+
+def _weights(trial: Trial, *, double: bool) -> dict[str, Any]:
+    return {name: widen(x) if double else x for name, x in trial.weights.items()}
+
+
+def _unit(arrays: Iterable[Any]) -> float:
+    """Returns twice a rounding of the coarsest arrays."""
+    units = [UNITS[dtype_of(x)] for x in arrays if dtype_of(x) in UNITS]
+    return 2 * max(units, default=UNITS["float32"])
+
+
+def _differs(x: Any, before: Any) -> bool:
+    return before is None or bool((widen(x) != widen(before)).any())
+
+
+def _scalars(*values: float) -> tuple[Any, ...]:
+    import numpy as np
+
+    return tuple(np.asarray(value, np.float64) for value in values)
+
+
+def _scales(course: Course) -> dict[str, float]:
+    found = {name: largest(x) for name, x in course.gradients.items()}
+    top = max(found.values(), default=0.0)
+    found = {name: max(x, 1e-3 * top) for name, x in found.items()}
+    for number, state in enumerate(course.states, 1):
+        found |= {f"{number}: {name}": max(largest(x), 1e-6) for name, x in state.items()}
+    return found
+
+
+def _distances(course: Course, other: Course) -> dict[str, float]:
+    found = {"loss": abs(course.loss - other.loss)}
+    for name, x in course.gradients.items():
+        found[name] = _distance(x, other.gradients.get(name))
+    for number, (before, after) in enumerate(zip(course.states, other.states, strict=False), 1):
+        found |= {f"{number}: {name}": _distance(x, after.get(name)) for name, x in before.items()}
+    return found
+
+
+def _distance(x: Any, y: Any) -> float:
+    if y is None:
+        return 0.0
+    error, _, _, note = measure(x, y)
+    return math.inf if note else error
+
+
+def first_parting(found: Trained, mode: str) -> Parting | None:
+    """Returns the parameter of the backward pass, or the step, where the models first part.
+
+    A backward pass comes to the last parameters first.
+    """
+    if found.loss is not None and not found.loss.ok:
+        return part_at(found.loss, "loss", mode=mode)
+    wrong = [one for one in found.gradients if not one.ok]
+    if wrong:
+        frozen = [one for one in wrong if one.note]
+        return part_at(
+            (frozen or wrong)[-1], "backward", name=(frozen or wrong)[-1].path, mode=mode
+        )
+    for number, step in enumerate(found.steps, 1):
+        off = [one for one in step if not one.ok]
+        if off:
+            worst = max(off, key=lambda one: one.share)
+            name = worst.path.partition(": ")[2]
+            return part_at(worst, "steps", name=name, step=number, mode=mode)
+    return None
+
+
+def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
+    """Returns the loss of each model, as a function of its output.
+
+    Raises:
+        ConversionError: It is neither a function nor a pair of functions.
+    """
+    if loss is None:
+        return _waves(sides)
+    pair = loss if isinstance(loss, tuple) else (loss, loss)
+    if len(pair) != 2 or not all(map(callable, pair)):
+        raise ConversionError(
+            "loss takes a function of the output that gives a scalar, or a pair of such functions."
+        )
+
+    def of(side: Side, function: Any) -> Loss:
+        return lambda output, constant: function(side.outputs(output))
+
+    return of(sides[0], pair[0]), of(sides[1], pair[1])
+
+
+def _waves(sides: tuple[Side, Side]) -> tuple[Loss, Loss]:
+    """Returns the mean of each floating array times `cos(0), cos(1), ...`, summed."""
+    outputs = [side.outputs(call.output) for side in sides if (call := side.call()) is not None]
+    pairs = [*pairs_of(*outputs)]
+    waves = [
+        (pair, np_waves(pair.x))
+        for pair in pairs
+        if not pair.note and dtype_of(pair.x).startswith(("float", "bfloat"))
+    ]
+
+    def of(side: Side, paths: list[str]) -> Loss:
+        def total(output: Any, constant: Any) -> Any:
+            arrays = arrays_in(side.outputs(output))
+            found = [
+                (arrays[path] * constant(wave)).mean()
+                for path, (_, wave) in zip(paths, waves, strict=True)
+            ]
+            return sum(found[1:], found[0])
+
+        return total
+
+    if not waves:
+        raise ConversionError(
+            "gradients and steps need an output with floating numbers, or a loss: pass loss=."
+        )
+    return of(sides[0], [p.path for p, _ in waves]), of(sides[1], [p.other for p, _ in waves])
+
+
+def np_waves(x: Any) -> Any:
+    """Returns `cos(0), cos(1), ...` in the shape of an array."""
+    import numpy as np
+
+    return np.cos(np.arange(x.size)).reshape(x.shape)
+
+
+def compare_weights(
+    trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan
+) -> tuple[Difference, ...]:
+    """Compares the parameters before anything was trained."""
+    a, b = trials
+    ours, theirs = {**a.weights, **a.fixed}, pairing.pull({**b.weights, **b.fixed})
+    names = [name for name in ours if name in theirs]
+    bounds = Bounds(plan.rtol, plan.atol, 2.0)
+    return tuple(
+        difference(Pair(name, ours[name], theirs[name].astype(ours[name].dtype)), bounds)
+        for name in names
+    )
+
+
+def compare_buffers(
+    sides: tuple[Side, Side], trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *,
+    double: bool,
+) -> tuple[tuple[Difference, ...], list[str]]:  # fmt: skip
+    """Compares the arrays besides parameters after a call; also says which have no partner."""
+    calls = [side.call(double=double) for side in sides]
+    assert calls[0] is not None
+    assert calls[1] is not None
+    ours, theirs = floats(calls[0].state), pairing.pull(floats(calls[1].state))
+    moved = sides[0].call(MOVES[double] if double else _unit(trials[0].weights.values()), 1,
+                          double=double)  # fmt: skip
+    own = {} if moved is None else {
+        name: OWN * _distance(ours[name], x) for name, x in floats(moved.state).items()
+    }  # fmt: skip
+    bounds = Bounds(plan.rtol, plan.atol, UNITS_OF_SUMS[double], own)
+    start = floats(trials[0].state)
+    lacking = [
+        f"{name}: a call of a changes it, and it has no partner among the arrays of b"
+        for name, x in ours.items()
+        if name not in theirs and _differs(x, start.get(name))
+    ]
+    found = tuple(
+        difference(Pair(name, x, theirs[name]), bounds, "float64" if double else "")
+        for name, x in ours.items()
+        if name in theirs
+    )
+    return found, lacking
