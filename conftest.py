@@ -1,14 +1,17 @@
 """How all tests run: on all processors, long ones apart, with the examples in docs."""
 
+import ast
 import builtins
+import contextlib
 import importlib
+import io
 import itertools
 import os
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 from fnmatch import fnmatch
 from functools import wraps
 from pathlib import Path
@@ -24,14 +27,49 @@ os.environ.setdefault("FMAPPER_FULL_TRACEBACKS", "1")  # a test that fails is lo
 
 import pytest
 from _pytest.runner import runtestprotocol  # what `pytest-rerunfailures` is made of
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+# --- the examples in docs -----------------------------------------------------------------------
+
+
+def run_snippet(example: Example) -> str | None:
+    """Runs a block of code, and compares what each statement shows with the comments below it.
+
+    A statement shows what it prints and, as at a prompt, the value of an expression, or the error
+    that it ends in, as `raises Class: message`. Blocks are copied as they stand, so they have no
+    prompts, and a comment in place of each result: `...` in it stands for anything, and white
+    space is as in a doctest. What has no comment is not compared.
+    """
+    source = str(example.parsed)
+    lines = source.splitlines()
+    for statement in ast.parse(source).body:
+        end = statement.end_lineno or 0
+        comments = itertools.takewhile(lambda line: line.startswith("#"), lines[end:])
+        expected = "\n".join(comment.removeprefix("#").removeprefix(" ") for comment in comments)
+        tree = ast.Interactive([statement])
+        ast.increment_lineno(tree, example.line + example.parsed.line_offset)
+        shown = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(shown):
+                exec(compile(tree, example.path, "single", dont_inherit=True), example.namespace)
+        except Exception as error:
+            if not expected.startswith("raises "):
+                raise
+            shown.write(f"raises {type(error).__name__}: {error}")
+        flags = ELLIPSIS | NORMALIZE_WHITESPACE
+        text = shown.getvalue()
+        raises = expected.startswith("raises ") and not text.startswith("raises ")
+        if raises or (
+            text and expected and not OutputChecker().check_output(expected, text, flags)
+        ):
+            return f"line {example.line + end}: the page says\n{expected}\nand it is\n{text}"
+    example.namespace.pop("__builtins__", None)
+    return None
+
 
 pytest_collect_file = Sybil(
-    parsers=[
-        PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE),
-        SkipParser(),
-    ],
+    parsers=[CodeBlockParser(language="python", evaluator=run_snippet), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],
     excludes=["docs/notebooks/*.md"],  # `nox -s notebooks` executes those
 ).pytest()

@@ -48,7 +48,9 @@ class Page(HTMLParser):
         self.headings = 0
         self.faults: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
         """Notes ids, links, assets, headings and pictures without words."""
         given = dict(attrs)
         for name in ("id", "name"):
@@ -58,7 +60,11 @@ class Page(HTMLParser):
             self.links.append(str(given["href"]))
         if tag in ("img", "script", "iframe", "source") and given.get("src"):
             self.assets.append(str(given["src"]))
-        if tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
+        if tag == "link" and given.get("rel") not in (
+            "canonical",
+            "next",
+            "prev",
+        ):
             self.assets.append(str(given["href"]))
         if tag == "h1":
             self.headings += 1
@@ -81,7 +87,13 @@ def target(site: Path, page: Path, link: str) -> Path:
     """The file that a link leads to."""
     path = unquote(urlsplit(link).path)
     found = (
-        (site / path.lstrip("/") if path.startswith("/") else page.parent / path) if path else page
+        (
+            site / path.lstrip("/")
+            if path.startswith("/")
+            else page.parent / path
+        )
+        if path
+        else page
     )
     return (found / "index.html" if found.is_dir() else found).resolve()
 
@@ -97,7 +109,10 @@ def faults(site: Path) -> Iterator[str]:
         for asset in page.assets:
             if re.match(r"(https?:)?//", asset):
                 yield f"{name}: asset from elsewhere: {asset}"
-            elif not asset.startswith("data:") and not target(site, path, asset).exists():
+            elif (
+                not asset.startswith("data:")
+                and not target(site, path, asset).exists()
+            ):
                 yield f"{name}: no asset {asset}"
         for link in page.links:
             parts = urlsplit(link)
@@ -107,10 +122,15 @@ def faults(site: Path) -> Iterator[str]:
             if there not in pages:
                 if not there.exists():
                     yield f"{name}: dead link {link}"
-            elif parts.fragment and unquote(parts.fragment) not in pages[there].ids:
+            elif (
+                parts.fragment
+                and unquote(parts.fragment) not in pages[there].ids
+            ):
                 yield f"{name}: dead anchor {link}"
     for sheet in (*site.rglob("*.css"), *site.rglob("*.svg")):
-        for url in re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)", sheet.read_text("utf-8")):
+        for url in re.findall(
+            r"url\([\"']?((?:https?:)?//[^)\"']+)", sheet.read_text("utf-8")
+        ):
             yield f"{sheet.relative_to(site)}: asset from elsewhere: {url}"
     index = json.loads((site / "search.json").read_text("utf-8"))["items"]
     for question, page in QUESTIONS.items():
@@ -137,38 +157,60 @@ def serve(site: Path) -> tuple[http.server.ThreadingHTTPServer, str]:
     return server, f"http://127.0.0.1:{server.server_port}/"
 
 
-def faults_in_browser(site: Path, chromium: str, pictures: Path | None) -> Iterator[str]:
+def faults_in_browser(
+    site: Path, chromium: str, pictures: Path | None
+) -> Iterator[str]:
     """What is wrong when a browser shows it."""
     from playwright.sync_api import sync_playwright
 
     server, address = serve(site)
-    names = [path.parent.relative_to(site).as_posix() for path in sorted(site.rglob("index.html"))]
+    names = [
+        path.parent.relative_to(site).as_posix()
+        for path in sorted(site.rglob("index.html"))
+    ]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for width, scheme in itertools.product((1440, 390), ("light", "dark")):
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        )
+        for width, scheme in itertools.product(
+            (1440, 390), ("light", "dark")
+        ):
             context = browser.new_context(
                 viewport={"width": width, "height": 900}, color_scheme=scheme
             )
             tab = context.new_page()
             said: list[str] = []
             tab.on(
-                "console", lambda m, said=said: said.append(m.text) if m.type == "error" else None
+                "console",
+                lambda m, said=said: (
+                    said.append(m.text) if m.type == "error" else None
+                ),
             )
-            tab.on("pageerror", lambda error, said=said: said.append(str(error)))
+            tab.on(
+                "pageerror", lambda error, said=said: said.append(str(error))
+            )
             tab.on(
                 "request",
                 lambda r, said=said: (
-                    None if r.url.startswith((address, "data:", "blob:")) else said.append(r.url)
+                    None
+                    if r.url.startswith((address, "data:", "blob:"))
+                    else said.append(r.url)
                 ),
             )
             for name in names:
                 said.clear()
-                answer = tab.goto(address + ("" if name == "." else name + "/"))
+                answer = tab.goto(
+                    address + ("" if name == "." else name + "/")
+                )
                 tab.wait_for_load_state("networkidle")
                 if answer is None or not answer.ok:
                     yield f"{name}: did not load"
-                yield from (f"{name}, {width} wide, {scheme}: {text}" for text in said)
-                over = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+                yield from (
+                    f"{name}, {width} wide, {scheme}: {text}" for text in said
+                )
+                over = tab.evaluate(
+                    "document.documentElement.scrollWidth - window.innerWidth"
+                )
                 if over > 1:
                     yield f"{name}: {over} pixels wider than a screen of {width}"
                 if pictures is not None:
@@ -181,15 +223,22 @@ def faults_in_browser(site: Path, chromium: str, pictures: Path | None) -> Itera
             tab.click(".md-search__button")
             tab.locator("dialog input").first.fill(question)
             try:
-                tab.wait_for_selector("dialog a[role=option]", timeout=20_000, state="attached")
+                tab.wait_for_selector(
+                    "dialog a[role=option]", timeout=20_000, state="attached"
+                )
             except Exception as error:
                 yield f"search for {question!r} finds nothing: {error}"
                 continue
             tab.wait_for_timeout(300)
             links = [
-                a.get_attribute("href") or "" for a in tab.locator("dialog a[role=option]").all()
+                a.get_attribute("href") or ""
+                for a in tab.locator("dialog a[role=option]").all()
             ]
-            places = list(dict.fromkeys(urlsplit(link).path.lstrip("/") for link in links))
+            places = list(
+                dict.fromkeys(
+                    urlsplit(link).path.lstrip("/") for link in links
+                )
+            )
             if page != places[0]:
                 yield f"search for {question!r}: {page} is not the first answer, {places[:5]}"
         browser.close()
@@ -207,7 +256,9 @@ def main() -> int:
     found = list(faults(site))
     if options.browser is not None:
         names = ("chromium-headless-shell", "chromium", "google-chrome")
-        chromium = options.browser or next(filter(None, map(shutil.which, names)), None)
+        chromium = options.browser or next(
+            filter(None, map(shutil.which, names)), None
+        )
         if chromium is None:
             found.append("no Chromium: give its path after --browser")
         else:

@@ -24,9 +24,14 @@ def draw(name: str, chart: dict[str, Any], page: str) -> None:
     series = chart.get("series", [""])
     rows = chart["rows"]
     settings = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), PAGES[page]
+        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color"),
+        PAGES[page],
     )
-    settings |= {"svg.hashsalt": name, "svg.fonttype": "path", "font.size": 11}
+    settings |= {
+        "svg.hashsalt": name,
+        "svg.fonttype": "path",
+        "font.size": 11,
+    }
     with mpl.rc_context(settings):
         height = 1.0 + len(rows) * (0.2 + 0.16 * len(series))
         figure, axis = plt.subplots(figsize=(8, height), layout="constrained")
@@ -37,16 +42,24 @@ def draw(name: str, chart: dict[str, Any], page: str) -> None:
                 given = [100 * right / tried]
             for at, value in enumerate(given):
                 place = row + 0.8 * ((at + 0.5) / len(series) - 0.5)
-                label = chart.get("missing", "") if value is None else f"{value:.4g}"
+                label = (
+                    chart.get("missing", "")
+                    if value is None
+                    else f"{value:.4g}"
+                )
                 if chart["unit"] == "%":
                     label = f"{value:.1f} %: {values[0]} of {values[1]}"
                 start = axis.get_xlim()[0] if value is None else value
                 if value is not None:
-                    axis.barh(place, value, 0.8 / len(series), color=colours[at])
+                    axis.barh(
+                        place, value, 0.8 / len(series), color=colours[at]
+                    )
                 axis.annotate(
                     label,
                     (0 if value is None else start, place),
-                    xycoords=("axes fraction", "data") if value is None else "data",
+                    xycoords=("axes fraction", "data")
+                    if value is None
+                    else "data",
                     xytext=(4, 0) if chart["unit"] != "%" else (-6, 0),
                     textcoords="offset points",
                     ha="left" if chart["unit"] != "%" else "right",
@@ -67,16 +80,27 @@ def draw(name: str, chart: dict[str, Any], page: str) -> None:
         axis.set_title(chart["title"], loc="left", fontsize=12)
         if len(series) > 1:
             handles = [
-                plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours[: len(series)]
+                plt.Rectangle((0, 0), 1, 1, color=colour)
+                for colour in colours[: len(series)]
             ]
             figure.legend(
-                handles, series, loc="outside lower center", ncols=len(series), frameon=False
+                handles,
+                series,
+                loc="outside lower center",
+                ncols=len(series),
+                frameon=False,
             )
-        figure.savefig(HERE / f"{name}-{page}.svg", transparent=True, metadata={"Date": None})
+        figure.savefig(
+            HERE / f"{name}-{page}.svg",
+            transparent=True,
+            metadata={"Date": None},
+        )
         plt.close(figure)
 
 
 if __name__ == "__main__":
-    for name, chart in json.loads((HERE / "figures.json").read_text()).items():
+    for name, chart in json.loads(
+        (HERE / "figures.json").read_text()
+    ).items():
         for page in PAGES:
             draw(name, chart, page)

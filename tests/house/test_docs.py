@@ -5,6 +5,7 @@ import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -55,14 +56,29 @@ def test_every_public_name_stands_in_a_guide(face: str) -> None:
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
-def test_the_page_of_the_command_line_is_that_of_the_commands() -> None:
-    """`python docs/commands.py` writes it."""
-    spec = importlib.util.spec_from_file_location("commands_of_docs", DOCS / "commands.py")
+def program_of_docs(name: str) -> ModuleType:
+    """Loads a program that writes a part of the documentation."""
+    spec = importlib.util.spec_from_file_location(f"{name}_of_docs", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["commands", "examples"])
+def test_a_page_is_what_its_program_writes(name: str) -> None:
+    """`python docs/commands.py` and `python docs/examples.py` write them."""
+    module = program_of_docs(name)
     assert module.PAGE.read_text("utf-8") == module.page()
+
+
+def test_pictures_are_those_of_the_recorded_session() -> None:
+    """`python docs/pictures.py` draws them."""
+    pytest.importorskip("pygments")
+    module = program_of_docs("pictures")
+    for name, text in module.pictures().items():
+        assert (module.ASSETS / name).read_text("utf-8") == text, name
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -90,6 +106,39 @@ def test_the_index_of_the_reference_lists_every_page() -> None:
     listed = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\)", index, re.MULTILINE)
     pages = [page.name for page in (DOCS / "reference").glob("*.md") if page.name != "index.md"]
     assert sorted(listed) == sorted(pages)
+
+
+WIDTH = 78  # what a page shows without scrolling
+PROMPTS = re.compile(r">>> |\.\.\. |>>>$|\$ ")
+COPIED = {"python", "console", "bash", "sh", "toml", "json"}  # others are what something prints
+SET_UP = "python3 -m venv .venv && . .venv/bin/activate && pip install -U pip && pip install"
+
+
+def faults_of_blocks(text: str) -> list[str]:
+    """Which lines of blocks that a reader copies are too wide or begin with a prompt."""
+    faults = []
+    for block in re.finditer(r"(?ms)^( *)```(\w+)[^\n]*\n(.*?)^\1```", text):
+        indent, language, code = block.groups()
+        for line in code.splitlines() if language in COPIED else ():
+            wide = len(line) - len(indent) > WIDTH and not line.startswith(SET_UP)
+            if wide or PROMPTS.match(line.strip()):
+                faults.append(line)
+    return faults
+
+
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS.parent).as_posix())
+def test_blocks_can_be_read_and_copied(page: Path) -> None:
+    """Results are comments below a statement, which the tests compare: see `run_snippet`."""
+    assert faults_of_blocks(page.read_text("utf-8")) == []
+
+
+def test_the_test_of_blocks_can_fail() -> None:
+    wide = f"x = {'1' * WIDTH}"
+    text = f"```python\n>>> 1 + 1\n{wide}\n```\n\n```text\n{wide}\n```\n"
+    assert faults_of_blocks(text) == [">>> 1 + 1", wide]
 
 
 def test_links_to_pages_from_outside_of_the_docs_are_good() -> None:

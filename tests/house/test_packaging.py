@@ -96,7 +96,9 @@ def test_one_version_and_addresses(metadata: Message) -> None:
 def test_links_of_the_readme_work_on_an_index(metadata: Message) -> None:
     links = re.findall(r"\]\(([^)]+)\)", str(metadata.get_payload()))
     assert f"{REPOSITORY}/blob/v{fmapper.__version__}/docs/howto/index.md" in links
-    assert [link for link in links if not link.startswith("https://")] == []
+    pictures = re.findall(r'src(?:set)?="([^"]+)"', str(metadata.get_payload()))
+    assert pictures
+    assert [link for link in links + pictures if not link.startswith("https://")] == []
 
 
 def pages() -> dict[Path, str]:
