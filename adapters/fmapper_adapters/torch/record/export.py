@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager as ContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -113,18 +113,18 @@ def export_program(
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
         check = False
     calls = PartCalls(recording) if parts else None
-    switch = functools.partial(modes.mode, recording, train=train, only_layers=only_layers)
     settings: dict[str, Any] = {"check": check, "whole": whole, "calls": calls}
-    with contextlib.nullcontext() if turns.taken else turns, keep_attributes(recording), switch():
+
+    def in_mode(*more: ContextManager[Any]) -> ContextManager[list[Any]]:
+        mode = modes.mode(recording, train=train, only_layers=only_layers)
+        alone = contextlib.nullcontext() if turns.taken else turns
+        return _together(alone, keep_attributes(recording), mode, *more)
+
+    with in_mode():
         blind = itertools.chain(*that_see_nothing(recording, args, inputs))
     for path in blind:
         warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=level_of_user())
-    with (
-        contextlib.nullcontext() if turns.taken else turns,
-        keep_attributes(recording),
-        switch(),
-        foreign_classes.register(recording, (args, inputs)),
-    ):
+    with in_mode(foreign_classes.register(recording, (args, inputs))):
         if calls is not None and recording is module:
             calls.masks = masks.find_meanings(module, args, inputs)
         encoders, later = that_leave_out(recording, args, inputs)
@@ -136,11 +136,9 @@ def export_program(
         changed: dict[str, None] = {}
 
         def by(ways: Sequence[Way] = WAYS) -> Program:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(leave_padding_out(encoders))
-                for patch in () if calls is None else (dead_results.keep, batch_sizes.take_any):
-                    stack.enter_context(patch())
-                names = stack.enter_context(plain_changes.note_changes(recording))
+            watching = () if calls is None else (dead_results.keep(), batch_sizes.take_any())
+            notes = plain_changes.note_changes(recording)
+            with _together(leave_padding_out(encoders), *watching, notes) as (*_, names):
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
                 changed.update(names)
                 if calls is not None and not train and not calls.left_out:
@@ -159,6 +157,13 @@ def export_program(
         warnings.warn(told, ConversionWarning, stacklevel=level_of_user())
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
+
+
+@contextlib.contextmanager
+def _together(*patches: ContextManager[Any]) -> Iterator[list[Any]]:
+    """Enters contexts one after the other; yields what they give."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(patch) for patch in patches]
 
 
 def level_of_user() -> int:
@@ -293,8 +298,8 @@ def _try_ways(
     calls: PartCalls | None,
 ) -> Recording:
     reasons: list[Exception] = []
-    left = [way for way in ways if not way.for_values]
-    for_values = [way for way in ways if way.for_values]
+    for_values = [way for way in ways if way.for_values and ways is WAYS]
+    left = [way for way in ways if way not in for_values]
     autograd.met.clear()
     while left:
         way = left.pop(0)
@@ -350,9 +355,9 @@ def _refuse_lost_gradients(module: torch.nn.Module, way: Way, reasons: list[Exce
     if autograd.met and not way.keeps_gradients:
         raise ConversionError(
             f"{type(module).__name__}: {', '.join(sorted(autograd.met))} has a custom gradient "
-            "(torch.autograd.Function), which torch loses in the only mode in which it can record "
-            f"this module. The other modes fail: {failures.first_line(reasons[0])}. Fix that, or "
-            "pass check=False for a model that differentiates its forward instead."
+            "(torch.autograd.Function), which torch loses in the only way in which it can record "
+            f"this module, {way.name}. The others fail: {failures.first_line(reasons[0])}. Fix "
+            "that, or pass check=False for a model that differentiates its forward instead."
         )
 
 

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.experimental import sym_node
@@ -22,41 +22,46 @@ from fmapper_adapters.torch.record import output_order
 from fmapper_adapters.torch.record.patches import operations
 from fmapper_adapters.torch.record.values import examples, expert_loops, loop_proof, split_rows
 
+Patch: TypeAlias = "Callable[[], contextlib.AbstractContextManager[Any]]"
+
 
 @dataclass(frozen=True)
 class Way:
     """A way in which torch can record a module.
 
     Attributes:
-        record: Takes the module, its arguments, its keywords and the varying sizes.
+        name: What it does with the module.
+        export: Takes the module, its arguments, its keywords and the varying sizes.
+        patches: What is changed in torch meanwhile.
+        after: Takes the program, the module, its arguments and its keywords, and raises for a
+            program that may not be used.
         for_values: It is for modules that depend on values, and goes before the others once a
             recording has failed for that.
         keeps_gradients: Custom autograd functions keep their gradients.
         sees_parts: The calls of submodules can be watched.
     """
 
-    record: Callable[..., torch.export.ExportedProgram]
+    name: str
+    export: Callable[..., torch.export.ExportedProgram]
+    patches: tuple[Patch, ...]
+    after: Callable[..., None] | None = None
     for_values: bool = False
     keeps_gradients: bool = True
     sees_parts: bool = True
 
+    def record(self, module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
+        """Records the module for its arguments, its keywords and the varying sizes.
 
-def _plainly(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    *,
-    grad: bool,
-    strict: bool,
-) -> torch.export.ExportedProgram:
-    with quiet(), torch.set_grad_enabled(grad), operations.stand_ins(unless=strict):
-        found = torch.export.export(
-            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
-        )
-    if strict:
-        output_order.restore(found)
-    return found
+        Raises:
+            Exception: torch's error, or that of a check, where this way cannot record it.
+        """
+        with contextlib.ExitStack() as stack:
+            for patch in self.patches:
+                stack.enter_context(patch())
+            found = self.export(module, *inputs)
+        if self.after is not None:
+            self.after(found, module, *inputs[:2])
+        return found
 
 
 def is_data_dependent(error: Exception) -> bool:
@@ -71,14 +76,13 @@ _SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
 _FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from arrays
 
 
-def _for_branches(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram:
-    """Records the branches of the examples, and checks that inputs take the same ones."""
-    with quiet(), _without_provenance(), torch.enable_grad(), operations.stand_ins():
-        found = torch.export.draft_export(
-            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-        )
+def _refuse_guesses(
+    found: torch.export.ExportedProgram,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Raises for a draft that does not check that inputs take the branches of the examples."""
     report = _private.report_of(found)
     failures = list(getattr(report, "failures", ()))
     kinds = {failure.failure_type.name for failure in failures}
@@ -92,7 +96,6 @@ def _for_branches(
         raise RuntimeError("draft_export: an assumed value is not asserted")
     with quiet():
         check.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
-    return found
 
 
 @contextlib.contextmanager
@@ -120,68 +123,42 @@ def _without_provenance() -> Iterator[None]:
                 reference().close()  # torch leaves its file open
 
 
-def _over_experts(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram:
+def _export(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
+    args, kwargs, shapes = inputs
+    return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _from_bytecode(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
+    args, kwargs, shapes = inputs
+    found = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+    output_order.restore(found)
+    return found
+
+
+def _draft(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
+    args, kwargs, shapes = inputs
+    return torch.export.draft_export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _over_experts(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
     """Records loops over the experts that are hit as loops over all of them."""
     if not expert_loops.has_expert_loops(module):
         raise loop_proof.NotProved("there is no loop over the indices of true elements")
     missing: set[Any] = set()
     while True:
         known = len(missing)
+        forward = expert_loops.visit_all_experts(module.forward, missing)
         try:
-            with examples.replace_forward(
-                module, expert_loops.visit_all_experts(module.forward, missing)
-            ):
-                return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
+            with quiet(), examples.replace_forward(module, forward):
+                return _export(module, *inputs)
         except Exception:  # torch may have replaced it by one of its own
             if len(missing) == known:
                 raise
 
 
-def _with_whole_rows(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram:
-    """Records functions of rows that are split by counts as functions of all rows."""
+def _with_whole_rows(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
     with examples.replace_forward(module, split_rows.keep_rows_together(module.forward)):
-        return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
-
-
-def _for_values(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram:
-    """Records a program for the values of the examples, and checks them on each call."""
-    with quiet(), torch.enable_grad(), operations.stand_ins():
-        return examples.record_values(module, args, kwargs, dynamic_shapes)
-
-
-def unaware(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram:
-    """Records the module with the recording hidden from it."""
-    with quiet(), torch.enable_grad(), operations.stand_ins():
-        return examples.record_values(module, args, kwargs, dynamic_shapes, aware=False)
-
-
-# Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
-# switched on, so that `torch.no_grad` is seen, unless only without them it can be recorded: torch
-# has loops that it cannot differentiate. Of the ways for values those that keep more of the program
-# general come first.
-STRICTLY = Way(
-    functools.partial(_plainly, grad=True, strict=True), keeps_gradients=False, sees_parts=False
-)
-UNAWARE = Way(unaware)
-WAYS = (
-    Way(functools.partial(_plainly, grad=True, strict=False)),
-    Way(functools.partial(_plainly, grad=False, strict=False), keeps_gradients=False),
-    STRICTLY,
-    Way(_over_experts, for_values=True),
-    Way(_for_branches, for_values=True),
-    Way(_for_values, for_values=True),
-    UNAWARE,
-)
-WITH_WHOLE_ROWS = (Way(_with_whole_rows),)
-SPECIALIZED = (Way(_for_values), Way(_for_branches), UNAWARE)
+        return _export(module, *inputs)
 
 
 @contextlib.contextmanager
@@ -218,3 +195,52 @@ _LOGS = (
     "torch._subclasses.fake_tensor",
     "torch.utils._sympy.interp",
 )
+
+_USUAL: tuple[Patch, ...] = (quiet, torch.enable_grad, operations.stand_ins)
+
+# Gradients are switched on, so that `torch.no_grad` is seen, unless only without them a module can
+# be recorded: torch has loops that it cannot differentiate. Where torch reads bytecode, which takes
+# longer, it would read stand-ins, too. Of the ways for values those that keep more of the program
+# general come first.
+WAYS = (
+    Way("as it is", _export, _USUAL),
+    Way(
+        "without gradients",
+        _export,
+        (quiet, torch.no_grad, operations.stand_ins),
+        keeps_gradients=False,
+    ),
+    STRICTLY := Way(
+        "from its bytecode",
+        _from_bytecode,
+        (quiet, torch.enable_grad),
+        keeps_gradients=False,
+        sees_parts=False,
+    ),
+    Way(
+        "over all experts",
+        _over_experts,
+        (torch.enable_grad, operations.stand_ins),
+        for_values=True,
+    ),
+    _BRANCHES := Way(
+        "along the branches of the examples",
+        _draft,
+        (quiet, _without_provenance, torch.enable_grad, operations.stand_ins),
+        after=_refuse_guesses,
+        for_values=True,
+    ),
+    _VALUES := Way(
+        "for the values of the examples, which each call checks",
+        examples.record_values,
+        _USUAL,
+        for_values=True,
+    ),
+    UNAWARE := Way(
+        "hidden from the module",
+        functools.partial(examples.record_values, aware=False),
+        _USUAL,
+    ),
+)
+SPECIALIZED = (_VALUES, _BRANCHES, UNAWARE)
+WITH_WHOLE_ROWS = (Way("with the rows of all parts", _with_whole_rows, _USUAL),)

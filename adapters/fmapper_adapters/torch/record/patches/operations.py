@@ -390,15 +390,8 @@ _CONSTANTS = 1024  # elements of a table that forward makes of numbers, as of th
 
 
 @contextlib.contextmanager
-def stand_ins(*, unless: bool = False) -> Iterator[None]:
-    """Replaces functions that cannot be recorded by operations that can.
-
-    Args:
-        unless: Not so: where torch reads bytecode it would read this, too.
-    """
-    if unless:
-        yield
-        return
+def stand_ins() -> Iterator[None]:
+    """Replaces functions that cannot be recorded by operations that can."""
     before = torch.nn.Module.to, _Norm.forward  # stand-ins, inside of another recording
     try:
         torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
