@@ -143,15 +143,17 @@ def convert(
             those constants, which are not trained, where else they are an error.
         specialize: Where sizes depend on the values of tensors and are not padded, take those that
             the values of the examples give: the program checks them, and compiles.
-        options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
-            unless given; None leaves it to `jax.default_matmul_precision`. For `linen` the same.
-            For `flax` the same and `rngs`, an `nnx.Rngs` that the model keeps; `structure=True` for
-            a module with the model's own classes and layers of NNX in them, whose code
-            `fmapper.source` shows, which `equinox` always needs; with it `scan=True` for blocks
-            that repeat as one with stacked arrays, called by a scan. For `torch`: `structure=True`
-            for a module with the model's own classes and layers of `torch.nn` in them;
-            `fused=False`, to compute everything as the program spells it out, where torch's own
-            softmax, norms and attention will not do, as for second derivatives of attention.
+        precision: For JAX, Flax and Linen, the precision of matrix products in float32: `highest`
+            unless given. None leaves it to `jax.default_matmul_precision`.
+        rngs: For Flax, an `nnx.Rngs` that the model keeps.
+        structure: For Flax, Equinox and torch, True for a module with the model's own classes and
+            layers of the framework in them, whose code `fmapper.source` shows. Equinox always needs
+            it.
+        scan: With `structure=True` for Flax and Equinox, True for blocks that repeat as one with
+            stacked arrays, called by a scan.
+        fused: For torch, False to compute everything as the program spells it out, where torch's
+            own softmax, norms and attention will not do, as for second derivatives of attention.
+        options: The last five: the adapter of the target reads them.
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
