@@ -230,7 +230,7 @@ class Meshes(Framework):
         """Returns the rule for the dimensions of an operation; None for one not known here.
 
         Args:
-            op: The operation, without its overload: `aten::linear`.
+            op: The operation: `aten::linear.default`.
         """
         return None
 

@@ -9,6 +9,7 @@ For users, besides `fmapper.shard`.
     layout      parses and checks the mesh axes of an array
     derivation  rules that follow from a program
     dimensions  finds equal dimensions among the arrays of a program
+    effects     rules for the dimensions of operations
     packings    finds arrays that lie side by side in one
     plan        the effect of a sharding, and its memory
     device_maps plans whole parts for one device each, by bytes
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
     from fmapper.meshes.derivation import Derivation, derive
     from fmapper.meshes.device_maps import DeviceMap, PlacedPart, device_map
     from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
+    from fmapper.meshes.effects import (
+        along,
+        argument,
+        fresh,
+        keep_but,
+        permutes,
+        pointwise,
+        reduces,
+        regroups,
+    )
     from fmapper.meshes.layout import boxes_at
     from fmapper.meshes.packings import Packing
     from fmapper.meshes.plan import PlannedShard, ShardPlan
@@ -42,16 +53,25 @@ __all__ = [
     "PlannedShard",
     "ShardPlan",
     "Sharding",
+    "along",
+    "argument",
     "boxes_at",
     "derive",
     "device_map",
+    "fresh",
+    "keep_but",
     "offload",
+    "permutes",
+    "pointwise",
+    "reduces",
+    "regroups",
 ]
 
 _PLACES = {
     "fmapper.meshes.derivation": "Derivation derive",
     "fmapper.meshes.device_maps": "DeviceMap PlacedPart device_map",
     "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
+    "fmapper.meshes.effects": ("along argument keep_but permutes pointwise reduces regroups fresh"),
     "fmapper.meshes.layout": "boxes_at",
     "fmapper.meshes.streaming": "Offload OffloadedModel offload",
     "fmapper.meshes.packings": "Packing",

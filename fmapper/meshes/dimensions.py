@@ -58,8 +58,8 @@ class Dimensions:
 
     Args:
         program: The program.
-        rule: Gives what an operation does with dimensions, by its name without the overload; None
-            for one that nobody knows.
+        rule: Gives what an operation does with dimensions, by its name; None for one that nobody
+            knows.
     """
 
     def __init__(self, program: Program, rule: Callable[[str], DimensionRule | None]) -> None:
@@ -281,7 +281,7 @@ class Dimensions:
         if not any(self._all_of(call)):
             self._fixed += itertools.chain(*results)
             return  # made from nothing, in parts as well as whole
-        says = self._rule(call.op.partition(".")[0])
+        says = self._rule(call.op)
         operands = [self._dims(value) for value in call.args]
         sums = len(self._sums)
         try:

@@ -41,6 +41,8 @@ class Lowering:
             become the ends of int32 where no operation computes with them.
         elements: Where it takes numbers that become elements, or are computed with them, by
             position; those that do not fit into 32 bits are lost. All others are sizes and places.
+        dims: What it does with dimensions, as a rule of `fmapper.meshes` from which sharding is
+            derived. An operation without one needs its operands whole.
     """
 
     function: Callable[..., Any]
@@ -52,6 +54,7 @@ class Lowering:
     whole: bool = True
     int64: Int64 | Callable[[Call], Int64] = "computes"
     elements: tuple[int, ...] = ()
+    dims: Callable[..., None] | None = None
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,6 +97,7 @@ class LoweringTable:
         whole: bool = True,
         int64: Int64 | Callable[[Call], Int64] = "computes",
         elements: tuple[int, ...] = (),
+        dims: Callable[..., None] | None = None,
     ) -> Callable[[F], F]:
         """Registers a function for operations; the flags are those of `Lowering`.
 
@@ -117,6 +121,7 @@ class LoweringTable:
                     whole=whole,
                     int64=int64,
                     elements=elements,
+                    dims=dims,
                 )
             return function
 
@@ -139,6 +144,11 @@ class LoweringTable:
                 if key in table:
                     return table[key]
         return None
+
+    def dims(self, op: str) -> Callable[..., None] | None:
+        """Returns what an operation does with dimensions; None for one that does not say it."""
+        found = self.find(op, {})
+        return None if found is None else found.dims
 
     def find_all(
         self, ops: Mapping[str, Iterable[str]], added: Mapping[str, Lowering]

@@ -154,9 +154,9 @@ class JaxMeshes(Meshes):
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns the dimension rule of an operation of torch."""
-        from fmapper_adapters.jax.aten.dimensions import RULES
+        from fmapper_adapters.jax.aten import table
 
-        return RULES.get(op)
+        return table.dims(op)
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns mesh and spec of a sharded array; None for others."""

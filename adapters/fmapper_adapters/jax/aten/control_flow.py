@@ -10,19 +10,21 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core.primitives import convert_element_type_p
 
+from fmapper.meshes import pointwise
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import is_weak
 
 Function = Callable[..., Any]
 
 
-@lowering("fmapper::stop_gradient", int64="moves")
+@lowering("fmapper::stop_gradient", int64="moves", dims=pointwise)
 def stop_gradient(x: Any) -> jax.Array:
     """Returns the array as a constant with respect to differentiation."""
     return jax.lax.stop_gradient(x)
 
 
-@lowering("fmapper::overwrite", int64="moves")
+@lowering("fmapper::overwrite", int64="moves", dims=pointwise)
 @jax.custom_jvp
 def overwrite(x: Any, value: Any) -> jax.Array:
     """Returns the value with the gradient of x: x after a write that autograd does not see."""
@@ -34,7 +36,7 @@ def _overwrite_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return overwrite(*primals), tangents[0]
 
 
-@lowering("fmapper::with_gradient")
+@lowering("fmapper::with_gradient", dims=dimensions.with_gradient)
 def with_gradient(
     ys: Sequence[Any],
     xs: Sequence[Any],

@@ -1,57 +1,15 @@
-"""Rules for the dimensions that operands and results of an ATen operation have in common.
-
-Rules for meshes are derived from these. An operation that is not listed needs whole operands.
-"""
+"""Rules for the dimensions of single ATen operations: the `dims` of their lowerings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from fmapper.meshes import DimensionRule, Dimensions, Dims
+from fmapper.meshes import Dimensions, Dims, argument, permutes
 from fmapper.programs import Call
 
-RULES: dict[str, DimensionRule] = {}
 
-
-def _says(*names: str) -> Callable[[DimensionRule], DimensionRule]:
-    def add(function: DimensionRule) -> DimensionRule:
-        RULES.update((name if "::" in name else f"aten::{name}", function) for name in names)
-        return function
-
-    return add
-
-
-def _argument(call: Call, at: int, name: str, default: Any = None) -> Any:
-    return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
-
-
-_POINTWISE = """
-abs add alias bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min clone contiguous cos
-detach div dropout elu eq erf exp expand expm1 full_like ge gelu gt hardsigmoid hardswish hardtanh
-le leaky_relu log log1p log_sigmoid logical_and logical_not logical_or lt masked_fill maximum
-minimum mish mul native_dropout ne neg ones_like pow reciprocal relu relu6 rsqrt rsub sigmoid silu
-sin softplus sqrt square sub tanh to _to_copy where zeros_like fmapper::overwrite
-fmapper::stop_gradient
-"""
-POINTWISE = frozenset(_POINTWISE.split())
-
-
-@_says(*POINTWISE)
-def _pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    for operand in operands:
-        for result in results:
-            if operand is not None:
-                own.align(operand, result)
-
-
-@_says("new_ones", "new_zeros", "new_full", "new_empty")
-def _new(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Returns new dimensions: only the dtype of the operand counts."""
-
-
-@_says("linear")
-def _linear(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def linear(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Sums over features; the outputs are the rows of the weight."""
     x, w, *bias = operands
     (y,) = results
     own.align(x[:-1], y[:-1])
@@ -61,8 +19,8 @@ def _linear(own: Dimensions, call: Call, operands: list[Any], results: list[Dims
         own.join(bias[0][0], y[-1])
 
 
-@_says("matmul", "mm", "bmm", "mv", "dot")
-def _matmul(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def matmul(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Sums over the columns of one matrix and the rows of the other."""
     a, b = operands
     (y,) = results
     own.contract(a[-1], b[-2] if len(b) > 1 else b[-1], call)
@@ -75,16 +33,16 @@ def _matmul(own: Dimensions, call: Call, operands: list[Any], results: list[Dims
         own.align(rows, y)
 
 
-@_says("addmm", "baddbmm")
-def _addmm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def addmm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Adds a bias to a product of matrices."""
     bias, *factors = operands
-    _matmul(own, call, factors[:2], results)
+    matmul(own, call, factors[:2], results)
     if bias:
         own.align(bias, results[0])
 
 
-@_says("embedding")
-def _embedding(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def embedding(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Looks rows up."""
     weight, indices = operands[:2]
     (y,) = results
     own.align(indices, y[:-1])
@@ -92,8 +50,8 @@ def _embedding(own: Dimensions, call: Call, operands: list[Any], results: list[D
     own.look_up(weight[0], call)
 
 
-@_says("scaled_dot_product_attention")
-def _attention(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def attention(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Keeps batches, heads and queries; sums over keys."""
     q, k, v, *mask = operands
     (y,) = results
     own.align(q[:-1], y[:-1])
@@ -109,11 +67,11 @@ def _attention(own: Dimensions, call: Call, operands: list[Any], results: list[D
         own.align(mask[0], [*q[:-1], k[-2]])
 
 
-@_says("conv1d", "conv2d", "conv3d", "convolution")
-def _convolution(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def convolution(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Sums over input channels; needs places whole."""
     x, w, *bias = operands
     (y,) = results
-    groups = _argument(call, 8 if call.op.startswith("aten::convolution") else 6, "groups", 1)
+    groups = argument(call, "groups", 8 if call.op.startswith("aten::convolution") else 6, 1)
     if len(x) == len(y):
         own.join(x[0], y[0])
     own.join(w[0], y[1 - len(w)])
@@ -128,8 +86,8 @@ def _convolution(own: Dimensions, call: Call, operands: list[Any], results: list
         own.join(bias[0][0], w[0])
 
 
-@_says("_native_batch_norm_legit_no_training", "batch_norm", "_native_batch_norm_legit")
-def _batch_norm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def batch_norm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Keeps all dimensions; the others have that of the channels."""
     x, *others = operands
     own.align(x, results[0])
     for other in others:
@@ -137,94 +95,47 @@ def _batch_norm(own: Dimensions, call: Call, operands: list[Any], results: list[
             own.join(other[0], x[1])
 
 
-@_says("layer_norm", "rms_norm", "native_layer_norm")
-def _layer_norm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def layer_norm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Sums over the last dimensions, and keeps them."""
     x, *others = operands
     own.align(x, results[0])
     for other in others:
         if other:
             own.align(other, x)
-    count = len(_argument(call, 1, "normalized_shape", (0,)))
+    count = len(argument(call, "normalized_shape", 1, (0,)))
     for dim in x[len(x) - count :]:
         own.sum(dim, call)
 
 
-@_says("mean", "sum", "amax", "amin", "prod", "var", "std", "var_mean")
-def _reduce(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    x = operands[0]
-    asked = _argument(call, 1, "dim", ())
-    if asked is None or asked == () or call.op.endswith(".default"):
-        gone = set(range(len(x)))
-    else:
-        gone = {at % len(x) for at in (asked if isinstance(asked, tuple) else (asked,))}
-    for at in gone:
-        own.sum(x[at], call)
-    kept = len(results[0]) == len(x)
-    rest = [d for at, d in enumerate(x) if kept or at not in gone]
-    own.align(rest, results[0])
-
-
-@_says("max_pool2d_with_indices", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "max_pool1d",
-       "avg_pool1d", "adaptive_avg_pool1d")  # fmt: skip
-def _pool(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def pool(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Needs places whole."""
     x = operands[0]
     for result in results:
-        count = 1 if "1d" in call.op else 2
+        count = int(call.op[call.op.index("_pool") + 5])
         own.align(x[:-count], result[:-count])
         own.need([*x[-count:], *result[-count:]], call)
 
 
-@_says("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
-def _along(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    x = operands[0]
-    own.align(x, results[0])
-    own.need([x[_argument(call, 1, "dim", -1)]], call)
-
-
-@_says("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten")
-def _reshape(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    own.regroup(operands[0], results[0], call)
-
-
-@_says("repeat_interleave")
-def _repeat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def repeat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Keeps dimensions of which each element is repeated equally often."""
     x, (y,) = operands[0], results
-    if len(x) == len(y) and isinstance(_argument(call, 1, "repeats"), int):
+    if len(x) == len(y) and isinstance(argument(call, "repeats", 1), int):
         for a, b in zip(x, y, strict=True):
             own.join(a, b)
     else:
         own.need([*x, *y], call)
 
 
-@_says("permute")
-def _permute(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    for at, dim in enumerate(_argument(call, 1, "dims")):
-        own.join(operands[0][dim], results[0][at])
-
-
-@_says("transpose")
-def _transpose(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    order = [*operands[0]]
-    a, b = call.args[1:3]
-    order[a], order[b] = order[b], order[a]
-    own.align(order, results[0])
-
-
-@_says("t")
-def _t(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    own.align(operands[0][::-1], results[0])
-
-
-@_says("slice", "select", "index_select", "gather", "narrow")
-def _part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Takes part of one dimension."""
     x, (y,) = operands[0], results
-    at = _argument(call, 1, "dim", 0) % len(x)
+    at = argument(call, "dim", 1, 0) % len(x)
     rest = [d for i, d in enumerate(x) if i != at]
     kept = [d for i, d in enumerate(y) if i != at] if len(y) == len(x) else y
     for a, b in zip(rest, kept, strict=True):
         own.join(a, b)
-    is_slice = "slice" in call.op and _argument(call, 4, "step", 1) == 1
-    start = (_argument(call, 2, "start") or 0) if is_slice else None
+    is_slice = "slice" in call.op and argument(call, "step", 4, 1) == 1
+    start = (argument(call, "start", 2) or 0) if is_slice else None
     if is_slice and own.size(y[at]) == own.size(x[at]):
         own.join(x[at], y[at])
     elif isinstance(start, int) and isinstance(size := own.size(x[at]), int):
@@ -233,8 +144,8 @@ def _part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims])
         own.need([x[at], *([y[at]] if len(y) == len(x) else ())], call)
 
 
-@_says("index")
-def _index(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def index(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Looks elements of one dimension up, and keeps the others."""
     x, indices = operands[:2]
     (y,) = results
     if indices and len(indices) == 1 and indices[0]:
@@ -253,23 +164,15 @@ def _index(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
         own.join(a, b)
 
 
-@_says("cat")
-def _cat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    (y,) = results
-    at = _argument(call, 1, "dim", 0) % len(y)
-    parts = [part for part in operands[0] or () if part and len(part) == len(y)]
-    own.need([dims[at] for dims in (y, *parts)], call)
-    for part in parts:
-        _join_but(own, at, part, y)
-
-
-@_says("split_with_sizes", "split", "chunk")
-def _split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Cuts one dimension into parts."""
     x = operands[0]
-    at = _argument(call, 2, "dim", 0) % len(x)
+    at = argument(call, "dim", 2, 0) % len(x)
     start = 0
     for part in results:  # what was packed in one array, as the gate of a perceptron beside it
-        _join_but(own, at, x, part)
+        for i, (old, new) in enumerate(zip(x, part, strict=True)):
+            if i != at:
+                own.join(old, new)
         size = own.size(part[at])
         if isinstance(start, int) and isinstance(size, int):
             own.cut(x[at], part[at], start, call)
@@ -278,20 +181,14 @@ def _split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
             own.need([x[at], part[at]], call)
 
 
-def _join_but(own: Dimensions, at: int, a: Dims, b: Dims) -> None:
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        if i != at:
-            own.join(x, y)
-
-
-@_says("fmapper::with_gradient")
-def _with_gradient(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def with_gradient(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Gives its first operands."""
     for y, result in zip(operands[0], results, strict=True):
         own.align(y, result)
 
 
-@_says("transformers::grouped_mm_fallback", "_grouped_mm", "fmapper::grouped_mm")
-def _group(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def group(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Multiplies the rows of each group by the matrix of its expert."""
     x, w = operands[:2]
     (y,) = results
     own.expert(w[0])
@@ -299,3 +196,15 @@ def _group(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
     own.join(w[-1], y[-1])
     own.join(x[0], y[0])
     own.need([x[0]], call)
+
+
+def _swap(call: Call, rank: int) -> list[int]:
+    order = [*range(rank)]
+    a, b = call.args[1:3]
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+permute = permutes(lambda call, _: argument(call, "dims", 1))
+transpose = permutes(_swap)
+t = permutes(lambda _, rank: range(rank)[::-1])

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper.meshes import reduces
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import dtype_of
 
@@ -62,10 +63,10 @@ def _extreme(
     return found
 
 
-lowering("aten::amax", "aten::max.default", int64="moves")(
+lowering("aten::amax", "aten::max.default", int64="moves", dims=reduces("dim", 1))(
     lambda x, dim=None, keepdim=False: largest(x, dim, keepdim)
 )
-lowering("aten::amin", "aten::min.default", int64="moves")(
+lowering("aten::amin", "aten::min.default", int64="moves", dims=reduces("dim", 1))(
     lambda x, dim=None, keepdim=False: smallest(x, dim, keepdim)
 )
 

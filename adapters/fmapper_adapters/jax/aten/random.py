@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
     cast,
@@ -24,13 +25,13 @@ from fmapper_adapters.jax.aten.types import (
 )
 
 
-@lowering("aten::dropout", random=True)
+@lowering("aten::dropout", random=True, dims=pointwise)
 def dropout(x: Any, p: float, train: bool, *, key: Any) -> jax.Array:
     """Sets elements to zero with probability p, and scales the others by 1 / (1 - p)."""
     return native_dropout(x, p, train, key=key)[0]
 
 
-@lowering("aten::native_dropout", random=True)
+@lowering("aten::native_dropout", random=True, dims=pointwise)
 def native_dropout(x: Any, p: float, train: Any, *, key: Any) -> tuple[jax.Array, jax.Array]:
     """Applies dropout, and returns the mask of what is kept."""
     if train is False or p == 0:

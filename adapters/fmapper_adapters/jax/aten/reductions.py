@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.meshes import along, reduces
 from fmapper_adapters.jax.aten.extremes import axes, elements_at, largest, smallest
 from fmapper_adapters.jax.aten.matrices.norms import vector_norm
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
@@ -38,7 +39,7 @@ def _inexact(x: Any) -> bool:
 # --- sums and products ----------------------------------------------------------------------
 
 
-@lowering("aten::sum", whole=False)
+@lowering("aten::sum", whole=False, dims=reduces("dim", 1))
 def total(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
     """Returns the sum; integers and bool give int64, halves are added in float32."""
     if dtype is None:
@@ -55,7 +56,7 @@ def nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None)
     return total(x, dim, keepdim, dtype=dtype)
 
 
-@lowering("aten::mean")
+@lowering("aten::mean", dims=reduces("dim", 1))
 def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
     """Returns the mean, halves in float32; of nothing it is NaN."""
     dtype = x.dtype if dtype is None else dtype
@@ -63,7 +64,7 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
     return jnp.mean(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
 
 
-@lowering("aten::prod")
+@lowering("aten::prod", dims=reduces("dim", 1))
 def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
     """Returns the product; integers and bool give int64."""
     if dtype is None:
@@ -113,9 +114,9 @@ def _each_of_both(target: str, most: float, part: Callable[..., Any]) -> None:
     def of_dims(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
         return of_axes(x, dim, correction=int(unbiased), keepdim=keepdim)
 
-    lowering(f"aten::{target}.correction")(of_axes)
-    lowering(f"aten::{target}.default")(of_all)
-    lowering(f"aten::{target}.dim")(of_dims)
+    lowering(f"aten::{target}.correction", dims=reduces("dim", 1))(of_axes)
+    lowering(f"aten::{target}.default", dims=reduces("dim", 1))(of_all)
+    lowering(f"aten::{target}.dim", dims=reduces("dim", 1))(of_dims)
 
 
 def _spread(spread: Any, factor: Any, dtype: Any) -> jax.Array:
@@ -183,7 +184,7 @@ def count_nonzero(x: Any, dim: Any = None) -> jax.Array:
 # --- softmax and logsumexp ------------------------------------------------------------------
 
 
-@lowering("aten::softmax", "aten::_softmax")
+@lowering("aten::softmax", "aten::_softmax", dims=along("dim", 1))
 def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) -> jax.Array:
     """Computes softmax; rows of -inf give NaN, as in torch. Halves in float32."""
     # the third argument of aten::softmax.int is the dtype, of aten::_softmax a flag
@@ -201,7 +202,7 @@ def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) 
     return (unnormalised / jnp.sum(unnormalised, dim, keepdims=True)).astype(result)
 
 
-@lowering("aten::log_softmax", "aten::_log_softmax")
+@lowering("aten::log_softmax", "aten::_log_softmax", dims=along("dim", 1))
 def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) -> jax.Array:
     """Returns the logarithm of softmax; halves in float32."""
     if dtype is None and half_to_float is not None and not isinstance(half_to_float, bool):
@@ -236,7 +237,7 @@ def _along(function: Callable[..., Any], x: Any, dim: int) -> jax.Array:
     return function(x, dim % x.ndim) if x.ndim else function(x[None], 0)[0]
 
 
-@lowering("aten::cumsum")
+@lowering("aten::cumsum", dims=along("dim", 1))
 def cumsum(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
     """Returns running sums; integers and bool give int64."""
     if dtype is None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from fmapper.meshes import pointwise
 from fmapper.programs import Call, Ref
-from fmapper_adapters.jax.aten.dimensions import POINTWISE
+from fmapper_adapters.jax.aten import table
 
 Size = int | str
 
@@ -85,6 +86,12 @@ def _says(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
+def rule_of(op: str) -> Rule | None:
+    """Returns the rule of an operation; None for one that does not leave rows in order."""
+    found = RULES.get(op.partition(".")[0])
+    return _pointwise if found is None and table.dims(op) is pointwise else found
+
+
 def starts(call: Call) -> Step | None:
     """Returns what a call that sorts the rows of one array gives; None for other calls."""
     if call.op not in ("aten::sort.default", "aten::sort.stable") or len(call.result) != 2:
@@ -95,7 +102,6 @@ def starts(call: Call) -> Step | None:
     return Step((Kind.ROWS, Kind.ORDER), {keys.name: 1})
 
 
-@_says(*POINTWISE)
 def _pointwise(own: Sorted, call: Call) -> Step | None:
     """Computes each row, or each number of a group, by itself."""
     (_, shape), *others = call.result
@@ -210,7 +216,7 @@ def _reduce(own: Sorted, call: Call) -> Step | None:
     return Step(Kind.ROWS) if gone and 0 not in gone else None
 
 
-@_says("transformers::grouped_mm_fallback", "_grouped_mm", "fmapper::grouped_mm")
+@_says("transformers::grouped_mm_fallback", "_grouped_mm")
 def _group(own: Sorted, call: Call) -> Step | None:
     """Multiplies the rows of each group by the matrix of that."""
     x, weight, ends, *others = (*call.args, *call.kwargs.values())

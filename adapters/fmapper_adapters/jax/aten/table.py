@@ -10,4 +10,5 @@ lowering = TABLE.lowering
 load = TABLE.load
 find = TABLE.find
 find_all = TABLE.find_all
+dims = TABLE.dims
 lowers_whole = TABLE.lowers_whole

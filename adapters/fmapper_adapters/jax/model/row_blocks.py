@@ -80,7 +80,7 @@ class _Span:
         if call.op == "sym::getitem":
             source, at = call.args
             return Step(self._several[source.name][at])
-        rule = routing.RULES.get(call.op.partition(".")[0])
+        rule = routing.rule_of(call.op)
         try:
             return rule and rule(self._own, call)
         except (IndexError, TypeError, ValueError):  # a form that the rule does not know

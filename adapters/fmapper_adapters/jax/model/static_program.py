@@ -11,7 +11,6 @@ from fmapper import LossyCastError
 from fmapper.meshes import Dimensions, Packing
 from fmapper.programs import Echoes, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.aten import table, types
-from fmapper_adapters.jax.aten.dimensions import RULES
 from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints, packing, row_blocks
 
 Arrays = dict[str, Any]
@@ -76,7 +75,7 @@ class StaticProgram:
     @cached_property
     def output_dimensions(self) -> list[list[dict[str, int]]]:
         """The parameters that have each dimension of each computed output of the user's."""
-        rows = Dimensions(self.program, RULES.get).of_outputs()
+        rows = Dimensions(self.program, table.dims).of_outputs()
         pairs = zip(self.program.graph.outputs, self.program.outputs, rows, strict=True)
         return [row for value, out, row in pairs if out.kind == "user" and isinstance(value, Ref)]
 
@@ -91,7 +90,7 @@ class StaticProgram:
     @cached_property
     def packings(self) -> list[Packing]:
         """The parameters in which several arrays lie side by side."""
-        return Dimensions(self.program, RULES.get).packings()
+        return Dimensions(self.program, table.dims).packings()
 
     def graph_with_blocks(self, counts: packing.Counts, *, in_parts: bool) -> Lowered:
         """Returns the graph for packed parameters, and its lowerings.

@@ -8,7 +8,7 @@ import torch
 
 from fmapper.programs import Graph
 from fmapper_adapters.torch.fuse import find_gru, find_lstm
-from fmapper_adapters.torch.lax import recurrent
+from fmapper_adapters.torch.lax import dimensions, recurrent
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import control_flow
 from fmapper_adapters.torch.model.emit import current
@@ -17,7 +17,7 @@ from fmapper_adapters.torch.model.emit import current
 _UNROLLED = 600
 
 
-@lax("scan", takes_avals=True)
+@lax("scan", takes_avals=True, dims=dimensions.scan)
 def scan(
     *operands: Any,
     jaxpr: Graph,

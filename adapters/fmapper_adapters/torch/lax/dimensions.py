@@ -1,42 +1,15 @@
-"""Rules for the dimensions that operands and results of a JAX primitive have in common.
-
-Rules for meshes are derived from these. A primitive that is not listed needs whole operands.
-"""
+"""Rules for the dimensions of single JAX primitives: the `dims` of their lowerings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from typing import Any
 
-from fmapper.meshes import DimensionRule, Dimensions, Dims
+from fmapper.meshes import Dimensions, Dims, keep_but
 from fmapper.programs import Call
 
-RULES: dict[str, DimensionRule] = {}
-_BODIES = ("call_jaxpr", "fun_jaxpr", "jaxpr")  # which keywords primitives have for what they call
 
-
-def _says(names: str) -> Callable[[DimensionRule], DimensionRule]:
-    def add(function: DimensionRule) -> DimensionRule:
-        RULES.update((f"lax::{name}", function) for name in names.split())
-        return function
-
-    return add
-
-
-@_says("""
-abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos
-cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log
-log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision rem round rsqrt select_n
-sign sin sinh sqrt square stop_gradient sub tan tanh xor
-""")
-def _pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    for operand in operands:
-        if operand is not None:
-            own.align(operand, results[0])
-
-
-@_says("dot_general")
-def _dot_general(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def dot_general(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Sums over contracted dimensions, and keeps the others."""
     a, b = operands
     (y,) = results
     (over_a, over_b), (batch_a, batch_b) = call.kwargs["dimension_numbers"]
@@ -51,8 +24,8 @@ def _dot_general(own: Dimensions, call: Call, operands: list[Any], results: list
         own.join(old, new)
 
 
-@_says("conv_general_dilated")
-def _convolution(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def convolution(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Sums over input channels; needs places whole."""
     numbers = call.kwargs["dimension_numbers"]
     batch, channels, *space = (operands[0][at] for at in numbers["lhs_spec"])
     out, each, *kernel = (operands[1][at] for at in numbers["rhs_spec"])
@@ -71,8 +44,8 @@ def _convolution(own: Dimensions, call: Call, operands: list[Any], results: list
     own.need([*space, *kernel, *places], call)
 
 
-@_says("gather")
-def _gather(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def gather(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Looks slices up, and keeps dimensions that are taken whole."""
     x, indices = operands
     (y,) = results
     numbers, sizes = call.kwargs["dimension_numbers"], call.kwargs["slice_sizes"]
@@ -92,97 +65,43 @@ def _gather(own: Dimensions, call: Call, operands: list[Any], results: list[Dims
         own.join(old, new)
 
 
-@_says("""
-reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin
-""")
-def _reduce(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    (x,) = operands
-    gone = call.kwargs["axes"]
-    for at in gone:
-        own.sum(x[at], call)
-    rest = [d for at, d in enumerate(x) if at not in gone]
-    for old, new in zip(rest, results[0], strict=True):
-        own.join(old, new)
-
-
-@_says("reshape squeeze expand_dims")
-def _reshape(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    own.regroup(operands[0], results[0], call)
-
-
-@_says("broadcast_in_dim")
-def _broadcast(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def broadcast(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Keeps dimensions whose size stays."""
     for old, at in zip(operands[0], call.kwargs["broadcast_dimensions"], strict=True):
-        _join_whole(own, old, results[0][at])
+        if own.size(old) == own.size(results[0][at]):
+            own.join(old, results[0][at])
 
 
-@_says("transpose")
-def _transpose(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    for at, new in zip(call.kwargs["permutation"], results[0], strict=True):
-        own.join(operands[0][at], new)
-
-
-@_says("cumsum cumprod cummax cummin cumlogsumexp")
-def _cumulative(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    _along(own, call, operands[0], results, {call.kwargs["axis"]})
-
-
-@_says("sort")
-def _sort(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    for x in operands:
-        _along(own, call, x, results, {call.kwargs["dimension"]})
-
-
-@_says("top_k")
-def _top_k(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    _along(own, call, operands[0], results, {call.kwargs.get("axis", len(operands[0]) - 1)})
-
-
-@_says("rev")
-def _reverse(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    _along(own, call, operands[0], results, call.kwargs["dimensions"])
-
-
-@_says("slice dynamic_slice dynamic_update_slice pad")
-def _part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Returns or changes part of an array: what keeps its size is all there."""
     parts = [operands[0], *(o for o in operands[1:] if o and len(o) == len(results[0]))]
-    for part in parts:
-        cut = {at for at, d in enumerate(part) if own.size(d) != own.size(results[0][at])}
-        _along(own, call, part, results, cut)
+    for x in parts:
+        cut = {at for at, d in enumerate(x) if own.size(d) != own.size(results[0][at])}
+        keep_but(own, call, [x], results, cut)
 
 
-@_says("reduce_window reduce_window_sum reduce_window_max reduce_window_min")
-def _window(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def window(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Needs the dimensions of windows whole."""
     windows = call.kwargs["window_dimensions"]
-    _along(own, call, operands[0], results, {at for at, n in enumerate(windows) if n != 1})
+    keep_but(own, call, operands[:1], results, {at for at, n in enumerate(windows) if n != 1})
 
 
-@_says("concatenate")
-def _concatenate(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    for part in operands:
-        _along(own, call, part, results, {call.kwargs["dimension"]})
-
-
-@_says("split")
-def _split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Cuts one dimension into parts."""
     (x,), at = operands, call.kwargs["axis"]
     even = len({own.size(part[at]) for part in results}) == 1
-    _along(own, call, x, results, () if even else {at})
+    keep_but(own, call, operands, results, () if even else {at})
     if even:  # what was packed in one array, as the gate of a perceptron beside it
         own.move(x[at], call)
 
 
-@_says("custom_jvp_call custom_vjp_call jit pjit closed_call core_call remat checkpoint")
-def _inner(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def inner(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Follows a function that is called as a whole."""
-    graph = next(call.kwargs[name] for name in _BODIES if name in call.kwargs)
-    for new, result in zip(own.inside(graph, operands), results, strict=True):
+    for new, result in zip(own.inside(call.kwargs["call_jaxpr"], operands), results, strict=True):
         _join_all(own, new, result)
 
 
-@_says("scan")
-def _scan(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def scan(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Follows a loop over the first dimension of arrays, such as layers that are stacked."""
     graph, length = call.kwargs["jaxpr"], call.kwargs["length"]
     first = call.kwargs["num_consts"]
@@ -202,20 +121,3 @@ def _join_all(own: Dimensions, new: Any, result: Dims) -> None:
     """Joins the dimensions of what an inner graph returns with those of a result."""
     for a, b in zip(new or (), result, strict=bool(new)):
         own.join(a, b)
-
-
-def _along(
-    own: Dimensions, call: Call, x: Dims, results: list[Dims], whole: Collection[int]
-) -> None:
-    """Joins each dimension with that of the results, but for those that are needed whole."""
-    for y in results:
-        for at, (old, new) in enumerate(zip(x, y, strict=True)):
-            if at in whole:
-                own.need([old, new], call)
-            else:
-                own.join(old, new)
-
-
-def _join_whole(own: Dimensions, old: int, new: int) -> None:
-    if own.size(old) == own.size(new):
-        own.join(old, new)

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from fmapper.programs import Graph, Ref, Scalar, substitute
+from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import derivatives
 from fmapper_adapters.torch.model.emit import current
@@ -29,6 +30,7 @@ _NUMBERS = bool | int | float | complex
     "random_gamma",
     takes_numbers=True,
     takes_avals=True,
+    dims=dimensions.inner,
 )
 def custom_call(
     *operands: Any,

@@ -6,17 +6,27 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("stop_gradient")
+@lax("stop_gradient", dims=pointwise)
 def stop_gradient(x: Any) -> Any:
     return x.detach()
 
 
-@lax("copy", "copy_p", "name", "pvary", "sharding_constraint", "layout_constraint", "stage")
+@lax(
+    "copy",
+    "copy_p",
+    "name",
+    "pvary",
+    "sharding_constraint",
+    "layout_constraint",
+    "stage",
+    dims=pointwise,
+)
 @lax("nonbatchable", "nontraceable", "nondifferentiable_backward", "reduced_vary_cast_p")
 @lax("pbroadcast", "reshard", "pin", "unpin")
 def same(x: Any, **avals: Any) -> Any:

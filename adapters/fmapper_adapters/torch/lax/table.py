@@ -32,13 +32,19 @@ class Avals:
         return self.operands[0][0] in ("uint16", "uint32", "uint64")
 
 
-def lax(*names: str, takes_numbers: bool = False, takes_avals: bool = False) -> Callable[[F], F]:
+def lax(
+    *names: str,
+    takes_numbers: bool = False,
+    takes_avals: bool = False,
+    dims: Callable[..., None] | None = None,
+) -> Callable[[F], F]:
     """Registers a function for primitives by their names.
 
     Args:
         names: Such as `add`.
         takes_numbers: A scalar beside a tensor is given as a Python number.
         takes_avals: The function takes a keyword `avals`.
+        dims: What they do with dimensions.
     """
     ops = (f"lax::{name}" for name in names)
-    return TABLE.lowering(*ops, takes_numbers=takes_numbers, takes_avals=takes_avals)
+    return TABLE.lowering(*ops, takes_numbers=takes_numbers, takes_avals=takes_avals, dims=dims)

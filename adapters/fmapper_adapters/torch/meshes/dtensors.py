@@ -59,9 +59,9 @@ class TorchMeshes(Meshes):
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns the dimension rule of a primitive of JAX."""
-        from fmapper_adapters.torch.lax.dimensions import RULES
+        from fmapper_adapters.torch.lax.table import TABLE
 
-        return RULES.get(op)
+        return TABLE.dims(op)
 
     def shard(
         self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from fmapper import ConversionError
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import dtype_of, is_floating, wide
 
 
-@lowering("aten::scaled_dot_product_attention")
+@lowering("aten::scaled_dot_product_attention", dims=dimensions.attention)
 def scaled_dot_product_attention(
     query: Any,
     key: Any,

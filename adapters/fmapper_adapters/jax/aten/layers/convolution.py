@@ -11,13 +11,19 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
 
 Sizes = Sequence[int]
 
 
-@lowering("aten::conv1d.default", "aten::conv2d.default", "aten::conv3d.default")
+@lowering(
+    "aten::conv1d.default",
+    "aten::conv2d.default",
+    "aten::conv3d.default",
+    dims=dimensions.convolution,
+)
 def convolve(
     x: Any,
     weight: Any,
@@ -32,7 +38,12 @@ def convolve(
     return _correlate(x, weight, bias, stride, [(p, p) for p in padding], dilation, groups)
 
 
-@lowering("aten::conv1d.padding", "aten::conv2d.padding", "aten::conv3d.padding")
+@lowering(
+    "aten::conv1d.padding",
+    "aten::conv2d.padding",
+    "aten::conv3d.padding",
+    dims=dimensions.convolution,
+)
 def convolve_padded(
     x: Any,
     weight: Any,
@@ -51,7 +62,7 @@ def convolve_padded(
     return _correlate(x, weight, bias, stride, widths, dilation, groups)
 
 
-@lowering("aten::convolution", "aten::convolution_overrideable")
+@lowering("aten::convolution", "aten::convolution_overrideable", dims=dimensions.convolution)
 def convolution(
     x: Any,
     weight: Any,

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import dtype_of, wide
 
 
-@lowering("aten::embedding")
+@lowering("aten::embedding", dims=dimensions.embedding)
 def embedding(
     weight: Any,
     indices: Any,

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fmapper_adapters.jax.arrays.sharding import count_devices
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
 
 
-@lowering("transformers::grouped_mm_fallback")
+@lowering("transformers::grouped_mm_fallback", dims=dimensions.group)
 def grouped_mm_fallback(x: Any, weight: Any, offs: Any) -> jax.Array:
     """Multiplies rows up to `offs[0]` by `weight[0]`, those up to `offs[1]` by `weight[1]`, ...
 
@@ -45,7 +46,7 @@ def whole_groups(weight: Any) -> Any:
     return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, spec))
 
 
-@lowering("aten::_grouped_mm")
+@lowering("aten::_grouped_mm", dims=dimensions.group)
 def grouped_mm(
     x: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> jax.Array:

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import wide
 
 
-@lowering("aten::layer_norm")
+@lowering("aten::layer_norm", dims=dimensions.layer_norm)
 def layer_norm(
     x: Any,
     normalized_shape: Sequence[Any],
@@ -27,7 +28,7 @@ def layer_norm(
     return native_layer_norm(x, normalized_shape, weight, bias, eps)[0]
 
 
-@lowering("aten::native_layer_norm")
+@lowering("aten::native_layer_norm", dims=dimensions.layer_norm)
 def native_layer_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -86,7 +87,7 @@ def _group_norm(
     return y.astype(x.dtype), mean, rstd
 
 
-@lowering("aten::rms_norm")
+@lowering("aten::rms_norm", dims=dimensions.layer_norm)
 def rms_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any = None, eps: float | None = None
 ) -> jax.Array:
@@ -109,7 +110,7 @@ def fused_rms_norm(
     return y.astype(x.dtype), rstd
 
 
-@lowering("aten::_native_batch_norm_legit_no_training")
+@lowering("aten::_native_batch_norm_legit_no_training", dims=dimensions.batch_norm)
 def batch_norm_no_training(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -119,7 +120,7 @@ def batch_norm_no_training(
     return y, nothing, nothing
 
 
-@lowering("aten::_native_batch_norm_legit.no_stats")
+@lowering("aten::_native_batch_norm_legit.no_stats", dims=dimensions.batch_norm)
 def batch_norm_without_averages(
     x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import dtype_of, is_floating, wide
 
 
 @lowering("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
-          "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")  # fmt: skip
+          "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d",
+          dims=dimensions.pool)  # fmt: skip
 def adaptive_avg_pool(x: Any, output_size: Any) -> jax.Array:
     """Averages over bins: bin i of m is from floor(i n / m) to ceil((i + 1) n / m)."""
     y = x.astype(wide(x.dtype))
@@ -153,7 +155,7 @@ def max_pool_with_indices(
     return _look_up(x, indices, count), indices
 
 
-lowering("aten::max_pool2d_with_indices")(partial(max_pool_with_indices, 2))
+lowering("aten::max_pool2d_with_indices", dims=dimensions.pool)(partial(max_pool_with_indices, 2))
 lowering("aten::max_pool3d_with_indices")(partial(max_pool_with_indices, 3))
 
 
@@ -346,7 +348,7 @@ def max_unpool(
     return y.reshape(*batch, *output_size)
 
 
-@lowering("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
+@lowering("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d", dims=dimensions.pool)
 def avg_pool(
     x: Any,
     kernel_size: Any,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.meshes import fresh, pointwise
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
     cast,
@@ -29,13 +30,13 @@ def full(size: Sequence[Any], fill_value: Any, *, dtype: Any = None) -> jax.Arra
     return jnp.broadcast_to(cast(fill_value, dtype), tuple(size))
 
 
-@lowering("aten::full_like", int64="moves", elements=(1,))
+@lowering("aten::full_like", int64="moves", elements=(1,), dims=pointwise)
 def full_like(x: Any, fill_value: Any, *, dtype: Any = None) -> jax.Array:
     """Returns an array of one value, in the shape of another."""
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype)
 
 
-@lowering("aten::new_full", int64="moves", elements=(2,))
+@lowering("aten::new_full", int64="moves", elements=(2,), dims=fresh)
 def new_full(x: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None) -> jax.Array:
     """Returns an array of one value, in the dtype of another."""
     return full(size, fill_value, dtype=x.dtype if dtype is None else dtype)
@@ -54,15 +55,15 @@ def empty_strided(size: Sequence[Any], layout: Sequence[Any], *, dtype: Any = No
     return zeros(size, dtype=dtype)
 
 
-@lowering("aten::zeros_like", int64="looks")
+@lowering("aten::zeros_like", int64="looks", dims=pointwise)
 @lowering("aten::empty_like", whole=False, int64="looks")
 def zeros_like(x: Any, *, dtype: Any = None) -> jax.Array:
     """Returns zeros in the shape of another array."""
     return full_like(x, 0, dtype=dtype)
 
 
-@lowering("aten::new_zeros", int64="looks")
-@lowering("aten::new_empty", whole=False, int64="looks")
+@lowering("aten::new_zeros", int64="looks", dims=fresh)
+@lowering("aten::new_empty", whole=False, int64="looks", dims=fresh)
 def new_zeros(x: Any, size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Returns zeros in the dtype of another array."""
     return new_full(x, size, 0, dtype=dtype)
@@ -82,13 +83,13 @@ def ones(size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     return full(size, 1, dtype=default_dtype() if dtype is None else dtype)
 
 
-@lowering("aten::ones_like", int64="looks")
+@lowering("aten::ones_like", int64="looks", dims=pointwise)
 def ones_like(x: Any, *, dtype: Any = None) -> jax.Array:
     """Returns ones in the shape of another array."""
     return full_like(x, 1, dtype=dtype)
 
 
-@lowering("aten::new_ones", int64="looks")
+@lowering("aten::new_ones", int64="looks", dims=fresh)
 def new_ones(x: Any, size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Returns ones in the dtype of another array."""
     return new_full(x, size, 1, dtype=dtype)

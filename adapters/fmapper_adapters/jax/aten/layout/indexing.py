@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.meshes import pointwise
 from fmapper.programs import Call
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 
 
-@lowering("aten::index", int64="moves")
+@lowering("aten::index", int64="moves", dims=dimensions.index)
 @lowering("aten::_unsafe_index", whole=False, int64="moves")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     """Computes `x[indices]`; None is a whole dimension, and a mask selects its true elements."""
@@ -102,7 +104,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
     return x | added if x.dtype == bool else x + added
 
 
-@lowering("aten::index_select", int64="moves")
+@lowering("aten::index_select", int64="moves", dims=dimensions.part)
 def index_select(x: Any, dim: int, index: Any) -> jax.Array:
     """Returns indices of one dimension, in the order of an array."""
     if x.ndim == 0:
@@ -173,7 +175,7 @@ def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
     return x.at[where], source
 
 
-@lowering("aten::masked_fill", int64="moves", elements=(2,))
+@lowering("aten::masked_fill", int64="moves", elements=(2,), dims=pointwise)
 def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
     """Returns the array with a number where the mask holds, in the array's dtype.
 
@@ -228,7 +230,7 @@ def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
     return jnp.stack(rows, -1).astype(dtype_of("int64"))
 
 
-@lowering("aten::repeat_interleave.self_int", int64="moves")
+@lowering("aten::repeat_interleave.self_int", int64="moves", dims=dimensions.repeat)
 def repeat_interleave(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
@@ -243,7 +245,7 @@ def repeat_interleave(
     return y.reshape(*x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :])
 
 
-@lowering("aten::repeat_interleave.self_Tensor", int64="moves")
+@lowering("aten::repeat_interleave.self_Tensor", int64="moves", dims=dimensions.repeat)
 def repeat_interleave_by(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
@@ -255,7 +257,7 @@ def repeat_interleave_by(
     return jnp.take(x, repeat_indices(repeats, output_size=output_size), axis=dim)
 
 
-@lowering("aten::repeat_interleave.Tensor", int64="moves")
+@lowering("aten::repeat_interleave.Tensor", int64="moves", dims=dimensions.repeat)
 def repeat_indices(repeats: Any, *, output_size: Any = None) -> jax.Array:
     """Repeats each index as often as an array says."""
     at = jnp.arange(repeats.shape[0], dtype=dtype_of("int64"))

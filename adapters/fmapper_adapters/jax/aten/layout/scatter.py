@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, is_floating, wide
 
 
-@lowering("aten::gather", int64="moves")
+@lowering("aten::gather", int64="moves", dims=dimensions.part)
 def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> jax.Array:
     """Returns, for each element of index, the element of x at that index of one dimension."""
     if index.size == 0:

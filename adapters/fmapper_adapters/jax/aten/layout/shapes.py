@@ -10,12 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.meshes import along, pointwise, regroups
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import is_complex, promote
 
 
-@lowering("aten::view", "aten::view_copy", "aten::reshape", "aten::_reshape_copy", int64="moves")
-@lowering("aten::_unsafe_view", whole=False, int64="moves")
+@lowering(
+    "aten::view",
+    "aten::view_copy",
+    "aten::reshape",
+    "aten::_reshape_copy",
+    int64="moves",
+    dims=regroups,
+)
+@lowering("aten::_unsafe_view", whole=False, int64="moves", dims=regroups)
 def view(x: Any, size: Any) -> jax.Array:
     """Returns the elements row by row in another shape with at most one -1, or bits as a dtype."""
     if not isinstance(size, tuple):
@@ -54,32 +63,32 @@ def _known_sizes(x: Any, size: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(missing if isinstance(s, int) and s == -1 else s for s in size)
 
 
-@lowering("aten::permute", "aten::permute_copy", int64="moves")
+@lowering("aten::permute", "aten::permute_copy", int64="moves", dims=dimensions.permute)
 def permute(x: Any, dims: Sequence[int]) -> jax.Array:
     """Returns the dimensions in another order."""
     return jnp.transpose(x, dims)
 
 
 @lowering("aten::swapaxes", "aten::swapdims")
-@lowering("aten::transpose", whole=False, int64="moves")
+@lowering("aten::transpose", whole=False, int64="moves", dims=dimensions.transpose)
 def transpose(x: Any, dim0: int, dim1: int) -> jax.Array:
     """Returns two dimensions swapped."""
     return x if x.ndim == 0 else jnp.swapaxes(x, dim0, dim1)
 
 
-@lowering("aten::t", whole=False, int64="moves")
+@lowering("aten::t", whole=False, int64="moves", dims=dimensions.t)
 def t(x: Any) -> jax.Array:
     """Returns a matrix transposed."""
     return x.T
 
 
-@lowering("aten::unsqueeze", int64="moves")
+@lowering("aten::unsqueeze", int64="moves", dims=regroups)
 def unsqueeze(x: Any, dim: int) -> jax.Array:
     """Inserts a dimension of size one."""
     return jnp.expand_dims(x, dim)
 
 
-@lowering("aten::squeeze", whole=False, int64="moves")
+@lowering("aten::squeeze", whole=False, int64="moves", dims=regroups)
 def squeeze(x: Any, dim: Any = None) -> jax.Array:
     """Removes dimensions of size one: all of them, or those among `dim`."""
     if dim is None:
@@ -90,7 +99,7 @@ def squeeze(x: Any, dim: Any = None) -> jax.Array:
     return jnp.squeeze(x, gone)
 
 
-@lowering("aten::expand", int64="moves")
+@lowering("aten::expand", int64="moves", dims=pointwise)
 def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
     """Broadcasts to a size, where -1 keeps what is there."""
     front = len(size) - x.ndim
@@ -100,7 +109,7 @@ def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
     return jnp.broadcast_to(x, shape)
 
 
-@lowering("aten::cat", int64="moves")
+@lowering("aten::cat", int64="moves", dims=along("dim", 1, 0))
 def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
     """Concatenates arrays; those of shape (0,) are left out, as in torch."""
     arrays = promote(*arrays)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.arrays.packed import separate
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
 
 
-@lowering("aten::select", "aten::select_copy", int64="moves")
+@lowering("aten::select", "aten::select_copy", int64="moves", dims=dimensions.part)
 def select(x: Any, dim: int, index: Any) -> jax.Array:
     """Selects one index of a dimension, which goes away; negative ones count from the end."""
     if isinstance(index, jax.Array):
@@ -22,7 +23,7 @@ def select(x: Any, dim: int, index: Any) -> jax.Array:
     return jax.lax.index_in_dim(x, index, dim, keepdims=False)
 
 
-@lowering("aten::slice", "aten::slice_copy", int64="moves")
+@lowering("aten::slice", "aten::slice_copy", int64="moves", dims=dimensions.part)
 def slice_(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> jax.Array:
     """Returns a slice as in Python, with a step of at least one."""
     start, end = bounds(x.shape[dim], start, end)
@@ -46,7 +47,7 @@ def _is_huge(x: Any) -> bool:
     return isinstance(x, int) and x >= sys.maxsize
 
 
-@lowering("aten::narrow", "aten::narrow_copy", int64="moves")
+@lowering("aten::narrow", "aten::narrow_copy", int64="moves", dims=dimensions.part)
 def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     """Returns `length` elements from `start` on."""
     if isinstance(start, int) and start < 0:
@@ -57,7 +58,13 @@ def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     return jax.lax.slice_in_dim(x, start, start + length, 1, dim)
 
 
-@lowering("aten::split_with_sizes", "aten::split.sizes", "aten::split.default", int64="moves")
+@lowering(
+    "aten::split_with_sizes",
+    "aten::split.sizes",
+    "aten::split.default",
+    int64="moves",
+    dims=dimensions.split,
+)
 @lowering(
     "aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes", whole=False, int64="moves"
 )
@@ -98,7 +105,13 @@ def take_part(
 
 
 @lowering("aten::split_copy.Tensor", int64="moves")
-@lowering("aten::split.Tensor", "aten::unsafe_split.Tensor", whole=False, int64="moves")
+@lowering(
+    "aten::split.Tensor",
+    "aten::unsafe_split.Tensor",
+    whole=False,
+    int64="moves",
+    dims=dimensions.split,
+)
 def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     """Splits into parts of one size; the last one has the rest."""
     size = x.shape[dim]
@@ -107,7 +120,7 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     return split_with_sizes(x, (*sizes, size - split_size * (count - 1)), dim)
 
 
-@lowering("aten::chunk", "aten::unsafe_chunk", int64="moves")
+@lowering("aten::chunk", "aten::unsafe_chunk", int64="moves", dims=dimensions.split)
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
     """Splits into at most this number of parts of one size."""
     size = x.shape[dim]

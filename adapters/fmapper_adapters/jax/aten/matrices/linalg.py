@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, category, dtype_of, promote, promote_arrays, wide
 
@@ -22,7 +23,7 @@ def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(None if y is None else cast(y, dtype) for y in (x, *others))
 
 
-@lowering("aten::linear")
+@lowering("aten::linear", dims=dimensions.linear)
 def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
     """Computes `x @ weight.T + bias`, weight of shape (out, in) or (in,)."""
     x, weight = of_one_dtype(x, weight)
@@ -31,8 +32,8 @@ def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
     return y if bias is None else y + cast(bias, y.dtype)
 
 
-@lowering("aten::mm", "aten::bmm", "aten::matmul")
-@lowering("aten::mv", "aten::dot", whole=False)
+@lowering("aten::mm", "aten::bmm", "aten::matmul", dims=dimensions.matmul)
+@lowering("aten::mv", "aten::dot", whole=False, dims=dimensions.matmul)
 def matmul(x: Any, y: Any) -> jax.Array:
     """Returns the product of matrices, in batches where there are more dimensions."""
     return jnp.matmul(*of_one_dtype(x, y))
@@ -64,7 +65,7 @@ def outer(x: Any, y: Any) -> jax.Array:
     return x[:, None] & y if x.dtype == bool else x[:, None] * y
 
 
-@lowering("aten::addmm", "aten::baddbmm", "aten::addmv")
+@lowering("aten::addmm", "aten::baddbmm", "aten::addmv", dims=dimensions.addmm)
 def addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
     """Computes `beta * bias + alpha * (x @ y)`; for `beta=0` NaN in the bias is ignored."""
     return _blend(bias, matmul(x, y), beta, alpha)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import is_floating, wide
 
@@ -24,7 +25,7 @@ def _activation(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             y = x.astype(wide(x.dtype)) if is_floating(x) else x
             return function(y, *args, **kwargs).astype(x.dtype)
 
-        lowering(*ops)(wrapper)
+        lowering(*ops, dims=pointwise)(wrapper)
         return function
 
     return add

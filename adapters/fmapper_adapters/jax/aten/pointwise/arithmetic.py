@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_signed
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
@@ -50,7 +51,7 @@ def _factor(number: Any, dtype: Any) -> Any:
     return 1 if one else cast(number, dtype).astype(wide(dtype))
 
 
-@lowering("aten::add", elements=(0, 1))
+@lowering("aten::add", elements=(0, 1), dims=pointwise)
 def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     """Computes `x + alpha * y`; or, for bool, logical or."""
     dtype, (x, y) = in_opmath(x, y)
@@ -59,14 +60,14 @@ def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     return (x + _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
-@lowering("aten::sub", elements=(0, 1))
+@lowering("aten::sub", elements=(0, 1), dims=pointwise)
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     """Computes `x - alpha * y`."""
     dtype, (x, y) = in_opmath(x, y)
     return (x - _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
-@lowering("aten::rsub", whole=False, elements=(0, 1))
+@lowering("aten::rsub", whole=False, elements=(0, 1), dims=pointwise)
 def rsub(x: Any, y: Any, alpha: Any = 1) -> jax.Array:
     """Computes `y - alpha * x`."""
     return sub(y, x, alpha=alpha)
@@ -76,14 +77,14 @@ def _times(number: Any, x: Any) -> Any:
     return x if isinstance(number, int | float) and number == 1 else cast(number, x.dtype) * x
 
 
-@lowering("aten::mul", elements=(0, 1))
+@lowering("aten::mul", elements=(0, 1), dims=pointwise)
 def mul(x: Any, y: Any) -> jax.Array:
     """Returns the product; for bool, logical and."""
     dtype, (x, y) = in_opmath(x, y, exact=True)
     return x & y if _is_bool(dtype) else (x * y).astype(dtype)
 
 
-@lowering("aten::div", elements=(0, 1))
+@lowering("aten::div", elements=(0, 1), dims=pointwise)
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
     """Returns the quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
     dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None, exact=True)
@@ -147,7 +148,7 @@ def fmod(x: Any, y: Any) -> jax.Array:
     return jax.lax.rem(*jnp.broadcast_arrays(x, y)).astype(dtype)
 
 
-@lowering("aten::pow", elements=(0, 1))
+@lowering("aten::pow", elements=(0, 1), dims=pointwise)
 def power(x: Any, y: Any) -> jax.Array:
     """Computes `x ** y`, with torch's special cases for exponents that are numbers."""
     dtype, (base, exponent) = in_opmath(x, y, exact=True)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
     is_complex,
@@ -37,7 +38,7 @@ def is_inexact(x: Any) -> bool:
 # --- maxima and minima ----------------------------------------------------------------------
 
 
-@lowering("aten::clamp", int64="moves")
+@lowering("aten::clamp", int64="moves", dims=pointwise)
 def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
     """Clamps to bounds, the upper one first; NaN on any side stays; x at a bound has a gradient."""
     if is_integral(x):
@@ -50,26 +51,26 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
     return x
 
 
-@lowering("aten::clamp_min", whole=False, int64="moves")
+@lowering("aten::clamp_min", whole=False, int64="moves", dims=pointwise)
 def clamp_min(x: Any, min: Any) -> jax.Array:
     """Clamps to a lower bound."""
     return clamp(x, min)
 
 
-@lowering("aten::clamp_max", whole=False, int64="moves")
+@lowering("aten::clamp_max", whole=False, int64="moves", dims=pointwise)
 def clamp_max(x: Any, max: Any) -> jax.Array:
     """Clamps to an upper bound."""
     return clamp(x, None, max)
 
 
-@lowering("aten::maximum", int64="moves")
+@lowering("aten::maximum", int64="moves", dims=pointwise)
 @lowering("aten::max.other", whole=False, int64="moves")
 def maximum(x: Any, y: Any) -> jax.Array:
     """Returns the larger one, or NaN where one is NaN."""
     return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
-@lowering("aten::minimum", int64="moves")
+@lowering("aten::minimum", int64="moves", dims=pointwise)
 @lowering("aten::min.other", whole=False, int64="moves")
 def minimum(x: Any, y: Any) -> jax.Array:
     """Returns the smaller one, or NaN where one is NaN."""
@@ -119,12 +120,14 @@ def fmin(x: Any, y: Any) -> jax.Array:
 
 
 def _binary(function: Callable[..., Any], *ops: str) -> None:
-    lowering(*ops, elements=(0, 1))(lambda x, y: function(*promote(x, y)))
+    lowering(*ops, elements=(0, 1), dims=pointwise)(lambda x, y: function(*promote(x, y)))
 
 
 def _comparison(function: Callable[..., Any], *ops: str) -> None:
     """Registers a comparison; a number that no integer reaches is infinite."""
-    lowering(*ops, int64="looks")(lambda x, y: function(*promote(within(x, y), within(y, x))))
+    lowering(*ops, int64="looks", dims=pointwise)(
+        lambda x, y: function(*promote(within(x, y), within(y, x)))
+    )
 
 
 _comparison(jnp.equal, "aten::eq")
@@ -136,11 +139,11 @@ _comparison(jnp.greater_equal, "aten::ge")
 _binary(jnp.bitwise_and, "aten::bitwise_and")
 _binary(jnp.bitwise_or, "aten::bitwise_or")
 _binary(jnp.bitwise_xor, "aten::bitwise_xor")
-lowering("aten::logical_and", int64="looks")(jnp.logical_and)
-lowering("aten::logical_or", int64="looks")(jnp.logical_or)
+lowering("aten::logical_and", int64="looks", dims=pointwise)(jnp.logical_and)
+lowering("aten::logical_or", int64="looks", dims=pointwise)(jnp.logical_or)
 lowering("aten::logical_xor", int64="looks")(jnp.logical_xor)
-lowering("aten::logical_not", int64="looks")(jnp.logical_not)
-lowering("aten::bitwise_not")(jnp.invert)
+lowering("aten::logical_not", int64="looks", dims=pointwise)(jnp.logical_not)
+lowering("aten::bitwise_not", dims=pointwise)(jnp.invert)
 lowering("aten::isnan", int64="looks")(is_nan)
 lowering("aten::isinf", int64="looks")(
     lambda x: jnp.isinf(x) if is_inexact(x) else jnp.zeros(x.shape, bool)
@@ -185,7 +188,7 @@ def right_shift(x: Any, y: Any) -> jax.Array:
     return jnp.where(inside, jnp.right_shift(x, jnp.where(inside, y, 0)), left).astype(x.dtype)
 
 
-@lowering("aten::where.self", int64="moves", elements=(1, 2))
+@lowering("aten::where.self", int64="moves", elements=(1, 2), dims=pointwise)
 @lowering(
     "aten::where.ScalarOther",
     "aten::where.ScalarSelf",
@@ -193,6 +196,7 @@ def right_shift(x: Any, y: Any) -> jax.Array:
     whole=False,
     int64="moves",
     elements=(1, 2),
+    dims=pointwise,
 )
 def where(condition: Any, x: Any, y: Any) -> jax.Array:
     """Returns x where the condition holds, else y."""

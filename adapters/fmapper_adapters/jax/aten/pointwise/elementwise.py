@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError
+from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.pointwise.arithmetic import in_opmath, mul, power
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
 from fmapper_adapters.jax.aten.table import lowering
@@ -37,7 +38,7 @@ def _unary(
             return function(x.astype(wide(x.dtype))).astype(x.dtype)
         return function(x)
 
-    lowering(*ops, int64=int64)(lower)
+    lowering(*ops, int64=int64, dims=pointwise)(lower)
 
 
 def absolute(x: Any) -> jax.Array:
@@ -242,21 +243,21 @@ def lcm(x: Any, y: Any) -> jax.Array:
     return jnp.lcm(*promote(x, y))
 
 
-@lowering("aten::relu")
+@lowering("aten::relu", dims=pointwise)
 def relu(x: Any) -> jax.Array:
     """Returns the larger of x and zero; NaN and -0.0 stay, and the gradient at zero is zero."""
     fixed, zero = jax.lax.stop_gradient(x), jnp.zeros((), x.dtype)
     return jnp.where(x <= 0, jnp.where(fixed < 0, zero, fixed), x)
 
 
-@lowering("aten::silu")
+@lowering("aten::silu", dims=pointwise)
 def silu(x: Any) -> jax.Array:
     """Computes `x * sigmoid(x)`, halves in float32."""
     y = x.astype(wide(x.dtype))
     return (y * jax.nn.sigmoid(y)).astype(x.dtype)
 
 
-@lowering("aten::gelu")
+@lowering("aten::gelu", dims=pointwise)
 def gelu(x: Any, *, approximate: str = "none") -> jax.Array:
     """Returns the Gaussian error linear unit, halves in float32.
 
@@ -306,7 +307,7 @@ def angle(x: Any) -> jax.Array:
 # --- copies ---------------------------------------------------------------------------------
 
 
-@lowering("aten::_to_copy", "aten::to", int64="casts")
+@lowering("aten::_to_copy", "aten::to", int64="casts", dims=pointwise)
 def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
     """Casts the array to another dtype."""
     return x if dtype is None else cast(x, dtype)
@@ -320,8 +321,9 @@ def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
     "aten::resolve_neg",
     "aten::lift_fresh",
     int64="moves",
+    dims=pointwise,
 )
-@lowering("aten::detach", "aten::lift_fresh_copy", whole=False, int64="moves")
+@lowering("aten::detach", "aten::lift_fresh_copy", whole=False, int64="moves", dims=pointwise)
 def clone(x: Any) -> jax.Array:
     """Returns the array itself: there are no views here."""
     return x

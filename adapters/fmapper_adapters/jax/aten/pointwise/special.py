@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special as jsp
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.pointwise.arithmetic import in_opmath
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
 from fmapper_adapters.jax.aten.table import lowering
@@ -26,7 +27,7 @@ def unary(*ops: str) -> Callable[[Function], Function]:
             (x,) = promote(x, to_float=True)
             return function(x.astype(wide(x.dtype))).astype(x.dtype)
 
-        lowering(*ops)(lower)
+        lowering(*ops, dims=pointwise)(lower)
         return function
 
     return add
@@ -40,7 +41,7 @@ def binary(*ops: str) -> Callable[[Function], Function]:
             dtype, (x, y) = in_opmath(x, y, to_float=True)
             return function(*jnp.broadcast_arrays(x, y)).astype(dtype)
 
-        lowering(*ops)(lower)
+        lowering(*ops, dims=pointwise)(lower)
         return function
 
     return add

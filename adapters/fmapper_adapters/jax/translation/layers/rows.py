@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fmapper import ConversionError
+from fmapper.meshes import pointwise
 from fmapper.programs import Call, Program, Ref, map_arguments, refs_in
-from fmapper_adapters.jax.aten.dimensions import POINTWISE
+from fmapper_adapters.jax.aten import table
 
 _NONZERO = "aten::nonzero"
 _KEEPS = ("fmapper::stop_gradient", "aten::to", "aten::_to_copy", "aten::alias", "aten::detach")
@@ -114,6 +115,8 @@ class _Rows:
             return self.refuse(call)
         base = call.op.partition(".")[0]
         rule = _RULES.get(base)
+        if rule is None and base.startswith("aten::") and table.dims(call.op) is pointwise:
+            rule = None if base in _KEEPS else _Rows.pointwise
         if base in _KEEPS and len(refs) == 1:
             (one,) = refs
             known = self._indices if one in self._indices else self._picked
@@ -259,9 +262,4 @@ _RULES: Mapping[str, Callable[[_Rows, Call], bool]] = {
     "aten::linear": _Rows.product,
     "aten::index_add": _Rows.add,
     "aten::index_put": _Rows.add,
-    **{
-        f"aten::{name}": _Rows.pointwise
-        for name in POINTWISE
-        if "::" not in name and f"aten::{name}" not in _KEEPS
-    },
 }

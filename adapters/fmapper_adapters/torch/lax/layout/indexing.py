@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax import dimensions, types
 from fmapper_adapters.torch.lax.layout import indices as _indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permute
 from fmapper_adapters.torch.lax.table import Avals, lax
@@ -144,7 +144,7 @@ def _with_last(x: Any, count: int) -> Any:
     return x.unsqueeze(-1) if count == 1 else x[(..., *[None] * count)]
 
 
-@lax("gather", takes_avals=True)
+@lax("gather", takes_avals=True, dims=dimensions.gather)
 def gather(
     x: Any,
     indices: Any,

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import along, permutes, regroups
+from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permute
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import VaryingSize
 
 
-@lax("broadcast_in_dim")
+@lax("broadcast_in_dim", dims=dimensions.broadcast)
 def broadcast_in_dim(
     x: Any, *, shape: tuple[Any, ...], broadcast_dimensions: tuple[int, ...]
 ) -> Any:
@@ -38,26 +40,26 @@ def broadcast_in_dim(
     return x.expand(shape) if grown and shape else x
 
 
-@lax("reshape")
+@lax("reshape", dims=regroups)
 def reshape(
     x: Any, *, new_sizes: tuple[Any, ...], dimensions: tuple[int, ...] | None = None
 ) -> Any:
     return permute(x, dimensions or range(x.ndim)).reshape(new_sizes)
 
 
-@lax("squeeze")
+@lax("squeeze", dims=regroups)
 def squeeze(x: Any, *, dimensions: tuple[int, ...]) -> Any:
     if not dimensions:
         return x
     return x.squeeze(dimensions[0] if len(dimensions) == 1 else dimensions)
 
 
-@lax("transpose")
+@lax("transpose", dims=permutes(lambda call, _: call.kwargs["permutation"]))
 def transpose(x: Any, *, permutation: tuple[int, ...]) -> Any:
     return permute(x, permutation)
 
 
-@lax("concatenate")
+@lax("concatenate", dims=along("dimension"))
 def concatenate(*xs: Any, dimension: int) -> Any:
     return torch.cat(xs, dimension) if len(xs) > 1 else xs[0]
 
@@ -73,7 +75,7 @@ def unstack(x: Any, *, axis: int, avals: Avals) -> Any:
     return tuple(parts[i] for i in range(len(avals.results)))
 
 
-@lax("split")
+@lax("split", dims=dimensions.split)
 def split(x: Any, *, sizes: tuple[Any, ...], axis: int) -> Any:
     parts = torch.split(x, list(sizes), axis)
     return tuple(parts[i] for i in range(len(sizes)))
@@ -84,12 +86,12 @@ def tile(x: Any, *, reps: tuple[int, ...]) -> Any:
     return torch.tile(x, reps) if reps else x
 
 
-@lax("rev")
+@lax("rev", dims=along("dimensions"))
 def rev(x: Any, *, dimensions: tuple[int, ...]) -> Any:
     return torch.flip(x, dimensions) if dimensions else x
 
 
-@lax("slice")
+@lax("slice", dims=dimensions.part)
 def slice_(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any = None) -> Any:
     steps = strides or (1,) * len(start_indices)
     chosen = [
@@ -111,7 +113,7 @@ def slice_(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any = Non
     return x[tuple(wanted)]
 
 
-@lax("dynamic_slice", takes_numbers=True, takes_avals=True)
+@lax("dynamic_slice", takes_numbers=True, takes_avals=True, dims=dimensions.part)
 def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], avals: Avals) -> Any:
     for d, (start, count) in enumerate(zip(starts, slice_sizes, strict=True)):
         size = x.shape[d]
@@ -126,7 +128,7 @@ def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], avals: Ava
     return x
 
 
-@lax("dynamic_update_slice", takes_numbers=True, takes_avals=True)
+@lax("dynamic_update_slice", takes_numbers=True, takes_avals=True, dims=dimensions.part)
 def dynamic_update_slice(x: Any, update: Any, *starts: Any, avals: Avals) -> Any:
     wanted = []
     for d, start in enumerate(starts):
@@ -154,7 +156,7 @@ def _update(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
     return torch.index_copy(x, d, where, update)
 
 
-@lax("pad", takes_numbers=True)
+@lax("pad", takes_numbers=True, dims=dimensions.part)
 def pad(x: Any, value: Any, *, padding_config: tuple[tuple[int, int, int], ...]) -> Any:
     return pad_with(x, value, padding_config)
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import along
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit, total_order
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("sort", takes_avals=True)
+@lax("sort", takes_avals=True, dims=along("dimension"))
 def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, avals: Avals) -> Any:
     """Returns arrays sorted by the first ones; equal elements stay in order, NaN come last."""
     kinds = [dtype for dtype, _ in avals.operands]
@@ -39,7 +40,7 @@ def _keys(x: Any, kind: str) -> list[Any]:
     return [flip_sign_bit(x, x.dtype) if kind in ("uint16", "uint32", "uint64") else x]
 
 
-@lax("top_k", takes_avals=True)
+@lax("top_k", takes_avals=True, dims=along("axis"))
 def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, avals: Avals) -> Any:
     return _largest(x, k, axis, avals)
 

@@ -9,6 +9,7 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
+from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permute, product
 from fmapper_adapters.torch.lax.layout.shapes import pad_with
 from fmapper_adapters.torch.lax.matrices.products import cast_result, round_operand, widen
@@ -28,7 +29,7 @@ _TRANSPOSED = {
 _LIMB = 16  # bits of a part of an integer, of which products and sums fit into float64
 
 
-@lax("conv_general_dilated", takes_avals=True)
+@lax("conv_general_dilated", takes_avals=True, dims=dimensions.convolution)
 def conv_general_dilated(
     x: Any,
     kernel: Any,

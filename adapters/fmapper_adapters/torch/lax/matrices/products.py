@@ -9,7 +9,7 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
-from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax import dimensions, types
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import flatten, permute, product, unflatten
 from fmapper_adapters.torch.lax.matrices import wide_products
@@ -31,7 +31,7 @@ _ROUNDED = {
 _EXACT = 53  # bits of integers that float64 holds
 
 
-@lax("dot_general", takes_avals=True)
+@lax("dot_general", takes_avals=True, dims=dimensions.dot_general)
 def dot_general(
     x: Any,
     y: Any,

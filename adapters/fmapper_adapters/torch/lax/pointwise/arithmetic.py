@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.casts import convert
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
@@ -23,18 +24,18 @@ from fmapper_adapters.torch.lax.types import bits_of
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("add", "add_any", takes_numbers=True)
+@lax("add", "add_any", takes_numbers=True, dims=pointwise)
 def add(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x + y
 
 
-@lax("sub", takes_numbers=True)
+@lax("sub", takes_numbers=True, dims=pointwise)
 def sub(x: Any, y: Any) -> Any:
     return x - y
 
 
-@lax("mul", takes_numbers=True)
+@lax("mul", takes_numbers=True, dims=pointwise)
 def mul(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x * y
@@ -60,12 +61,12 @@ def mulhi(x: Any, y: Any, *, avals: Avals) -> Any:
     return a * c + ((middle >> 32) & low) + ((other >> 32) & low)
 
 
-@lax("neg")
+@lax("neg", dims=pointwise)
 def neg(x: Any) -> Any:
     return -x
 
 
-@lax("abs")
+@lax("abs", dims=pointwise)
 def absolute(x: Any) -> Any:
     if not x.is_floating_point():
         return torch.abs(x)
@@ -73,7 +74,7 @@ def absolute(x: Any) -> Any:
     return torch.where(torch.signbit(x), -x, x)
 
 
-@lax("sign", takes_avals=True)
+@lax("sign", takes_avals=True, dims=pointwise)
 def sign(x: Any, *, avals: Avals) -> Any:
     if x.is_complex():
         return torch.sgn(x)
@@ -83,7 +84,7 @@ def sign(x: Any, *, avals: Avals) -> Any:
     return (x != 0).to(x.dtype) if avals.is_unsigned else torch.sign(x)
 
 
-@lax("div", takes_numbers=True, takes_avals=True)
+@lax("div", takes_numbers=True, takes_avals=True, dims=pointwise)
 def div(x: Any, y: Any, *, avals: Avals) -> Any:
     if "int" not in avals.results[0][0]:
         return x / y
@@ -91,7 +92,7 @@ def div(x: Any, y: Any, *, avals: Avals) -> Any:
     return quotient(x, y, dtype, unsigned=avals.is_unsigned)
 
 
-@lax("rem", takes_numbers=True, takes_avals=True)
+@lax("rem", takes_numbers=True, takes_avals=True, dims=pointwise)
 def rem(x: Any, y: Any, *, avals: Avals) -> Any:
     if "int" not in avals.results[0][0]:
         return _float_remainder(as_tensor(x, y), as_tensor(y, x))
@@ -143,11 +144,11 @@ def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
     return found + torch.where(x == 0, x, -0.0).detach()
 
 
-lax("max", takes_numbers=True, takes_avals=True)(_extreme("maximum"))
-lax("min", takes_numbers=True, takes_avals=True)(_extreme("minimum"))
+lax("max", takes_numbers=True, takes_avals=True, dims=pointwise)(_extreme("maximum"))
+lax("min", takes_numbers=True, takes_avals=True, dims=pointwise)(_extreme("minimum"))
 
 
-@lax("clamp", takes_numbers=True, takes_avals=True)
+@lax("clamp", takes_numbers=True, takes_avals=True, dims=pointwise)
 def clamp(low: Any, x: Any, high: Any, *, avals: Avals) -> Any:
     if x.is_floating_point():
         return _clamp(low, x, high)
@@ -182,12 +183,12 @@ def _clamp(low: Any, x: Any, high: Any) -> Any:
     return torch.where((x > high) & (bounded == high), high, found)
 
 
-@lax("square")
+@lax("square", dims=pointwise)
 def square(x: Any) -> Any:
     return torch.square(x)
 
 
-@lax("integer_pow")
+@lax("integer_pow", dims=pointwise)
 def integer_pow(x: Any, *, y: int) -> Any:
     if y == 0:
         return torch.ones_like(x)
@@ -213,7 +214,7 @@ def polynomial(x: Any, *coefficients: Any) -> Any:
     return found
 
 
-@lax("pow", takes_numbers=True, takes_avals=True)
+@lax("pow", takes_numbers=True, takes_avals=True, dims=pointwise)
 def power(x: Any, y: Any, *, avals: Avals) -> Any:
     (kind, _), (exponent, _) = avals.operands
     if kind != exponent:  # floats to the power of integers
@@ -227,7 +228,7 @@ def power(x: Any, y: Any, *, avals: Avals) -> Any:
     return torch.pow(x, y)
 
 
-@lax("nextafter", takes_numbers=True)
+@lax("nextafter", takes_numbers=True, dims=pointwise)
 def nextafter(x: Any, y: Any) -> Any:
     x, y = as_tensor(x, y), as_tensor(y, x)
     if x.dtype is not torch.float16:
@@ -240,7 +241,7 @@ def nextafter(x: Any, y: Any) -> Any:
     return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), torch.nan, found))
 
 
-@lax("is_finite")
+@lax("is_finite", dims=pointwise)
 def is_finite(x: Any) -> Any:
     return torch.isfinite(x)
 
@@ -248,17 +249,17 @@ def is_finite(x: Any) -> Any:
 # JAX differentiates nothing behind a step: a zero handed on would meet infinite slopes before it.
 
 
-@lax("floor")
+@lax("floor", dims=pointwise)
 def floor(x: Any) -> Any:
     return torch.floor(x.detach())
 
 
-@lax("ceil")
+@lax("ceil", dims=pointwise)
 def ceil(x: Any) -> Any:
     return torch.ceil(x.detach())
 
 
-@lax("round")
+@lax("round", dims=pointwise)
 def round_(x: Any, *, rounding_method: Any) -> Any:
     x = x.detach()
     if rounding_method in (1, "to_nearest_even"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
     is_number,
@@ -18,25 +19,25 @@ from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.lax.types import bits_of
 
 
-@lax("and", takes_numbers=True)
+@lax("and", takes_numbers=True, dims=pointwise)
 def bitwise_and(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x & y
 
 
-@lax("or", takes_numbers=True)
+@lax("or", takes_numbers=True, dims=pointwise)
 def bitwise_or(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x | y
 
 
-@lax("xor", takes_numbers=True)
+@lax("xor", takes_numbers=True, dims=pointwise)
 def bitwise_xor(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x ^ y
 
 
-@lax("not")
+@lax("not", dims=pointwise)
 def bitwise_not(x: Any) -> Any:
     return ~x
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
     flip_sign_bit,
@@ -40,7 +41,7 @@ def _complex(compare: Any, x: Any, y: Any) -> Any:
 
 
 for _name in _SWAPPED:
-    lax(_name, takes_numbers=True, takes_avals=True)(_comparison(_name))
+    lax(_name, takes_numbers=True, takes_avals=True, dims=pointwise)(_comparison(_name))
 
 
 def _total(name: str) -> Any:
@@ -57,7 +58,7 @@ for _name in ("eq", "lt", "le"):
     lax(f"{_name}_to", takes_numbers=True, takes_avals=True)(_total(_name))
 
 
-@lax("select_n", takes_numbers=True, takes_avals=True)
+@lax("select_n", takes_numbers=True, takes_avals=True, dims=pointwise)
 def select_n(which: Any, *cases: Any, avals: Avals) -> Any:
     tensors = [case for case in cases if not is_number(case)]
     if is_number(which):  # all cases have the shape of the result

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper.programs import DType
 from fmapper_adapters.torch.lax.pointwise.casts import convert
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
@@ -13,7 +14,7 @@ from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("convert_element_type", takes_avals=True)
+@lax("convert_element_type", takes_avals=True, dims=pointwise)
 def convert_element_type(x: Any, *, new_dtype: DType, weak_type: bool = False, avals: Avals) -> Any:
     target = avals.results[0][0]
     return convert(x, avals.operands[0][0], current().dtype(target), target)
@@ -44,7 +45,7 @@ _FORMATS = {
 }
 
 
-@lax("reduce_precision")
+@lax("reduce_precision", dims=pointwise)
 def reduce_precision(x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
     """Rounds floats to fewer bits; what is too small for them is zero, too large infinite."""
     _, exponent, mantissa = _FORMATS[x.dtype]

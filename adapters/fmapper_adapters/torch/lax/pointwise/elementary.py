@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
 from fmapper_adapters.torch.lax.table import lax
 
@@ -17,7 +18,7 @@ def _one(name: str, function: Any) -> None:
     def lower(x: Any) -> Any:
         return function(x)
 
-    lax(name)(lower)
+    lax(name, dims=pointwise)(lower)
 
 
 _SAME: tuple[str, ...] = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
@@ -33,7 +34,7 @@ def _cut(name: str, function: Any) -> None:
     def lower(x: Any) -> Any:
         return function(x + 0.0 if x.is_complex() else x)
 
-    lax(name)(lower)
+    lax(name, dims=pointwise)(lower)
 
 
 for _name in ("sqrt", "asin", "acos", "acosh"):
@@ -55,14 +56,14 @@ def _hyperbolic(name: str, function: Any) -> None:
             half = torch.where(x < 0, -half, half)  # `copysign` has no slope at infinity
         return torch.where(large, half, function(torch.where(large, 0.0, x)))
 
-    lax(name)(lower)
+    lax(name, dims=pointwise)(lower)
 
 
 for _name in ("sinh", "cosh"):
     _hyperbolic(_name, getattr(torch, _name))
 
 
-@lax("exp2")
+@lax("exp2", dims=pointwise)
 def exp2(x: Any) -> Any:
     if x.dtype in (torch.float16, torch.bfloat16):  # JAX rounds the product
         return torch.exp(x * float(torch.tensor(math.log(2), dtype=x.dtype)))
@@ -76,7 +77,7 @@ def log2(x: Any) -> Any:
     return torch.log2(x)
 
 
-@lax("cbrt")
+@lax("cbrt", dims=pointwise)
 def cbrt(x: Any) -> Any:
     sign = torch.copysign(torch.ones_like(x), x)
     size = x * sign
@@ -86,7 +87,7 @@ def cbrt(x: Any) -> Any:
     return torch.where(torch.isfinite(step), root - step, root) * sign
 
 
-@lax("atan2", takes_numbers=True)
+@lax("atan2", takes_numbers=True, dims=pointwise)
 def atan2(x: Any, y: Any) -> Any:
     x, y = as_tensor(x, y), as_tensor(y, x)
     if not x.is_complex():

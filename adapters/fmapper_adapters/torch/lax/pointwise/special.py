@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import pointwise
 from fmapper_adapters.torch.compute import random, special
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
 from fmapper_adapters.torch.lax.table import lax
@@ -16,7 +17,7 @@ def _one(name: str, function: Any) -> None:
     def lower(x: Any) -> Any:
         return function(x)
 
-    lax(name)(lower)
+    lax(name, dims=pointwise)(lower)
 
 
 _one("erf", torch.erf)
@@ -34,12 +35,12 @@ def bessel_i1e(x: Any) -> Any:
     return torch.where(x == 0, x * 0.5, found)
 
 
-@lax("erf_inv")
+@lax("erf_inv", dims=pointwise)
 def erf_inv(x: Any) -> Any:
     return current().call(random.erf_inv, x)
 
 
-@lax("digamma")
+@lax("digamma", dims=pointwise)
 def digamma(x: Any) -> Any:
     return torch.where((x <= 0) & (x == torch.floor(x)), torch.nan, torch.digamma(x))
 

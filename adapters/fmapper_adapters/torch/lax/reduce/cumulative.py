@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
+from fmapper.meshes import along
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit, precedes
 from fmapper_adapters.torch.lax.table import Avals, lax
 
@@ -19,7 +20,7 @@ def _cumulative(name: str, function: Any) -> None:
         found = function(x, axis, avals)
         return torch.flip(found, (axis,)) if reverse else found
 
-    lax(name, takes_avals=True)(cumulative)
+    lax(name, takes_avals=True, dims=along("axis"))(cumulative)
 
 
 def _add(function: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fmapper.meshes import reduces
 from fmapper.programs import DType, Graph
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit
 from fmapper_adapters.torch.lax.table import Avals, lax
@@ -15,7 +16,7 @@ from fmapper_adapters.torch.model.emit import current
 Axes = tuple[int, ...]
 
 
-@lax("reduce_sum")
+@lax("reduce_sum", dims=reduces("axes"))
 def reduce_sum(x: Any, *, axes: Axes) -> Any:
     if not axes:
         return x
@@ -24,7 +25,7 @@ def reduce_sum(x: Any, *, axes: Axes) -> Any:
     return torch.sum(x, axes, dtype=x.dtype)  # which wraps; torch would widen it
 
 
-@lax("reduce_prod")
+@lax("reduce_prod", dims=reduces("axes"))
 def reduce_prod(x: Any, *, axes: Axes) -> Any:
     dtype = None if x.is_floating_point() or x.is_complex() else x.dtype
     for axis in sorted(axes, reverse=True):
@@ -83,18 +84,18 @@ def _complex_extreme(x: Any, axes: Axes, function: Any, *, greatest: bool) -> An
     )
 
 
-lax("reduce_max", takes_avals=True)(_extreme("amax"))
-lax("reduce_min", takes_avals=True)(_extreme("amin"))
+lax("reduce_max", takes_avals=True, dims=reduces("axes"))(_extreme("amax"))
+lax("reduce_min", takes_avals=True, dims=reduces("axes"))(_extreme("amin"))
 
 
-@lax("reduce_and")
+@lax("reduce_and", dims=reduces("axes"))
 def reduce_and(x: Any, *, axes: Axes) -> Any:
     if x.dtype is torch.bool:
         return torch.all(x, axes) if axes else x
     return _fold(torch.bitwise_and, x, axes, -1)
 
 
-@lax("reduce_or")
+@lax("reduce_or", dims=reduces("axes"))
 def reduce_or(x: Any, *, axes: Axes) -> Any:
     if x.dtype is torch.bool:
         return torch.any(x, axes) if axes else x
@@ -194,5 +195,5 @@ def _index(name: str) -> Any:
     return index
 
 
-lax("argmax", takes_avals=True)(_index("argmax"))
-lax("argmin", takes_avals=True)(_index("argmin"))
+lax("argmax", takes_avals=True, dims=reduces("axes"))(_index("argmax"))
+lax("argmin", takes_avals=True, dims=reduces("axes"))(_index("argmin"))

@@ -15,6 +15,7 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import Graph
+from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permute, product
 from fmapper_adapters.torch.lax.layout.shapes import pad_with
@@ -117,17 +118,17 @@ def _nothing(avals: Avals) -> Any:
     return current().make(torch.zeros, shape, dtype=current().dtype(dtype))
 
 
-@lax("reduce_window_sum", takes_avals=True)
+@lax("reduce_window_sum", takes_avals=True, dims=dimensions.window)
 def reduce_window_sum(x: Any, *, avals: Avals, **numbers: Any) -> Any:
     return _reduce("add", x, _windows(x.ndim, **numbers), avals)
 
 
-@lax("reduce_window_max", takes_avals=True)
+@lax("reduce_window_max", takes_avals=True, dims=dimensions.window)
 def reduce_window_max(x: Any, *, avals: Avals, **numbers: Any) -> Any:
     return _reduce("max", x, _windows(x.ndim, **numbers), avals)
 
 
-@lax("reduce_window_min", takes_avals=True)
+@lax("reduce_window_min", takes_avals=True, dims=dimensions.window)
 def reduce_window_min(x: Any, *, avals: Avals, **numbers: Any) -> Any:
     return _reduce("min", x, _windows(x.ndim, **numbers), avals)
 
@@ -289,7 +290,7 @@ def _sum(x: Any, windows: Windows) -> Any:
     )
 
 
-@lax("reduce_window", takes_avals=True)
+@lax("reduce_window", takes_avals=True, dims=dimensions.window)
 def reduce_window(
     *operands: Any,
     jaxpr: Graph,

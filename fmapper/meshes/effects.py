@@ -1,0 +1,116 @@
+"""Rules for the dimensions of operations: the `dims` of lowerings.
+
+The rules here serve the operations of every framework; those of single operations are in adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
+    from fmapper.programs.program import Call
+
+
+def argument(call: Call, name: str, at: int | None = None, default: Any = None) -> Any:
+    """Returns an argument of a call, by name or, if it has one, by position."""
+    if at is not None and len(call.args) > at:
+        return call.args[at]
+    return call.kwargs.get(name, default)
+
+
+def pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Aligns operands with results, as broadcasting does."""
+    for operand in operands:
+        for result in results:
+            if operand is not None:
+                own.align(operand, result)
+
+
+def regroups(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Splits and merges dimensions, as a reshape does."""
+    own.regroup(operands[0], results[0], call)
+
+
+def fresh(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Makes new dimensions: only the dtype of the operand counts."""
+
+
+def reduces(name: str, at: int | None = None) -> DimensionRule:
+    """Returns the rule of an operation that reduces dimensions.
+
+    Args:
+        name: The argument that says which.
+        at: Its position, if it has one: all are reduced where it is missing or empty.
+    """
+
+    def rule(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+        x = operands[0]
+        asked = argument(call, name, at, ())
+        if at is not None and (asked in (None, ()) or call.op.endswith(".default")):
+            asked = range(len(x))
+        gone = _places(asked, len(x))
+        for dim in gone:
+            own.sum(x[dim], call)
+        kept = len(results[0]) == len(x)
+        own.align([d for i, d in enumerate(x) if kept or i not in gone], results[0])
+
+    return rule
+
+
+def along(name: str, at: int | None = None, default: int = -1) -> DimensionRule:
+    """Returns the rule of an operation that needs some dimensions whole, and keeps the others.
+
+    Args:
+        name: The argument that says which.
+        at: Its position, if it has one.
+        default: The dimension where it is missing.
+    """
+
+    def rule(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+        rank = len(results[0])
+        keep_but(own, call, operands, results, _places(argument(call, name, at, default), rank))
+
+    return rule
+
+
+def permutes(order: Callable[[Call, int], Sequence[int]]) -> DimensionRule:
+    """Returns the rule of an operation that brings dimensions into another order.
+
+    Args:
+        order: Gives, for a call and the number of dimensions, which of them comes at each place.
+    """
+
+    def rule(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+        x, y = operands[0], results[0]
+        for at, new in zip(order(call, len(x)), y, strict=True):
+            own.join(x[at], new)
+
+    return rule
+
+
+def keep_but(
+    own: Dimensions, call: Call, operands: list[Any], results: list[Dims], whole: Collection[int]
+) -> None:
+    """Joins the dimensions of operands with those of results, except those needed whole."""
+    for x in _arrays(operands):
+        for y in results:
+            for at, (old, new) in enumerate(zip(x, y, strict=True)) if len(x) == len(y) else ():
+                if at in whole:
+                    own.need([old, new], call)
+                else:
+                    own.join(old, new)
+
+
+def _arrays(operands: list[Any]) -> Iterator[Dims]:
+    """Yields the dimensions of operands, of which one may be several arrays."""
+    for operand in operands:
+        if operand and isinstance(operand[0], int):
+            yield operand
+        elif operand:
+            yield from _arrays(operand)
+
+
+def _places(asked: Any, rank: int) -> set[int]:
+    return {at % max(rank, 1) for at in (asked if isinstance(asked, Collection) else (asked,))}
