@@ -31,6 +31,29 @@ class MLP(nn.Module):
         return nn.Dense(5, name="head")(x)
 
 
+class BatchNorm(nn.Module):
+    """As in PyTorch, whose running variance is that of a sample: Linen's own is biased."""
+
+    train: bool
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x):
+        size, keep = x.shape[-1:], self.momentum
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, size)
+        var = self.variable("batch_stats", "var", jnp.ones, size)
+        use = mean.value, var.value
+        if self.train:
+            use, count = (x.mean((0, 1, 2)), x.var((0, 1, 2))), x[..., 0].size
+            if not self.is_initializing():
+                mean.value = keep * mean.value + (1 - keep) * use[0]
+                var.value = keep * var.value + (1 - keep) * use[1] * count / (count - 1)
+        return (x - use[0]) * jax.lax.rsqrt(use[1] + self.epsilon) * scale + bias
+
+
 class ConvNet(nn.Module):
     width: int = 8
     fault: str = ""
@@ -41,10 +64,13 @@ class ConvNet(nn.Module):
         momentum = 0.1 if self.fault == "momentum" else 0.9
         eps = 1e-3 if self.fault == "eps" else 1e-5  # that of Keras
         x = nn.Conv(self.width, (3, 3), name="conv1")(x.transpose(0, 2, 3, 1))
-        x = nn.BatchNorm(not train, momentum=0.9, name=names[0])(x)
+        x = BatchNorm(train, name=names[0])(x)
         x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
         x = nn.Conv(self.width, (3, 3), use_bias=False, name="conv2")(x)
-        x = nn.relu(nn.BatchNorm(not train, momentum=momentum, epsilon=eps, name=names[1])(x))
+        norm = BatchNorm(train, momentum, eps, name=names[1])
+        if self.fault == "variance":
+            norm = nn.BatchNorm(not train, momentum=momentum, epsilon=eps, name=names[1])
+        x = nn.relu(norm(x))
         return nn.Dense(5, name="fc")(x.mean((1, 2)))
 
 

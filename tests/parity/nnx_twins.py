@@ -59,14 +59,34 @@ class MLP(nnx.Module):
         return self.head(x)
 
 
+class BatchNorm(nnx.Module):
+    """As in PyTorch, whose running variance is that of a sample: Flax's own is biased."""
+
+    def __init__(self, size, *, momentum=0.9, epsilon=1e-5, fault=""):
+        self.scale, self.bias = nnx.Param(jnp.ones(size)), nnx.Param(jnp.zeros(size))
+        self.mean, self.var = nnx.BatchStat(jnp.zeros(size)), nnx.BatchStat(jnp.ones(size))
+        self.momentum, self.epsilon, self.fault = momentum, epsilon, fault
+        self.use_running_average = False
+
+    def __call__(self, x):
+        mean, var, keep = self.mean[...], self.var[...], self.momentum
+        if not self.use_running_average:
+            new, count = (x.mean((0, 1, 2)), x.var((0, 1, 2))), x[..., 0].size
+            unbiased = new[1] if self.fault == "variance" else new[1] * count / (count - 1)
+            self.mean[...] = keep * mean + (1 - keep) * jax.lax.stop_gradient(new[0])
+            self.var[...] = keep * var + (1 - keep) * jax.lax.stop_gradient(unbiased)
+            mean, var = new
+        return (x - mean) * jax.lax.rsqrt(var + self.epsilon) * self.scale[...] + self.bias[...]
+
+
 class ConvNet(nnx.Module):
     def __init__(self, width=8, classes=5, dropout=0.0, *, fault="", rngs):
         momentum = 0.1 if fault == "momentum" else 0.9
         eps = 1e-6 if fault == "eps" else 1e-5
         self.conv1 = nnx.Conv(3, width, (3, 3), rngs=rngs)
-        self.bn1 = nnx.BatchNorm(width, rngs=rngs, momentum=0.9)
+        self.bn1 = BatchNorm(width)
         self.conv2 = nnx.Conv(width, width, (3, 3), use_bias=False, rngs=rngs)
-        self.bn2 = nnx.BatchNorm(width, rngs=rngs, momentum=momentum, epsilon=eps)
+        self.bn2 = BatchNorm(width, momentum=momentum, epsilon=eps, fault=fault)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         self.fc = nnx.Linear(width, classes, rngs=rngs)
         self.fault = fault
@@ -87,12 +107,12 @@ class BasicBlock(nnx.Module):
         conv = partial(nnx.Conv, use_bias=False, rngs=rngs)
         momentum = 0.1 if fault == "momentum" else 0.9
         self.conv1 = conv(inner, outer, (3, 3), stride, padding=1)
-        self.bn1 = nnx.BatchNorm(outer, momentum=0.9, epsilon=1e-5, rngs=rngs)
+        self.bn1 = BatchNorm(outer)
         low = {"dtype": HALF} if fault == "dtype" else {}
         self.conv2 = conv(outer, outer, (3, 3), padding=1, **low)
-        self.bn2 = nnx.BatchNorm(outer, momentum=momentum, epsilon=1e-5, rngs=rngs)
+        self.bn2 = BatchNorm(outer, momentum=momentum, fault=fault)
         self.down = conv(inner, outer, (1, 1), stride) if stride > 1 else None
-        self.bn3 = nnx.BatchNorm(outer, momentum=0.9, rngs=rngs) if stride > 1 else None
+        self.bn3 = BatchNorm(outer) if stride > 1 else None
         self.fault = fault
 
     def __call__(self, x):
@@ -108,7 +128,7 @@ class BasicBlock(nnx.Module):
 class ResNet(nnx.Module):
     def __init__(self, classes=5, *, fault="", rngs):
         self.stem = nnx.Conv(3, 8, (3, 3), use_bias=False, rngs=rngs)
-        self.bn = nnx.BatchNorm(8, momentum=0.9, rngs=rngs)
+        self.bn = BatchNorm(8)
         self.layer1 = BasicBlock(8, 8, 1, rngs=rngs)
         self.layer2 = BasicBlock(8, 12, 2, fault=fault, rngs=rngs)
         self.fc = nnx.Linear(12, classes, rngs=rngs)

@@ -255,12 +255,12 @@ def mlp_dropout_torch_nnx(fault):
 # --- images -------------------------------------------------------------------------------------
 
 
-@pair(modes=(False, True), momentum="bn2", swapped_norms="bn1", eps="bn2")
+@pair(modes=(False, True), momentum="bn2", swapped_norms="bn1", eps="bn2", variance="bn2.*var")
 def convnet_torch_nnx(fault):
     return to_nnx(source(torch_.ConvNet), made(nnx_.ConvNet, fault=fault), (normal(4, 3, 8, 8),))
 
 
-@pair(modes=(False, True), momentum="bn2", eps="bn2")
+@pair(modes=(False, True), momentum="bn2", eps="bn2", variance="bn2.*var")
 def convnet_torch_linen(fault):
     return to_linen(source(torch_.ConvNet), linen_.ConvNet(fault=fault), (normal(4, 3, 8, 8),))
 
