@@ -25,6 +25,7 @@ from fmapper.errors import (
     FixedSizeWarning,
     FmapperError,
     FmapperWarning,
+    GoldensError,
     LossyCastError,
     MixedDevicesError,
     MoveError,
@@ -97,6 +98,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.twins.report import TransferReport
     from fmapper.twins.transferring import transfer
     from fmapper.verification.comparison import verify
+    from fmapper.verification.goldens.recording import record_goldens
     from fmapper.verification.report import Report
 
 __version__ = "0.1.0"
@@ -120,6 +122,7 @@ __all__ = [
     "FixedSizeWarning",
     "FmapperError",
     "FmapperWarning",
+    "GoldensError",
     "KeyPath",
     "LossyCastError",
     "MixedDevicesError",
@@ -186,6 +189,7 @@ __all__ = [
     "plan",
     "profile",
     "rebuild",
+    "record_goldens",
     "save",
     "save_pretrained",
     "save_program",
@@ -233,6 +237,7 @@ _PLACES = {
     "fmapper.programs.lowering": "lowering",
     "fmapper.verification.report": "Report",
     "fmapper.verification.comparison": "verify",
+    "fmapper.verification.goldens.recording": "record_goldens",
     "fmapper.states.materialize": "materialize",
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",

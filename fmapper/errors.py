@@ -19,6 +19,7 @@ FmapperError
 ├── CheckpointError (ValueError)          a checkpoint or its rules are damaged or do not fit
 ├── TransferError (ValueError)            weights of one model do not fit another
 │   └── AmbiguousTransferError            which weights belong where cannot be settled
+├── GoldensError (ValueError)             a file holds no goldens, or cannot hold what is recorded
 ├── ProgramInputError (TypeError)         a converted program does not accept the inputs
 ├── LossyCastError (ValueError)           the target dtype cannot hold a value
 ├── ProfileError (RuntimeError)           a model could not be profiled
@@ -183,6 +184,10 @@ class AmbiguousTransferError(TransferError):
         super().__init__(message)
         self.candidates = candidates or {}
         self.rules = rules
+
+
+class GoldensError(FmapperError, ValueError):
+    """A file holds no goldens or damaged ones, or cannot hold what a model gives; says where."""
 
 
 class ProgramInputError(FmapperError, TypeError):

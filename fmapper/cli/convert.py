@@ -111,9 +111,9 @@ def convert(
     return 0
 
 
-def example_args(texts: Iterable[str]) -> tuple[Any, ...]:
-    """Returns the positional inputs: those of each option, in turn."""
-    several = [_make_inputs(text, seed) for seed, text in enumerate(texts)]
+def example_args(texts: Iterable[str], seed: int = 0) -> tuple[Any, ...]:
+    """Returns the positional inputs: those of each option, in turn, with seeds from this one on."""
+    several = [_make_inputs(text, number) for number, text in enumerate(texts, seed)]
     return tuple(x for one in several for x in (one if isinstance(one, tuple) else (one,)))
 
 

@@ -15,11 +15,13 @@ from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
 from fmapper.cli.translate import translate
+from fmapper.cli.verify import NOT_COMPARED, verify
 from fmapper.errors import FmapperError
 from fmapper.switches import settings
 
 NAME = "fmapper"
-FAILED = 1
+FAILED = 1  # the status after an error, but of a command whose own answer it is
+_FAILED_OF = {"verify": NOT_COMPARED}
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _DEBUG = "--debug"
 
@@ -56,7 +58,7 @@ def completion(shell: str) -> None:
     click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
-for _command in (convert, translate, checkpoint, profile, devices, completion):
+for _command in (convert, translate, verify, checkpoint, profile, devices, completion):
     command.add_command(_command)
 
 
@@ -89,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _DEBUG in given
     settings.full_tracebacks = settings.full_tracebacks or debug
     given = [word for word in given if word != _DEBUG]
-    title = " ".join([NAME, *_names(given)])
+    names = _names(given)
+    title = " ".join([NAME, *names])
     try:
         return int(command.main(given, prog_name=NAME, standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -107,4 +110,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = isinstance(error, FmapperError | OSError | ValueError)
         what = _say(error) if known else f"{type(error).__name__}: {error} ({_DEBUG} shows where)"
         print(f"{title}: {what}", file=sys.stderr)
-        return FAILED
+        return _FAILED_OF.get(names[0] if names else "", FAILED)

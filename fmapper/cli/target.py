@@ -1,7 +1,8 @@
-"""`FILE:NAME` on the command line: runs a Python file and returns an object from it."""
+"""`FILE:NAME` and `MODULE:NAME` on the command line: runs Python and returns an object from it."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -15,14 +16,15 @@ _SUFFIX = ".py"
 
 
 def load_target(target: str) -> Any:
-    """Returns the object that `FILE:NAME` names.
+    """Returns the object that `FILE:NAME` or `MODULE:NAME` names.
 
     The file is run as a module of its own name, with its folder on `sys.path`, so that it can
     import its neighbours; `if __name__ == "__main__"` is not true in it. A file is run only once,
     however often it is named.
 
     Args:
-        target: A path to a Python file, a colon, and a name in it, dotted for attributes.
+        target: A path to a Python file, or the dotted name of a module, which is imported with the
+            current folder on `sys.path`; a colon; and a name in it, dotted for attributes.
 
     Raises:
         TargetError: The file or the name does not exist, or the file does not run.
@@ -30,7 +32,8 @@ def load_target(target: str) -> Any:
     file, colon, name = target.rpartition(":")
     if not colon or not file or not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{target!r} is not FILE:NAME. Write, for example, model.py:model.")
-    found: Any = _run(file)
+    is_module = all(map(str.isidentifier, file.split("."))) and not Path(file).exists()
+    found: Any = _import(file) if is_module and not file.endswith(_SUFFIX) else _run(file)
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -81,6 +84,16 @@ def inputs_of(text: str, seed: int = 0) -> Any:
     if file.endswith(_SUFFIX) and name.replace(".", "_").isidentifier():
         return load_target(text)
     return read_inputs(text, seed=seed)
+
+
+def _import(name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever the user's own code raises
+        raise TargetError(f"the module {name} cannot be imported: {_short(error)}") from error
 
 
 def _run(file: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,7 +60,9 @@ def verify(
     `Report.undecided` says what cannot be told.
 
     Args:
-        a: A model of any framework, or any callable.
+        a: A model of any framework, or any callable; or the path of goldens, which
+            `record_goldens` has written. These hold inputs and mode, and what was recorded is
+            compared: outputs, gradients, steps.
         b: The other one.
         inputs: What both are called with; arrays are brought to the backend of each model.
         example_kwargs: The same by keyword, as `convert` takes them.
@@ -100,6 +103,15 @@ def verify(
     """
     from fmapper.verification.training import check_optimizers
 
+    if isinstance(a, str | os.PathLike):
+        from fmapper.verification.goldens.file import read_goldens
+
+        a = read_goldens(a)
+        if inputs or example_kwargs or train is not None:
+            raise ConversionError(
+                "goldens hold their inputs and the mode in which they were recorded. Leave out "
+                "inputs and train; inputs_of_b changes what the other model is called with."
+            )
     settings: dict[str, Any] = {
         "gradients": gradients, "steps": steps, "optimizers": check_optimizers(optimizer),
         "learning_rate": learning_rate, "loss": loss, "rules": rules, "inputs_of_b": inputs_of_b,
@@ -140,6 +152,8 @@ def compare(
 
     with step(f"comparing {type(a).__name__} and {type(b).__name__}") as say:
         sides = make_sides(a, b, inputs, kwargs, train, inputs_of_b, outputs_of_b)
+        if sides[0].is_recorded:
+            gradients, steps, optimizers = sides[0].recorded_plan(loss)
         mode = "train" if sides[0].trains() else "eval"
         compared = compare_outputs(sides, rtol, atol)
         report = Report(compared.differences, undecided=tuple(compared.undecided))
@@ -182,7 +196,7 @@ def _add_training(
 
     trials = sides[0].trial, sides[1].trial
     adapters = sides[0].adapter, sides[1].adapter
-    if trials[0] is None or trials[1] is None or adapters[0] is None or adapters[1] is None:
+    if trials[0] is None or trials[1] is None:
         side = sides[trials[0] is not None]
         raise ConversionError(
             f"{type(side.model).__name__} cannot be trained by verify: it is not a model of a "
@@ -191,9 +205,7 @@ def _add_training(
         )
     both = (trials[0], trials[1])
     inputs = tuple((side.args, side.kwargs) for side in sides)
-    found = pair_arrays(
-        sides[0].model, sides[1].model, (adapters[0], adapters[1]), both, rules, inputs
-    )
+    found = pair_arrays(sides[0].model, sides[1].model, adapters, both, rules, inputs)
     weights = compare_weights(both, found, plan)
     buffers, lacking = compare_buffers(sides, both, found, plan, double=compared.can_double)
     undecided = [*report.undecided, *lacking]
@@ -203,7 +215,7 @@ def _add_training(
     if compared.random:
         undecided.append(f"gradients and steps: {compared.random}")
         return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
-    trained = compare_training(both, found, plan, double=compared.can_double)
+    trained = compare_training(sides[0], both, found, plan, double=compared.can_double)
     first: Parting | None = None
     wrong = next((one for one in buffers if not one.ok), None)
     off = next((one for one in weights if not one.ok), None)

@@ -12,7 +12,6 @@ from fmapper.verification.alignment import Alignment, align
 from fmapper.verification.arrays import is_floating, to_host
 from fmapper.verification.differences import (
     CONVERTED,
-    OWN,
     Bounds,
     Difference,
     Pair,
@@ -49,7 +48,8 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
     a, b = runs
     ends = _ends(compared, double=double)
     unit = 2 * compared.units
-    for tolerance in (_tolerance(sides, a, unit, double=double), _CLOSE):
+    measured = sides[0].tolerance(a, sides[1].adapter, unit, double=double)
+    for tolerance in (measured, _CLOSE):
         found = align(a, b, tolerance)
         ours, theirs = found.first_apart(*ends)
         if ours is not None or theirs is not None:
@@ -84,27 +84,6 @@ def _ends(compared: Outputs, *, double: bool) -> tuple[list[Any], list[Any]]:
         [ours[pair.path] for pair in pairs if pair.path in ours],
         [theirs[pair.other] for pair in pairs if pair.other in theirs],
     )
-
-
-def _tolerance(
-    sides: tuple[Side, Side], run: Sequence[Observation], unit: float, *, double: bool
-) -> list[float]:
-    """Returns how far each result of `a` may be off, relative to its largest element.
-
-    That is what a rounding of weights and inputs makes of it.
-    """
-    moved = sides[0].watch(sides[1].adapter, unit, 1, double=double) or ()
-    if len(moved) != len(run):
-        return [4 * unit] * len(run)
-    found = []
-    for seen, other in zip(run, moved, strict=True):
-        share = 0.0
-        for array, again in zip(seen.values, other.values, strict=False):
-            if is_floating(array):
-                error, scale, _, note = measure(to_host(array), to_host(again))
-                share = max(share, 0.0 if note or not scale else error / scale)
-        found.append(max(4 * unit, OWN * share))
-    return found
 
 
 def _describe(
@@ -167,7 +146,8 @@ def _by_value(
     runs = _watch(sides, double=False)
     if runs is None:
         return
-    tolerance = _tolerance(sides, runs[0], 2 * compared.units, double=False)
+    unit = 2 * compared.units
+    tolerance = sides[0].tolerance(runs[0], sides[1].adapter, unit, double=False)
     for seen, limit in zip(runs[0], tolerance, strict=True):
         near = _nearest(seen, runs[1]) if seen.values and seen.source else None
         if near is not None:

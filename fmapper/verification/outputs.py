@@ -16,14 +16,12 @@ from fmapper.verification.differences import (
     Pair,
     differ_in_halves,
     difference,
-    distances,
     measure,
     pairs_of,
     plain_values,
 )
 from fmapper.verification.models.side import Side
 
-SEEDS = (1, 2, 3)
 # What is no more than that of the largest element needs no measuring in double precision.
 SURELY = 2.0**-40
 # In double precision: a variance as the mean of squares less the square of the mean loses so much.
@@ -83,16 +81,7 @@ class Outputs:
 
     def own(self, unit: float, *, double: bool) -> Mapping[str, float]:
         """Returns path -> how far outputs of `a` are from themselves when arrays move a little."""
-        side = self.sides[0]
-        found: dict[str, float] = {}
-        base = side.call(double=double)
-        for seed in SEEDS if base is not None else ():
-            moved = side.call(unit, seed, double=double)
-            if base is None or moved is None:
-                break
-            for path, apart in distances(base.output, moved.output).items():
-                found[path] = max(found.get(path, 0.0), apart)
-        return found
+        return self.sides[0].sensitivity(unit, double=double).outputs
 
     def exact(self) -> tuple[float, float] | None:
         """Returns the errors of both outputs against `a` in float64."""

@@ -86,7 +86,7 @@ class Pairing:
 
 
 def pair_arrays(
-    a: Any, b: Any, of: tuple[Models, Models], trials: tuple[Trial, Trial],
+    a: Any, b: Any, of: tuple[Models | None, Models | None], trials: tuple[Trial, Trial],
     rules: Rules | str | None, inputs: Any,
 ) -> Pairing:  # fmt: skip
     """Pairs the arrays of two models.
@@ -94,7 +94,7 @@ def pair_arrays(
     Args:
         a: A model.
         b: The other one.
-        of: Their adapters.
+        of: Their adapters; None for goldens.
         trials: Both as they are trained.
         rules: Rules for the names and layouts of `a`, to those of `b`; `"transfer"` to find them;
             None where names are equal, or `convert` made one of the two.
@@ -116,9 +116,9 @@ def pair_arrays(
         return _check(Pairing(*_places(apply, ours, theirs)), trials)
     if _have_equal_names(ours, theirs, trials):
         return _identity(ours, theirs, trials)
-    if of[1].source_weights(b) is not None:
+    if of[1] is not None and of[1].source_weights(b) is not None:
         return _check(Pairing(*_places(_filler(b), ours, theirs)), trials)
-    if of[0].source_weights(a) is not None:
+    if of[0] is not None and of[0].source_weights(a) is not None:
         return _check(_inverse(Pairing(*_places(_filler(a), theirs, ours)), ours), trials)
     only = [n for n in trials[0].weights if n not in theirs][:3]
     other = [n for n in trials[1].weights if n not in ours][:3]

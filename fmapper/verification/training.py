@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +24,7 @@ from fmapper.verification.optimizers import check_name, stepper
 from fmapper.verification.pairing import Pairing, floats
 from fmapper.verification.report import Parting, part_at
 
-# Roundings of the weights: in double precision those of sums that are taken in another order.
-MOVES = {True: 2.0**-36, False: 2.0**-22}
+MOVES = 2.0**-36  # roundings of the weights in double precision: of sums in another order
 # What sums in another order make of the largest element, at least.
 UNITS_OF_SUMS = {True: 2.0**20, False: 64.0}
 RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
@@ -88,12 +87,30 @@ class Trained:
     undecided: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Measured:
+    """The training of `a`, and how far it is from itself.
+
+    Attributes:
+        course: The training.
+        rate: The learning rate.
+        own: Gradients, and arrays after a step -> how far roundings of the weights move them.
+        coarse: The same of roundings of the precision of the weights, in double precision.
+    """
+
+    course: Course
+    rate: float
+    own: dict[str, float] = field(default_factory=dict)
+    coarse: Callable[[], dict[str, float]] = dict
+
+
 def compare_training(
-    trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, double: bool
+    side: Side, trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, double: bool
 ) -> Trained:
     """Compares gradients and steps of two models.
 
     Args:
+        side: That of `a`.
         trials: The models.
         pairing: Their arrays.
         plan: What is compared, and how they are trained.
@@ -101,43 +118,54 @@ def compare_training(
     """
     if double:
         try:
-            return _compare(trials, pairing, plan, double=True)
+            return _compare(side, trials, pairing, plan, double=True)
         except Exception:  # as of mixed dtypes: some code insists on single precision
             pass
-    return _compare(trials, pairing, plan, double=False)
+    return _compare(side, trials, pairing, plan, double=False)
 
 
-def _compare(trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, double: bool) -> Trained:
-    a, b = trials
-    weights = _weights(a, double=double)
-    off = MOVES[double] if double else _unit(weights.values())
+def measure_training(trial: Trial, plan: Plan, *, double: bool) -> Measured:
+    """Trains `a`, and measures how far that is from its training with weights that are moved."""
+    weights = _weights(trial, double=double)
 
-    def run_a(rate: float, off: float = 0.0, seed: int | None = None) -> Course:
+    def run(rate: float, off: float = 0.0, seed: int | None = None) -> Course:
         moved = {name: move(x, off, seed) for name, x in weights.items()}
-        return _train(a, moved, plan, 0, rate, None, double=double)
+        return _train(trial, moved, plan, 0, rate, None, double=double)
 
-    own: dict[str, float] = {}
-    for rate in RATES if plan.rate is None and plan.steps else (plan.rate or RATES[0],):
-        ours = run_a(rate)
-        if ours.refused:
-            return Trained(undecided=[f"gradients: a has none ({ours.refused})"])
-        own = {}
+    def distances(course: Course, rate: float, off: float) -> dict[str, float]:
+        own: dict[str, float] = {}
         for seed in SEEDS:
-            for key, apart in _distances(ours, run_a(rate, off, seed)).items():
+            for key, apart in _distances(course, run(rate, off, seed)).items():
                 own[key] = max(own.get(key, 0.0), apart)
-        share = max((own[k] / s for k, s in _scales(ours).items() if s and k in own), default=0.0)
-        if ours.is_finite and share <= SMALL:
+        return own
+
+    coarse = _unit(trial.weights.values())
+    for rate in RATES if plan.rate is None and plan.steps else (plan.rate or RATES[0],):
+        course = run(rate)
+        if course.refused:
+            return Measured(course, rate)
+        own = distances(course, rate, MOVES if double else coarse)
+        share = max((own[k] / s for k, s in _scales(course).items() if s and k in own), default=0.0)
+        if course.is_finite and share <= SMALL:
             break
-    theirs = _train(
-        b, _weights(b, double=double), plan, 1, rate or RATES[0], pairing, double=double
-    )
+    return Measured(course, rate, own, lambda: distances(course, rate, coarse))
+
+
+def _compare(
+    side: Side, trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, double: bool
+) -> Trained:
+    a, b = trials
+    measured = side.recorded_course(double=double) or measure_training(a, plan, double=double)
+    ours = measured.course
+    if ours.refused:
+        return Trained(undecided=[f"gradients: a has none ({ours.refused})"])
+    theirs = _train(b, _weights(b, double=double), plan, 1, measured.rate, pairing, double=double)
     if theirs.refused:
         note = f"b has none ({theirs.refused}), a has"
         return Trained(gradients=(Difference("gradients", math.inf, 0.0, 0.0, note),))
     precision = "float64" if double else ""
-    bounds = Bounds(
-        plan.rtol, plan.atol, UNITS_OF_SUMS[double], {k: OWN * v for k, v in own.items()}
-    )
+    own = {key: OWN * apart for key, apart in measured.own.items()}
+    bounds = Bounds(plan.rtol, plan.atol, UNITS_OF_SUMS[double], own)
     found = Trained()
     pair = Pair("loss", *_scalars(ours.loss, theirs.loss))
     found.loss = difference(pair, bounds, precision)
@@ -152,10 +180,10 @@ def _compare(trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan, *, doubl
         )
         for number, (before, after) in enumerate(zip(ours.states, theirs.states, strict=True), 1)
     )
-    return _settle(found, a, plan, rate, ours) if double and plan.rtol is None else found
+    return _settle(found, measured) if double and plan.rtol is None else found
 
 
-def _settle(found: Trained, a: Trial, plan: Plan, rate: float, ours: Course) -> Trained:
+def _settle(found: Trained, measured: Measured) -> Trained:
     """Allows differences in double precision that are roundings of single precision.
 
     As where one of the models makes a table in single precision, or casts to it.
@@ -164,14 +192,7 @@ def _settle(found: Trained, a: Trial, plan: Plan, rate: float, ours: Course) -> 
     every += [found.loss] if found.loss is not None and not found.loss.ok else []
     if not every or any(one.note for one in every):
         return found
-    weights = _weights(a, double=True)
-    off = _unit(a.weights.values())
-    own: dict[str, float] = {}
-    for seed in SEEDS:
-        moved = {name: move(x, off, seed) for name, x in weights.items()}
-        other = _train(a, moved, plan, 0, rate, None, double=True)
-        for key, apart in _distances(ours, other).items():
-            own[key] = max(own.get(key, 0.0), apart)
+    own = measured.coarse()
     # relative to what all arrays of a kind do: a table is used in one place only
     if any(one.error > OWN * own.get(one.path, 0.0) for one in every):
         return found
@@ -428,11 +449,9 @@ def compare_buffers(
     assert calls[0] is not None
     assert calls[1] is not None
     ours, theirs = floats(calls[0].state), pairing.pull(floats(calls[1].state))
-    moved = sides[0].call(MOVES[double] if double else _unit(trials[0].weights.values()), 1,
-                          double=double)  # fmt: skip
-    own = {} if moved is None else {
-        name: OWN * _distance(ours[name], x) for name, x in floats(moved.state).items()
-    }  # fmt: skip
+    unit = MOVES if double else _unit(trials[0].weights.values())
+    moved = sides[0].sensitivity(unit, double=double).state
+    own = {name: OWN * apart for name, apart in moved.items()}
     bounds = Bounds(plan.rtol, plan.atol, UNITS_OF_SUMS[double], own)
     start = floats(trials[0].state)
     lacking = [

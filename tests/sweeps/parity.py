@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import jax
+
 import fmapper
 from parity.pairs import PAIRS, Pair
 
@@ -105,6 +107,7 @@ def run(chosen: Callable[[Pair, str], bool], show: Callable[[str], object]) -> l
         for fault in filter(lambda fault, pair=pair: chosen(pair, fault), ("", *pair.faults)):
             result = judge(pair, fault)
             results.append(result)
+            jax.clear_caches()  # programs of pairs that are done with take gigabytes
             show(f"{result.verdict:11} {result.seconds:5} s  {pair.name} / {fault or 'sound'}: "
                  f"{result.place}")  # fmt: skip
     return results

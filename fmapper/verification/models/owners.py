@@ -38,13 +38,14 @@ def _of_backend(name: str) -> Models | None:
     return next((adapter for adapter in adapters(Models) if adapter.name == name), None)
 
 
-def source_of_callable(model: Any, target: Models) -> Models | None:
-    """Returns the framework that can record a function or a callable tree.
+def source_of_callable(model: Any, target: Models | None) -> Models | None:
+    """Returns the framework, other than a target, that can record a function or a callable tree.
 
     It need not be imported yet: a function may import it when it is called.
     """
     for adapter in _recorders():
-        if family_of(adapter) != family_of(target) and adapter.is_callable_model(model):
+        is_other = target is None or family_of(adapter) != family_of(target)
+        if is_other and adapter.is_callable_model(model):
             return adapter
     return None
 

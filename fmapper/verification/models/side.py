@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.models import Models, Observation
@@ -13,8 +14,25 @@ from fmapper.errors import ConversionError
 from fmapper.states.matching import parts_of, path_of
 from fmapper.tree.fmap import fmap
 from fmapper.verification.arrays import is_floating, move, to_host, unit_of
+from fmapper.verification.differences import OWN, distances, measure
+from fmapper.verification.goldens.file import Goldens
 from fmapper.verification.models.owners import adapter_of_model, inputs_for, source_of_callable
 from fmapper.verification.models.trial import Call, Trial
+
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """How far a model is from itself.
+
+    Attributes:
+        outputs: The path of an output -> its largest difference.
+        state: The name of a buffer -> its largest difference after the call.
+    """
+
+    outputs: dict[str, float] = field(default_factory=dict)
+    state: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class Side:
     kwargs: Mapping[str, Any]
     train: bool | None
     outputs: Callable[[Any], Any] = lambda output: output
+    is_recorded: ClassVar[bool] = False  # whether answers come from a file
 
     def output(self) -> Any:
         """Calls the model as it is."""
@@ -116,6 +135,49 @@ class Side:
         except ConversionError:
             return None
 
+    def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
+        """Returns how far the model is from itself when weights and inputs are moved a little."""
+        found = Sensitivity()
+        base = self.call(double=double)
+        for seed in SEEDS if base is not None else ():
+            moved = self.call(unit, seed, double=double)
+            if base is None or moved is None:
+                break
+            for path, apart in distances(base.output, moved.output).items():
+                found.outputs[path] = max(found.outputs.get(path, 0.0), apart)
+            for name, x in base.state.items():
+                apart = _distance(to_host(x), to_host(moved.state[name]))
+                found.state[name] = max(found.state.get(name, 0.0), apart)
+        return found
+
+    def tolerance(
+        self, run: Sequence[Observation], other: Models | None, unit: float, *, double: bool
+    ) -> list[float]:
+        """Returns how far each result of a run may be off, relative to its largest element.
+
+        That is what a rounding of weights and inputs makes of it.
+        """
+        moved = self.watch(other, unit, 1, double=double) or ()
+        if len(moved) != len(run):
+            return [4 * unit] * len(run)
+        found = []
+        for seen, again in zip(run, moved, strict=True):
+            share = 0.0
+            for x, y in zip(seen.values, again.values, strict=False):
+                if is_floating(x):
+                    error, scale, _, note = measure(to_host(x), to_host(y))
+                    share = max(share, 0.0 if note or not scale else error / scale)
+            found.append(max(4 * unit, OWN * share))
+        return found
+
+    def recorded_plan(self, loss: Any) -> tuple[bool, int, tuple[Any, Any]]:
+        """Returns whether goldens have gradients, and how many steps of which optimiser."""
+        raise NotImplementedError
+
+    def recorded_course(self, *, double: bool) -> Any | None:
+        """Returns the training that is written down; None for a model that can be trained."""
+        return None
+
     def unit(self, outputs: Any) -> float:
         """Returns a rounding of the coarsest of the weights, inputs and outputs."""
         arrays = [x for x in (self.args, self.kwargs, outputs) for x in arrays_in(x).values()]
@@ -123,11 +185,22 @@ class Side:
         return max(map(unit_of, (*weights, *arrays)), default=0.0)
 
 
+def _distance(x: Any, y: Any) -> float:
+    error, _, _, note = measure(x, y)
+    return math.inf if note else error
+
+
 def make_sides(
     a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool | None,
     inputs_of_b: Any = None, outputs_of_b: Callable[[Any], Any] | None = None,
 ) -> tuple[Side, Side]:  # fmt: skip
     """Pairs both models with their inputs, and with keywords that are options of frameworks."""
+    if isinstance(a, Goldens):
+        from fmapper.verification.goldens.recording import GoldenSide
+
+        golden = GoldenSide.of(a)
+        _, other = make_sides(None, b, a.args, a.kwargs, a.train, inputs_of_b, outputs_of_b)
+        return golden, other
     models = _with_adapters(a, b)
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
     other_args, other_kwargs = _inputs_of_b(inputs_of_b, args, kwargs)
@@ -171,7 +244,7 @@ def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
     known = [adapter_of_model(model) for model in (a, b)]
     for i, model in enumerate((a, b)):
         other = known[1 - i]
-        if known[i] is None and other is not None:
+        if known[i] is None and (other is not None or isinstance(model, tuple)):
             known[i] = source_of_callable(model, other)
     return list(zip((a, b), known, strict=True))
 

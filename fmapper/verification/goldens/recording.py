@@ -1,0 +1,262 @@
+"""Records what a model computes, and answers from the record as the model would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fmapper.backends.models import Models, Observation
+from fmapper.errors import ConversionError, GoldensError
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
+from fmapper.verification.goldens.file import (
+    Goldens,
+    GoldenSensitivity,
+    GoldenTraining,
+    Observed,
+    write_goldens,
+)
+from fmapper.verification.models.side import Sensitivity, Side, arrays_in, make_sides
+from fmapper.verification.models.trial import Call, Loss, Slope, Trial
+from fmapper.verification.models.turns import in_turn
+from fmapper.verification.optimizers import check_name
+
+if TYPE_CHECKING:
+    from fmapper.verification.training import Measured
+
+
+@short_traceback
+@in_turn
+def record_goldens(
+    model: Any,
+    inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    gradients: bool = False,
+    steps: int = 0,
+    optimizer: str = "sgd",
+    learning_rate: float | None = None,
+    loss: Any = None,
+    train: bool | None = None,
+) -> None:
+    """Writes what a model computes to a file that `verify` takes in its place.
+
+    The file has inputs, outputs, the results of all operations, gradients and the state after each
+    step, and how far the model is from itself after roundings. To compare a model with it, neither
+    this one nor its framework is needed.
+
+    Args:
+        model: A model of any framework; it stays as it is.
+        inputs: What it is called with: a tuple, or a single array.
+        path: The file, by custom with the ending `.safetensors`; it is replaced as a whole.
+        example_kwargs: Inputs by keyword.
+        gradients: Record the gradient of each parameter.
+        steps: Record so many steps of training.
+        optimizer: The optimiser by name, as for `verify`.
+        learning_rate: As for `verify`.
+        loss: A function of the output that gives a scalar; `verify` then needs the same for the
+            other model. None: as for `verify`.
+        train: The mode; None for that in which the model is.
+
+    Raises:
+        ConversionError: The model cannot be recorded, or not be trained.
+        GoldensError: No file can have this name; or inputs or outputs hold an object
+            other than an array, number, text, list or dict.
+    """
+    from fmapper.verification.outputs import ROUNDING_OF_DOUBLE, compare_outputs
+    from fmapper.verification.pairing import floats
+    from fmapper.verification.training import Plan, make_losses, measure_training
+
+    check_name(optimizer)
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    with step(f"recording {type(model).__name__}") as say:
+        sides = make_sides(model, model, args, example_kwargs or {}, train)
+        side = sides[0]
+        trial = side.trial
+        if trial is None or side.adapter is None:
+            raise ConversionError(
+                f"{type(model).__name__} is not a model that can be recorded. Pass a module of "
+                "torch, a model of JAX, or (function, parameters)."
+            )
+        compared = compare_outputs(sides, None, None)
+        double = compared.can_double
+        unit = 2 * compared.units
+        call = side.call(double=double)
+        assert call is not None
+        say("measuring its rounding")
+        moves = [(unit, False), *([(unit, True), (ROUNDING_OF_DOUBLE, True)] if double else [])]
+        sensitivity = []
+        for off, wide in moves:
+            own = side.sensitivity(off, double=wide)
+            sensitivity.append(GoldenSensitivity(off, wide, own.outputs, own.state))
+        run = side.watch(None, double=double) or []
+        limits = side.tolerance(run, None, unit, double=double)
+        training = None
+        if gradients or steps:
+            say("training it")
+            plan = Plan(make_losses(sides, loss), steps, (optimizer, optimizer), learning_rate)
+            measured = measure_training(trial, plan, double=double)
+            if measured.course.refused:
+                raise ConversionError(f"it has no gradients: {measured.course.refused}")
+            training = GoldenTraining(
+                optimizer, measured.rate, double, loss is not None, measured.course.loss,
+                dict(measured.course.gradients), measured.course.states, measured.own,
+                measured.coarse() if double else measured.own,
+            )  # fmt: skip
+        write_goldens(
+            Goldens(
+                model=type(model).__name__,
+                framework=side.adapter.name,
+                train=side.trains(),
+                args=side.args,
+                kwargs=dict(side.kwargs),
+                output=compared.values[0],
+                wide=compared.wide[0] if compared.wide is not None else None,
+                weights=dict(trial.weights),
+                fixed=dict(trial.fixed),
+                state=floats(trial.state),
+                after=floats(call.state),
+                aliases=dict(trial.aliases),
+                draws=call.draws or "",
+                rates=sorted(call.rates),
+                unit=side.unit(compared.values[0]),
+                sensitivity=sensitivity,
+                operations=[Observed(one, limit) for one, limit in zip(run, limits, strict=True)],
+                training=training,
+            ),
+            path,
+        )
+
+
+@dataclass(frozen=True)
+class GoldenSide(Side):
+    """Goldens in the place of the model that they are of: `model` are the goldens."""
+
+    is_recorded: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, goldens: Goldens) -> GoldenSide:
+        """Returns the side of goldens."""
+        return cls(goldens, None, goldens.args, goldens.kwargs, goldens.train)
+
+    def output(self) -> Any:
+        """Returns the output in the precision of the model."""
+        return self.model.output
+
+    def trains(self) -> bool:
+        """Returns whether the call was one of training."""
+        return bool(self.model.train)
+
+    @property
+    def trial(self) -> Trial:
+        """The arrays of the model."""
+        return _GoldenTrial(self.model)
+
+    def call(self, off: float = 0.0, seed: int = 0, *, double: bool = False) -> Call:
+        """Returns the call; `sensitivity` says what moved ones gave."""
+        assert not off
+        return self.trial.call({}, double=double)
+
+    def output_in_float64(self) -> Any | None:
+        """Returns the output in double precision; None where the model could not compute in it."""
+        return self.model.wide
+
+    def watch(
+        self, other: Models | None, off: float = 0.0, seed: int = 0, *, double: bool = False
+    ) -> list[Observation]:
+        """Returns the operations, in the best precision of the model."""
+        return [one.observation for one in self.model.operations]
+
+    def tolerance(
+        self, run: Sequence[Observation], other: Models | None, unit: float, *, double: bool
+    ) -> list[float]:
+        """Returns how far each result may be off, as it was measured."""
+        return [max(4 * unit, one.tolerance) for one in self.model.operations]
+
+    def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
+        """Returns how far the model is from itself, by the roundings that were measured.
+
+        What a small rounding does is in proportion to it.
+        """
+        known = [one for one in self.model.sensitivity if one.double == double]
+        if not known:
+            return Sensitivity()
+        near = min(known, key=lambda one: abs(one.off - unit))
+        share = unit / near.off if near.off else 1.0
+        return Sensitivity(*(
+            {key: share * apart for key, apart in of.items()} for of in (near.outputs, near.state)
+        ))  # fmt: skip
+
+    def recorded_plan(self, loss: Any) -> tuple[bool, int, tuple[Any, Any]]:
+        """Returns whether there are gradients, and how many steps of which optimiser.
+
+        Raises:
+            ConversionError: They are of a loss that is not given, or the reverse.
+        """
+        training = self.model.training
+        if training is None:
+            return False, 0, ("sgd", "sgd")
+        if training.own_loss != (loss is not None):
+            raise ConversionError(
+                "the goldens were recorded with loss=: pass the same one for the model"
+                if training.own_loss
+                else "the goldens were recorded without loss=: leave it out"
+            )
+        return True, len(training.states), (training.optimizer, training.optimizer)
+
+    def recorded_course(self, *, double: bool) -> Measured | None:
+        """Returns the training of the model."""
+        from fmapper.verification.training import Course, Measured
+
+        training = self.model.training
+        if training is None:
+            raise GoldensError("the goldens have no gradients")
+        if double and not training.double:
+            raise GoldensError("the goldens are of single precision")
+        course = Course(training.loss, training.gradients, training.states)
+        own = training.own if double or not training.double else training.coarse
+        return Measured(course, training.rate, own, lambda: training.coarse)
+
+    def unit(self, outputs: Any) -> float:
+        """Returns a rounding of the coarsest of the weights, inputs and outputs."""
+        return float(self.model.unit)
+
+
+class _GoldenTrial(Trial):
+    """The arrays of goldens, and their one call."""
+
+    def __init__(self, goldens: Goldens) -> None:
+        self._goldens = goldens
+        self.weights = goldens.weights
+        self.fixed = goldens.fixed
+        self.state = goldens.state
+        self.aliases = goldens.aliases
+
+    def call(self, weights: Mapping[str, Any], *, inputs: Any = None, double: bool = False) -> Call:
+        """Returns the call that was recorded."""
+        goldens = self._goldens
+        output = goldens.wide if double and goldens.wide is not None else goldens.output
+        rates = frozenset(goldens.rates)
+        return Call(output, _flatten, goldens.after, goldens.draws, rates)
+
+    def slope(
+        self, weights: Mapping[str, Any], loss: Loss | None = None, *,
+        state: Mapping[str, Any] | None = None, double: bool = False,
+    ) -> Slope:  # fmt: skip
+        """Refuses: what was recorded is in the goldens."""
+        return Slope(refused="goldens cannot be differentiated")
+
+    def draw(self, weights: Any, seeds: Any, *, double: bool = False) -> dict[float, Any]:
+        """Returns nothing: goldens hold no random numbers."""
+        return {}
+
+    def noise(self, weights: Any, seeds: Any, *, double: bool = False) -> list[list[Any]]:
+        """Returns nothing: goldens hold no random numbers."""
+        return []
+
+
+def _flatten(output: Any) -> list[Any]:
+    return [*arrays_in(output).values()]
