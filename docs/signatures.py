@@ -53,8 +53,9 @@ class OneSignature(griffe.Extension):
             return
         variadic = rest[0].name
         del function.parameters[variadic]
-        if function.docstring:
-            entry = rf"(?m)^    {variadic}:.*\n(?:     +.*\n)*"
+        text = (parent if function.name == "__init__" else function).docstring
+        if text:
+            entry = rf"(?m)^    {variadic}:.*\n?(?:     +.*\n?)*"
             function.docstring.value = re.sub(
                 entry, "", function.docstring.value
             )
