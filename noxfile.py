@@ -80,6 +80,20 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def twins(session: nox.Session) -> None:
+    """Transfer weights between models written by different people: `nox -s twins -- llama`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    folder = session.create_tmp()
+    tables = ["google-tunix", "maxtext"]  # without what they depend on
+    python = ["--python-version", "3.12", "--only-binary", ":all:"]
+    session.install("--no-deps", *python, "--target", folder, *tables)
+    env = {"TWINS_PACKAGES": folder}
+    tests = "tests/checkpoints/test_recording_frameworks.py"
+    session.run("python", "-m", "pytest", "-m", "nightly", tests, "-k", "tables", env=env)
+    program(session, "twins", *session.posargs)
+
+
+@nox.session
 def zoo(session: nox.Session) -> None:
     """Convert every model class of transformers to JAX: `nox -s zoo -- --shard 0/8 llama`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
