@@ -121,9 +121,11 @@ def _fits_of(group: Group, index: _Index) -> Iterator[Group]:
                 yield other
 
 
-def _match(a: Group, over: tuple[int, ...], b: Group, theirs: tuple[int, ...]) -> Match | None:
+def _match(
+    a: Group, over: tuple[int, ...], b: Group, theirs: tuple[int, ...], *, names: bool = True
+) -> Match | None:
     """Returns how two groups match, if their names do not contradict each other."""
-    if (over and theirs) or a.words.contradicts(b.words):
+    if (over and theirs) or (names and a.words.contradicts(b.words)):
         return None
     return match_of(b, a, theirs, back=True) if theirs else match_of(a, b, over, back=False)
 
@@ -175,6 +177,7 @@ class _Assigner:
         self._propose()
         while self._join(sure=False):
             pass
+        self._propose_despite_names()
         self._learn_layouts()
         self._doubt_rotations()
         return Assignment(self.decisions, [*self.rows], [*self.columns])
@@ -317,6 +320,18 @@ class _Assigner:
                 decision.match = match
                 decision.option = replace(decision.option, certain=False)
 
+    def _propose_despite_names(self) -> None:
+        """Proposes pairs of what is left that fit by their sizes alone, whatever the names say."""
+        index = _index(self.columns)
+        for row in [*self.rows]:
+            for key, over in _keys(row):
+                for column, theirs in index.get(key, ()):
+                    if column not in self.columns or row not in self.rows:
+                        continue
+                    match = _match(row, over, column, theirs, names=False)
+                    if match is not None:
+                        self._decide(match, sure=False)
+
     def _learn_layouts(self) -> bool:
         """Settles layouts by what those of the same kinds of layers have; returns if any were."""
         learnt: dict[object, set[object]] = defaultdict(set)
@@ -380,7 +395,8 @@ def _place(group: Group, groups: Sequence[Group]) -> int | None:
 
 
 def _is_part(group: Group, one: Group) -> bool:
-    return bool(group.words.path & one.words.path) and group.words.leaf == one.words.leaf
+    same = group.words.leaf == one.words.leaf or not (group.words.leaf and one.words.leaf)
+    return same and bool(group.words.path & one.words.path)
 
 
 def _names_parts(match: Match) -> bool:

@@ -41,7 +41,7 @@ class Group:
     @cached_property
     def words(self) -> Words:
         """The words of the name."""
-        return words_of("{}".join(self.pieces))
+        return words_of("{}".join(self.pieces), len(self.shapes[0]))
 
     @cached_property
     def parent(self) -> str:

@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.layout import OnEach
+    from fmapper.checkpoints.rules.rule import OnEach
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -24,8 +24,8 @@ class Layout:
     """A change of layout as steps, each for a rule.
 
     Attributes:
-        steps: `("transpose", axes)`, `("reshape", shape, shape before)` or
-            `("interleave", groups, axis, back)`.
+        steps: `("transpose", axes)`, `("reshape", shape, shape before)`,
+            `("interleave", groups, axis, back)` or `("offset", value)`.
         certain: The classes of both layers say so, or nothing else fits.
     """
 
@@ -46,8 +46,11 @@ def _say(value: object) -> str:
 
 
 def _rule(kind: str, names: str | tuple[str, ...], values: list[object]) -> OnEach:
+    from fmapper.checkpoints.rules.arithmetic import Offset
     from fmapper.checkpoints.rules.layout import Interleave, Reshape, Transpose
 
+    if kind == "offset":
+        return Offset(names, *values)  # type: ignore[arg-type]
     if kind == "transpose":
         return Transpose(names, values[0])  # type: ignore[arg-type]
     if kind == "reshape":

@@ -169,7 +169,9 @@ def rotations(match: Match) -> Iterator[Option]:
     if len(match.many) > 1:
         return
     shape = match.many[0].shapes[0]
-    for back, axis in product((True, False), range(len(shape))):
+    layout = match.many[0].entries[0].layout
+    axes = {"outputs first": (0,), "outputs last": (len(shape) - 1,)}.get(layout, range(len(shape)))
+    for back, axis in product((True, False), axes):
         size = shape[axis]
         for head in range(size, 3, -1) if len(shape) < 3 else (size,):
             if size % head or head % 2:
@@ -185,6 +187,21 @@ def rotations(match: Match) -> Iterator[Option]:
                     for pair, layout in option.layouts[0].items()
                 }
                 yield Option((known,), option.axes)
+
+
+def offsets(match: Match) -> Iterator[Option]:
+    """Yields the options of a match with one added to the weights, or subtracted.
+
+    Some norms multiply by one more than their weights, which are zeros at first.
+    """
+    if len(match.many) == 1 and all(len(shape) == 1 for shape in match.many[0].shapes):
+        for value in (1.0, -1.0):
+            option = match.options[0]
+            known = {
+                pair: Layout((("offset", value), *layout.steps))
+                for pair, layout in option.layouts[0].items()
+            }
+            yield Option((known,), option.axes)
 
 
 def join_groups(groups: Sequence[Group], one: Group, *, back: bool) -> Match | None:
@@ -267,7 +284,7 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
         if len(group.members) == len(sizes):
             by_module.setdefault((module, group.words.leaf), []).append(group)
     for (_, leaf), parts in by_module.items():  # type: ignore[misc]
-        if leaf != one.words.leaf or len(parts) > 16:
+        if (leaf and one.words.leaf and leaf != one.words.leaf) or len(parts) > 16:
             continue
         for count in range(2, _MOST_PARTS + 1):
             for chosen in combinations(parts, count):

@@ -6,18 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fmapper.backends.dtypes import is_inexact
+from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import AmbiguousTransferError, CheckpointError, TransferError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.pattern import pattern
 from fmapper.twins.assign import Assignment, Decision, assign
 from fmapper.twins.groups import Group
+from fmapper.twins.proof import Inputs, Proof
 from fmapper.twins.report import TransferredArrays, TransferReport
 from fmapper.twins.sides import Entry, Side, read_side
 from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.rules.rules import Rules
 
 T = TypeVar("T")
@@ -79,7 +81,11 @@ def transfer(
     """
     a, b = read_side(source, "source"), read_side(target, "target")
     with step("pairing the arrays of both models"):
-        plan = _by_rules(a, b, rules, keep) if rules is not None else _search(a, b, keep)
+        if rules is not None:
+            plan = _by_rules(a, b, rules, keep)
+        else:
+            given = example_inputs, example_kwargs, target_inputs, target_kwargs
+            plan = _search(a, b, keep, _inputs(*given))
     with step("copying the weights"):
         arrays = plan.rules.apply(_lazy(a))
         return b.fill(_weights_for(arrays, a, b), strict=not plan.kept), plan
@@ -152,14 +158,53 @@ class _Search:
     dropped: list[str]
 
 
-def _search(a: Side, b: Side, keep: Sequence[str]) -> TransferReport:
+def _inputs(
+    args: Any, kwargs: Mapping[str, Any] | None, target_args: Any, target_kwargs: Any
+) -> Inputs | None:
+    if args is None and kwargs is None:
+        return None
+    target_args = args if target_args is None else target_args
+    target_kwargs = kwargs if target_kwargs is None else target_kwargs
+    return Inputs(_tuple(args), kwargs or {}, _tuple(target_args), target_kwargs or {})
+
+
+def _tuple(args: Any) -> tuple[Any, ...]:
+    if args is None:
+        return ()
+    return tuple(args) if isinstance(args, tuple | list) else (args,)
+
+
+def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> TransferReport:
     found = _find(a, b, keep)
     rules = _rules(found, a, b)
+    if inputs is not None:
+        with step("comparing what both models compute"):
+            _prove(found, a, b, inputs)
+        rules = _rules(found, a, b)
     unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
         raise _ambiguous(unsure, found, a, b)
     arrays = tuple(map(_describe, found.assignment.decisions))
-    return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept))
+    return TransferReport(
+        rules, arrays, tuple(found.dropped), tuple(found.kept), inputs is not None
+    )
+
+
+def _prove(found: _Search, a: Side, b: Side, inputs: Inputs) -> None:
+    """Compares both models with new random weights, and changes decisions until they agree."""
+    from fmapper.twins.search import Search
+
+    proof = Proof(a, b, inputs)
+    decisions = found.assignment.decisions
+    taken = [e for d in decisions for g in d.match.sources for e in g.entries]
+    proof.prepare([e for e in taken if is_inexact(e.dtype)])
+    outline = {name: entry.lazy() for name, entry in a.entries.items()}
+
+    def make(chosen: Sequence[Decision]) -> dict[str, Any]:
+        given = outline | {n: LazyArray.of(array) for n, array in proof.arrays.items()}
+        return _apply(chosen, found, given)[1]
+
+    Search(proof, decisions, make).run()
 
 
 def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
@@ -218,25 +263,29 @@ def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
 def _rules(found: _Search, a: Side, b: Side) -> Rules:
     """Writes the rules, and checks that they give what the target has."""
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
+    return _apply(found.assignment.decisions, found, outline)[0]
+
+
+def _apply(
+    decisions: Sequence[Decision], found: _Search, arrays: Mapping[str, LazyArray]
+) -> tuple[Rules, dict[str, Any]]:
+    """Returns the rules for decisions, and what they make of the arrays of a source."""
     wanted = {
         entry.name: entry.shape
-        for decision in found.assignment.decisions
+        for decision in decisions
         for group in decision.match.targets
         for entry in group.entries
     }
     problem: Exception | None = None
     for prefix in ("", "source."):
-        rules = rules_of(
-            found.assignment.decisions, tied=found.tied, dropped=found.dropped, prefix=prefix
-        )
+        rules = rules_of(decisions, tied=found.tied, dropped=found.dropped, prefix=prefix)
         try:
-            made = rules.apply(outline)
+            made = rules.apply(arrays)
         except CheckpointError as error:  # a name of the target is one of the source, too
             problem = error
             continue
-        shapes = {name: tuple(array.shape) for name, array in made.items()}
-        if shapes == wanted:
-            return rules
+        if {name: tuple(array.shape) for name, array in made.items()} == wanted:
+            return rules, made
     raise TransferError(f"the rules that were found do not fit both sides: {problem}")
 
 

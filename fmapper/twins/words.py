@@ -94,7 +94,8 @@ class Words(NamedTuple):
     """The canonical words of a name.
 
     Attributes:
-        leaf: What the array is of its layer: `weight`, `bias`, `mean`, `var`.
+        leaf: What the array is of its layer: `weight`, `bias`, `mean`, `var`; empty if the name
+            does not say.
         path: The canonical words of the path, without those that say nothing.
     """
 
@@ -102,8 +103,8 @@ class Words(NamedTuple):
     path: frozenset[str]
 
     def all(self) -> frozenset[str]:
-        """Returns all words; a weight need not be called one."""
-        return self.path | {self.leaf}
+        """Returns all words."""
+        return self.path | {self.leaf} if self.leaf else self.path
 
     def contradicts(self, other: Words) -> bool:
         """Returns whether two names cannot be of the same array."""
@@ -117,8 +118,10 @@ class Words(NamedTuple):
 
 
 @cache
-def words_of(name: str) -> Words:
+def words_of(name: str, ndim: int = 1) -> Words:
     """Returns the words of a name, in which numbers that count layers are braces.
+
+    With more than one dimension, `b` is not a bias.
 
     Examples:
         >>> words_of("layers.{}.self_attn.q_proj.weight") == ("weight", {"attn", "q"})
@@ -129,6 +132,8 @@ def words_of(name: str) -> Words:
     last = parts[-1]
     leaves = {word: kind for kind, words in _LEAVES.items() for word in words.split()}
     at = next((i for i in reversed(range(len(last))) if last[i] in leaves), None)
+    if ndim > 1 and at is not None and last[at] == "b":
+        at = None
     if at is not None and (last[at] not in ("embedding", "embeddings") or len(last) == 1):
         leaf = leaves[last[at]]
         last = last[:at] + last[at + 1 :]
@@ -137,7 +142,7 @@ def words_of(name: str) -> Words:
         found = found - {"o"} | {"down" if "{}" in name or "mlp" in found else "head"}
     if {"mlp", "fc"} <= found:
         found = {_HALVES.get(word, word) for word in found}
-    return Words(leaf or "weight", frozenset(found))
+    return Words(leaf, frozenset(found))
 
 
 _HALVES = {"#1": "up", "#2": "down"}  # fc1 and fc2

@@ -129,3 +129,53 @@ def test_names_that_are_exchanged():
     filled, _ = fmapper.transfer(source, zeros(wanted))
     for name, array in wanted.items():
         np.testing.assert_array_equal(filled[name], array)
+
+
+def test_pairs_that_only_outputs_settle():
+    """Norms and matrices of one shape, with names that say nothing, one in the other order."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.LayerNorm(4), torch.nn.LayerNorm(4)
+            self.gate, self.up = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.second(torch.relu(self.gate(y)) * self.up(y))
+
+    class Mine(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.n1, self.n2 = torch.nn.LayerNorm(4), torch.nn.LayerNorm(4)
+            self.a = torch.nn.Parameter(torch.zeros(4, 4))
+            self.b = torch.nn.Parameter(torch.zeros(4, 4))
+            self.a_bias = torch.nn.Parameter(torch.zeros(4))
+            self.b_bias = torch.nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            y = self.n2(x)
+            return self.n1((y @ self.a + self.a_bias) * torch.relu(y @ self.b + self.b_bias))
+
+    source, x = Theirs(), torch.randn(3, 4)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.normal_()
+    with pytest.raises(fmapper.AmbiguousTransferError):
+        fmapper.transfer(source, Mine())
+    filled, report = fmapper.transfer(source, Mine(), example_inputs=(x,))
+    assert report.proved
+    assert torch.equal(filled.n2.weight, source.first.weight)
+    assert torch.equal(filled.b, source.gate.weight.T)
+    assert torch.equal(filled.b_bias, source.gate.bias)
+    assert fmapper.verify(source, filled, x)
+
+
+def test_another_activation_is_named():
+    torch = pytest.importorskip("torch")
+    source = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    target = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.SiLU(), torch.nn.Linear(3, 2))
+    with pytest.raises(fmapper.TransferError, match=r"first difference is at 1: .*sigmoid"):
+        fmapper.transfer(source, target, example_inputs=torch.randn(2, 3))

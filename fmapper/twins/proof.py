@@ -1,0 +1,257 @@
+"""The proof by function: with new random weights, both models must give the same outputs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fmapper.errors import TransferError
+from fmapper.twins.sides import Entry, Side
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs that both models are called with.
+
+    Attributes:
+        args: Those of the source by position.
+        kwargs: Those of the source by keyword.
+        target_args: Those of the target by position.
+        target_kwargs: Those of the target by keyword.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    target_args: tuple[Any, ...]
+    target_kwargs: Mapping[str, Any]
+
+
+class Print(NamedTuple):
+    """Properties of an array that do not depend on the order of its elements."""
+
+    size: int
+    scale: float
+    values: tuple[float, ...]
+
+    def is_like(self, other: Print) -> bool:
+        """Returns whether two arrays have the same elements, up to rounding."""
+        if self.size != other.size or abs(self.scale - other.scale) > _CLOSE * self.scale:
+            return False
+        pairs = zip(self.values, other.values, strict=True)
+        return all(abs(a - b) <= 5 * _CLOSE for a, b in pairs)
+
+
+class Trial(NamedTuple):
+    """The result of a call of the target with the weights of the source.
+
+    Attributes:
+        agrees: Whether the outputs are those of the source.
+        matches: For each operation, whether its result is one of the source.
+        prints: The results.
+        places: The places of these operations.
+    """
+
+    agrees: bool
+    matches: tuple[bool, ...] = ()
+    prints: tuple[Print, ...] = ()
+    places: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> tuple[bool, int]:
+        """How well the target agrees with the source: outputs first, then operations."""
+        return self.agrees, sum(self.matches)
+
+
+@dataclass
+class Proof:
+    """Both models, the source with new random weights.
+
+    Attributes:
+        source: The source.
+        target: The target.
+        inputs: The inputs.
+        arrays: The random weights of the source by name.
+    """
+
+    source: Side
+    target: Side
+    inputs: Inputs
+    arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def prepare(self, entries: Iterable[Entry], seed: int = 0) -> None:
+        """Fills the source with new random weights, and calls it.
+
+        Args:
+            entries: The weights.
+            seed: The seed.
+
+        Raises:
+            TransferError: The source draws random numbers, or its outputs are not finite.
+        """
+        self.arrays = {entry.name: _random(entry, at, seed) for at, entry in enumerate(entries)}
+        tied = {n: e.tied_to for n, e in self.source.entries.items() if e.tied_to in self.arrays}
+        self.arrays |= {name: self.arrays[first] for name, first in tied.items()}
+        given = {n: x for n, x in self.arrays.items() if not self.source.entries[n].tied_to}
+        model = _fill(self.source, given)
+        self._outputs = [*_arrays(_call(model, self.inputs.args, self.inputs.kwargs))]
+        again = [*_arrays(_call(model, self.inputs.args, self.inputs.kwargs))]
+        if not self._outputs:
+            raise TransferError("the source returns no floating arrays, so nothing can be compared")
+        if not all(map(_close, self._outputs, again)):
+            raise TransferError(
+                "the source gives other outputs in a second call: it draws random numbers. Set it "
+                "to evaluation, or pass the argument that does (deterministic=True) in "
+                "example_kwargs="
+            )
+        self._model = model
+        self._seen: dict[int, list[Print]] | None = None
+
+    def run(self, arrays: Mapping[str, Any], *, watch: bool = False) -> Trial:
+        """Calls the target with the source's random weights, as rules have made them its own.
+
+        Args:
+            arrays: The weights of the target by name.
+            watch: Whether to compare every operation, too.
+        """
+        model = _fill(self.target, arrays)
+        args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
+        agrees = self._agree([*_arrays(_call(model, args, kwargs))])
+        if not watch:
+            return Trial(agrees)
+        if self._seen is None:
+            self._seen = defaultdict(list)
+            for _, print_ in _watch(self._model, self.inputs.args, self.inputs.kwargs):
+                self._seen[print_.size].append(print_)
+        plain = (_print_of(values) for x in arrays.values() for values in _arrays(x))
+        weights = [print_ for print_ in plain if print_ is not None]
+        seen = [
+            (place, print_)
+            for place, print_ in _watch(model, args, kwargs)
+            if not any(print_.is_like(other) for other in weights)
+        ]
+        matches = tuple(
+            any(print_.is_like(other) for other in self._seen[print_.size]) for _, print_ in seen
+        )
+        places, prints = zip(*seen, strict=True) if seen else ((), ())
+        return Trial(agrees, matches, prints, places)
+
+    def _agree(self, outputs: list[np.ndarray[Any, Any]]) -> bool:
+        """Returns whether all outputs of the side that has fewer are among those of the other."""
+        few, many = sorted((self._outputs, outputs), key=len)
+        return bool(few) and all(any(_alike(x, y) for y in many) for x in few)
+
+
+def _random(entry: Entry, at: int, seed: int) -> np.ndarray[Any, Any]:
+    """Returns random values that a model can compute with, also where they are variances."""
+    import numpy as np
+
+    from fmapper.files.dtypes import numpy_dtype
+
+    generator = np.random.default_rng([seed, at])
+    if len(entry.shape) < 2:
+        values = generator.uniform(0.5, 1.5, entry.shape)
+    else:
+        scale = math.prod(entry.shape) ** -0.25
+        values = generator.normal(0.0, scale, entry.shape)
+    return values.astype(numpy_dtype(entry.dtype))
+
+
+def _fill(side: Side, arrays: Mapping[str, Any]) -> Any:
+    from fmapper.checkpoints.lazy import LazyArray
+
+    lazy = {n: x if isinstance(x, LazyArray) else LazyArray.of(x) for n, x in arrays.items()}
+    return side.fill(lazy, strict=False)
+
+
+def _call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    adapter = _adapter(model)
+    from fmapper.programs.bind import inputs_for
+
+    return adapter.call(model, *inputs_for(adapter, args, kwargs), train=False)
+
+
+def _adapter(model: Any) -> Any:
+    from fmapper.programs.steps import adapter_of_model
+
+    adapter = adapter_of_model(model)
+    if adapter is None:
+        raise TransferError(
+            f"{type(model).__name__} is not a model that can be called, so example inputs are of "
+            "no use: pass models, or leave example_inputs= out"
+        )
+    return adapter
+
+
+def _arrays(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields the floating arrays of an output on the host, in double precision."""
+    import numpy as np
+
+    from fmapper.backends.discovery import adapter_of
+    from fmapper.backends.dtypes import is_inexact
+    from fmapper.moves.mover import to_numpy
+    from fmapper.states.matching import parts_of
+
+    adapter = adapter_of(tree)
+    if adapter is None:
+        for part in (parts_of(tree) or {}).values():
+            yield from _arrays(part)
+    elif is_inexact(adapter.dtype(tree)):
+        yield np.asarray(to_numpy(tree, copy=None)).astype(np.float64)
+
+
+def _close(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
+    import numpy as np
+
+    scale = float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0
+    return x.shape == y.shape and bool(np.abs(x - y).max(initial=0.0) <= _CLOSE * scale)
+
+
+def _alike(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
+    """Returns whether two arrays are the same, or are with their channels first and last."""
+    if x.ndim != y.ndim:
+        return False
+    if _close(x, y):
+        return True
+    if x.ndim < 3:
+        return False
+    last = x.transpose(0, *range(2, x.ndim), 1)
+    first = x.transpose(0, x.ndim - 1, *range(1, x.ndim - 1))
+    return _close(last, y) or _close(first, y)
+
+
+def _print_of(array: np.ndarray[Any, Any]) -> Print | None:
+    """Returns the print of an array; None where all arrays would have it."""
+    import numpy as np
+
+    if array.size < 2 or not np.isfinite(array).all():
+        return None
+    scale = float(np.sqrt(np.mean(np.square(array))))
+    if not scale:
+        return None
+    unit = array.ravel() / scale
+    values = (unit.mean(), np.mean(unit**3), unit.max(), unit.min())
+    return Print(array.size, scale, tuple(map(float, values)))
+
+
+def _watch(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Print]]:
+    """Yields the place and the print of each result of a model."""
+    from fmapper.programs.bind import inputs_for
+
+    adapter = _adapter(model)
+    for seen in adapter.watch(model, *inputs_for(adapter, args, kwargs), train=False) or ():
+        for array in seen.values:
+            for plain in _arrays(array):
+                found = _print_of(plain)
+                if found is not None:
+                    where = f"{seen.module}: " if seen.module else ""
+                    yield f"{where}{seen.op}" + (f" ({seen.source})" if seen.source else ""), found

@@ -1,0 +1,181 @@
+"""The search for pairs and layouts with which both models compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fmapper.errors import TransferError
+from fmapper.twins.assign import FUNCTION, Decision
+from fmapper.twins.matches import Match, Option, match_of, offsets
+from fmapper.twins.proof import Proof, Trial
+
+_MOST_ROUNDS = 3
+
+Make = Callable[[Sequence[Decision]], Mapping[str, Any]]
+
+
+class Search:
+    """The decisions of an assignment while models are called with them.
+
+    Args:
+        proof: The models.
+        decisions: The decisions.
+        make: Makes the target's arrays of the source's random ones, by some decisions.
+    """
+
+    def __init__(self, proof: Proof, decisions: list[Decision], make: Make) -> None:
+        self._proof, self._make = proof, make
+        self.decisions = decisions
+
+    def run(self) -> None:
+        """Changes the decisions until both models agree, and marks those as sure that are proved.
+
+        Raises:
+            TransferError: They do not agree, whatever is changed; names the first difference.
+        """
+        if not self._trial(self.decisions).agrees:
+            self._repair()
+        for decision in self.decisions:
+            if decision.settled:
+                decision.witnesses = (*decision.witnesses, FUNCTION)
+        for decision in [one for one in self.decisions if not one.settled]:
+            if not self._is_blind(decision):
+                decision.sure = True
+                decision.option = replace(decision.option, certain=True)
+                decision.witnesses = (*decision.witnesses, FUNCTION)
+
+    def _trial(self, decisions: Sequence[Decision], *, watch: bool = False) -> Trial:
+        return self._proof.run(self._make(decisions), watch=watch)
+
+    # where they disagree
+
+    def _repair(self) -> None:
+        best = self._trial(self.decisions, watch=True)
+        for every in (False, True):
+            for _ in range(_MOST_ROUNDS):
+                before = best
+                for at in self._order(best, every=every):
+                    best = self._improve(at, best)
+                    if best.agrees:
+                        return
+                if best.score == before.score:
+                    break
+        raise TransferError(self._message(best))
+
+    def _order(self, best: Trial, *, every: bool) -> list[int]:
+        """Returns the decisions to look at, in the order in which the target uses them."""
+        chosen = [at for at, one in enumerate(self.decisions) if every or not one.settled]
+        return sorted(chosen, key=lambda at: self._first_use(at, best))
+
+    def _first_use(self, at: int, best: Trial) -> int:
+        """Returns the first operation whose result changes with the arrays of a decision."""
+        trial = self._proof.run(self._without(self.decisions[at]), watch=True)
+        pairs = enumerate(zip(best.prints, trial.prints, strict=False))
+        return next((n for n, (a, b) in pairs if not a.is_like(b)), len(best.prints))
+
+    def _without(self, decision: Decision) -> dict[str, Any]:
+        """Returns the arrays of the target, with others for a decision."""
+        arrays = dict(self._make(self.decisions))
+        for target in decision.match.targets:
+            for entry in target.entries:
+                arrays[entry.name] = _other_values(arrays[entry.name])
+        return arrays
+
+    def _improve(self, at: int, best: Trial) -> Trial:
+        """Tries the other options of a decision, and others in its place; keeps the best."""
+        current = [*self.decisions]
+        for changed in self._alternatives(at, current):
+            trial = self._trial(changed, watch=True)
+            if trial.score > best.score:
+                best, self.decisions[:] = trial, changed
+            if best.agrees:
+                break
+        return best
+
+    def _alternatives(self, at: int, current: list[Decision]) -> Iterator[list[Decision]]:
+        decision = current[at]
+        for option in (*decision.match.options, *offsets(decision.match)):
+            if option is not decision.option:
+                yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
+        for other in range(len(current)):
+            swapped = _swap(decision, current[other]) if other != at else None
+            if swapped is None:
+                continue
+            for first, second in swapped:
+                changed = [*current]
+                changed[at], changed[other] = first, second
+                yield changed
+
+    def _message(self, best: Trial) -> str:
+        shaken = {name: _other_values(array) for name, array in self._make(self.decisions).items()}
+        other = self._proof.run(shaken, watch=True)
+        moved = [not a.is_like(b) for a, b in zip(best.prints, other.prints, strict=False)]
+        last = max(
+            (at for at, (m, ok) in enumerate(zip(moved, best.matches)) if m and ok), default=-1
+        )
+        later = (best.places[at] for at in range(last + 1, len(moved)) if moved[at])
+        place = next(later, "the output")
+        return (
+            "both models give different outputs with the same weights, however these are paired. "
+            f"The first difference is at {place} of the target. The architectures differ there, "
+            "such as in an activation, an epsilon or a mask; or a pair was not found: pass it with "
+            "rules="
+        )
+
+    # what outputs do not depend on
+
+    def _is_blind(self, decision: Decision) -> bool:
+        """Returns whether the outputs say nothing of a decision: they stay the same without it."""
+        at = self.decisions.index(decision)
+        if self._proof.run(self._without(decision)).agrees:
+            return True
+        rivals = {group for match in decision.others for group in match.targets}
+        for other, one in enumerate(self.decisions):
+            if other == at or not rivals & {*one.match.targets}:
+                continue
+            for first, second in _swap(decision, one) or ():
+                changed = [*self.decisions]
+                changed[at], changed[other] = first, second
+                if self._trial(changed).agrees:
+                    return True
+        return False
+
+
+def _other_values(array: Any) -> Any:
+    import numpy as np
+
+    values = np.asarray(array)
+    shaken = np.random.default_rng(1).uniform(0.5, 1.5, values.shape) * values
+    return shaken.astype(values.dtype)
+
+
+def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]] | None:
+    """Returns two decisions with each other's targets; None where they do not fit."""
+    first, second = _with_target(a.match, b.match), _with_target(b.match, a.match)
+    if first is None or second is None:
+        return None
+    return [
+        (replace(a, match=first, option=x), replace(b, match=second, option=y))
+        for x in first.options[:2]
+        for y in second.options[:2]
+    ]
+
+
+def _with_target(match: Match, other: Match) -> Match | None:
+    """Returns the match of the sources of one with the targets of another."""
+    if len(match.many) > 1 or len(other.many) > 1 or match.back != other.back:
+        return None
+    if match.over != other.over:
+        return None
+    many, one = (other.many[0], match.one) if match.back else (match.many[0], other.one)
+    if many.without(match.over) is None:
+        return None
+    found = {len(one.members), len(many.without(match.over) or ())}
+    if len(found) > 1:
+        return None
+    return match_of(many, one, match.over, back=match.back)
+
+
+__all__ = ["Option", "Search"]
