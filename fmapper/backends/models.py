@@ -144,10 +144,7 @@ class Models(Framework):
         """Puts a node of this framework, owned by the caller, into inference mode."""
 
     def layer(self, cls: type) -> tuple[str, str] | None:
-        """Returns the name of the layer that a class is or derives from, and its weight layout.
-
-        None for a class that is not a layer; the layout is empty where nothing is said of it.
-        """
+        """Returns the name and the weight layout, if known, of the layer that a class is."""
         for base in cls.__mro__:
             if base.__module__.startswith(self.layer_modules):
                 if base.__name__ in ("Module", "Object", "Pytree"):
@@ -485,6 +482,12 @@ class Models(Framework):
             double: Compute in double precision, which not every model can.
         """
         return None
+
+    def watcher(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], Iterable[Observation]]:
+        """Returns `watch`, in evaluation, for models with other arrays than this one."""
+        return lambda other: self.watch(other, args, kwargs, train=False) or ()
 
 
 class Adapter(Compute, Nodes, Models):

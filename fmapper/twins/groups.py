@@ -40,8 +40,9 @@ class Group:
 
     @cached_property
     def words(self) -> Words:
-        """The words of the name."""
-        return words_of("{}".join(self.pieces), len(self.shapes[0]))
+        """The words of the name, and of its layer if that is a norm or an embedding."""
+        leaf, path = words_of("{}".join(self.pieces), len(self.shapes[0]))
+        return Words(leaf, path | (words_of(self.layer).path & {"norm", "embed"}))
 
     @cached_property
     def parent(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,8 @@ from fmapper.twins.sides import Entry, Side
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from fmapper.backends.models import Observation
 
 _CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
 
@@ -55,19 +57,21 @@ class Trial(NamedTuple):
     Attributes:
         agrees: Whether the outputs are those of the source.
         matches: For each operation, whether its result is one of the source.
-        prints: The results.
         places: The places of these operations.
+        uses: For each operation the weights that it uses, as prints.
+        parts: How many results without their biases and scales are those of the source.
     """
 
     agrees: bool
     matches: tuple[bool, ...] = ()
-    prints: tuple[Print, ...] = ()
     places: tuple[str, ...] = ()
+    uses: tuple[tuple[Print, ...], ...] = ()
+    parts: int = 0
 
     @property
     def score(self) -> tuple[bool, int]:
         """How well the target agrees with the source: outputs first, then operations."""
-        return self.agrees, sum(self.matches)
+        return self.agrees, sum(self.matches) + self.parts
 
 
 @dataclass
@@ -113,6 +117,7 @@ class Proof:
             )
         self._model = model
         self._seen: dict[int, list[Print]] | None = None
+        self._watch: Callable[[Any], Iterable[Observation]] | None = None
 
     def run(self, arrays: Mapping[str, Any], *, watch: bool = False) -> Trial:
         """Calls the target with the source's random weights, as rules have made them its own.
@@ -121,6 +126,8 @@ class Proof:
             arrays: The weights of the target by name.
             watch: Whether to compare every operation, too.
         """
+        from fmapper.verification.models.owners import inputs_for
+
         model = _fill(self.target, arrays)
         args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
         agrees = self._agree([*_arrays(_call(model, args, kwargs))])
@@ -128,20 +135,23 @@ class Proof:
             return Trial(agrees)
         if self._seen is None:
             self._seen = defaultdict(list)
-            for _, print_ in _watch(self._model, self.inputs.args, self.inputs.kwargs):
-                self._seen[print_.size].append(print_)
-        plain = (_print_of(values) for x in arrays.values() for values in _arrays(x))
-        weights = [print_ for print_ in plain if print_ is not None]
-        seen = [
-            (place, print_)
-            for place, print_ in _watch(model, args, kwargs)
-            if not any(print_.is_like(other) for other in weights)
-        ]
-        matches = tuple(
-            any(print_.is_like(other) for other in self._seen[print_.size]) for _, print_ in seen
-        )
-        places, prints = zip(*seen, strict=True) if seen else ((), ())
-        return Trial(agrees, matches, prints, places)
+            given = inputs_for(_adapter(self._model), self.inputs.args, self.inputs.kwargs)
+            for step in _steps(_adapter(self._model).watch(self._model, *given, train=False)):
+                for print_ in (*step.prints, *step.parts):
+                    self._seen[print_.size].append(print_)
+        if self._watch is None:
+            adapter = _adapter(model)
+            self._watch = adapter.watcher(model, *inputs_for(adapter, args, kwargs))
+        steps = [*_steps(self._watch(model))]
+        matches = tuple(all(map(self._is_seen, step.prints)) for step in steps)
+        parts = sum(self._is_seen(print_) for step in steps for print_ in step.parts)
+        places = tuple(step.place for step in steps)
+        return Trial(agrees, matches, places, tuple(step.uses for step in steps), parts)
+
+    def _is_seen(self, print_: Print) -> bool:
+        """Returns whether a result is one of the source."""
+        assert self._seen is not None
+        return any(print_.is_like(other) for other in self._seen[print_.size])
 
     def _agree(self, outputs: list[np.ndarray[Any, Any]]) -> bool:
         """Returns whether all outputs of the side that has fewer are among those of the other."""
@@ -173,13 +183,13 @@ def _fill(side: Side, arrays: Mapping[str, Any]) -> Any:
 
 def _call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     adapter = _adapter(model)
-    from fmapper.programs.bind import inputs_for
+    from fmapper.verification.models.owners import inputs_for
 
     return adapter.call(model, *inputs_for(adapter, args, kwargs), train=False)
 
 
 def _adapter(model: Any) -> Any:
-    from fmapper.programs.steps import adapter_of_model
+    from fmapper.verification.models.owners import adapter_of_model
 
     adapter = adapter_of_model(model)
     if adapter is None:
@@ -227,7 +237,12 @@ def _alike(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
     return _close(last, y) or _close(first, y)
 
 
-def _print_of(array: np.ndarray[Any, Any]) -> Print | None:
+def print_of(array: Any) -> Print | None:
+    """Returns the print of an array of any backend; None where many arrays would have it."""
+    return next(map(print_of_values, _arrays(array)), None)
+
+
+def print_of_values(array: np.ndarray[Any, Any]) -> Print | None:
     """Returns the print of an array; None where all arrays would have it."""
     import numpy as np
 
@@ -241,17 +256,65 @@ def _print_of(array: np.ndarray[Any, Any]) -> Print | None:
     return Print(array.size, scale, tuple(map(float, values)))
 
 
-def _watch(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Print]]:
-    """Yields the place and the print of each result of a model."""
-    from fmapper.programs.bind import inputs_for
+class _Step(NamedTuple):
+    """An operation that depends on the inputs.
 
-    adapter = _adapter(model)
-    for seen in adapter.watch(model, *inputs_for(adapter, args, kwargs), train=False) or ():
-        for array in seen.values:
-            for plain in _arrays(array):
-                found = _print_of(plain)
-                if found is not None:
-                    where = f"{seen.module}: " if seen.module else ""
-                    yield f"{where}{seen.op}" + (f" ({seen.source})" if seen.source else ""), found
+    Attributes:
+        place: Where it is.
+        prints: Its results.
+        uses: The weights that nothing before it has used, apart from changes of their layout.
+        parts: The results without weights that it may have added or multiplied by, as another
+            framework does in an operation of its own.
+    """
+
+    place: str
+    prints: tuple[Print, ...]
+    uses: tuple[Print, ...]
+    parts: tuple[Print, ...]
+
+
+def _steps(seen: Iterable[Observation] | None) -> Iterator[_Step]:
+    """Yields the operations that depend on the inputs of a model."""
+    weights: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}  # of results of weights alone
+    sources: dict[str, tuple[Print, ...]] = {}
+    data: set[str] = set()
+    for one in seen or ():
+        values = tuple(plain for array in one.values for plain in _arrays(array))
+        if one.op == "input":
+            data.add(one.name)
+        elif data.isdisjoint(one.operands):
+            weights[one.name] = values
+            used = (p for name in one.operands for p in sources.get(name, ()))
+            own = (print_of_values(x) for x in values) if one.op == "weight" else used
+            sources[one.name] = tuple(p for p in own if p is not None)
+        else:
+            data.add(one.name)
+            prints = tuple(p for x in values if (p := print_of_values(x)) is not None)
+            where = f"{one.module}: " if one.module else ""
+            line = f" ({one.source})" if one.source else ""
+            vectors = [x for name in one.operands for x in weights.get(name, ()) if x.ndim == 1]
+            parts = (print_of_values(x) for value in values[:1] for x in _parts(value, vectors))
+            if prints:
+                yield _Step(
+                    f"{where}{one.op}{line}",
+                    prints,
+                    tuple(p for name in one.operands for p in sources.get(name, ())),
+                    tuple(p for p in parts if p is not None),
+                )
+
+
+def _parts(
+    value: np.ndarray[Any, Any], vectors: Sequence[np.ndarray[Any, Any]]
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields a result without biases and scales that may be part of it, along either axis."""
+    for axis in {value.ndim - 1, 1} if value.ndim > 1 else ():
+        fitting = [
+            x.reshape([-1 if at == axis else 1 for at in range(value.ndim)])
+            for x in vectors
+            if x.size == value.shape[axis]
+        ]
+        for bias in fitting:
+            yield value - bias
+            for scale in fitting:
+                if scale is not bias and scale.all():
+                    yield (value - bias) / scale

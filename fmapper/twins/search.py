@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations, product
 from typing import Any
 
 from fmapper.errors import TransferError
 from fmapper.twins.assign import FUNCTION, Decision
 from fmapper.twins.matches import Match, Option, match_of, offsets
-from fmapper.twins.proof import Proof, Trial
+from fmapper.twins.proof import Proof, Trial, print_of
 
 _MOST_ROUNDS = 3
+_MOST_JOINT = 3  # weights of one operation that are exchanged together
 
 Make = Callable[[Sequence[Decision]], Mapping[str, Any]]
 
@@ -67,13 +69,16 @@ class Search:
     def _order(self, best: Trial, *, every: bool) -> list[int]:
         """Returns the decisions to look at, in the order in which the target uses them."""
         chosen = [at for at, one in enumerate(self.decisions) if every or not one.settled]
-        return sorted(chosen, key=lambda at: self._first_use(at, best))
+        arrays = self._make(self.decisions)
+        return sorted(chosen, key=lambda at: self._first_use(at, best, arrays))
 
-    def _first_use(self, at: int, best: Trial) -> int:
-        """Returns the first operation whose result changes with the arrays of a decision."""
-        trial = self._proof.run(self._without(self.decisions[at]), watch=True)
-        pairs = enumerate(zip(best.prints, trial.prints, strict=False))
-        return next((n for n, (a, b) in pairs if not a.is_like(b)), len(best.prints))
+    def _first_use(self, at: int, best: Trial, arrays: Mapping[str, Any]) -> int:
+        """Returns the first operation that uses the arrays of a decision."""
+        names = [e.name for target in self.decisions[at].match.targets for e in target.entries]
+        prints = [print_ for name in names if (print_ := print_of(arrays[name])) is not None]
+        pairs = enumerate(best.uses)
+        used = (n for n, uses in pairs if any(p.is_like(one) for p in prints for one in uses))
+        return next(used, len(best.uses))
 
     def _without(self, decision: Decision) -> dict[str, Any]:
         """Returns the arrays of the target, with others for a decision."""
@@ -86,7 +91,7 @@ class Search:
     def _improve(self, at: int, best: Trial) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
         current = [*self.decisions]
-        for changed in self._alternatives(at, current):
+        for changed in self._alternatives(at, current, best):
             trial = self._trial(changed, watch=True)
             if trial.score > best.score:
                 best, self.decisions[:] = trial, changed
@@ -94,29 +99,67 @@ class Search:
                 break
         return best
 
-    def _alternatives(self, at: int, current: list[Decision]) -> Iterator[list[Decision]]:
+    def _alternatives(
+        self, at: int, current: list[Decision], best: Trial
+    ) -> Iterator[list[Decision]]:
+        """Yields the decisions with another option for one of them, or with others in its place."""
         decision = current[at]
         for option in (*decision.match.options, *offsets(decision.match)):
             if option is not decision.option:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
         for other in range(len(current)):
-            swapped = _swap(decision, current[other]) if other != at else None
-            if swapped is None:
-                continue
-            for first, second in swapped:
-                changed = [*current]
-                changed[at], changed[other] = first, second
+            if other != at:
+                yield from _exchanges(current, _same_layer(current, at, other))
+        for other in range(len(current)):
+            if other != at:
+                yield from _exchanges(current, [(at, other)])
+        yield from self._joint(at, current, best)
+
+    def _joint(self, at: int, current: list[Decision], best: Trial) -> Iterator[list[Decision]]:
+        """Yields the decisions with others for all weights of the operation that one is used in.
+
+        As a scale and a bias that one operation takes: only both together give its result.
+        """
+        arrays = self._make(current)
+        together = [i for i in self._used_with(at, current, best, arrays) if i != at]
+        if not 1 <= len(together) < _MOST_JOINT:
+            return
+        for order in permutations(range(len(current)), len(together) + 1):
+            changed: list[Decision] | None = [*current]
+            for place, wanted in zip((at, *together), order, strict=True):
+                if changed is None or place == wanted:
+                    continue
+                now = next(
+                    i for i, d in enumerate(changed) if d.match.many == current[wanted].match.many
+                )
+                if now == place:
+                    continue
+                swapped = _swap(changed[place], changed[now])
+                if swapped is None:
+                    changed = None
+                else:
+                    changed[place], changed[now] = swapped[0]
+            if changed is not None and changed != current:
                 yield changed
 
+    def _used_with(
+        self, at: int, current: list[Decision], best: Trial, arrays: Mapping[str, Any]
+    ) -> list[int]:
+        """Returns the decisions for the weights of the first operation that uses those of one."""
+        step = self._first_use(at, best, arrays)
+        if step == len(best.uses):
+            return []
+        return [
+            i
+            for i, decision in enumerate(current)
+            for target in decision.match.targets
+            if (print_ := print_of(arrays[target.entries[0].name])) is not None
+            and any(print_.is_like(one) for one in best.uses[step])
+        ]
+
     def _message(self, best: Trial) -> str:
-        shaken = {name: _other_values(array) for name, array in self._make(self.decisions).items()}
-        other = self._proof.run(shaken, watch=True)
-        moved = [not a.is_like(b) for a, b in zip(best.prints, other.prints, strict=False)]
-        last = max(
-            (at for at, (m, ok) in enumerate(zip(moved, best.matches)) if m and ok), default=-1
-        )
-        later = (best.places[at] for at in range(last + 1, len(moved)) if moved[at])
-        place = next(later, "the output")
+        last = max((at for at, ok in enumerate(best.matches) if ok), default=-1)
+        place = next(iter(best.places[last + 1 :]), "the output")
         return (
             "both models give different outputs with the same weights, however these are paired. "
             f"The first difference is at {place} of the target. The architectures differ there, "
@@ -149,6 +192,34 @@ def _other_values(array: Any) -> Any:
     values = np.asarray(array)
     shaken = np.random.default_rng(1).uniform(0.5, 1.5, values.shape) * values
     return shaken.astype(values.dtype)
+
+
+def _same_layer(current: Sequence[Decision], at: int, other: int) -> list[tuple[int, int]]:
+    """Returns what must change places if two layers do: all of their arrays of the same kind."""
+    layers = [current[i].match.targets[0].parent for i in (at, other)]
+    sides = [
+        {d.match.targets[0].words.leaf: i for i, d in enumerate(current)
+         if d.match.targets[0].parent == layer}
+        for layer in layers
+    ]  # fmt: skip
+    if layers[0] == layers[1] or sides[0].keys() != sides[1].keys() or len(sides[0]) < 2:
+        return []
+    return [(sides[0][leaf], sides[1][leaf]) for leaf in sides[0]]
+
+
+def _exchanges(
+    current: list[Decision], pairs: Sequence[tuple[int, int]]
+) -> Iterator[list[Decision]]:
+    """Yields the decisions with some pairs of them in each other's place."""
+    swaps = [_swap(current[first], current[second]) for first, second in pairs]
+    if not all(swaps):
+        return
+    for chosen in product(*filter(None, swaps)):
+        changed = [*current]
+        for (first, second), (a, b) in zip(pairs, chosen, strict=True):
+            changed[first], changed[second] = a, b
+        if pairs:
+            yield changed
 
 
 def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]] | None:

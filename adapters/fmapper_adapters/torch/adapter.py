@@ -471,6 +471,14 @@ class TorchAdapter(Files, TorchMeshes, Writing, Adapter):
 
         return verify.watch(model, args, kwargs, whole, train=train, double=double)
 
+    def watcher(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], Iterable[Observation]]:
+        """Records a module once, and runs the program with the arrays of others."""
+        from fmapper_adapters.torch import verify
+
+        return verify.watcher(model, args, kwargs) or super().watcher(model, args, kwargs)
+
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)
 

@@ -108,20 +108,51 @@ def watch(
             seen: list[Observation] = own(args, kwargs)
             return iter(seen)
     with _mode(model, train), foreign_classes.register(model, (args, kwargs)):
-        encoders, _ = _encoders.that_leave_out(model, args, kwargs)
-        with _encoders.leave_padding_out(encoders):
-            exported, _ = export.record(model, args, dict(kwargs), None, whole=whole, again=True)
+        exported = _record(model, args, kwargs, whole)
         inputs = _flat_inputs(exported, args, kwargs)
     return _run(exported, inputs, whole)
 
 
+def watcher(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[Any], Iterator[Observation]] | None:
+    """Records a module, and returns a function that watches modules with other arrays; or None."""
+    if not isinstance(model, torch.nn.Module) or hasattr(model, "as_program"):
+        return None
+    args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
+    with _mode(model, train=False), foreign_classes.register(model, (args, kwargs)):
+        exported = _record(model, args, kwargs, ())
+
+    def run(other: torch.nn.Module) -> Iterator[Observation]:
+        with foreign_classes.register(other, (args, kwargs)):
+            given = copy.deepcopy((args, kwargs))
+            inputs = _flat_inputs(exported, *given, dict(other.state_dict()))
+        return _run(exported, inputs, ())
+
+    return run
+
+
+def _record(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    whole: Collection[str],
+) -> torch.export.ExportedProgram:
+    encoders, _ = _encoders.that_leave_out(model, args, kwargs)
+    with _encoders.leave_padding_out(encoders):
+        return export.record(model, args, dict(kwargs), None, whole=whole, again=True)[0]
+
+
 def _flat_inputs(
-    exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    exported: torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    others: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Returns the values of the graph's placeholders."""
+    """Returns the values of the graph's placeholders, with other arrays if there are any."""
     order = exported.call_spec.in_spec.child(1).context
     users = iter(pytree.tree_leaves((args, {name: kwargs[name] for name in order})))
-    arrays = {**exported.constants, **exported.state_dict}
+    arrays = {**exported.constants, **exported.state_dict, **(others or {})}
     return [
         next(users) if spec.kind.name == "USER_INPUT" else arrays[spec.target]
         for spec in exported.graph_signature.input_specs
