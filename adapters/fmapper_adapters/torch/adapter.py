@@ -27,7 +27,8 @@ from fmapper_adapters.torch.arrays import devices as _devices
 from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
-from fmapper_adapters.torch.modules import caches, layouts, module_nodes, optimizer_nodes, pytrees
+from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
+from fmapper_adapters.torch.modules.layers import Layers
 from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.writing import Writing
 
@@ -40,15 +41,13 @@ CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Files, TorchMeshes, Writing, Adapter):
+class TorchAdapter(Files, TorchMeshes, Writing, Layers, Adapter):
     """The adapter for tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     conversion_options: ClassVar[tuple[str, ...]] = ("fused", "structure")
-    layer_modules: ClassVar[tuple[str, ...]] = ("torch.nn", "transformers.pytorch_utils")
-    weight_layouts: ClassVar[Mapping[str, str]] = layouts.WEIGHT_LAYOUTS
     needs_source: ClassVar[str] = (
         "functions written in JAX are recorded with JAX, which is not installed"
     )
@@ -470,14 +469,6 @@ class TorchAdapter(Files, TorchMeshes, Writing, Adapter):
         from fmapper_adapters.torch import verify
 
         return verify.watch(model, args, kwargs, whole, train=train, double=double)
-
-    def watcher(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[Any], Iterable[Observation]]:
-        """Records a module once, and runs the program with the arrays of others."""
-        from fmapper_adapters.torch import verify
-
-        return verify.watcher(model, args, kwargs) or super().watcher(model, args, kwargs)
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -1,0 +1,33 @@
+"""The layers of torch and transformers, as `fmapper.transfer` asks about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from fmapper.backends import Models, Observation
+
+_OUTPUTS_FIRST = (
+    "Linear Bilinear Conv1d Conv2d Conv3d LSTM GRU RNN RNNBase LSTMCell GRUCell RNNCell "
+    "RNNCellBase MultiheadAttention"
+)
+
+
+class Layers(Models):
+    """The layouts of weights, and modules with the arrays of others."""
+
+    layer_modules: ClassVar[tuple[str, ...]] = ("torch.nn", "transformers.pytorch_utils")
+    weight_layouts: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_OUTPUTS_FIRST.split(), "outputs first"),
+        "Conv1D": "outputs last",  # of transformers
+        "Embedding": "rows",
+        "EmbeddingBag": "rows",
+    }
+
+    def watcher(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], Iterable[Observation]]:
+        """Records a module once, and runs the program with the arrays of others."""
+        from fmapper_adapters.torch import verify
+
+        return verify.watcher(model, args, kwargs) or super().watcher(model, args, kwargs)
