@@ -56,9 +56,7 @@ class OneSignature(griffe.Extension):
         text = (parent if function.name == "__init__" else function).docstring
         if text:
             entry = rf"(?m)^    {variadic}:.*\n?(?:     +.*\n?)*"
-            function.docstring.value = re.sub(
-                entry, "", function.docstring.value
-            )
+            text.value = re.sub(entry, "", text.value)
         for name in sorted(names):
             for field, annotation in fields_of(parent, name).items():
                 if field not in function.parameters:
