@@ -272,7 +272,7 @@ def resnet_torch_nnx(fault):
 
 @pair(
     modes=(False, True),
-    momentum=r"layer2.bn2|norm\.3",
+    momentum=r"layer1.bn1|norm\.0",
     eps=r"layer2.bn2|norm\.3",
     swapped_norms=r"layer2.bn1|norm\.[23]",
     weight_decay=r"step.*(bn|norm|bias)",

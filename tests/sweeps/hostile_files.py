@@ -303,6 +303,54 @@ def gguf_text(folder: Path, count: int) -> Path:
     return _gguf(folder, 0, 1, body)
 
 
+def _goldens(folder: Path, **fields: Any) -> Path:
+    """Writes goldens of nothing, but for some fields."""
+    about: dict[str, Any] = {
+        "version": 1, "model": "", "framework": "", "train": False, "args": [], "kwargs": {},
+        "output": {"value": 0}, "wide": {"value": None}, "weights": [], "fixed": [], "state": [],
+        "after": [], "aliases": {}, "draws": "", "rates": [], "unit": 0.0, "sensitivity": [],
+        "operations": [], "training": None, **fields,
+    }  # fmt: skip
+    text = json.dumps({"__metadata__": {"fmapper.goldens": json.dumps(about)}})
+    return header(folder / "x.safetensors", text)
+
+
+def golden_operations(folder: Path, count: int) -> Path:
+    """Writes operations without results."""
+    return _goldens(folder, operations=[["", "", "", "", [], [], 0.0]] * count)
+
+
+def golden_values(folder: Path, count: int) -> Path:
+    """Writes an output of many numbers."""
+    return _goldens(folder, output={"list": [{"value": 0}] * count})
+
+
+def golden_structures(folder: Path, count: int) -> Path:
+    """Writes lists in lists, a hundred deep."""
+    inner: Any = {"value": 0}
+    for _ in range(90):
+        inner = {"list": [inner]}
+    return _goldens(folder, output={"list": [inner] * (count // 90)})
+
+
+def golden_names(folder: Path, count: int) -> Path:
+    """Writes names of arrays that are not there."""
+    return _goldens(folder, weights=[str(at) for at in range(count)])
+
+
+def golden_bounds(folder: Path, count: int) -> Path:
+    """Writes how far many outputs are from themselves."""
+    return _goldens(folder, sensitivity=[[0.0, False, {str(at): 0.0 for at in range(count)}, {}]])
+
+
+GOLDENS: dict[str, tuple[Callable[[Path, int], Path], int]] = {
+    "goldens: operations": (golden_operations, 500_000),
+    "goldens: values": (golden_values, 1_000_000),
+    "goldens: structures": (golden_structures, 1_000_000),
+    "goldens: names": (golden_names, 1_000_000),
+    "goldens: bounds": (golden_bounds, 1_000_000),
+    "honest goldens of 20,000 operations": (golden_operations, 20_000),
+}
 FILES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "safetensors: arrays": (arrays, 1_000_000),
     "safetensors: arrays within the bound": (arrays, 100_000),
@@ -380,6 +428,7 @@ def look(path: Path) -> dict[str, Any]:
 
     import fmapper
     from fmapper.checkpoints import inspect
+    from fmapper.verification.goldens.file import holds_goldens, read_goldens
 
     with tempfile.TemporaryDirectory() as small:  # what is imported late is there
         for name in ("x.npz", "x.msgpack", "x.pt", "x.safetensors", "x.dcp", "x.orbax"):
@@ -388,9 +437,12 @@ def look(path: Path) -> dict[str, Any]:
     base = _peak()
     begin = time.process_time()
     try:
-        found = inspect(path)
-        outcome = f"read {len(found.rows)} arrays, {len(found.values)} values"
-    except fmapper.CheckpointError as error:
+        if path.suffix == ".safetensors" and holds_goldens(path):
+            outcome = f"read {len(read_goldens(path).operations)} operations"
+        else:
+            found = inspect(path)
+            outcome = f"read {len(found.rows)} arrays, {len(found.values)} values"
+    except (fmapper.CheckpointError, fmapper.GoldensError) as error:
         outcome = f"refused: {error}"
     except Exception as error:  # what should not be, and is told
         outcome = f"{type(error).__name__}: {error}"
@@ -429,7 +481,7 @@ def main() -> int:
         print(json.dumps(look(options.look)))
         return 0
     missed = 0
-    for name, (make, count) in FILES.items():
+    for name, (make, count) in (FILES | GOLDENS).items():
         if options.names and not any(part in name for part in options.names):
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,9 @@ import fmapper
 from fmapper.checkpoints import Rename, Rules, Transpose
 from fmapper.files.arrays import read_arrays, write_arrays
 from fmapper.files.safetensors import read_header
+from fmapper.verification.goldens import file
 from fmapper.verification.goldens.file import KEY, holds_goldens, read_goldens
+from sweeps import hostile_files
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -156,9 +158,9 @@ class Odd(Net):
 
 
 def contents(path):
-    with path.open("rb") as file:
-        header = read_header(file, path.stat().st_size)
-        return read_arrays(file, header.entries), json.loads(header.metadata[KEY])
+    with path.open("rb") as opened:
+        header = read_header(opened, path.stat().st_size)
+        return read_arrays(opened, header.entries), json.loads(header.metadata[KEY])
 
 
 def damage(path, tmp_path, change):
@@ -216,13 +218,25 @@ def test_shapes_that_do_not_fit_are_a_difference(net, path, tmp_path):
         fmapper.verify(damage(path, tmp_path, wrong), net)
 
 
+@pytest.mark.parametrize("name", [*hostile_files.GOLDENS])
+def test_many_small_things_are_refused_or_read(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "MOST_JSON", file.MOST_JSON // 100)
+    make, count = hostile_files.GOLDENS[name]
+    path = make(tmp_path, count // 100)
+    if name.startswith("honest"):
+        assert len(read_goldens(path).operations) == count // 100
+    else:
+        with pytest.raises(fmapper.GoldensError, match=r"too many values|no array"):
+            read_goldens(path)
+
+
 def test_files_without_goldens(tmp_path):
     arrays, text = tmp_path / "arrays.safetensors", tmp_path / "text.safetensors"
     fmapper.save({"w": np.zeros(2)}, arrays)
     text.write_text("no file of arrays")
-    for file in (arrays, text):
-        assert not holds_goldens(file)
-        with pytest.raises(fmapper.GoldensError, match=file.name):
-            read_goldens(file)
+    for path in (arrays, text):
+        assert not holds_goldens(path)
+        with pytest.raises(fmapper.GoldensError, match=path.name):
+            read_goldens(path)
     with pytest.raises(FileNotFoundError):
         fmapper.verify(tmp_path / "none.safetensors", twin)
