@@ -14,6 +14,7 @@ from fmapper.cli.checkpoints import checkpoint
 from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
+from fmapper.cli.transfer import transfer
 from fmapper.cli.translate import translate
 from fmapper.cli.verify import NOT_COMPARED, verify
 from fmapper.errors import FmapperError
@@ -58,7 +59,7 @@ def completion(shell: str) -> None:
     click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
-for _command in (convert, translate, verify, checkpoint, profile, devices, completion):
+for _command in (convert, transfer, translate, verify, checkpoint, profile, devices, completion):
     command.add_command(_command)
 
 

@@ -79,16 +79,30 @@ def transfer(
             Rename(['fc.w', 'fc.b'], ['weight', 'bias']),
         ])
     """
+    given = example_inputs, example_kwargs, target_inputs, target_kwargs
+    a, b, report = plan_transfer(source, target, rules, keep, *given)
+    with step("copying the weights"):
+        arrays = report.rules.apply(_lazy(a))
+        return b.fill(_weights_for(arrays, a, b), strict=not report.kept), report
+
+
+def plan_transfer(
+    source: Any,
+    target: Any,
+    rules: Rules | None = None,
+    keep: Sequence[str] = (),
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    target_inputs: Any = None,
+    target_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Side, Side, TransferReport]:
+    """Plans a transfer, without copying weights; the arguments are those of `transfer`."""
     a, b = read_side(source, "source"), read_side(target, "target")
     with step("pairing the arrays of both models"):
         if rules is not None:
-            plan = _by_rules(a, b, rules, keep)
-        else:
-            given = example_inputs, example_kwargs, target_inputs, target_kwargs
-            plan = _search(a, b, keep, _inputs(*given))
-    with step("copying the weights"):
-        arrays = plan.rules.apply(_lazy(a))
-        return b.fill(_weights_for(arrays, a, b), strict=not plan.kept), plan
+            return a, b, _by_rules(a, b, rules, keep)
+        given = example_inputs, example_kwargs, target_inputs, target_kwargs
+        return a, b, _search(a, b, keep, _inputs(*given))
 
 
 def _lazy(side: Side) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def test_help_of_all_commands(
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    names = {"convert", "translate", "checkpoint", "profile", "devices", "completion"}
+    names = {"convert", "transfer", "translate", "verify", "checkpoint", "profile", "devices"}
+    names |= {"completion"}
     assert names == COMMANDS
     assert all(command in shown for command in COMMANDS)
 
