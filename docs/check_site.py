@@ -25,15 +25,30 @@ from urllib.parse import unquote, urlsplit
 # What a reader types, and the page that answers it.
 QUESTIONS = {
     "train flax optimizer": "howto/torch-to-flax/",
-    "NotAFunctorError": "faq/",
+    "NotAFunctorError": "messages/",
     "dynamic_shapes": "howto/sizes-that-vary/",
     "bfloat16": "howto/precision/",
     "safetensors": "howto/save-and-load/",
     "threads": "howto/threads/",
     "torchax": "migrate/torchax/",
+    "onnx": "migrate/onnx/",
     "Functors.jl": "migrate/functors-jl/",
     "custom operation": "howto/add-an-operation/",
     "batches ahead": "howto/gpu/",
+    "gpu": "howto/gpu/",
+    "dropout": "howto/batchnorm-and-dropout/",
+    "batch norm": "howto/batchnorm-and-dropout/",
+    "linen": "howto/linen/",
+    "optional arguments": "howto/optional-arguments/",
+    "from_pretrained": "howto/checkpoints/",
+    "lora": "howto/translate/",
+    "generate text": "howto/decode-text/",
+    "tied": "concepts/ties/",
+    "train": "howto/train-anywhere/",
+    "jit": "reference/transforms/",
+    "device": "reference/devices/",
+    "convert": "reference/convert/",
+    "mesh": "reference/meshes/",
 }
 
 
