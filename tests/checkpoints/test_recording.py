@@ -126,6 +126,7 @@ def test_arrays_that_the_function_makes():
 def test_arithmetic():
     def convert(state):
         state["h.0.a"] *= 3
+        state["h.2.a"][1] = 0
         return {
             "sum": state["h.0.a"] + state["h.0.b"],
             "one": 1 + state["h.1.a"],
@@ -134,6 +135,7 @@ def test_arithmetic():
             "half": state["h.2.b"].astype(np.float16) * np.float16(0.1),
             "wide": state["h.2.b"].astype("float64"),
             "minus": -state["h.1.b"],
+            "total": np.sum(np.stack([state["h.0.b"], state["h.1.b"]]), axis=0),
         }
 
     rules = same(
@@ -167,6 +169,10 @@ def test_moves_of_elements():
             "taken": np.take(w, [3, 1], axis=1),
             "v": np.vstack([w[0], w[1]]),
             "h": np.hstack([w, w]),
+            "d": np.dstack([w, w]),
+            "c": np.column_stack([w[0], w[1]]),
+            "block": np.block([[w, w], [w, w]]),
+            "einsum": np.einsum("ij->ji", w),
         }
 
     same(convert, {"w": array(5, 6)})

@@ -82,6 +82,7 @@ def test_arithmetic_of_torch_rounds_as_torch_does():
         return {
             "sum": state["h.0.a"] + state["h.0.b"],
             "alpha": state["h.0.a"].add(2, alpha=2),
+            "total": torch.stack([state["h.1.a"], state["h.2.a"]]).sum(0),
             "one": 1 + state["h.1.b"],
             "narrow": (narrow * 3.3).float(),
             "third": (narrow / 3).float(),
@@ -219,6 +220,7 @@ def test_arrays_of_jax():
         out["half"] = w * 0.5
         out["put"] = jax.device_put(state["w"])
         out["got"] = jax.device_get(w).T
+        out["numpy"] = jnp.vstack([jnp.swapaxes(state["w"], 0, 1), jnp.ones((2, 10))])
         return out
 
     rules = same(convert, {**layers(qkv=(8, 24), ln=(8,)), "w": array(10, 8)})
@@ -262,6 +264,7 @@ def test_from_flax_to_torch_and_to_flax():
     class Model(nnx.Module):
         def __init__(self, rngs):
             self.l = nnx.Linear(2, 3, rngs=rngs)
+            self.dropout = nnx.Dropout(0.1)
 
     def make(state):
         model = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
@@ -289,7 +292,7 @@ def test_values_of_tracers_are_refused_at_the_line():
         "sort of JAX": lambda s: {"a": jnp.asarray(s["w"])[jnp.argsort(jnp.asarray(s["w"])[0])]},
         "truth value": lambda s: s if jnp.asarray(s["w"]).sum() > 0 else {},
         "dot_general of JAX": lambda s: {"a": jnp.asarray(s["w"]) @ jnp.asarray(s["w"]).T},
-        "a function of JAX": lambda s: {"a": jnp.abs(s["w"])},
+        "abs of JAX": lambda s: {"a": jnp.abs(s["w"])},
     }
     for operation, function in bad.items():
         with pytest.raises(CheckpointError) as error:

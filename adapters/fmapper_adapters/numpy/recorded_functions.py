@@ -44,6 +44,22 @@ def _copyto(recorder: Any, dst: Any, src: Any) -> None:
     dst.write(src)
 
 
+@_handles(np.sum)
+def _sum(recorder: Any, a: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs or not isinstance(axis, int):
+        raise recorder.refusal("np.sum")
+    return recorder.stand_in(recorder.total(a.lazy(), (axis,)))
+
+
+@_handles(np.einsum)
+def _einsum(recorder: Any, subscripts: Any, *operands: Any, **kwargs: Any) -> Any:
+    old, arrow, new = str(subscripts).replace(" ", "").partition("->")
+    is_permutation = arrow and sorted(old) == sorted(new) and len({*old}) == len(old)
+    if len(operands) != 1 or not is_permutation or not old.isalpha():
+        raise recorder.refusal("np.einsum")
+    return operands[0].transpose([old.index(letter) for letter in new])
+
+
 def _lazies(recorder: Any, arrays: Any, dtype: Any = None) -> list[LazyArray]:
     """Returns arrays as lazy ones of the dtype that they have together."""
     lazies = [recorder.to_lazy(array) for array in arrays]
@@ -66,17 +82,34 @@ def _stack(recorder: Any, arrays: Any, axis: int = 0, *, dtype: Any = None, **kw
     return recorder.stand_in(stack(_lazies(recorder, arrays, dtype), axis))
 
 
-def _joiner(at_least: int, axis: int) -> Callable[..., Any]:
+def _joiner(prepare: Callable[[Any], Any], axis: int) -> Callable[..., Any]:
     def join(recorder: Any, arrays: Any, **kwargs: Any) -> Any:
-        ready = [np.atleast_2d(x) if at_least == 2 else np.atleast_1d(x) for x in arrays]
-        at = 0 if axis == 1 and at_least == 1 and ready[0].ndim == 1 else axis
+        ready = [prepare(x) for x in arrays]
+        at = 0 if axis == 1 and ready[0].ndim == 1 else axis
         return recorder.stand_in(concatenate(_lazies(recorder, ready), at))
 
     return join
 
 
-HANDLERS[np.vstack] = _joiner(2, 0)
-HANDLERS[np.hstack] = _joiner(1, 1)
+HANDLERS[np.vstack] = _joiner(np.atleast_2d, 0)
+HANDLERS[np.hstack] = _joiner(np.atleast_1d, 1)
+HANDLERS[np.dstack] = _joiner(np.atleast_3d, 2)
+HANDLERS[np.column_stack] = _joiner(lambda x: x[:, None] if x.ndim == 1 else x, 1)
+
+
+@_handles(np.block)
+def _block(recorder: Any, arrays: Any) -> Any:
+    depth, first = 0, arrays
+    while isinstance(first, list):
+        depth, first = depth + 1, first[0]
+
+    def join(part: Any, level: int) -> Any:
+        if not isinstance(part, list):
+            return part
+        rows = [join(item, level - 1) for item in part]
+        return _concatenate(recorder, rows, -level)
+
+    return join(arrays, depth)
 
 
 @_handles(np.append)

@@ -152,16 +152,16 @@ class NumpyRecorder(Recorder):
 class _Recorded(StandIn):
     """A view of memory that does not exist, with the interface of `np.ndarray`."""
 
-    __slots__ = ("_memory", "_recorder", "_shadow", "_start", "dtype")
+    __slots__ = ("_recorder", "_shadow", "_start", "_storage", "dtype")
 
     dtype: np.dtype[Any]
 
     def __init__(
-        self, memory: Storage, shadow: np.ndarray[Any, Any], start: int, recorder: NumpyRecorder
+        self, storage: Storage, shadow: np.ndarray[Any, Any], start: int, recorder: NumpyRecorder
     ) -> None:
-        self._memory, self._shadow, self._start = memory, shadow, start
+        self._storage, self._shadow, self._start = storage, shadow, start
         self._recorder = recorder
-        self.dtype = memory.content.dtype
+        self.dtype = storage.content.dtype
 
     @classmethod
     def of(cls, array: LazyArray, recorder: NumpyRecorder) -> _Recorded:
@@ -173,7 +173,7 @@ class _Recorded(StandIn):
 
     def view_of(self, shadow: np.ndarray[Any, Any]) -> _Recorded:
         """Returns the view that a view of the shadow is."""
-        return _Recorded(self._memory, shadow, self._start, self._recorder)
+        return _Recorded(self._storage, shadow, self._start, self._recorder)
 
     def new(self, array: LazyArray) -> _Recorded:
         """Returns an array with memory of its own."""
@@ -186,12 +186,17 @@ class _Recorded(StandIn):
 
     def lazy(self) -> LazyArray:
         """Returns the elements that it has now."""
-        return self._memory.read(self.place())
+        return self._storage.read(self.place())
 
     def write(self, value: Any) -> None:
         """Replaces the elements."""
-        array = Recorder.cast(self._recorder.to_lazy(value), self.dtype)
-        self._memory.write(self.place(), Recorder.broadcast(array, self.shape))
+        self._storage.write(self.place(), Recorder.broadcast(self._cast(value), self.shape))
+
+    def _cast(self, value: Any) -> LazyArray:
+        """Returns what is written, in the dtype of this array, as NumPy casts it."""
+        if isinstance(value, LazyArray) or self._recorder._has_stand_in(value):
+            return Recorder.cast(self._recorder.to_lazy(value), self.dtype)
+        return LazyArray.of(np.asarray(value).astype(self.dtype))
 
     # what it is
 
@@ -315,10 +320,10 @@ class _Recorded(StandIn):
         """Replaces the elements at positions."""
         if len(np.unique(places)) != np.size(places):
             raise Recorder.refusal("writing to an element twice")
-        array = Recorder.cast(self._recorder.to_lazy(value), self.dtype)
-        memory = Storage(self.lazy())
-        put(memory, places, Recorder.broadcast(array, places.shape))
-        self.write(memory.content.reshape(self.shape))
+        array = self._cast(value)
+        storage = Storage(self.lazy())
+        put(storage, places, Recorder.broadcast(array, places.shape))
+        self.write(storage.content.reshape(self.shape))
 
     # what NumPy calls
 

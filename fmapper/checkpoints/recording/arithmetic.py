@@ -66,6 +66,13 @@ def add(a: Operand, b: Operand) -> LazyArray:
     return lazy.add([a, b])
 
 
+def total(array: LazyArray, axes: Sequence[int]) -> LazyArray:
+    """Returns the sums over a dimension of two: of more, frameworks choose the order."""
+    if len(axes) != 1 or array.shape[axes[0]] != 2:
+        raise refusal("a sum of more than two elements")
+    return lazy.add(array.unstack(axes[0]))
+
+
 def multiply(a: Operand, b: Operand) -> LazyArray:
     """Returns the product of an array and a number."""
     if isinstance(a, LazyArray) and isinstance(b, LazyArray):

@@ -27,6 +27,7 @@ from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.moves.mover import to_numpy
 from fmapper.states.state import arrays_by_name
+from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.pattern import Pattern
@@ -120,8 +121,15 @@ class Recording:
             lambda leaf: self._stand_in(names[id(leaf)], leaf) if id(leaf) in names else leaf, state
         )
         result = function(given)
-        arrays = arrays_by_name(given if result is None else result)
-        return {name: self.lazy(array) or _constant(array) for name, array in arrays.items()}
+        outcome = given if result is None else result
+        left_out = transient_in(outcome)
+        outputs = {}
+        for name, array in arrays_by_name(outcome).items():
+            lazy = self.lazy(array)
+            if lazy is None and (id(array) in left_out or owner_of(array).stays(array)):
+                continue  # such as buffers that no checkpoint has, and random keys
+            outputs[name] = _constant(array) if lazy is None else lazy
+        return outputs
 
     def _stand_in(self, name: str, array: Any) -> Any:
         adapter = owner_of(array)

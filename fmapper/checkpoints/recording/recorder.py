@@ -26,6 +26,7 @@ class Recorder(ABC):
     subtract = staticmethod(arithmetic.subtract)
     multiply = staticmethod(arithmetic.multiply)
     divide = staticmethod(arithmetic.divide)
+    total = staticmethod(arithmetic.total)
     number = staticmethod(arithmetic.operand)
     cast = staticmethod(arithmetic.cast)
     broadcast = staticmethod(arithmetic.broadcast)

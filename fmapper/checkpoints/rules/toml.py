@@ -64,7 +64,7 @@ def write_toml(rules: Iterable[Rule]) -> str:
         fields = {"do": rule.do, **rule.fields()}
         lines = [f"{name} = {_value(value)}" for name, value in fields.items()]
         tables.append("\n".join(["[[rules]]", *lines]) + "\n")
-    return "\n".join(tables)
+    return "\n".join(tables) or "rules = []\n"
 
 
 def _value(value: Any) -> str:

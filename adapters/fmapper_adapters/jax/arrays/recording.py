@@ -87,6 +87,8 @@ class JaxRecorder(Recorder):
         """Returns what a tracer stands for, which is seen after the function has run."""
         if not isinstance(array, jax.core.Tracer):
             return None
+        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a random key
+            return None
         if id(array) not in self._asked:
             self._asked[id(array)] = array, Later(array.shape, np.dtype(array.dtype))
         return self._asked[id(array)][1]
@@ -124,6 +126,8 @@ class JaxRecorder(Recorder):
             return list(found) if eqn.primitive.multiple_results else [found]
         if name in _SAME:
             return given
+        if name == "reduce_sum":
+            return [self.total(_lazy(given[0]), params["axes"])]
         if name == "unstack":
             return list(_lazy(given[0]).unstack(params["axis"]))
         if name == "split":
@@ -181,7 +185,7 @@ class JaxRecorder(Recorder):
             begin += array.size
         if any(isinstance(x, LazyArray) for x in operands):
             raise self.refusal("an index", plain.source(eqn))
-        params = {**eqn.params, "fill_value": None} if "fill_value" in eqn.params else eqn.params
+        params = {**eqn.params, "fill_value": -1} if "fill_value" in eqn.params else eqn.params
         moved = np.asarray(eqn.primitive.bind(*operands, **params))
         if moved.size and not 0 <= moved.min() <= moved.max() < begin:
             raise self.refusal("an index that is out of bounds", plain.source(eqn))
@@ -207,38 +211,37 @@ class JaxRecorder(Recorder):
 
     @contextmanager
     def _borders(self) -> Iterator[None]:
-        """Lets conversions take the arrays of other frameworks, and give those of NumPy."""
-        kept = {name: getattr(jnp, name) for name in ("array", "asarray")}
-        moves = {name: getattr(jax, name) for name in ("device_put", "device_get")}
+        """Lets functions of JAX take the arrays of other frameworks."""
+        functions = {
+            (module, name): function
+            for module in (jnp, jax.lax)
+            for name, function in vars(module).items()
+            if callable(function) and not isinstance(function, type) and not name.startswith("_")
+        }
+        moves = {(jax, name): getattr(jax, name) for name in ("device_put", "device_get")}
         try:
-            for name, original in kept.items():
-                setattr(jnp, name, self._conversion(original))
-            jax.device_put = self._transfer(moves["device_put"], jnp.asarray)
-            jax.device_get = self._transfer(moves["device_get"], self._host)
+            for (module, name), function in functions.items():
+                setattr(module, name, self._with_tracers(function))
+            jax.device_put = self._transfer(jax.device_put, self._tracer)
+            jax.device_get = self._transfer(jax.device_get, self._host)
             yield
         finally:
-            for name, original in kept.items():
-                setattr(jnp, name, original)
-            for name, original in moves.items():
-                setattr(jax, name, original)
+            for (module, name), function in {**functions, **moves}.items():
+                setattr(module, name, function)
 
-    def _conversion(self, original: Any) -> Callable[..., Any]:
-        def convert(value: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
-            if isinstance(value, jax.core.Tracer | jax.Array):
-                return original(value, dtype, *args, **options)
-            array = self._lazy_of(value)
-            if array is None:
-                return original(value, dtype, *args, **options)
-            return original(self.stand_in(array), dtype, *args, **options)
+    def _with_tracers(self, function: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = jax.tree.map(self._tracer, (args, kwargs))
+            return function(*args, **kwargs)
 
-        return convert
+        return call
 
-    def _lazy_of(self, value: Any) -> LazyArray | None:
-        if type(value) in (list, tuple):
-            arrays = [self._lazy_of(item) for item in value]
-            known = [x for x in arrays if x is not None]
-            return stack(known) if known and len(known) == len(arrays) else None
-        return self.recording.lazy(value)
+    def _tracer(self, leaf: Any) -> Any:
+        """Returns a tracer for an array without data of another framework."""
+        if isinstance(leaf, jax.core.Tracer | jax.Array):
+            return leaf
+        array = self.recording.lazy(leaf)
+        return leaf if array is None else self.stand_in(array)
 
     def _transfer(self, original: Any, convert: Callable[[Any], Any]) -> Callable[..., Any]:
         def move(tree: Any, *args: Any, **options: Any) -> Any:

@@ -171,6 +171,10 @@ class TorchRecorder(Recorder):
             return self._by_position(func, args, kwargs)
         if packet in (_aten.index_put_, _aten.index_copy_):
             return self._put(func, *args, **kwargs)
+        if func is _aten.sum.dim_IntList and kwargs.get("dtype") in (None, args[0].dtype):
+            keeps = len(args) > 2 and args[2]
+            summed = self.total(self._to_lazy(args[0]), args[1] or ())
+            return self.stand_in(summed.reshape(func(*args, **kwargs).shape) if keeps else summed)
         if packet is _aten.constant_pad_nd:
             return self._pad(*args)
         if packet in _ARITHMETIC or packet in _IN_PLACE:
