@@ -15,6 +15,7 @@ from fmapper.checkpoints.lazy import ByteRun, LazyArray, Operation
 from fmapper.checkpoints.stored import BLOCK, StoredArray
 from fmapper.errors import CheckpointError, LossyCastError
 from fmapper.files.dtypes import numpy_dtype
+from fmapper.programs.sizes import reshape_groups
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,7 +150,7 @@ class Reshape(Operation):
 
     def __init__(self, array: LazyArray, shape: Sequence[int]) -> None:
         super().__init__([array], shape, array.dtype)
-        self._groups = list(_groups(array.shape, self.shape)) if array.size else []
+        self._groups = reshape_groups(array.shape, self.shape)[0] if array.size else []
 
     def byte_runs(self) -> list[ByteRun] | None:
         """Returns the runs of the operand."""
@@ -236,24 +237,6 @@ class _Rows(NamedTuple):
     box: Box
     skip: int
     strides: list[int]
-
-
-def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Yields matching groups of dimensions of two shapes: the smallest of equal size."""
-    i = j = 0
-    while i < len(old) or j < len(new):
-        first_i, first_j = i, j
-        before, after = 1, 1
-        if i < len(old):
-            before, i = old[i], i + 1
-        if j < len(new):
-            after, j = new[j], j + 1
-        while before != after:
-            if before < after:
-                before, i = before * old[i], i + 1
-            else:
-                after, j = after * new[j], j + 1
-        yield slice(first_i, i), slice(first_j, j)
 
 
 def _cover(low: int, high: int, shape: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from fmapper.meshes.packings import Cut, Packing, Step, find_packings
 from fmapper.programs.program import Call, Graph, Program
-from fmapper.programs.sizes import Polynomial
+from fmapper.programs.sizes import reshape_groups
 from fmapper.programs.treespec import Ref
 
 Dims: TypeAlias = "list[int]"
@@ -224,28 +224,16 @@ class Dimensions:
 
     def regroup(self, old: Dims, new: Dims, call: Call) -> None:
         """Joins dimensions across a reshape: dividing a product divides its first factor."""
-        i = j = 0
-        while i < len(old) and j < len(new):
-            left, right = [old[i]], [new[j]]
-            i, j = i + 1, j + 1
-            while (one := self._size(left)) != (other := self._size(right)):
-                if one.leading < other.leading and i < len(old):
-                    left.append(old[i])
-                    i += 1
-                elif j < len(new):
-                    right.append(new[j])
-                    j += 1
-                else:
-                    self.need([*left, *right, *old[i:]], call)
-                    return
-            left = [d for d in left if self.size(d) != 1]
-            right = [d for d in right if self.size(d) != 1]
+        groups, fits = reshape_groups([*map(self.size, old)], [*map(self.size, new)])
+        if not fits:
+            here, there = groups.pop()
+            self.need([*old[here], *new[there]], call)
+        for here, there in groups:
+            left = [d for d in old[here] if self.size(d) != 1]
+            right = [d for d in new[there] if self.size(d) != 1]
             if left and right:
                 self.join(left[0], right[0])
                 self.need([*left[1:], *(right[1:] if len(left) > 1 else ())], call)
-
-    def _size(self, dims: Dims) -> Polynomial:
-        return Polynomial.product(map(self.size, dims))
 
     def _close_cuts(self) -> None:
         for dim, cuts in [*self._cuts.items()]:

@@ -25,7 +25,7 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.programs.echoes import Echoes
-    from fmapper.programs.lowering import Lowering, LoweringTable
+    from fmapper.programs.lowering import Facts, Lowering, LoweringTable
     from fmapper.programs.program import (
         Call,
         Graph,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         refs_in,
         substitute,
     )
-    from fmapper.programs.sizes import Polynomial, names_in, size_of
+    from fmapper.programs.sizes import Polynomial, names_in, reshape_groups, size_of
     from fmapper.programs.steps import lower
     from fmapper.programs.treespec import (
         DType,
@@ -57,6 +57,7 @@ __all__ = [
     "Call",
     "DType",
     "Echoes",
+    "Facts",
     "Graph",
     "Guard",
     "Input",
@@ -79,6 +80,7 @@ __all__ = [
     "names_in",
     "record_type",
     "refs_in",
+    "reshape_groups",
     "size_of",
     "substitute",
     "warn_of_changes",
@@ -86,11 +88,11 @@ __all__ = [
 
 _PLACES = {
     "fmapper.programs.echoes": "Echoes",
-    "fmapper.programs.lowering": "Lowering LoweringTable",
+    "fmapper.programs.lowering": "Facts Lowering LoweringTable",
     "fmapper.programs.program": (
         "Call Graph Guard Input Output Parameter Part Program map_arguments refs_in substitute"
     ),
-    "fmapper.programs.sizes": "Polynomial names_in size_of",
+    "fmapper.programs.sizes": "Polynomial names_in reshape_groups size_of",
     "fmapper.programs.steps": "lower",
     "fmapper.programs.treespec": "DType Other Record Ref Scalar Size TreeSpec record_type",
     "fmapper.states.plain": "PlainState warn_of_changes",

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from fmapper.errors import DeclarationError, UnsupportedOpsError
 from fmapper.programs.program import Call
@@ -57,6 +57,20 @@ class Lowering:
     dims: Callable[..., None] | None = None
 
 
+class Facts(TypedDict, total=False):
+    """The attributes of a `Lowering` beside its function."""
+
+    random: bool | Literal["optional"]
+    data_dependent_shape: bool
+    returns_number: bool
+    takes_numbers: bool
+    takes_avals: bool
+    whole: bool
+    int64: Int64 | Callable[[Call], Int64]
+    elements: tuple[int, ...]
+    dims: Callable[..., None] | None
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -86,19 +100,7 @@ class LoweringTable:
         self._title = title or target
         self._loaded = False
 
-    def lowering(
-        self,
-        *ops: str,
-        random: bool | Literal["optional"] = False,
-        data_dependent_shape: bool = False,
-        returns_number: bool = False,
-        takes_numbers: bool = False,
-        takes_avals: bool = False,
-        whole: bool = True,
-        int64: Int64 | Callable[[Call], Int64] = "computes",
-        elements: tuple[int, ...] = (),
-        dims: Callable[..., None] | None = None,
-    ) -> Callable[[F], F]:
+    def lowering(self, *ops: str, **facts: Unpack[Facts]) -> Callable[[F], F]:
         """Registers a function for operations; the flags are those of `Lowering`.
 
         `aten::relu` is for all overloads, `aten::add.Tensor` for one.
@@ -111,18 +113,7 @@ class LoweringTable:
             for op in ops:
                 if op in self.entries:
                     raise ValueError(f"two lowerings for {op}")
-                self.entries[op] = Lowering(
-                    function,
-                    random=random,
-                    data_dependent_shape=data_dependent_shape,
-                    returns_number=returns_number,
-                    takes_numbers=takes_numbers,
-                    takes_avals=takes_avals,
-                    whole=whole,
-                    int64=int64,
-                    elements=elements,
-                    dims=dims,
-                )
+                self.entries[op] = Lowering(function, **facts)
             return function
 
         return add

@@ -256,10 +256,10 @@ class Polynomial(dict[tuple[str, ...], int]):
         """The number that this is; None if it varies."""
         return None if any(self) else self.get((), 0)
 
-    @property
-    def leading(self) -> tuple[int, int]:
-        """The highest degree of a term, and its coefficient."""
-        return max(((len(factors), number) for factors, number in self.items()), default=(0, 0))
+    def __lt__(self, other: Polynomial) -> bool:
+        """Compares the terms of highest degree."""
+        one, two = ([(len(term), n) for term, n in x.items()] or [(0, 0)] for x in (self, other))
+        return max(one) < max(two)
 
     def __add__(self, other: Polynomial) -> Polynomial:
         return _sum([*self.items(), *other.items()])
@@ -309,6 +309,43 @@ def _apply(function: Any, *operands: Polynomial) -> Polynomial:
     if len(text) > _LONGEST:
         raise OverflowError(f"more than {_LONGEST} characters")
     return Polynomial({(text,): 1})
+
+
+def reshape_groups(
+    old: Sequence[int | str], new: Sequence[int | str]
+) -> tuple[list[tuple[slice, slice]], bool]:
+    """Groups the dimensions of two shapes into the smallest parts of equal size.
+
+    Returns:
+        The ranges of both in each group, and whether all groups match; the last one may not.
+
+    Examples:
+        >>> reshape_groups([6, "n", 4], [2, 3, "4*n"])
+        ([(slice(0, 1, None), slice(0, 2, None)), (slice(1, 3, None), slice(2, 3, None))], True)
+    """
+    before: Any = old
+    after: Any = new
+    unit: Any = 1
+    if any(isinstance(size, str) for size in (*old, *new)):
+        before, after = ([Polynomial.read(size) for size in shape] for shape in (old, new))
+        unit = Polynomial.read(1)
+    groups: list[tuple[slice, slice]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        k, m = i, j
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while True:
+            one, other = math.prod(before[k:i], start=unit), math.prod(after[m:j], start=unit)
+            if one == other:
+                break
+            if one < other and i < len(old):
+                i += 1
+            elif j < len(new):
+                j += 1
+            else:
+                return [*groups, (slice(k, len(old)), slice(m, len(new)))], False
+        groups.append((slice(k, i), slice(m, j)))
+    return groups, True
 
 
 def names_in(size: object) -> list[str]:

@@ -388,3 +388,17 @@ def test_functions_that_are_called_as_a_whole_are_looked_into():
     params = {"a": np.ones((8, 16), np.float32), "b": np.ones((16, 8), np.float32)}
     model = fmapper.convert((call, params), "torch", (np.ones((4, 8), np.float32),))
     assert derive(model, {"model": 2}).axes == {"a": (None, "tensor"), "b": ("tensor", None)}
+
+
+def test_lowerings_of_pointwise_operations_of_torch_say_so():
+    from fmapper.meshes import pointwise
+    from fmapper_adapters.jax.aten import table
+
+    table.load()
+    for op, lowering in table.LOWERINGS.items():
+        name, _, overload = op.removeprefix("aten::").partition(".")
+        packet = getattr(torch.ops.aten, name, None) if op.startswith("aten::") else None
+        overloads = [overload] if overload else packet.overloads() if packet else []
+        tags = [getattr(packet, each).tags for each in overloads if hasattr(packet, each)]
+        if tags and all(torch.Tag.pointwise in each for each in tags):
+            assert lowering.dims is pointwise, op

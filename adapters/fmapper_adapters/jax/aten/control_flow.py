@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core.primitives import convert_element_type_p
 
-from fmapper.meshes import pointwise
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering, pointwise
 from fmapper_adapters.jax.aten.types import is_weak
 
 Function = Callable[..., Any]

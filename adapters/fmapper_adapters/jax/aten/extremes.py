@@ -14,8 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper.meshes import reduces
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, reduces
 from fmapper_adapters.jax.aten.types import dtype_of
 
 

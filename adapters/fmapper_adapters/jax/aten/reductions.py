@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.meshes import along, reduces
 from fmapper_adapters.jax.aten.extremes import axes, elements_at, largest, smallest
 from fmapper_adapters.jax.aten.matrices.norms import vector_norm
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
 from fmapper_adapters.jax.aten.pointwise.special import logaddexp
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import along, lowering, reduces
 from fmapper_adapters.jax.aten.types import (
     cast,
     dtype_of,

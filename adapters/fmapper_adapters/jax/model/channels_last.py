@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from fmapper.programs import reshape_groups
 from fmapper_adapters.jax.model import conv_as_matmul
 
 Order = tuple[int, ...]
@@ -246,44 +248,14 @@ def _reshape(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     (x,) = given
     if eqn.params.get("dimensions") is not None or eqn.params.get("sharding") is not None:
         return None
-    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    pairs = _groups(old, new)
-    if pairs is None:
-        return None
+    new = eqn.outvars[0].aval.shape
+    old, wanted = ([n if isinstance(n, int) else str(n) for n in s] for s in (x.shape, new))
+    groups, fits = reshape_groups(old, wanted)
     sized = []  # for each group, where it begins in the array, and its new dimensions
-    for here, there in pairs:
-        lies = [x.order[i] for i in here]
-        if lies != list(range(lies[0], lies[0] + len(lies))):
+    for here, there in groups:
+        lies = x.order[here]
+        if not fits or lies != tuple(range(lies[0], lies[0] + len(lies)) if lies else ()):
             return None
-        sized.append((lies[0], there))
-    sized.sort()
-    flat = [i for _, there in sized for i in there]
+        sized.append((lies[0] if lies else len(x.order), range(there.start, there.stop)))
+    flat = [i for _, there in sorted(sized, key=itemgetter(0)) for i in there]
     return [_turn(x.array.reshape([new[i] for i in flat]), _inverse(tuple(flat)))]
-
-
-def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
-    """Groups the dimensions of a reshape into the smallest matching parts."""
-    pairs: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        here, there = [i], [j]
-        if i >= len(old) or j >= len(new):
-            rest = old[i:] if i < len(old) else new[j:]
-            if not pairs or any(size != 1 for size in rest):
-                return None
-            pairs[-1][0].extend(range(i, len(old)))
-            pairs[-1][1].extend(range(j, len(new)))
-            return pairs
-        a, b = old[i], new[j]
-        i, j = i + 1, j + 1
-        while a != b:
-            if not (isinstance(a, int) and isinstance(b, int)):
-                return None
-            if a < b and i < len(old):
-                a, here, i = a * old[i], [*here, i], i + 1
-            elif b < a and j < len(new):
-                b, there, j = b * new[j], [*there, j], j + 1
-            else:
-                return None
-        pairs.append((here, there))
-    return pairs

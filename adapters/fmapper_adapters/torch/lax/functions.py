@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional
 
 from fmapper.programs import Graph, Ref, Scalar, substitute
-from fmapper_adapters.torch.lax import dimensions
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, dimensions, lax
 from fmapper_adapters.torch.model import derivatives
 from fmapper_adapters.torch.model.emit import current
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, lax, pointwise
 from fmapper_adapters.torch.model.emit import current
 
 

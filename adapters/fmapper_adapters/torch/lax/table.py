@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from fmapper.programs import LoweringTable
+from fmapper.meshes import along, permutes, pointwise, reduces, regroups
+from fmapper.programs import Facts, LoweringTable
+from fmapper_adapters.torch.lax import dimensions
+
+__all__ = [
+    "TABLE",
+    "Avals",
+    "along",
+    "dimensions",
+    "find_all",
+    "lax",
+    "permutes",
+    "pointwise",
+    "reduces",
+    "regroups",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,19 +47,6 @@ class Avals:
         return self.operands[0][0] in ("uint16", "uint32", "uint64")
 
 
-def lax(
-    *names: str,
-    takes_numbers: bool = False,
-    takes_avals: bool = False,
-    dims: Callable[..., None] | None = None,
-) -> Callable[[F], F]:
-    """Registers a function for primitives by their names.
-
-    Args:
-        names: Such as `add`.
-        takes_numbers: A scalar beside a tensor is given as a Python number.
-        takes_avals: The function takes a keyword `avals`.
-        dims: What they do with dimensions.
-    """
-    ops = (f"lax::{name}" for name in names)
-    return TABLE.lowering(*ops, takes_numbers=takes_numbers, takes_avals=takes_avals, dims=dims)
+def lax(*names: str, **facts: Unpack[Facts]) -> Callable[[F], F]:
+    """Registers a function for primitives by their names, such as `add`; see `Lowering`."""
+    return TABLE.lowering(*(f"lax::{name}" for name in names), **facts)

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper import ConversionError
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import dtype_of, is_floating, wide
 
 

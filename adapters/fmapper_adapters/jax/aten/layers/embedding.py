@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import dtype_of, wide
 
 

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fmapper_adapters.jax.arrays.sharding import count_devices
-from fmapper_adapters.jax.aten import dimensions
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import cast
 
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.meshes import fresh, pointwise
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import fresh, lowering, pointwise
 from fmapper_adapters.jax.aten.types import (
     cast,
     default_dtype,

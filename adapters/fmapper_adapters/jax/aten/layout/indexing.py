@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.meshes import pointwise
 from fmapper.programs import Call
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering, pointwise
 from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import cast, is_floating, wide
 
 

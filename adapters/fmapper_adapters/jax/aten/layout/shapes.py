@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.meshes import along, pointwise, regroups
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import along, dimensions, lowering, pointwise, regroups
 from fmapper_adapters.jax.aten.types import is_complex, promote
 
 

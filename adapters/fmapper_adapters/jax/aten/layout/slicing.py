@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.arrays.packed import separate
-from fmapper_adapters.jax.aten import dimensions
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import cast
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper.meshes import pointwise
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, pointwise
 from fmapper_adapters.jax.aten.types import is_floating, wide
 
 

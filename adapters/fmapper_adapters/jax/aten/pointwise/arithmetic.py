@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_signed
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, pointwise
 from fmapper_adapters.jax.aten.types import (
     cast,
     is_complex,
@@ -204,21 +203,21 @@ def _is_bool(dtype: Any) -> bool:
     return np.dtype(dtype).kind == "b"
 
 
-@lowering("aten::addcmul")
+@lowering("aten::addcmul", dims=pointwise)
 def addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
     """Computes `x + value * y * z`."""
     dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
     return (x + _times(value, y) * z).astype(dtype)
 
 
-@lowering("aten::addcdiv")
+@lowering("aten::addcdiv", dims=pointwise)
 def addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
     """Computes `x + value * y / z`."""
     dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
     return (x + _times(value, y) / z).astype(dtype)
 
 
-@lowering("aten::lerp")
+@lowering("aten::lerp", dims=pointwise)
 def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
     """Interpolates between start and end, counted from the nearer one."""
     dtype, (x, y, w) = in_opmath(start, end, weight, exact=True)

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper.meshes import pointwise
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, pointwise
 from fmapper_adapters.jax.aten.types import (
     is_complex,
     is_floating,
@@ -64,14 +63,14 @@ def clamp_max(x: Any, max: Any) -> jax.Array:
 
 
 @lowering("aten::maximum", int64="moves", dims=pointwise)
-@lowering("aten::max.other", whole=False, int64="moves")
+@lowering("aten::max.other", whole=False, int64="moves", dims=pointwise)
 def maximum(x: Any, y: Any) -> jax.Array:
     """Returns the larger one, or NaN where one is NaN."""
     return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
 @lowering("aten::minimum", int64="moves", dims=pointwise)
-@lowering("aten::min.other", whole=False, int64="moves")
+@lowering("aten::min.other", whole=False, int64="moves", dims=pointwise)
 def minimum(x: Any, y: Any) -> jax.Array:
     """Returns the smaller one, or NaN where one is NaN."""
     return _minimum(*jnp.broadcast_arrays(*promote(x, y)))
@@ -102,14 +101,14 @@ _minimum.defjvps(
 )
 
 
-@lowering("aten::fmax")
+@lowering("aten::fmax", dims=pointwise)
 def fmax(x: Any, y: Any) -> jax.Array:
     """Returns the larger one, or the one that is not NaN."""
     x, y = promote(x, y)
     return jnp.where((x >= y) | is_nan(y), x, y)
 
 
-@lowering("aten::fmin")
+@lowering("aten::fmin", dims=pointwise)
 def fmin(x: Any, y: Any) -> jax.Array:
     """Returns the smaller one, or the one that is not NaN."""
     x, y = promote(x, y)
@@ -141,7 +140,7 @@ _binary(jnp.bitwise_or, "aten::bitwise_or")
 _binary(jnp.bitwise_xor, "aten::bitwise_xor")
 lowering("aten::logical_and", int64="looks", dims=pointwise)(jnp.logical_and)
 lowering("aten::logical_or", int64="looks", dims=pointwise)(jnp.logical_or)
-lowering("aten::logical_xor", int64="looks")(jnp.logical_xor)
+lowering("aten::logical_xor", int64="looks", dims=pointwise)(jnp.logical_xor)
 lowering("aten::logical_not", int64="looks", dims=pointwise)(jnp.logical_not)
 lowering("aten::bitwise_not", dims=pointwise)(jnp.invert)
 lowering("aten::isnan", int64="looks")(is_nan)
@@ -151,14 +150,18 @@ lowering("aten::isinf", int64="looks")(
 lowering("aten::isfinite", int64="looks")(
     lambda x: jnp.isfinite(x) if is_inexact(x) else jnp.ones(x.shape, bool)
 )
-lowering("aten::isposinf")(lambda x: x == jnp.inf if is_inexact(x) else jnp.zeros(x.shape, bool))
-lowering("aten::isneginf")(lambda x: x == -jnp.inf if is_inexact(x) else jnp.zeros(x.shape, bool))
+lowering("aten::isposinf", dims=pointwise)(
+    lambda x: x == jnp.inf if is_inexact(x) else jnp.zeros(x.shape, bool)
+)
+lowering("aten::isneginf", dims=pointwise)(
+    lambda x: x == -jnp.inf if is_inexact(x) else jnp.zeros(x.shape, bool)
+)
 lowering("aten::isreal", whole=False)(
     lambda x: x.imag == 0 if is_complex(x) else jnp.ones(x.shape, bool)
 )
 
 
-@lowering("aten::signbit")
+@lowering("aten::signbit", dims=pointwise)
 def signbit(x: Any) -> jax.Array:
     """Returns whether the sign is negative, also that of zero and NaN."""
     if x.dtype == bool:

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError
-from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.pointwise.arithmetic import in_opmath, mul, power
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, pointwise
 from fmapper_adapters.jax.aten.types import (
     cast,
     dtype_of,
@@ -147,7 +146,7 @@ def round_to(x: Any, *, decimals: int = 0) -> jax.Array:
     return y.astype(x.dtype)
 
 
-@lowering("aten::nan_to_num")
+@lowering("aten::nan_to_num", dims=pointwise)
 def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> jax.Array:
     """Returns numbers in place of NaN and infinity: zero and the ends of the dtype unless given."""
     if is_complex(x):
@@ -161,7 +160,7 @@ def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) 
     return jnp.where(x == -jnp.inf, cast(ends.min if neginf is None else neginf, x.dtype), x)
 
 
-@lowering("aten::heaviside")
+@lowering("aten::heaviside", dims=pointwise)
 def heaviside(x: Any, values: Any) -> jax.Array:
     """Returns 0 below zero and for NaN, 1 above, and `values` at zero."""
     x, values = promote(x, values)
@@ -177,7 +176,7 @@ def copysign(x: Any, y: Any) -> jax.Array:
     return jnp.where(jnp.signbit(jax.lax.stop_gradient(y)), -size, size)
 
 
-@lowering("aten::hypot")
+@lowering("aten::hypot", dims=pointwise)
 def hypot(x: Any, y: Any) -> jax.Array:
     """Returns the root of the sum of squares, without overflow."""
     dtype, (x, y) = in_opmath(x, y)
@@ -204,7 +203,7 @@ def atan2(x: Any, y: Any) -> jax.Array:
     return jnp.where(is_origin, jax.lax.stop_gradient(found), away).astype(dtype)
 
 
-@lowering("aten::nextafter")
+@lowering("aten::nextafter", dims=pointwise)
 def nextafter(x: Any, y: Any) -> jax.Array:
     """Returns the next number of the dtype from x towards y; it grows as x does, as in torch."""
     return _nextafter(*jnp.broadcast_arrays(*promote(x, y)))
@@ -237,7 +236,7 @@ def gcd(x: Any, y: Any) -> jax.Array:
     return jnp.gcd(*promote(x, y))
 
 
-@lowering("aten::lcm")
+@lowering("aten::lcm", dims=pointwise)
 def lcm(x: Any, y: Any) -> jax.Array:
     """Returns the least common multiple."""
     return jnp.lcm(*promote(x, y))
@@ -289,9 +288,9 @@ def polar(size: Any, angle: Any) -> jax.Array:
 
 lowering("aten::real")(jnp.real)
 lowering("aten::imag")(jnp.imag)
-lowering("aten::_conj", "aten::conj_physical", "aten::_conj_physical", "aten::conj")(
-    lambda x: jnp.conj(x) if is_complex(x) else x
-)
+lowering(
+    "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "aten::conj", dims=pointwise
+)(lambda x: jnp.conj(x) if is_complex(x) else x)
 lowering("aten::_neg_view")(jnp.negative)
 
 

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special as jsp
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.jax.aten.pointwise.arithmetic import in_opmath
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, pointwise
 from fmapper_adapters.jax.aten.types import promote, wide
 
 Function = Callable[..., Any]
@@ -156,7 +155,7 @@ def _hurwitz_slope(primals: Any, tangents: Any) -> Any:
 binary("aten::special_zeta")(_hurwitz)
 
 
-@lowering("aten::polygamma")
+@lowering("aten::polygamma", dims=pointwise)
 def polygamma(n: int, x: Any) -> jax.Array:
     """Returns the nth derivative of digamma."""
     (x,) = promote(x, to_float=True)
@@ -189,7 +188,7 @@ def _gamma_ends(a: Any, x: Any, function: Function, for_zero_a: float, zero_x: f
     return jnp.where(plain, found, ends)
 
 
-@lowering("aten::logit")
+@lowering("aten::logit", dims=pointwise)
 def logit(x: Any, eps: float | None = None) -> jax.Array:
     """Computes `log(x / (1 - x))`, where x is first brought within eps of 0 and 1."""
     (x,) = promote(x, to_float=True)

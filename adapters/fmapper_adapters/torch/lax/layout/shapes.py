@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import along, permutes, regroups
-from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permute
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, along, dimensions, lax, permutes, regroups
 from fmapper_adapters.torch.model.emit import VaryingSize
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import along
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit, total_order
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, along, lax
 from fmapper_adapters.torch.model.emit import current
 
 

@@ -9,11 +9,10 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
-from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permute, product
 from fmapper_adapters.torch.lax.layout.shapes import pad_with
 from fmapper_adapters.torch.lax.matrices.products import cast_result, round_operand, widen
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, dimensions, lax
 from fmapper_adapters.torch.model.emit import current
 
 _FORWARD = {

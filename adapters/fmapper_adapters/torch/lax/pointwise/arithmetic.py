@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.casts import convert
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
@@ -19,7 +18,7 @@ from fmapper_adapters.torch.lax.pointwise.numbers import (
     tensor_first,
     widen,
 )
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, lax, pointwise
 from fmapper_adapters.torch.lax.types import bits_of
 from fmapper_adapters.torch.model.emit import current
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
     flip_sign_bit,
     is_number,
     total_order,
 )
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, lax, pointwise
 from fmapper_adapters.torch.model.emit import current
 
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import pointwise
 from fmapper.programs import DType
 from fmapper_adapters.torch.lax.pointwise.casts import convert
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, lax, pointwise
 from fmapper_adapters.torch.model.emit import current
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
-from fmapper_adapters.torch.lax.table import lax
+from fmapper_adapters.torch.lax.table import lax, pointwise
 
 
 def _one(name: str, function: Any) -> None:

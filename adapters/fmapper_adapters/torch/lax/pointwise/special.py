@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import pointwise
 from fmapper_adapters.torch.compute import random, special
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
-from fmapper_adapters.torch.lax.table import lax
+from fmapper_adapters.torch.lax.table import lax, pointwise
 from fmapper_adapters.torch.model.emit import current
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper.meshes import along
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit, precedes
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, along, lax
 
 
 def _cumulative(name: str, function: Any) -> None:

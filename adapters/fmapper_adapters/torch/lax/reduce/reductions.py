@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from fmapper.meshes import reduces
 from fmapper.programs import DType, Graph
 from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, lax, reduces
 from fmapper_adapters.torch.model.emit import current
 
 Axes = tuple[int, ...]

@@ -15,12 +15,11 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import Graph
-from fmapper_adapters.torch.lax import dimensions
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permute, product
 from fmapper_adapters.torch.lax.layout.shapes import pad_with
 from fmapper_adapters.torch.lax.reduce import element_functions
-from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.lax.table import Avals, dimensions, lax
 from fmapper_adapters.torch.model.emit import current
 
 _MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
