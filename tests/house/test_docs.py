@@ -3,6 +3,10 @@
 import importlib
 import importlib.util
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -79,6 +83,19 @@ def test_pictures_are_those_of_the_recorded_session() -> None:
     module = program_of_docs("pictures")
     for name, text in module.pictures().items():
         assert (module.ASSETS / name).read_text("utf-8") == text, name
+
+
+@pytest.mark.nightly
+def test_the_recorded_file_is_what_the_command_writes(tmp_path: Path) -> None:
+    """`python docs/pictures.py --record` records it anew."""
+    for package in ("torch", "flax", "ruff"):
+        pytest.importorskip(package)
+    module = program_of_docs("pictures")
+    shutil.copy(module.DEMO / "net.py", tmp_path)
+    words = shlex.split(module.TRANSLATE)[1:]
+    subprocess.run([sys.executable, "-m", "fmapper", *words], cwd=tmp_path, check=True)
+    written = (tmp_path / "net_flax.py").read_text("utf-8")
+    assert written == (module.DEMO / "net_flax.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize("face", FACES)
