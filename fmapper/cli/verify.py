@@ -121,10 +121,13 @@ def verify(
 
     Exit status: 0 the same, 1 different, 2 could not be compared, with the reason on stderr.
 
-    The JSON has these keys: schema (1), status, a, b, first (the first difference, or null), error
-    (why they could not be compared, or null), undecided (texts), and outputs, loss, gradients,
-    buffers, draws, layers (lists) and steps (a list of lists) of differences. A difference has
-    path, ok, error, scale, allowed (null if infinite), size and note.
+    The JSON has schema (1), status, a, b and error (why they could not be compared, or null); and
+    where they were: first (the first difference, or null), loss (a difference, or null), outputs,
+    weights, gradients, buffers, draws and layers (lists of differences), steps (a list of those for
+    each step), divergence (of logits, in nats, or null), exact (the errors of A and B against A in
+    float64, or null), modes (a text) and undecided (texts). A difference has path, ok, error,
+    scale, allowed (null if infinite), note and size; the first one also stage, name, step and mode,
+    and the operations a and b with module, op and source.
     """
     is_printed = json is not None and str(json) == "-"
     about: dict[str, Any] = {"schema": SCHEMA, "a": a, "b": b}
