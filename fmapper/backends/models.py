@@ -149,7 +149,8 @@ class Models(Framework):
             if base.__module__.startswith(self.layer_modules):
                 if base.__name__ in ("Module", "Object", "Pytree"):
                     return None
-                return f"{self.name}.{base.__name__}", self.weight_layouts.get(base.__name__, "")
+                known = (self.weight_layouts.get(other.__name__, "") for other in cls.__mro__)
+                return f"{self.name}.{base.__name__}", next(filter(None, known), "")
         return None
 
     # pretrained models

@@ -67,7 +67,15 @@ class Assignment:
 def assign(sources: Iterable[Entry], targets: Iterable[Entry]) -> Assignment:
     """Assigns the parameters of a source to those of a target."""
     rows, columns = _matching_groups(groups_of(sources), groups_of(targets))
-    return _Assigner(rows, columns).run()
+    found = _Assigner(rows, columns).run()
+    if found.sources and found.targets:
+        rows, columns = (
+            [part for group in groups for part in _alone(group)]
+            for groups in (found.sources, found.targets)
+        )
+        rest = _Assigner(rows, columns).run()
+        return Assignment([*found.decisions, *rest.decisions], rest.sources, rest.targets)
+    return found
 
 
 def _keys(group: Group) -> Iterator[tuple[Key, tuple[int, ...]]]:
@@ -100,11 +108,6 @@ def _matching_groups(rows: list[Group], columns: list[Group]) -> tuple[list[Grou
         _, groups, group, parts = max(splits, key=lambda split: split[0])
         at = groups.index(group)
         groups[at : at + 1] = parts
-    if all(lonely):
-        rows, columns = (
-            [part for group in groups for part in (_alone(group) if group in few else [group])]
-            for groups, few in zip((rows, columns), lonely, strict=True)
-        )
     return rows, columns
 
 
@@ -136,8 +139,15 @@ def _splits(
     """Yields the splits of groups after which parts fit others, with how much they fit."""
     index = _index(others)
     unmatched = {*lonely}
+    modules: dict[object, set[str]] = defaultdict(set)  # below each number
+    for group in all_of:
+        for slot in range(group.slots):
+            inner = "{}".join(group.pieces[slot + 1 :])
+            modules[group.pieces[: slot + 1]].add(inner.rpartition(".")[0])
     for group in groups:
         for slot in range(group.slots):
+            if len(modules[group.pieces[: slot + 1]]) > 1:
+                continue  # a block of several modules is one of equal layers
             parts = [*group.split(slot)]
             if 1 < len(parts) <= _FEW:
                 met = {other for part in parts for other in _fits_of(part, index)}
@@ -187,7 +197,8 @@ class _Assigner:
     def _settle(self) -> None:
         while True:
             found = [*self._sure_pairs()]
-            for row, column in found:
+            wide = [pair for pair in found if len(pair[0].shapes[0]) > 1]
+            for row, column in wide or found:  # biases and scales belong to what is beside them
                 if row in self.rows and column in self.columns:
                     self._decide(self.possible[row][column], sure=True)
             if not found:
@@ -312,6 +323,8 @@ class _Assigner:
         every = [g for d in self.decisions for g in (*d.match.many, d.match.one)]
         if any(group.words.path & {"pos", "relative"} for group in every):
             return
+        if all(m.many[0].pieces == m.one.pieces for m in (d.match for d in self.decisions)):
+            return  # of one implementation
         for decision in self.decisions:
             groups = (*decision.match.many, decision.match.one)
             if any(group.words.path & {"q", "k", "qkv", "kv"} for group in groups):

@@ -28,7 +28,8 @@ _SYNONYMS = {
     "q": "q query queries wq to_q q_einsum",
     "k": "k key keys wk to_k",
     "v": "v value values wv to_v",
-    "o": "o wo out out_proj output to_out c_proj attn_vec",
+    "o": "o wo out out_proj to_out attn_vec",
+    "out": "output c_proj",  # of attention, or of what follows it
     "qkv": "qkv wqkv query_key_value c_attn in_proj qkv_einsum",
     "kv": "kv wkv kv_einsum key_value",
     "attn": "attn attention attentions mha selfattention self_attn self_attention sa msa "
@@ -138,13 +139,17 @@ def words_of(name: str, ndim: int = 1) -> Words:
         leaf = leaves[last[at]]
         last = last[:at] + last[at + 1 :]
     found = {word for part in [*parts[:-1], last] for word in _canonical(part)}
-    if "o" in found and "attn" not in found:
-        found = found - {"o"} | {"down" if "{}" in name or "mlp" in found else "head"}
+    if "mlp" in found and "attn" not in found:
+        found = {_LAST.get(word, word) for word in found}
+    elif "out" in found:
+        inner = "down" if "{}" in name else "head"
+        found = found - {"out"} | {"o" if "attn" in found else inner}
     if {"mlp", "fc"} <= found:
         found = {_HALVES.get(word, word) for word in found}
     return Words(leaf, frozenset(found))
 
 
+_LAST = {"o": "down", "out": "down"}
 _HALVES = {"#1": "up", "#2": "down"}  # fc1 and fc2
 
 

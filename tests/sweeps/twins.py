@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmapper
-from fmapper.checkpoints import Rules
 from models import twin_pairs
 
 COMPLETE, ASKED, REFUSED, WRONG, ERROR = "complete", "asked", "refused", "WRONG", "ERROR"
@@ -64,19 +63,18 @@ def outcome(twins: twin_pairs.Twins, with_inputs: bool) -> Outcome:
     seconds = time.perf_counter() - began
     if not twins.is_right(filled):
         return Outcome(WRONG, seconds, message=str(report))
-    return Outcome(COMPLETE, seconds, _goes_back(twins.source, filled, report.rules))
+    return Outcome(COMPLETE, seconds, _goes_back(twins.source, filled, report))
 
 
-def _goes_back(source: Any, filled: Any, rules: Rules) -> bool:
-    """Returns whether the inverse rules give the bits of the source."""
+def _goes_back(source: Any, filled: Any, report: fmapper.TransferReport) -> bool:
+    """Returns whether the inverse rules give the bits of the source, but for what is not used."""
     given = fmapper.to_numpy(fmapper.state(source))
     there = fmapper.to_numpy(fmapper.state(filled))
-    kept = [rule for rule in rules if type(rule).__name__ != "Drop"]  # counters of batches
-    back = Rules(kept).inverse().apply(there, strict=False)
+    back = report.rules.inverse().apply(there, strict=False)
     return all(
         name in back and back[name].read().tobytes() == np.ascontiguousarray(x).tobytes()
         for name, x in given.items()
-        if not name.endswith("num_batches_tracked")
+        if name not in report.unused
     )
 
 
