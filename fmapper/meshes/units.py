@@ -11,23 +11,10 @@ from fmapper.meshes.rules import key_pattern
 AskedUnits: TypeAlias = "Mapping[Any, str | tuple[str, ...]] | str | tuple[str, ...]"
 
 
-class UnitPattern(str):
-    """A pattern of the names of modules, which means what it does in rules."""
-
-    __slots__ = ("_pattern",)
-
-    def __init__(self, text: str) -> None:
-        self._pattern = key_pattern(text)
-
-    def matches(self, name: str) -> bool:
-        """Returns whether the name of a module has the keys of the pattern."""
-        return self._pattern.occurs_in(name)
-
-
 def read_units(
     asked: AskedUnits | None, mesh: Mapping[str, int]
 ) -> dict[Any, tuple[str, ...]] | None:
-    """Returns the axes of the mesh for each class or `UnitPattern`; of None for axes alone.
+    """Returns the axes of the mesh for each class or `Pattern`; of None for axes alone.
 
     Raises:
         PlacementError: It cannot be read, or the mesh lacks an axis.
@@ -52,7 +39,7 @@ def read_units(
                 'whose parameters are, by a class or a pattern such as "layers.*"; modules of '
                 "transformers say it themselves if you pass the axis alone."
             )
-        found[UnitPattern(key) if isinstance(key, str) else key] = own
+        found[key_pattern(key) if isinstance(key, str) else key] = own
     if not found:
         raise PlacementError('fsdp={} names no module: write fsdp={Block: "data"}.')
     return found

@@ -85,7 +85,7 @@ def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[N
     if isinstance(key, type):
         found = [node for node in modules if isinstance(node[2], key)]
     else:
-        hits = [node for node in modules if key.matches(node[1])]
+        hits = [node for node in modules if key.occurs_in(node[1])]
         inside = {id(child) for _, _, node in hits for child in _below(node)}
         found = [node for node in hits if id(node[2]) not in inside]
     if not found:

@@ -197,50 +197,25 @@ _LOGS = (
 )
 
 _USUAL: tuple[Patch, ...] = (quiet, torch.enable_grad, operations.stand_ins)
+_NO_GRAD: tuple[Patch, ...] = (quiet, torch.no_grad, operations.stand_ins)
+_BYTECODE: tuple[Patch, ...] = (quiet, torch.enable_grad)  # where torch would read stand-ins, too
+_EXPERTS: tuple[Patch, ...] = (torch.enable_grad, operations.stand_ins)  # each try is quiet
+_DRAFT: tuple[Patch, ...] = (_without_provenance, *_USUAL)
 
 # Gradients are switched on, so that `torch.no_grad` is seen, unless only without them a module can
-# be recorded: torch has loops that it cannot differentiate. Where torch reads bytecode, which takes
-# longer, it would read stand-ins, too. Of the ways for values those that keep more of the program
-# general come first.
+# be recorded: torch has loops that it cannot differentiate. Reading bytecode takes longer. Of the
+# ways for values those that keep more of the program general come first.
 WAYS = (
     Way("as it is", _export, _USUAL),
-    Way(
-        "without gradients",
-        _export,
-        (quiet, torch.no_grad, operations.stand_ins),
-        keeps_gradients=False,
-    ),
-    STRICTLY := Way(
-        "from its bytecode",
-        _from_bytecode,
-        (quiet, torch.enable_grad),
-        keeps_gradients=False,
-        sees_parts=False,
-    ),
-    Way(
-        "over all experts",
-        _over_experts,
-        (torch.enable_grad, operations.stand_ins),
-        for_values=True,
-    ),
-    _BRANCHES := Way(
-        "along the branches of the examples",
-        _draft,
-        (quiet, _without_provenance, torch.enable_grad, operations.stand_ins),
-        after=_refuse_guesses,
-        for_values=True,
-    ),
-    _VALUES := Way(
-        "for the values of the examples, which each call checks",
-        examples.record_values,
-        _USUAL,
-        for_values=True,
-    ),
-    UNAWARE := Way(
-        "hidden from the module",
-        functools.partial(examples.record_values, aware=False),
-        _USUAL,
-    ),
-)
+    Way("without gradients", _export, _NO_GRAD, keeps_gradients=False),
+    STRICTLY := Way("from its bytecode", _from_bytecode, _BYTECODE, keeps_gradients=False,
+                    sees_parts=False),
+    Way("over all experts", _over_experts, _EXPERTS, for_values=True),
+    _BRANCHES := Way("along its branches", _draft, _DRAFT, _refuse_guesses, for_values=True),
+    _VALUES := Way("for the values of the examples", examples.record_values, _USUAL,
+                   for_values=True),
+    UNAWARE := Way("hidden from it", functools.partial(examples.record_values, aware=False),
+                   _USUAL),
+)  # fmt: skip
 SPECIALIZED = (_VALUES, _BRANCHES, UNAWARE)
 WITH_WHOLE_ROWS = (Way("with the rows of all parts", _with_whole_rows, _USUAL),)
