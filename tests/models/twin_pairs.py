@@ -49,12 +49,14 @@ def with_values(model: Any) -> Any:
     random = np.random.default_rng(1)
     values: dict[int, Any] = {}  # by identity: tied arrays have the same
     weights = {}
+    is_torch = isinstance(model, torch.nn.Module)
+    saved = set(model.state_dict()) if is_torch else set(fmapper.state(model))
     for name, array in fmapper.state(model).items():
-        if "float" in str(array.dtype):
+        if "float" in str(array.dtype) and name in saved:  # not tables of angles
             if id(array) not in values:
                 values[id(array)] = _values(name, array, random)
             weights[name] = values[id(array)]
-    if isinstance(model, torch.nn.Module):
+    if is_torch:
         return fmapper.load_state(model.eval(), weights, strict=False)
     return fmapper.materialize(model, weights)
 
