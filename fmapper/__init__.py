@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
+    from fmapper.training.convert import Training, convert_training
     from fmapper.transforms.grad import grad, value_and_grad
     from fmapper.transforms.jit import jit
     from fmapper.transforms.trainable import trainables
@@ -147,6 +148,7 @@ __all__ = [
     "Summary",
     "TargetError",
     "TieWarning",
+    "Training",
     "TransferError",
     "TransferReport",
     "TransformError",
@@ -157,6 +159,7 @@ __all__ = [
     "children",
     "collecting_walk",
     "convert",
+    "convert_training",
     "default_walk",
     "destructure",
     "device_info",
@@ -242,6 +245,7 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
+    "fmapper.training.convert": "Training convert_training",
     "fmapper.twins.report": "TransferReport",
     "fmapper.twins.transferring": "transfer",
     "fmapper.transforms.grad": "grad value_and_grad",

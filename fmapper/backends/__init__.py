@@ -1,8 +1,8 @@
 """The contract between fmapper and a framework, for authors of adapters.
 
 An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `Compute` and
-`Models`, or from `Adapter`, which is all four; it is found through the entry point group
-`fmapper.adapters` or `register_adapter`. Docs: "Add a framework".
+`Models`, or from `Adapter`, which is these four, and `Optimizers`; it is found through the entry
+point group `fmapper.adapters` or `register_adapter`. Docs: "Add a framework".
 
     arrays      what arrays are, and how they travel
     nodes       which classes are taken apart
@@ -10,6 +10,7 @@ An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `C
     compute     kernels, transformations, compiled calls
     meshes      arrays that are divided among many devices
     models      models as programs, and back; an adapter with all four facets
+    training    optimizers as plain data, and back
     discovery   how adapters are found
     device      names of devices, and what is here
     dtypes      dtypes by name
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         is_dynamic,
         unflatten,
     )
+    from fmapper.backends.training import Optimizers
     from fmapper.backends.undeclared import holds_arrays
     from fmapper.progress import step
     from fmapper.tracebacks import shorten_traceback
@@ -64,6 +66,7 @@ __all__ = [
     "NodeType",
     "Nodes",
     "Observation",
+    "Optimizers",
     "Packed",
     "PackedAxes",
     "PyTreeRules",
@@ -94,6 +97,7 @@ _PLACES = {
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic unflatten flatten",
+    "fmapper.backends.training": "Optimizers",
     "fmapper.backends.undeclared": "holds_arrays",
     "fmapper.progress": "step",
     "fmapper.tracebacks": "shorten_traceback",

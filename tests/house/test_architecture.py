@@ -43,7 +43,7 @@ FLOORS = (
     ("states", "transforms"),
     ("verification",),
     ("programs",),
-    ("checkpoints", "generation", "meshes", "translation", "twins"),
+    ("checkpoints", "generation", "meshes", "training", "translation", "twins"),
     ("profiles", "cli"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -56,6 +56,7 @@ FACES = (
     "fmapper.programs",
     "fmapper.programs.reading",
     "fmapper.random",
+    "fmapper.training",
     "fmapper.translation",
     "fmapper.verification",
 )

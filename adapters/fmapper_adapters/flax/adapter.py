@@ -11,6 +11,7 @@ from fmapper import ConversionError
 from fmapper.backends import Nodes, NodeType, Observation, Packed
 from fmapper.programs import Lowering, Program
 from fmapper.programs.reading import source_of_class
+from fmapper_adapters.flax.optimizers import FlaxOptimizers
 from fmapper_adapters.jax.libraries import JaxModels
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fmapper.translation import Source
 
 
-class FlaxAdapter(JaxModels, Nodes):
+class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
     """The adapter for the classes of NNX and Linen; their arrays belong to other backends."""
 
     name: ClassVar[str] = "flax"

@@ -24,6 +24,7 @@ from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, in_order
 from fmapper_adapters.jax.arrays.sharding import JaxMeshes
 from fmapper_adapters.jax.compute import transforms
 from fmapper_adapters.jax.libraries import JaxModels
+from fmapper_adapters.jax.training.facet import JaxOptimizers
 from fmapper_adapters.jax.writing import Writing
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _shape_only: Any = jax.ShapeDtypeStruct
 _sharding = attrgetter("sharding")
 
 
-class JaxAdapter(Writing, JaxMeshes, JaxModels, Compute, Nodes):
+class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
     """The adapter for `jax.Array`s and tracers; PRNG keys stay in JAX.
 
     A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.

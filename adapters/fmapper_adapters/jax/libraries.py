@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.source import call_and_restore
     from fmapper_adapters.jax.record.trace import Source
+    from fmapper_adapters.jax.training.facet import JaxOptimizers
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
     from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
     from fmapper_adapters.jax.translation.helpers import MULTIHEAD_CALL
@@ -54,6 +55,7 @@ __all__ = [
     "TAKE_APART",
     "JaxDialect",
     "JaxModels",
+    "JaxOptimizers",
     "Lifted",
     "PackedArray",
     "ProgramArrays",
@@ -84,6 +86,7 @@ _MODULES = {
     "STATELESS": "translation.functions.stateless",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
+    "JaxOptimizers": "training.facet",
     "Lifted": "record.closure",
     "PackedArray": "arrays.packed",
     "ProgramArrays": "translation.layers.arrays",

@@ -30,6 +30,7 @@ from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
 from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
 from fmapper_adapters.torch.modules.layers import Layers
 from fmapper_adapters.torch.pretrained.origin import origin_of
+from fmapper_adapters.torch.training.facet import TorchOptimizers
 from fmapper_adapters.torch.writing import Writing
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|12
 
 
 class TorchAdapter(Files, TorchMeshes, Writing, Layers, Adapter):
+class TorchAdapter(Files, TorchMeshes, Writing, TorchOptimizers, Adapter):
     """The adapter for tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"

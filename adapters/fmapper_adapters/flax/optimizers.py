@@ -1,0 +1,57 @@
+"""The part of the adapter that knows `nnx.Optimizer`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fmapper_adapters.jax.libraries import JaxOptimizers
+
+if TYPE_CHECKING:
+    from fmapper.training import OptimizerState
+
+
+class FlaxOptimizers(JaxOptimizers):
+    """Optimizers of modules of NNX, whose parameters are those of a filter."""
+
+    def is_optimizer(self, x: Any) -> bool:
+        """Returns whether it is an `nnx.Optimizer`, or a pair for a Linen module."""
+        nnx = sys.modules.get("flax.nnx")
+        return (nnx is not None and isinstance(x, nnx.Optimizer)) or super().is_optimizer(x)
+
+    def parameters(self, model: Any) -> Any:
+        """Returns the state of the parameters of a module of NNX."""
+        from flax import nnx
+
+        if not isinstance(model, nnx.Module):  # Linen, with its variables
+            return super().parameters(model)
+        return nnx.state(model, nnx.Param)
+
+    def with_parameters(self, model: Any, params: Any) -> Any:
+        """Returns a copy of the module with other parameters."""
+        from flax import nnx
+
+        if not isinstance(model, nnx.Module):
+            return super().with_parameters(model, params)
+        copy = nnx.clone(model)
+        nnx.update(copy, params)
+        return copy
+
+    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
+        """Returns an `nnx.Optimizer` as plain data."""
+        from flax import nnx
+
+        if not isinstance(optimizer, nnx.Optimizer):
+            return super().read_optimizer(model, optimizer, scheduler)
+        held = nnx.as_pure(optimizer.opt_state)
+        return super().read_optimizer(model, (optimizer.tx, held), scheduler)
+
+    def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
+        """Returns an `nnx.Optimizer` for the parameters of a module."""
+        from flax import nnx
+
+        (tx, held), _ = super().write_optimizer(model, state)
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        nnx.update(optimizer.opt_state, nnx.state(held))
+        optimizer.step[...] = max((group.step for group in state.groups), default=0)
+        return optimizer, None

@@ -1,0 +1,1 @@
+"""Optimizers of optax as plain data, and back."""

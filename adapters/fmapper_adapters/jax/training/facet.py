@@ -1,0 +1,96 @@
+"""The part of the adapter that knows optimizers of optax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from fmapper import ConversionError
+from fmapper.backends import Optimizers
+
+if TYPE_CHECKING:
+    from fmapper.training import OptimizerState
+
+
+class JaxOptimizers(Optimizers):
+    """Pairs of an optax transformation and its state, over a tree of parameters."""
+
+    def is_optimizer(self, x: Any) -> bool:
+        """Returns whether it is a pair of a transformation and its state."""
+        return (
+            isinstance(x, tuple)
+            and len(x) == 2
+            and callable(getattr(x[0], "init", None))
+            and callable(getattr(x[0], "update", None))
+        )
+
+    def parameters(self, model: Any) -> Any:
+        """Returns the tree of parameters that an optimizer is made for.
+
+        Of a converted model its `params`, of a pair of a Linen module and its variables their
+        `params`, of a function and its parameters these, of another tree its inexact arrays.
+        """
+        if isinstance(getattr(model, "params", None), dict):
+            return model.params
+        if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+            tree = model[1]
+            if hasattr(model[0], "init") and "params" in tree:
+                return tree["params"]
+            return jax.tree.map(_if_inexact, tree)
+        return jax.tree.map(_if_inexact, model)
+
+    def with_parameters(self, model: Any, params: Any) -> Any:
+        """Returns the model with another tree of parameters."""
+        if isinstance(getattr(model, "params", None), dict):
+            return model.replace(params=params)
+        if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+            tree = model[1]
+            if hasattr(model[0], "init") and "params" in tree:
+                return model[0], {**tree, "params": params}
+            return model[0], _combine(params, tree)
+        return _combine(params, model)
+
+    def trained(self, model: Any) -> list[Any]:
+        """Returns the parameters of a model."""
+        return jax.tree.leaves(self.parameters(model))
+
+    def with_trained(self, model: Any, arrays: Sequence[Any]) -> Any:
+        """Returns the model with other parameters."""
+        treedef = jax.tree.structure(self.parameters(model))
+        return self.with_parameters(model, treedef.unflatten(arrays))
+
+    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
+        """Returns an optimizer of optax as plain data.
+
+        Raises:
+            ConversionError: There is a scheduler, which optimizers of optax have within.
+        """
+        from fmapper_adapters.jax.training import read
+
+        if scheduler is not None:
+            raise ConversionError(
+                "scheduler= is for torch's schedulers; an optax transformation has its schedule"
+            )
+        return read.read(self.parameters(model), *optimizer)
+
+    def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
+        """Returns a transformation and its state."""
+        from fmapper_adapters.jax.training import build
+
+        return build.build(self.parameters(model), state), None
+
+
+def _if_inexact(x: Any) -> Any:
+    """Returns an array that has gradients, and None for anything else."""
+    is_array = isinstance(x, jax.Array) or hasattr(x, "__array_interface__")
+    return x if is_array and jnp.issubdtype(jnp.result_type(x), jnp.inexact) else None
+
+
+def _combine(params: Any, tree: Any) -> Any:
+    """Returns a tree with the arrays of another in their places."""
+    return jax.tree.map(
+        lambda new, old: old if new is None else new, params, tree, is_leaf=lambda x: x is None
+    )

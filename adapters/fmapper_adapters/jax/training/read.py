@@ -1,0 +1,320 @@
+"""Reads an optax transformation: which algorithm it is, with which settings, and its state.
+
+A transformation is two functions, whose closures hold the settings. What cannot be named by them is
+refused, and so is what torch's optimizers do not have.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import ConversionError, ConversionWarning
+from fmapper.training import SETTINGS, Group, OptimizerState, Schedule, check_settings
+from fmapper_adapters.jax.training.build import SLOTS, Rate, is_masked
+from fmapper_adapters.jax.training.transformations import Moments
+
+_CORES = {
+    "scale_by_adam": "adam",
+    "scale_by_adamax": "adamax",
+    "scale_by_rms": "rmsprop",
+    "scale_by_stddev": "rmsprop",
+    "scale_by_adadelta": "adadelta",
+    "scale_by_lion": "lion",
+}
+_NOTHING = ("identity", "stateless", "keep_params_nonnegative")
+_INSTEAD = {
+    "scale_by_rss": "torch's Adagrad adds eps to the root, and optax's within",
+    "scale_by_radam": "torch's RAdam adds eps to the root before its bias is corrected",
+    "scale_by_amsgrad": "torch's AMSGrad keeps the largest moment before its bias is corrected",
+    "scale_by_factored_rms": "torch's Adafactor has another rate and clips otherwise",
+    "scale_by_muon": "torch's Muon rounds to bfloat16 in between",
+    "MultiSteps": "in torch gradients are accumulated by calling backward() several times",
+}
+
+
+# What torch does outside of the optimizer, before it.
+_OUTSIDE = {
+    "clip_by_global_norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), {max_norm})",
+    "clip": "torch.nn.utils.clip_grad_value_(model.parameters(), {max_delta})",
+}
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One transformation of a chain: its name, its settings, its state and its parameters."""
+
+    name: str
+    settings: Mapping[str, Any]
+    state: Any
+    members: frozenset[int]
+
+
+def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
+    """Returns an optimizer as plain data; see `Optimizers.read_optimizer`.
+
+    Args:
+        params: The tree of parameters that it was made for.
+        tx: The transformation.
+        opt_state: Its state.
+
+    Raises:
+        ConversionError: Something in it has no counterpart; says what.
+    """
+    leaves = jax.tree.leaves(params)
+    everything = frozenset(range(len(leaves)))
+    pieces = [*_pieces(tx.update, opt_state, params, everything)]
+    chains: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for at in sorted(everything):
+        chain = tuple(i for i, piece in enumerate(pieces) if at in piece.members)
+        if not any(pieces[i].name == "set_to_zero" for i in chain):
+            chains[chain].append(at)
+    groups, slots = [], defaultdict[str, dict[int, Any]](dict)
+    algorithms, schedules = set(), []
+    for chain, members in chains.items():
+        reading = _Reading([pieces[i] for i in chain])
+        reading.collect(members, slots)
+        algorithms.add(reading.algorithm)
+        schedules.append(reading.schedule)
+        groups.append(Group(tuple(members), reading.settings, reading.step, reading.numbers))
+    if len(algorithms) > 1:
+        raise ConversionError(
+            f"the parameters are divided among {', '.join(sorted(algorithms))}, and an optimizer "
+            "of torch has one algorithm for all. Convert each part with a model of its own."
+        )
+    forms = {repr(schedule) for schedule in schedules}
+    if len(forms) > 1:
+        raise ConversionError("the groups have different schedules, and torch has one for all")
+    algorithm = algorithms.pop() if algorithms else "sgd"
+    schedule = schedules[0] if schedules else None
+    return OptimizerState(algorithm, tuple(groups), dict(slots), schedule)
+
+
+def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
+    """Yields the transformations within one, with their parts of the state."""
+    name = getattr(update, "__qualname__", type(update).__name__).partition(".")[0]
+    try:
+        inner = dict(inspect.getclosurevars(update).nonlocals)
+    except TypeError:
+        inner = {}
+    if name == "with_extra_args_support":
+        yield from _pieces(inner["tx"].update, state, params, members)
+    elif name == "chain":
+        for function, part in zip(inner["update_fns"], state, strict=True):
+            yield from _pieces(function, part, params, members)
+    elif name == "named_chain":
+        functions = inner.get("fns") or inner.get("updates_fns") or inner.get("update_fns")
+        for function, part in zip(functions, state.values(), strict=True):
+            yield from _pieces(function, part, params, members)
+    elif name in ("partition", "multi_transform"):
+        labels = inner["param_labels"]
+        named = jax.tree.leaves(labels(params) if callable(labels) else labels)
+        if len(named) != len(jax.tree.leaves(params)):
+            raise ConversionError("partition: its labels are not one for each parameter")
+        for label, part in state.inner_states.items():
+            chosen = frozenset(at for at in members if named[at] == label)
+            yield from _pieces(inner["transforms"][label].update, part.inner_state, params, chosen)
+    elif name == "masked":
+        mask = inner["mask"]
+        flags = jax.tree.leaves(mask(params) if callable(mask) else mask)
+        if len(flags) != len(jax.tree.leaves(params)):
+            raise ConversionError("masked: its mask has not one value for each parameter")
+        chosen = frozenset(at for at in members if flags[at])
+        yield from _pieces(inner["inner"].update, state.inner_state, params, chosen)
+    elif name == "inject_hyperparams":
+        values = {key: _number(value) for key, value in state.hyperparams.items()}
+        if getattr(state, "hyperparams_states", None):
+            raise ConversionError(
+                "inject_hyperparams: settings that follow schedules have no counterpart, but for "
+                "learning_rate as a schedule that is given to the optimizer itself"
+            )
+        made = inner["inner_factory"](**inner["other_hps"], **values)
+        yield from _pieces(made.update, state.inner_state, params, members)
+    elif name not in _NOTHING:
+        yield _Piece(name, inner, state, members)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfCount:
+    """A schedule of optax, called as optax calls it: with an int32."""
+
+    schedule: Callable[[Any], Any]
+
+    def __call__(self, step: Any) -> float:
+        return float(self.schedule(jnp.asarray(step, jnp.int32)))
+
+
+def _number(value: Any) -> Any:
+    return np.asarray(value).item() if np.ndim(value) == 0 else value
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A chain, read as an algorithm of torch with its settings.
+
+    Attributes:
+        pieces: Its transformations, in order.
+        algorithm: Its name in `fmapper.training.SETTINGS`.
+        settings: Its settings.
+        schedule: The schedule of the rate.
+        step: How many updates there were.
+        numbers: State that is one number.
+    """
+
+    pieces: Sequence[_Piece]
+    algorithm: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    schedule: Schedule | None = None
+    step: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rate = 1.0
+        decays: list[tuple[bool, float]] = []
+        is_negative = is_scaled = False
+        for at, piece in enumerate(self.pieces):
+            given = piece.settings
+            if piece.name in _OUTSIDE and not at:
+                warnings.warn(
+                    f"{piece.name}: torch's optimizers do not clip gradients. Before each step "
+                    f"call {_OUTSIDE[piece.name].format(**given)}",
+                    ConversionWarning,
+                    stacklevel=2,
+                )
+            elif piece.name == "scale":
+                value = float(given["step_size"])
+                if value == -1.0 and not self.algorithm and not decays:
+                    is_negative = not is_negative
+                else:
+                    rate, is_scaled = rate * value, True
+            elif piece.name == "scale_by_schedule":
+                self._schedule(given["step_size_fn"], piece.state)
+                is_scaled = True
+            elif piece.name == "add_decayed_weights":
+                if is_scaled:
+                    raise ConversionError(
+                        "add_decayed_weights after the learning rate has no counterpart in torch"
+                    )
+                decays.append((bool(self.algorithm), _number(given["weight_decay"])))
+            else:
+                self._core(piece)
+        self.algorithm = self.algorithm or "sgd"
+        known = SETTINGS[self.algorithm]
+        self.settings = {**known, **self.settings}
+        decays = [(after, value) for after, value in decays if value]
+        if self.algorithm == "sgd" and not self.settings["momentum"]:
+            decays = [(False, value) for _, value in decays]  # the same for both
+        if len(decays) > 1:
+            raise ConversionError("weights decay twice, which no optimizer of torch does")
+        for after, value in decays:
+            self.settings["weight_decay"] = value
+            if after and "decoupled" not in known and self.algorithm not in ("lion", "adafactor"):
+                raise ConversionError(
+                    f"{self.algorithm}: weights decay after the gradient was scaled, which torch's "
+                    "does not: put add_decayed_weights first"
+                )
+            if "decoupled" in known:
+                self.settings["decoupled"] = after
+        # A rate that is subtracted minimizes; torch has the sign in `maximize`.
+        sign = -1.0 if self.schedule is None else 1.0
+        if self.schedule is None:
+            if rate * sign <= 0 and rate:
+                raise ConversionError(
+                    "the update is added with a positive sign: scale by a negative rate, as "
+                    "optax.scale_by_learning_rate does"
+                )
+            self.settings["lr"] = rate * sign
+        elif abs(rate) != 1.0:
+            raise ConversionError(f"the schedule of the rate is scaled by {rate}")
+        self.settings["maximize"] = is_negative
+
+    def _schedule(self, function: Any, state: Any) -> None:
+        """Reads the function of a learning rate: that of `scale_by_learning_rate`."""
+        inner = inspect.getclosurevars(function).nonlocals
+        rate = inner.get("learning_rate")
+        if rate is None or inner.get("m") != -1:
+            raise ConversionError(
+                "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a counterpart"
+            )
+        position = int(state.count)
+        if isinstance(rate, Rate):
+            self.settings["lr"] = rate.base
+            self.schedule = Schedule(rate.schedule.kind, rate.schedule.settings, position)
+        else:
+            self.settings["lr"] = float(rate(state.count))
+            self.schedule = Schedule("function", {"function": _OfCount(rate)}, position)
+
+    def _core(self, piece: _Piece) -> None:
+        given, name = piece.settings, piece.name
+        if isinstance(piece.state, Moments):
+            self._take(given["algorithm"], {
+                key: value for key, value in given["settings"].items()
+                if key in SETTINGS[given["algorithm"]] and key not in ("weight_decay", "decoupled")
+            })  # fmt: skip
+            self.numbers = {key: float(value) for key, value in piece.state.numbers.items()}
+            self.step = int(piece.state.count)
+            return
+        if name == "trace":
+            if self.algorithm not in ("", "rmsprop"):
+                raise ConversionError(f"trace after {self.algorithm} has no counterpart in torch")
+            check_settings("trace", given, {"accumulator_dtype": None})
+            if self.algorithm == "rmsprop":
+                check_settings("trace after scale_by_rms", given, {"nesterov": False})
+                self.settings["momentum"] = float(given["decay"])
+            else:
+                momentum = {"momentum": float(given["decay"]), "nesterov": given["nesterov"]}
+                self._take("sgd", momentum)
+            return
+        if name not in _CORES:
+            why = _INSTEAD.get(name, "torch's optimizers have no such step")
+            raise ConversionError(f"{name} has no counterpart in torch: {why}")
+        settings = self._settings(name, given)
+        self._take(_CORES[name], settings)
+        if "count" in piece.state._fields:
+            self.step = int(piece.state.count)
+
+    def _settings(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of one of optax's own, by torch's names."""
+        if name in ("scale_by_adam", "scale_by_adamax", "scale_by_lion"):
+            settings: dict[str, Any] = {"betas": (float(given["b1"]), float(given["b2"]))}
+            fixed = {"eps_root": 0.0, "nesterov": False, "mu_dtype": None, "mode": "hard"}
+            check_settings(name, given, fixed)
+            return settings | ({"eps": float(given["eps"])} if "eps" in given else {})
+        if name == "scale_by_adadelta":
+            return {"rho": float(given["rho"]), "eps": float(given["eps"])}
+        check_settings(name, given, {"eps_in_sqrt": False, "bias_correction": False})
+        return {
+            "alpha": float(given["decay"]),
+            "eps": float(given["eps"]),
+            "centered": name == "scale_by_stddev",
+        }
+
+    def _take(self, algorithm: str, settings: Mapping[str, Any]) -> None:
+        if self.algorithm:
+            raise ConversionError(
+                f"{self.algorithm} is followed by {algorithm}, and torch's optimizers have one"
+            )
+        self.algorithm = algorithm
+        self.settings |= settings
+
+    def collect(self, members: Sequence[int], slots: Mapping[str, dict[int, Any]]) -> None:
+        """Adds the arrays that the states hold for some parameters."""
+        for piece in self.pieces:
+            if isinstance(piece.state, Moments):
+                trees = piece.state.arrays
+            else:
+                fields = SLOTS.get(self.algorithm, {}).get(type(piece.state).__name__, {})
+                trees = {slot: getattr(piece.state, name) for name, slot in fields.items()}
+            for slot, tree in trees.items():
+                leaves = jax.tree.leaves(tree, is_leaf=is_masked)
+                for at in members:
+                    if leaves[at].size:
+                        slots[slot][at] = leaves[at]

@@ -1,0 +1,1 @@
+"""Optimizers and learning-rate schedulers of torch as plain data, and back."""

@@ -1,0 +1,43 @@
+"""The part of the adapter that knows optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmapper.backends import Optimizers
+
+if TYPE_CHECKING:
+    from fmapper.training import OptimizerState
+
+
+class TorchOptimizers(Optimizers):
+    """Optimizers of `torch.optim`."""
+
+    def is_optimizer(self, x: Any) -> bool:
+        """Returns whether it is a `torch.optim.Optimizer`."""
+        return isinstance(x, torch.optim.Optimizer)
+
+    def trained(self, model: Any) -> list[Any]:
+        """Returns the parameters of a module."""
+        return [parameter.detach() for parameter in model.parameters()]
+
+    def with_trained(self, model: Any, arrays: Sequence[Any]) -> Any:
+        """Returns a copy of a module with other values in its parameters."""
+        from fmapper_adapters.torch.training import optimizers
+
+        return optimizers.with_trained(model, arrays)
+
+    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
+        """Returns an optimizer as plain data."""
+        from fmapper_adapters.torch.training import optimizers
+
+        return optimizers.read(model, optimizer, scheduler)
+
+    def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
+        """Returns an optimizer of torch, and a scheduler if the rate changes."""
+        from fmapper_adapters.torch.training import optimizers
+
+        return optimizers.write(model, state)

@@ -1,0 +1,198 @@
+"""Optimizers of `torch.optim`, with their state."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fmapper import ConversionError
+from fmapper.training import Group, OptimizerState
+from fmapper_adapters.torch.training import schedulers
+
+
+class _Kind(NamedTuple):
+    """An optimizer class: its algorithm, settings and slots.
+
+    Attributes:
+        cls: The class.
+        algorithm: A key of `fmapper.training.SETTINGS`.
+        fixed: Settings that the class does not have, with the values that they have in it.
+        slots: Its state of the shape of a parameter.
+        numbers: Its state that is a number for each parameter.
+        unnamed: Settings of the class that the algorithm does not have; their only value.
+    """
+
+    cls: type[torch.optim.Optimizer]
+    algorithm: str
+    slots: tuple[str, ...]
+    fixed: Mapping[str, Any] = {}
+    numbers: tuple[str, ...] = ()
+    unnamed: Mapping[str, Any] = {}
+
+
+_ADAM = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_DECOUPLED = "decoupled_weight_decay"
+_KINDS = (
+    _Kind(torch.optim.SGD, "sgd", ("momentum_buffer",)),
+    _Kind(torch.optim.AdamW, "adam", _ADAM, {"decoupled": True}),
+    _Kind(torch.optim.Adam, "adam", _ADAM),
+    _Kind(torch.optim.Adamax, "adamax", ("exp_avg", "exp_inf")),
+    _Kind(torch.optim.NAdam, "nadam", ("exp_avg", "exp_avg_sq"), {}, ("mu_product",)),
+    _Kind(torch.optim.RAdam, "radam", ("exp_avg", "exp_avg_sq")),
+    _Kind(torch.optim.RMSprop, "rmsprop", ("square_avg", "grad_avg", "momentum_buffer")),
+    _Kind(torch.optim.Adagrad, "adagrad", ("sum",), unnamed={"initial_accumulator_value": None}),
+    _Kind(torch.optim.Adadelta, "adadelta", ("square_avg", "acc_delta")),
+    _Kind(torch.optim.Adafactor, "adafactor", ("row_var", "col_var", "variance")),
+)
+# Settings that say how it is computed, not what; and what schedulers keep in groups.
+_HOW = {
+    "params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names",
+    "max_lr", "min_lr", "max_momentum", "base_momentum",
+}  # fmt: skip
+_WHY_NOT = {
+    "LBFGS": "it evaluates the loss many times in a step",
+    "SparseAdam": "JAX has no sparse gradients",
+    "Muon": "it rounds to bfloat16 in between, so that no other implementation continues its run",
+    "ASGD": "optax has no averaged SGD",
+    "Rprop": "it is for whole batches, and optax's has other state",
+}
+
+
+def trained(model: torch.nn.Module) -> list[Any]:
+    """Returns the parameters of a module, each once."""
+    return [*model.parameters()]
+
+
+def with_trained(model: torch.nn.Module, arrays: Sequence[Any]) -> Any:
+    """Returns a copy of a module with other values in its parameters."""
+    memo = {
+        id(old): torch.nn.Parameter(new, requires_grad=old.requires_grad)
+        for old, new in zip(model.parameters(), arrays, strict=True)
+    }
+    return copy.deepcopy(model, memo)
+
+
+def read(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any
+) -> OptimizerState:
+    """Returns an optimizer as plain data; see `Optimizers.read_optimizer`."""
+    name = type(optimizer).__name__
+    kind = next((kind for kind in _KINDS if type(optimizer) is kind.cls), None)
+    if kind is None:
+        why = _WHY_NOT.get(name, "its class is not one of torch.optim that both sides have")
+        raise ConversionError(
+            f"{name} cannot be converted: {why}. Convert the model alone, and begin a new "
+            "optimizer in the other framework."
+        )
+    if scheduler is not None:
+        schedulers.check(scheduler)
+    places = {id(parameter): at for at, parameter in enumerate(model.parameters())}
+    found: dict[Any, list[int]] = defaultdict(list)
+    settings: dict[int, dict[str, Any]] = {}
+    slots: dict[str, dict[int, Any]] = defaultdict(dict)
+    for number, group in enumerate(optimizer.param_groups):
+        settings[number] = _settings(kind, group, scheduler)
+        for parameter in group["params"]:
+            at = places.get(id(parameter))
+            if at is None:
+                raise ConversionError(
+                    f"{name}: a parameter of shape {tuple(parameter.shape)} in group {number} is "
+                    "not one of the model. Pass the model that the optimizer was made for."
+                )
+            state = optimizer.state.get(parameter, {})
+            unknown = state.keys() - {"step", *kind.slots, *kind.numbers}
+            if unknown:
+                raise ConversionError(f"{name}: unknown state {', '.join(sorted(unknown))}")
+            for slot in kind.slots:
+                if state.get(slot) is not None:
+                    slots[slot][at] = state[slot].detach()
+            numbers = tuple(float(state[key]) for key in kind.numbers if key in state)
+            # SGD does not count its steps: that there was one matters for its first momentum.
+            step = int(state.get("step", state.get("momentum_buffer") is not None))
+            found[number, step, numbers].append(at)
+    groups = tuple(
+        Group(tuple(at), settings[number], step, dict(zip(kind.numbers, numbers, strict=False)))
+        for (number, step, numbers), at in found.items()
+    )
+    steps = max((group.step for group in groups), default=0)
+    schedule = None if scheduler is None else schedulers.read(scheduler, steps)
+    return OptimizerState(kind.algorithm, groups, dict(slots), schedule)
+
+
+def _settings(kind: _Kind, group: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
+    """Returns the settings of a group, with the rate that a schedule begins with."""
+    rate = group["initial_lr"] if scheduler is not None else group["lr"]
+    values = {"lr": float(rate), **kind.fixed}
+    for key, value in group.items():
+        name = "decoupled" if key == _DECOUPLED else key
+        if key in _HOW or key == "lr" or name in kind.fixed or key in kind.unnamed:
+            continue
+        values[name] = _plain(value)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
+
+
+def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
+    """Returns an optimizer of torch and a scheduler; see `Optimizers.write_optimizer`."""
+    kind = _kind_for(state)
+    parameters = [*model.parameters()]
+    groups, steps = [], {}
+    for group in state.groups:
+        steps |= dict.fromkeys(group.members, group)
+    merged: dict[Any, list[int]] = defaultdict(list)  # torch counts for each parameter
+    values: dict[Any, Mapping[str, Any]] = {}
+    for group in state.groups:
+        key = tuple(sorted((name, str(value)) for name, value in group.settings.items()))
+        merged[key] += group.members
+        values[key] = group.settings
+    for key, members in merged.items():
+        given = dict(values[key])
+        for name in kind.fixed:
+            given.pop(name, None)
+        if "decoupled" in given:
+            given[_DECOUPLED] = given.pop("decoupled")
+        groups.append({"params": [parameters[at] for at in sorted(members)], **given})
+    defaults = {name: value for name, value in groups[0].items() if name != "params"}
+    optimizer = kind.cls(groups, **defaults)
+    for at, group in steps.items():
+        held = {slot: arrays[at] for slot, arrays in state.slots.items() if at in arrays}
+        if not held:
+            continue
+        # As torch's own optimizers make them: of the dtype and layout of their parameter.
+        entry: dict[str, Any] = {
+            slot: array.to(parameters[at].dtype, copy=True) for slot, array in held.items()
+        }
+        if kind.algorithm != "sgd":
+            entry["step"] = torch.tensor(float(group.step))  # of the default dtype, as torch has it
+        entry |= {name: torch.tensor(value) for name, value in group.numbers.items()}
+        optimizer.state[parameters[at]] = entry
+    if state.schedule is None:
+        return optimizer, None
+    return optimizer, schedulers.write(optimizer, state.schedule)
+
+
+def _kind_for(state: OptimizerState) -> _Kind:
+    """Returns the class for an algorithm.
+
+    Raises:
+        ConversionError: torch has none.
+    """
+    decoupled = {
+        bool(group.settings["decoupled"])
+        for group in state.groups
+        if "decoupled" in group.settings and group.settings["weight_decay"]
+    }
+    for kind in _KINDS:
+        is_adamw = "decoupled" in kind.fixed
+        if kind.algorithm == state.algorithm and not (is_adamw and decoupled != {True}):
+            return kind
+    raise ConversionError(f"torch.optim has no {state.algorithm.capitalize()}")

@@ -1,0 +1,20 @@
+"""Training states between frameworks: a model with its optimizer, and the schedule of its rate.
+
+state     an optimizer as plain data: groups, settings, moments, counts
+schedule  learning rates as functions of the step
+convert   `convert_training`: the model first, then its optimizer by the same names
+"""
+
+from fmapper.training.convert import Training, convert_training
+from fmapper.training.schedule import Schedule
+from fmapper.training.state import SETTINGS, Group, OptimizerState, check_settings
+
+__all__ = [
+    "SETTINGS",
+    "Group",
+    "OptimizerState",
+    "Schedule",
+    "Training",
+    "check_settings",
+    "convert_training",
+]

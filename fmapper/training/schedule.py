@@ -1,0 +1,142 @@
+"""Learning rates as functions of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A learning rate that changes with the step, in closed form.
+
+    Attributes:
+        kind: `constant`, `linear`, `step`, `exponential`, `polynomial`, `cosine`, `restarts`,
+            `onecycle`, `table`, `sequence` or `function`; see the function of that name below.
+        settings: Its arguments, by the names that `torch.optim.lr_scheduler` has for them.
+        position: How many steps it has made.
+    """
+
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    position: int = 0
+
+    def rate(self, base: float, step: Any, xp: Any = None) -> Any:
+        """Returns the learning rate at a step.
+
+        Args:
+            base: The rate of the group that the schedule scales.
+            step: An int; or an array, with `xp`.
+            xp: The array namespace of `step`; None for numbers.
+        """
+        return _KINDS[self.kind](base, step, xp or _Numbers, **self.settings)
+
+
+class _Numbers:
+    """What the schedules need of an array namespace, for numbers."""
+
+    @staticmethod
+    def where(condition: bool, a: float, b: float) -> float:
+        return a if condition else b
+
+    cos, floor, log = math.cos, math.floor, math.log
+    minimum, maximum = min, max
+
+    @staticmethod
+    def power(a: float, b: float) -> float:
+        return float(a**b)
+
+    @staticmethod
+    def take(values: Any, at: int) -> float:
+        return float(values[at])
+
+
+def constant(base: float, step: Any, xp: Any, *, factor: float, total_iters: int) -> Any:
+    """A rate that is scaled until `total_iters`."""
+    return base * xp.where(step < total_iters, factor, 1.0)
+
+
+def linear(
+    base: float, step: Any, xp: Any, *, start_factor: float, end_factor: float, total_iters: int
+) -> Any:
+    """A factor that changes linearly: a warm-up."""
+    share = xp.minimum(step, total_iters) / total_iters
+    return base * (start_factor + (end_factor - start_factor) * share)
+
+
+def step(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> Any:
+    """A rate that falls by `gamma` at milestones; at every `milestones`-th step for a number."""
+    if isinstance(milestones, int):
+        return base * xp.power(gamma, xp.floor(step / milestones))
+    rate = base
+    for milestone in milestones:
+        rate = rate * xp.where(step >= milestone, gamma, 1.0)
+    return rate
+
+
+def exponential(base: float, step: Any, xp: Any, *, gamma: float) -> Any:
+    """A rate that falls by `gamma` in each step."""
+    return base * xp.power(gamma, step)
+
+
+def polynomial(base: float, step: Any, xp: Any, *, total_iters: int, power: float) -> Any:
+    """A rate that falls to 0 as a power of what is left."""
+    return base * xp.power(1.0 - xp.minimum(step, total_iters) / total_iters, power)
+
+
+def cosine(base: float, step: Any, xp: Any, *, T_max: int, eta_min: float) -> Any:
+    """A rate that swings between `base` and `eta_min`."""
+    return eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * step / T_max)) / 2.0
+
+
+def restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min: float) -> Any:
+    """A cosine that begins anew; each time `T_mult` times as long."""
+    if T_mult == 1:
+        share = step / T_0 - xp.floor(step / T_0)
+    else:
+        # A rounding must not put a step that begins a cycle into the one before.
+        cycle = xp.floor(xp.log(step / T_0 * (T_mult - 1) + 1.0) / math.log(T_mult) + 1e-5)
+        length = T_0 * xp.power(float(T_mult), cycle)
+        share = (step - T_0 * (xp.power(float(T_mult), cycle) - 1.0) / (T_mult - 1)) / length
+    return eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * share)) / 2.0
+
+
+def onecycle(base: float, step: Any, xp: Any, *, phases: Any, linear: bool) -> Any:
+    """The one-cycle policy: phases of (last step, factor at its begin, factor at its end)."""
+    rate, begin = base * phases[0][1], 0.0
+    for end, low, high in phases:
+        share = xp.minimum(xp.maximum((step - begin) / (end - begin), 0.0), 1.0)
+        share = share if linear else (1.0 - xp.cos(math.pi * share)) / 2.0
+        rate = xp.where(step >= begin, base * (low + (high - low) * share), rate)
+        begin = end
+    return rate
+
+
+def table(base: float, step: Any, xp: Any, *, values: Any) -> Any:
+    """Factors that were computed one by one; the last one holds from then on."""
+    return base * xp.take(values, xp.minimum(step, len(values) - 1))
+
+
+def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any) -> Any:
+    """Schedules one after the other, each counted from its milestone."""
+    rate = schedules[0].rate(base, step, xp)
+    for schedule, begin in zip(schedules[1:], milestones, strict=True):
+        later = schedule.rate(base, xp.maximum(step - begin, 0), xp)
+        rate = xp.where(step >= begin, later, rate)
+    return rate
+
+
+def function(base: float, step: Any, xp: Any, *, function: Any) -> Any:
+    """A function of the step that gives the rate itself, as schedules of optax are."""
+    return function(step)
+
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        constant, linear, step, exponential, polynomial, cosine, restarts, onecycle, table,
+        sequence, function,
+    )
+}  # fmt: skip

@@ -1,0 +1,86 @@
+"""An optimizer as plain data, which every framework's adapter can read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fmapper.errors import ConversionError
+from fmapper.training.schedule import Schedule
+
+# The settings of each algorithm beside `lr`, with the values that leave a part of it out. Their
+# names and meaning are those of torch.optim: https://docs.pytorch.org/docs/stable/optim.html.
+_DECAY = {"weight_decay": 0.0, "maximize": False}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, **_DECAY},
+    "adam": {"betas": None, "eps": None, "amsgrad": False, "decoupled": False, **_DECAY},
+    "adamax": {"betas": None, "eps": None, **_DECAY},
+    "nadam": {"betas": None, "eps": None, "momentum_decay": None, "decoupled": False, **_DECAY},
+    "radam": {"betas": None, "eps": None, "decoupled": False, **_DECAY},
+    "rmsprop": {"alpha": None, "eps": None, "momentum": 0.0, "centered": False, **_DECAY},
+    "adagrad": {"lr_decay": 0.0, "eps": None, **_DECAY},
+    "adadelta": {"rho": None, "eps": None, **_DECAY},
+    "adafactor": {"beta2_decay": None, "eps": None, "d": None, **_DECAY},
+    "lion": {"betas": None, **_DECAY},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters with the same settings, the same schedule and the same number of steps.
+
+    Attributes:
+        members: The positions of the parameters among those of the model.
+        settings: `lr`, the base of the schedule if there is one, and those of `SETTINGS`.
+        step: How often they have been updated.
+        numbers: State that is one number for each parameter: `mu_product` of NAdam.
+    """
+
+    members: tuple[int, ...]
+    settings: Mapping[str, Any]
+    step: int = 0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """An optimizer and what it has gathered about the parameters of a model.
+
+    Attributes:
+        algorithm: A key of `SETTINGS`.
+        groups: The parameters that it updates.
+        slots: Arrays of the shape of their parameter: `exp_avg` -> position -> array. A parameter
+            that was never updated has none.
+        schedule: How the learning rate changes; None where it stays.
+    """
+
+    algorithm: str
+    groups: tuple[Group, ...]
+    slots: Mapping[str, Mapping[int, Any]]
+    schedule: Schedule | None = None
+
+
+def check_settings(
+    optimizer: str, settings: Mapping[str, Any], known: Mapping[str, Any], advice: str = ""
+) -> None:
+    """Raises for settings that another framework's optimizer does not have.
+
+    Args:
+        optimizer: Its name, for the message.
+        settings: Its settings.
+        known: The values that settings must have, where the other framework has no choice.
+        advice: What to do instead.
+
+    Raises:
+        ConversionError: A setting has another value; names all that have.
+    """
+    wrong = [
+        f"{name}={settings[name]!r} (only {value!r})"
+        for name, value in known.items()
+        if settings.get(name, value) != value
+    ]
+    if wrong:
+        raise ConversionError(
+            f"{optimizer}: there is no counterpart for {', '.join(wrong)}. {advice}".rstrip()
+        )

@@ -1,0 +1,368 @@
+"""A run of training goes on in another framework, as if it had stayed."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper import ConversionError, convert_training
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+nnx = pytest.importorskip("flax.nnx")
+eqx = pytest.importorskip("equinox")
+jnp = jax.numpy
+optim = torch.optim
+schedulers = torch.optim.lr_scheduler
+
+X = np.random.default_rng(0).normal(size=(8, 3))
+Y = np.random.default_rng(1).normal(size=(8, 2))
+
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, 0.1),
+    "momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "dampening": lambda p: optim.SGD(p, 0.1, momentum=0.9, dampening=0.3),
+    "adam": lambda p: optim.Adam(p, 1e-2, weight_decay=0.01),
+    "adamw": lambda p: optim.AdamW(p, 1e-2, weight_decay=0.1),
+    "amsgrad": lambda p: optim.AdamW(p, 1e-2, amsgrad=True),
+    "maximize": lambda p: optim.Adam(p, 1e-3, maximize=True, weight_decay=0.1),
+    "adamax": lambda p: optim.Adamax(p, 1e-2, weight_decay=0.01),
+    "nadam": lambda p: optim.NAdam(p, 1e-2, decoupled_weight_decay=True, weight_decay=0.1),
+    "radam": lambda p: optim.RAdam(p, 1e-2, weight_decay=0.01),
+    "rmsprop": lambda p: optim.RMSprop(p, 1e-3),
+    "centered": lambda p: optim.RMSprop(p, 1e-3, momentum=0.9, centered=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.1, lr_decay=0.1, weight_decay=0.01),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "adafactor": lambda p: optim.Adafactor(p, 0.05, weight_decay=0.01),
+}
+SCHEDULES = {
+    "none": lambda o: None,
+    "constant": lambda o: schedulers.ConstantLR(o, 0.3, 5),
+    "step": lambda o: schedulers.StepLR(o, 2, 0.5),
+    "milestones": lambda o: schedulers.MultiStepLR(o, [2, 4, 4], 0.5),
+    "exponential": lambda o: schedulers.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: schedulers.PolynomialLR(o, 10, 2.0),
+    "cosine": lambda o: schedulers.CosineAnnealingLR(o, 6, 1e-4),
+    "restarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 2, 2, 1e-4),
+    "onecycle": lambda o: schedulers.OneCycleLR(o, 1e-2, 12, cycle_momentum=False),
+    "warmup": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, 0.1, 1.0, 4), schedulers.CosineAnnealingLR(o, 8)], [4]
+    ),
+}
+
+
+@contextlib.contextmanager
+def double():
+    """Without it rounding would hide what differs."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def make_net():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    return torch.nn.Sequential(*layers)
+
+
+def in_groups(net):
+    """Norms and biases without decay and with a rate of their own, as people have them."""
+    flat = [p for p in net.parameters() if p.ndim == 1]
+    return [
+        {"params": [p for p in net.parameters() if p.ndim > 1]},
+        {"params": flat, "weight_decay": 0.0, "lr": 3e-3},
+    ]
+
+
+def train_torch(net, optimizer, scheduler, steps):
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return net
+
+
+def train_jax(model, optimizer, steps):
+    if isinstance(optimizer, nnx.Optimizer):
+
+        @nnx.jit
+        def update(model, optimizer):
+            optimizer.update(model, nnx.grad(lambda m: jnp.mean((m(X) - Y) ** 2))(model))
+
+        for _ in range(steps):
+            update(model, optimizer)
+        return model, optimizer
+    tx, held = optimizer
+    if hasattr(model, "params"):
+        params, put = model.params, lambda params: model.replace(params=params)
+    else:
+        params, rest = eqx.partition(model, eqx.is_inexact_array)
+        put = lambda params: jax.vmap(eqx.combine(params, rest))  # noqa: E731
+
+    @jax.jit
+    def step(params, held):
+        gradients = jax.grad(lambda p: jnp.mean((put(p)(X) - Y) ** 2))(params)
+        updates, held = tx.update(gradients, held, params)
+        return optax.apply_updates(params, updates), held
+
+    for _ in range(steps):
+        params, held = step(params, held)
+    return put(params) if hasattr(model, "params") else eqx.combine(params, rest), (tx, held)
+
+
+def difference(state, other):
+    """The largest difference, relative to the largest element, over all arrays."""
+    pairs = [(np.asarray(fmapper.to_numpy(state[k])), fmapper.to_numpy(other[k])) for k in other]
+    return max(float(np.abs(a - b).max() / max(1e-3, np.abs(b).max())) for a, b in pairs)
+
+
+def weights(net):
+    found = fmapper.state(net)
+    return {name: found[name] for name, _ in net.named_parameters()}
+
+
+def begin(optimizer, schedule="none", groups=True, steps=3):
+    net = make_net()
+    made = OPTIMIZERS[optimizer](in_groups(net) if groups else net.parameters())
+    scheduler = SCHEDULES[schedule](made)
+    return train_torch(net, made, scheduler, steps), made, scheduler
+
+
+@pytest.mark.daily_cases("adamw-jax", "dampening-flat", "nadam-jax")
+@pytest.mark.parametrize("layout", ["jax", "flat", "structured"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_next_steps_are_those_that_torch_would_have_made(name, layout):
+    with double():
+        net, optimizer, _ = begin(name)
+        options = {"structure": True} if layout == "structured" else {}
+        to = "jax" if layout == "jax" else "flax"
+        given = net, optimizer, to, (torch.from_numpy(X),)
+        if name == "adafactor" and options:
+            with pytest.raises(ConversionError, match="other layouts"):
+                convert_training(*given, **options)
+            return
+        model, moved, scheduler = convert_training(*given, **options)
+        assert scheduler is None
+        model, _ = train_jax(model, moved, 5)
+        train_torch(net, optimizer, None, 5)
+        there = fmapper.state(model, source=bool(options))
+        assert difference(there, weights(net)) < 1e-12
+
+
+@pytest.mark.daily_cases("none-0")
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_go_on_from_their_position_and_come_back(schedule, steps):
+    with double():
+        net, optimizer, scheduler = begin("adamw", schedule, steps=steps)
+        given = torch.from_numpy(X)
+        model, moved, _ = convert_training(net, optimizer, "jax", (given,), scheduler=scheduler)
+        model, moved = train_jax(model, moved, 3)
+        train_torch(net, optimizer, scheduler, 3)
+        assert difference(fmapper.state(model), weights(net)) < 1e-9  # rates are of float32
+        back, again, later = convert_training(model, moved, "torch", (X,))
+        assert type(again) is torch.optim.AdamW
+        assert (later is None) == (scheduler is None)
+        train_torch(back, again, later, 4)
+        train_torch(net, optimizer, scheduler, 4)
+        assert difference(fmapper.state(back), weights(net)) < 1e-9
+
+
+def matrices(tree):
+    return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+OF_OPTAX = {
+    "adamw": lambda: optax.adamw(1e-2, weight_decay=0.1),
+    "l2": lambda: optax.chain(optax.add_decayed_weights(0.1), optax.adam(1e-2)),
+    "nesterov": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "masked": lambda: optax.adamw(1e-2, weight_decay=0.1, mask=matrices),
+    "partition": lambda: optax.partition(
+        {True: optax.adamw(1e-2, weight_decay=0.1), False: optax.adamw(3e-3, weight_decay=0)},
+        matrices,
+    ),
+    "frozen": lambda: optax.partition(
+        {True: optax.adam(1e-2), False: optax.set_to_zero()}, matrices
+    ),
+    "adamax": lambda: optax.adamax(1e-2),
+    "adadelta": lambda: optax.adadelta(1.0, rho=0.9, eps=1e-6),
+    "injected": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 4, 20)),
+}  # fmt: skip
+
+
+class OfNnx(nnx.Module):
+    def __init__(self, rngs):
+        how = {"rngs": rngs, "param_dtype": jnp.float64}
+        self.a, self.n = nnx.Linear(3, 4, **how), nnx.LayerNorm(4, **how)
+        self.b = nnx.Linear(4, 2, **how)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.n(self.a(x))))
+
+
+@pytest.mark.daily_cases("masked-False")
+@pytest.mark.parametrize("structure", [False, True])
+@pytest.mark.parametrize("name", OF_OPTAX)
+def test_the_next_steps_are_those_that_nnx_would_have_made(name, structure):
+    with double():
+        net = OfNnx(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(net, OF_OPTAX[name](), wrt=nnx.Param)
+        train_jax(net, optimizer, 3)
+        options = {"structure": True} if structure else {}
+        model, moved, scheduler = convert_training(net, optimizer, "torch", (X,), **options)
+        train_torch(model, moved, scheduler, 5)
+        train_jax(net, optimizer, 5)
+        assert difference(fmapper.state(model, source=structure), fmapper.state(net)) < 1e-12
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OF_OPTAX)
+def test_the_next_steps_are_those_that_equinox_would_have_made(name):
+    with double():
+        net = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+        tx = OF_OPTAX[name]()
+        optimizer = tx, tx.init(eqx.filter(net, eqx.is_inexact_array))
+        net, optimizer = train_jax(net, optimizer, 3)
+        model, moved, scheduler = convert_training(net, optimizer, "torch", (X[0],))
+        batched = torch.func.vmap(model)
+        for _ in range(5):
+            moved.zero_grad()
+            (batched(torch.from_numpy(X)) - torch.from_numpy(Y)).square().mean().backward()
+            moved.step()
+            if scheduler is not None:
+                scheduler.step()
+        net, _ = train_jax(net, optimizer, 5)
+        assert difference(fmapper.state(model), fmapper.state(net)) < 1e-12
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+LINEAR = torch.nn.Linear(3, 2)
+ONE = (torch.ones(1, 3),)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (optim.LBFGS, "LBFGS cannot be converted: it evaluates the loss"),
+        (optim.Muon, "Muon cannot be converted: it rounds to bfloat16"),
+        (optim.ASGD, "ASGD cannot be converted"),
+        (lambda p: type("Mine", (optim.SGD,), {})(p, 0.1), "Mine cannot be converted: its class"),
+    ],
+)
+def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
+    parameters = [LINEAR.weight]
+    with pytest.raises(ConversionError, match=what):
+        convert_training(LINEAR, make(parameters), "jax", ONE)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: optax.lion(1e-3), "torch.optim has no Lion"),
+        (lambda: optax.rmsprop(1e-3), "eps_in_sqrt=True"),
+        (lambda: optax.nadam(1e-3), "nesterov=True"),
+        (lambda: optax.adam(1e-3, mu_dtype=jnp.bfloat16), "mu_dtype"),
+        (lambda: optax.radam(1e-3), "scale_by_radam has no counterpart in torch: torch's RAdam"),
+        (lambda: optax.MultiSteps(optax.adam(1e-3), 4), "calling backward"),
+        (lambda: optax.adafactor(1e-3), "scale_by_factored_rms"),
+        (lambda: optax.sgd(-1e-3), "positive sign"),
+        (lambda: optax.chain(optax.adam(1.0), optax.add_decayed_weights(0.1)), "after the learn"),
+        (lambda: optax.chain(optax.scale_by_adam(), optax.adam(1e-3)), "adam is followed by adam"),
+    ],
+)  # fmt: skip
+def test_transformations_without_a_counterpart_are_refused_by_name(make, what):
+    tx = make()
+    function = lambda params, x: x @ params["w"]  # noqa: E731
+    params = {"w": jnp.ones((3, 2))}
+    with pytest.raises(ConversionError, match=what):
+        convert_training((function, params), (tx, tx.init(params)), "torch", (jnp.ones((1, 3)),))
+
+
+def test_what_torch_does_outside_of_the_optimizer_is_said():
+    from fmapper_adapters.jax.training.read import read
+
+    params = {"w": jnp.ones(2)}
+    tx = optax.chain(optax.clip_by_global_norm(2.0), optax.adam(1e-3))
+    with pytest.warns(fmapper.ConversionWarning, match=r"clip_grad_norm_\(model.parameters\(\), 2"):
+        assert read(params, tx, tx.init(params)).algorithm == "adam"
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    other = optim.SGD(torch.nn.Linear(3, 2).parameters(), 0.1)
+    with pytest.raises(ConversionError, match="is not one of the model"):
+        convert_training(LINEAR, other, "jax", ONE)
+    with pytest.raises(ConversionError, match="is not a model that it could train"):
+        convert_training(LINEAR, (optax.adam(1e-3), ()), "jax", ONE)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (schedulers.ReduceLROnPlateau, "ReduceLROnPlateau cannot be converted"),
+        (lambda o: schedulers.OneCycleLR(o, 0.1, 10), "cycle_momentum=True"),
+        (lambda o: schedulers.LambdaLR(o, lambda step: 0.5), "does not say for how many steps"),
+    ],
+)
+def test_schedules_that_are_no_function_of_the_step_are_refused(make, what):
+    optimizer = optim.SGD(LINEAR.parameters(), 0.1, momentum=0.9)
+    with pytest.raises(ConversionError, match=what):
+        convert_training(LINEAR, optimizer, "jax", ONE, scheduler=make(optimizer))
+
+
+def test_a_schedule_that_counts_epochs_is_refused():
+    net = torch.nn.Linear(3, 2)
+    optimizer = optim.Adam(net.parameters(), 0.1)
+    scheduler = schedulers.StepLR(optimizer, 1)
+    for _ in range(3):
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    scheduler.step()
+    with pytest.raises(ConversionError, match="called 1 times in 3 updates"):
+        convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
+
+
+def test_schedules_of_transformers_go_on():
+    transformers = pytest.importorskip("transformers")
+    net = torch.nn.Linear(3, 2)
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    scheduler = transformers.get_cosine_schedule_with_warmup(optimizer, 2, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch: the optimizer made no step
+        for _ in range(3):
+            scheduler.step()
+    _, (tx, held), _ = convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
+    params = {"weight": jnp.zeros((2, 3)), "bias": jnp.zeros(2)}
+    for _ in range(5):
+        updates, held = tx.update(jax.tree.map(jnp.ones_like, params), held, params)
+        assert np.allclose(-updates["bias"], scheduler.get_last_lr()[0], rtol=1e-5, atol=1e-8)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_frozen_and_tied_parameters_keep_their_state():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net[1].bias.requires_grad_(False)
+    optimizer = optim.Adam([p for p in net.parameters() if p.requires_grad], 0.1)
+    net(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    model, (tx, held), _ = convert_training(net, optimizer, "jax", (torch.ones(2, 3),))
+    grads = jax.tree.map(jnp.ones_like, model.params)
+    updates, _ = tx.update(grads, held, model.params)
+    assert np.abs(updates["0.weight"]).min() > 0
+    assert not np.any(updates["1.bias"])
