@@ -90,7 +90,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
-    from fmapper.training.convert import Training, convert_training
+    from fmapper.training.convert import convert_training
     from fmapper.transforms.grad import grad, value_and_grad
     from fmapper.transforms.jit import jit
     from fmapper.transforms.trainable import trainables
@@ -148,7 +148,6 @@ __all__ = [
     "Summary",
     "TargetError",
     "TieWarning",
-    "Training",
     "TransferError",
     "TransferReport",
     "TransformError",
@@ -245,7 +244,7 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
-    "fmapper.training.convert": "Training convert_training",
+    "fmapper.training.convert": "convert_training",
     "fmapper.twins.report": "TransferReport",
     "fmapper.twins.transferring": "transfer",
     "fmapper.transforms.grad": "grad value_and_grad",
@@ -261,6 +260,7 @@ _PARTS = {
     "fmapper.profiles.timing": "Timing",
     "fmapper.verification.differences": "Difference",
     "fmapper.states.inventory": "SummaryRow",
+    "fmapper.training.convert": "Training",
     "fmapper.twins.report": "TransferredArrays",
 }
 _MODULES = ("checkpoints", "generation", "meshes", "nn", "random", "translation", "verification")

@@ -7,10 +7,9 @@ point group `fmapper.adapters` or `register_adapter`. Docs: "Add a framework".
     arrays      what arrays are, and how they travel
     nodes       which classes are taken apart
     node_type   how, and what moves and transforms ask of their nodes
-    compute     kernels, transformations, compiled calls
+    compute     kernels, transformations, compiled calls; optimizers
     meshes      arrays that are divided among many devices
     models      models as programs, and back; an adapter with all four facets
-    training    optimizers as plain data, and back
     discovery   how adapters are found
     device      names of devices, and what is here
     dtypes      dtypes by name
@@ -26,7 +25,7 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.backends.arrays import DEVICE_KINDS, USUAL_GPU, Arrays, Exchange, Memory
-    from fmapper.backends.compute import Compute, Counts, is_gradient
+    from fmapper.backends.compute import Compute, Counts, Optimizers, is_gradient
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
     from fmapper.backends.meshes import Box, Meshes, Packed, PackedAxes, Spec
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
         is_dynamic,
         unflatten,
     )
-    from fmapper.backends.training import Optimizers
     from fmapper.backends.undeclared import holds_arrays
     from fmapper.progress import step
     from fmapper.tracebacks import shorten_traceback
@@ -89,7 +87,7 @@ __all__ = [
 
 _PLACES = {
     "fmapper.backends.arrays": "Arrays DEVICE_KINDS Exchange Memory USUAL_GPU",
-    "fmapper.backends.compute": "Compute Counts is_gradient",
+    "fmapper.backends.compute": "Compute Counts Optimizers is_gradient",
     "fmapper.backends.meshes": "Box Meshes Packed PackedAxes Spec",
     "fmapper.backends.models": "Adapter Models Observation",
     "fmapper.backends.node_type": "Aside NodeType",
@@ -97,7 +95,6 @@ _PLACES = {
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic unflatten flatten",
-    "fmapper.backends.training": "Optimizers",
     "fmapper.backends.undeclared": "holds_arrays",
     "fmapper.progress": "step",
     "fmapper.tracebacks": "shorten_traceback",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from fmapper.backends.arrays import Arrays
+from fmapper.backends.framework import Framework
 
 NO_TRANSFORMS = "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
 
@@ -148,3 +150,40 @@ class Compute(Arrays):
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
         """Counts the operations and bytes of one run; None where they cannot be counted."""
         return None
+
+
+class Optimizers(Framework):
+    """Optimizers as plain data, and back.
+
+    The parameters of a model have an order, in which all methods give and take them.
+    """
+
+    lacking: ClassVar[str] = "optimizers"
+
+    @abstractmethod
+    def is_optimizer(self, x: Any) -> bool:
+        """Returns whether an object is an optimizer, with its state, of this framework."""
+
+    @abstractmethod
+    def trainable(self, model: Any) -> list[Any]:
+        """Returns the arrays of a model that an optimizer may update, in order."""
+
+    @abstractmethod
+    def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
+        """Returns a copy of a model with other arrays in their place; the model stays as it is."""
+
+    @abstractmethod
+    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+        """Returns an `OptimizerState`.
+
+        Raises:
+            ConversionError: Says which optimizer, setting or schedule cannot be read.
+        """
+
+    @abstractmethod
+    def write_optimizer(self, model: Any, state: Any) -> tuple[Any, Any]:
+        """Returns an optimizer for a model, and a scheduler; None where the optimizer has it.
+
+        Raises:
+            ConversionError: Says which algorithm or setting has no counterpart.
+        """

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapters
 from fmapper.backends.models import Models
 from fmapper.backends.namespace import array_namespace
-from fmapper.backends.training import Optimizers
 from fmapper.errors import ConversionError
 from fmapper.moves.mover import mover_to
-from fmapper.programs.convert import convert
-from fmapper.programs.steps import adapter_of_model, find_target, source_of_callable
+from fmapper.programs.steps import find_target
 from fmapper.states.state import load_state, state, weights_of
 from fmapper.tracebacks import short_traceback
 from fmapper.training.state import OptimizerState
+from fmapper.verification.models.owners import adapter_of_model, source_of_callable
 
 _BASE = 200  # smaller than the first integer that bfloat16 lacks
 
@@ -83,13 +83,15 @@ def convert_training(
         >>> type(optimizer).__name__
         'Optimizer'
     """
+    from fmapper.programs.convert import convert
+
     source = _adapter_for(model, optimizer, find_target(to)[0])
     held = source.read_optimizer(model, optimizer, scheduler)
     converted = convert(model, to, example_inputs, example_kwargs, **options)
     target = adapter_of_model(converted)
     if not isinstance(target, Optimizers):
         raise ConversionError(f"optimizers cannot be converted to {to}")
-    if not target.trained(converted):
+    if not target.trainable(converted):
         raise ConversionError(
             f"a {type(converted).__name__} holds no parameters, which an optimizer could update: "
             "its init returns them. Convert to a target whose models hold theirs."
@@ -129,15 +131,15 @@ def _carry(
     A moment is laid out like its parameter. So it goes the way of the parameters: into a copy of
     the source, by name into a copy of the converted model, and out of that.
     """
-    old = source.trained(model)
+    old = source.trainable(model)
     is_pair = isinstance(model, tuple) and weights_of(model) is None  # a function, its parameters
 
     def through(arrays: Sequence[Any]) -> list[Any]:
         """Takes one array for each parameter to the converted model."""
-        copy = source.with_trained(model, arrays)
+        copy = source.with_trainable(model, arrays)
         named = state(copy[1] if is_pair else copy)
         filled = load_state(converted, named, source=is_structured)
-        return target.trained(filled)
+        return target.trainable(filled)
 
     marks = [0] * len(old)
     for number, group in enumerate(held.groups, 1):

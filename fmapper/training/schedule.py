@@ -35,7 +35,7 @@ class Schedule:
 
 
 class _Numbers:
-    """What the schedules need of an array namespace, for numbers."""
+    """The functions of an array namespace that schedules use, for numbers."""
 
     @staticmethod
     def where(condition: bool, a: float, b: float) -> float:
@@ -54,20 +54,20 @@ class _Numbers:
 
 
 def constant(base: float, step: Any, xp: Any, *, factor: float, total_iters: int) -> Any:
-    """A rate that is scaled until `total_iters`."""
+    """Scales the rate until `total_iters`."""
     return base * xp.where(step < total_iters, factor, 1.0)
 
 
 def linear(
     base: float, step: Any, xp: Any, *, start_factor: float, end_factor: float, total_iters: int
 ) -> Any:
-    """A factor that changes linearly: a warm-up."""
+    """Changes a factor linearly: a warm-up."""
     share = xp.minimum(step, total_iters) / total_iters
     return base * (start_factor + (end_factor - start_factor) * share)
 
 
 def step(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> Any:
-    """A rate that falls by `gamma` at milestones; at every `milestones`-th step for a number."""
+    """Scales the rate by `gamma` at milestones; at every `milestones`-th step for a number."""
     if isinstance(milestones, int):
         return base * xp.power(gamma, xp.floor(step / milestones))
     rate = base
@@ -77,22 +77,22 @@ def step(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> A
 
 
 def exponential(base: float, step: Any, xp: Any, *, gamma: float) -> Any:
-    """A rate that falls by `gamma` in each step."""
+    """Scales the rate by `gamma` in each step."""
     return base * xp.power(gamma, step)
 
 
 def polynomial(base: float, step: Any, xp: Any, *, total_iters: int, power: float) -> Any:
-    """A rate that falls to 0 as a power of what is left."""
+    """Lets the rate fall to 0 as a power of the steps that are left."""
     return base * xp.power(1.0 - xp.minimum(step, total_iters) / total_iters, power)
 
 
 def cosine(base: float, step: Any, xp: Any, *, T_max: int, eta_min: float) -> Any:
-    """A rate that swings between `base` and `eta_min`."""
+    """Swings between `base` and `eta_min`."""
     return eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * step / T_max)) / 2.0
 
 
 def restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min: float) -> Any:
-    """A cosine that begins anew; each time `T_mult` times as long."""
+    """Begins a cosine anew, each time `T_mult` times as long."""
     if T_mult == 1:
         share = step / T_0 - xp.floor(step / T_0)
     else:
@@ -104,7 +104,7 @@ def restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min:
 
 
 def onecycle(base: float, step: Any, xp: Any, *, phases: Any, linear: bool) -> Any:
-    """The one-cycle policy: phases of (last step, factor at its begin, factor at its end)."""
+    """Follows the one-cycle policy: phases of (last step, factor at its begin, at its end)."""
     rate, begin = base * phases[0][1], 0.0
     for end, low, high in phases:
         share = xp.minimum(xp.maximum((step - begin) / (end - begin), 0.0), 1.0)
@@ -115,12 +115,12 @@ def onecycle(base: float, step: Any, xp: Any, *, phases: Any, linear: bool) -> A
 
 
 def table(base: float, step: Any, xp: Any, *, values: Any) -> Any:
-    """Factors that were computed one by one; the last one holds from then on."""
+    """Looks factors up that were computed one by one; the last one holds from then on."""
     return base * xp.take(values, xp.minimum(step, len(values) - 1))
 
 
 def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any) -> Any:
-    """Schedules one after the other, each counted from its milestone."""
+    """Joins schedules, each counted from its milestone."""
     rate = schedules[0].rate(base, step, xp)
     for schedule, begin in zip(schedules[1:], milestones, strict=True):
         later = schedule.rate(base, xp.maximum(step - begin, 0), xp)
@@ -129,7 +129,7 @@ def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any
 
 
 def function(base: float, step: Any, xp: Any, *, function: Any) -> Any:
-    """A function of the step that gives the rate itself, as schedules of optax are."""
+    """Calls a function of the step that gives the rate itself, as schedules of optax do."""
     return function(step)
 
 

@@ -107,10 +107,9 @@ class TorchAdapter(Files, TorchMeshes, Writing, TorchOptimizers, Adapter):
         if kind == "meta":
             return Device("torch", "meta")
         found = super().find_device(kind, index)
-        if not found.is_accelerator:
-            return found
-        _devices.check_fork(found)
-        if index is not None:
+        if found.is_accelerator:
+            _devices.check_fork(found)
+        if index is not None or not found.is_accelerator:
             return found
         return replace(found, index=torch.accelerator.current_device_index())
 

@@ -53,11 +53,11 @@ class JaxOptimizers(Optimizers):
             return model[0], _combine(params, tree)
         return _combine(params, model)
 
-    def trained(self, model: Any) -> list[Any]:
+    def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a model."""
         return jax.tree.leaves(self.parameters(model))
 
-    def with_trained(self, model: Any, arrays: Sequence[Any]) -> Any:
+    def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
         """Returns the model with other parameters."""
         treedef = jax.tree.structure(self.parameters(model))
         return self.with_parameters(model, treedef.unflatten(arrays))

@@ -74,7 +74,7 @@ def transformation(algorithm: str, settings: Mapping[str, Any]) -> Any:
 
 
 class Step:
-    """What depends on the count of updates alone.
+    """Factors that depend on the count of updates alone.
 
     Without 64-bit floats `1 - beta ** count` loses four digits: it is computed by `expm1`.
 
@@ -135,7 +135,7 @@ def _moments(gradient: Any, slots: Mapping[str, Any], betas: tuple[float, float]
     }
 
 
-def _dampened(
+def _sgd(
     gradient: Any, old: Any, slots: Any, at: Step, momentum: float, dampening: float,
     nesterov: bool, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
@@ -240,7 +240,7 @@ def _factors(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 RULES: dict[str, tuple[Rule, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
-    "sgd": (_dampened, _zeros("momentum_buffer")),
+    "sgd": (_sgd, _zeros("momentum_buffer")),
     "adam": (_adam, _of_adam),
     "adamax": (_adamax, _zeros("exp_avg", "exp_inf")),
     "nadam": (_nadam, _zeros("exp_avg", "exp_avg_sq")),

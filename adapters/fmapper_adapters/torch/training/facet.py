@@ -20,15 +20,15 @@ class TorchOptimizers(Optimizers):
         """Returns whether it is a `torch.optim.Optimizer`."""
         return isinstance(x, torch.optim.Optimizer)
 
-    def trained(self, model: Any) -> list[Any]:
+    def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a module."""
         return [parameter.detach() for parameter in model.parameters()]
 
-    def with_trained(self, model: Any, arrays: Sequence[Any]) -> Any:
+    def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
         """Returns a copy of a module with other values in its parameters."""
         from fmapper_adapters.torch.training import optimizers
 
-        return optimizers.with_trained(model, arrays)
+        return optimizers.with_trainable(model, arrays)
 
     def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
         """Returns an optimizer as plain data."""

@@ -62,12 +62,7 @@ _WHY_NOT = {
 }
 
 
-def trained(model: torch.nn.Module) -> list[Any]:
-    """Returns the parameters of a module, each once."""
-    return [*model.parameters()]
-
-
-def with_trained(model: torch.nn.Module, arrays: Sequence[Any]) -> Any:
+def with_trainable(model: torch.nn.Module, arrays: Sequence[Any]) -> Any:
     """Returns a copy of a module with other values in its parameters."""
     memo = {
         id(old): torch.nn.Parameter(new, requires_grad=old.requires_grad)

@@ -60,8 +60,9 @@ def _form(scheduler: Any) -> tuple[str, dict[str, Any]]:
         milestones = tuple(sorted(scheduler.milestones.elements()))
         return "step", {"milestones": milestones, "gamma": scheduler.gamma}
     if cls is lr_scheduler.SequentialLR:
-        parts = tuple(Schedule(*_form(part)) for part in scheduler._schedulers)
-        return "sequence", {"schedules": parts, "milestones": tuple(scheduler._milestones)}
+        held = vars(scheduler)  # which has no public names for them
+        parts = tuple(Schedule(*_form(part)) for part in held["_schedulers"])
+        return "sequence", {"schedules": parts, "milestones": tuple(held["_milestones"])}
     if cls is lr_scheduler.OneCycleLR:
         return "onecycle", _one_cycle(scheduler)
     if cls is lr_scheduler.LambdaLR:
@@ -78,14 +79,14 @@ def _one_cycle(scheduler: Any) -> dict[str, Any]:
             "OneCycleLR: cycle_momentum=True changes the optimizer's momentum in each step, which "
             "a schedule of the rate cannot. Use cycle_momentum=False."
         )
-    group = scheduler.optimizer.param_groups[0]
+    group, held = scheduler.optimizer.param_groups[0], scheduler.state_dict()
     rates = {key: group[key] / group["initial_lr"] for key in ("initial_lr", "max_lr", "min_lr")}
     return {
         "phases": tuple(
             (float(phase["end_step"]), rates[phase["start_lr"]], rates[phase["end_lr"]])
-            for phase in scheduler._schedule_phases
+            for phase in held["_schedule_phases"]
         ),
-        "linear": scheduler._anneal_func_type == "linear",
+        "linear": held["_anneal_func_type"] == "linear",
     }
 
 
@@ -116,15 +117,19 @@ def write(optimizer: torch.optim.Optimizer, schedule: Schedule) -> Any:
     rates = [group["lr"] for group in optimizer.param_groups]
     scheduler = _build(optimizer, schedule, rates)
     is_native = type(scheduler) is not lr_scheduler.LambdaLR
-    scheduler.last_epoch = schedule.position
-    scheduler._step_count = schedule.position + 1
-    scheduler.base_lrs = [*rates] if is_native else [1.0] * len(rates)
+    base_rates = [*rates] if is_native else [1.0] * len(rates)
     if schedule.kind == "restarts":
         scheduler.T_i, scheduler.T_cur = _cycle(schedule)
-    for group, rate, base in zip(optimizer.param_groups, rates, scheduler.base_lrs, strict=True):
+    for group, rate, base in zip(optimizer.param_groups, rates, base_rates, strict=True):
         group["initial_lr"] = base
         group["lr"] = float(schedule.rate(rate, schedule.position))
-    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+    held = {
+        "last_epoch": schedule.position,
+        "base_lrs": base_rates,
+        "_step_count": schedule.position + 1,
+        "_last_lr": [group["lr"] for group in optimizer.param_groups],
+    }
+    scheduler.load_state_dict({**scheduler.state_dict(), **held})
     return scheduler
 
 
