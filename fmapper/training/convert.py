@@ -83,11 +83,11 @@ def convert_training(
         >>> type(optimizer).__name__
         'Optimizer'
     """
-    from fmapper.programs.convert import convert
+    from fmapper.programs.convert import convert_with_arrays
 
     source = _adapter_for(model, optimizer, find_target(to)[0])
     held = source.read_optimizer(model, optimizer, scheduler)
-    converted = convert(model, to, example_inputs, example_kwargs, **options)
+    converted = convert_with_arrays(model, to, example_inputs, example_kwargs, **options)
     target = adapter_of_model(converted)
     if not isinstance(target, Optimizers):
         raise ConversionError(f"optimizers cannot be converted to {to}")

@@ -29,7 +29,8 @@ class Rate:
 
     def __call__(self, count: Any) -> Any:
         """Returns the rate for an update."""
-        return self.schedule.rate(self.base, count, _Namespace)
+        step = jnp.asarray(count, jnp.result_type(float))  # a quotient of int32 is float32
+        return self.schedule.rate(self.base, step, _Namespace)
 
     def __repr__(self) -> str:
         return f"Rate({self.base}, {self.schedule.kind!r}, {dict(self.schedule.settings)})"
@@ -41,7 +42,7 @@ class _Namespace:
 
     @staticmethod
     def take(values: Any, at: Any) -> Any:
-        return jnp.asarray(values)[at]
+        return jnp.asarray(values)[at.astype(int)]
 
 
 # Where the states of optax hold what torch calls otherwise: algorithm -> state -> field -> slot.
@@ -83,8 +84,12 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
     else:
         if FROZEN in labels:
             parts[FROZEN] = optax.set_to_zero()
+
         # A function, as Flax hands in parameters with and without their boxes.
-        tx = optax.partition(parts, lambda tree: jax.tree.structure(tree).unflatten(labels))
+        def label(tree: Any) -> Any:
+            return jax.tree.unflatten(jax.tree.structure(tree), labels)
+
+        tx = optax.partition(parts, label)
     return tx, _fill(tx.init(params), state, treedef, None)
 
 
@@ -180,7 +185,7 @@ def _put(tree: Any, arrays: Mapping[int, Any], slot: str, treedef: Any) -> Any:
                 f"{slot} of parameter {at} has the shape {jnp.shape(array)}, and {leaf.shape} here"
             )
         new.append(jnp.asarray(array, leaf.dtype))
-    return structure.unflatten(new)
+    return jax.tree.unflatten(structure, new)
 
 
 def is_masked(x: Any) -> bool:

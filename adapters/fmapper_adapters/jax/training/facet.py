@@ -60,7 +60,7 @@ class JaxOptimizers(Optimizers):
     def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
         """Returns the model with other parameters."""
         treedef = jax.tree.structure(self.parameters(model))
-        return self.with_parameters(model, treedef.unflatten(arrays))
+        return self.with_parameters(model, jax.tree.unflatten(treedef, arrays))
 
     def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
         """Returns an optimizer of optax as plain data.

@@ -111,9 +111,8 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         for function, part in zip(inner["update_fns"], state, strict=True):
             yield from _pieces(function, part, params, members)
     elif name == "named_chain":
-        functions = inner.get("fns") or inner.get("updates_fns") or inner.get("update_fns")
-        for function, part in zip(functions, state.values(), strict=True):
-            yield from _pieces(function, part, params, members)
+        for key, transformation in inner["transforms"]:
+            yield from _pieces(transformation.update, state[key], params, members)
     elif name in ("partition", "multi_transform"):
         labels = inner["param_labels"]
         named = jax.tree.leaves(labels(params) if callable(labels) else labels)

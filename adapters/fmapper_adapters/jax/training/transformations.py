@@ -42,6 +42,8 @@ def transformation(algorithm: str, settings: Mapping[str, Any]) -> Any:
     """
 
     def init_fn(params: Any) -> Moments:
+        leaves: list[Any]
+        treedef: Any
         leaves, treedef = jax.tree.flatten(params)
         made = [RULES[algorithm][1](leaf, settings) for leaf in leaves]
         names = [*made[0]] if made else []
@@ -54,6 +56,8 @@ def transformation(algorithm: str, settings: Mapping[str, Any]) -> Any:
             raise ValueError("pass the parameters: tx.update(updates, state, params)")
         rule, _ = RULES[algorithm]
         at = Step(state.count + 1, settings, state.numbers)
+        leaves: list[Any]
+        treedef: Any
         leaves, treedef = jax.tree.flatten(updates)
         olds = treedef.flatten_up_to(params)
         held = {name: treedef.flatten_up_to(tree) for name, tree in state.arrays.items()}
@@ -196,7 +200,8 @@ def _adafactor(
     d: float, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     small, floor = eps
-    small = float(jnp.finfo(old.dtype).eps) if small is None else small
+    finfo: Any = jnp.finfo
+    small = float(finfo(old.dtype).eps) if small is None else small
     lr = rate(at.count - 1) if callable(rate) else rate
     share = at.number**beta2_decay
     scale = jnp.maximum(floor, jnp.sqrt(jnp.mean(old**2)))

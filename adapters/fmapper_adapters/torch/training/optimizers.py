@@ -140,7 +140,8 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
     """Returns an optimizer of torch and a scheduler; see `Optimizers.write_optimizer`."""
     kind = _kind_for(state)
     parameters = [*model.parameters()]
-    groups, steps = [], {}
+    groups: list[dict[str, Any]] = []
+    steps: dict[int, Group] = {}
     for group in state.groups:
         steps |= dict.fromkeys(group.members, group)
     merged: dict[Any, list[int]] = defaultdict(list)  # torch counts for each parameter
