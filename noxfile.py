@@ -91,6 +91,8 @@ def twins(session: nox.Session) -> None:
     tests = "tests/checkpoints/test_recording_frameworks.py"
     session.run("python", "-m", "pytest", "-m", "nightly", tests, "-k", "tables", env=env)
     program(session, "twins", *session.posargs)
+
+
 def training_state(session: nox.Session) -> None:
     """Go on with the runs of all optimizers and schedules in the other framework."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))

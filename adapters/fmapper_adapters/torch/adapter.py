@@ -42,8 +42,7 @@ CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Files, TorchMeshes, Writing, Layers, Adapter):
-class TorchAdapter(Files, TorchMeshes, Writing, TorchOptimizers, Adapter):
+class TorchAdapter(Files, TorchMeshes, Writing, Layers, TorchOptimizers, Adapter):
     """The adapter for tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
