@@ -170,6 +170,7 @@ class _Search:
     kept: list[str]
     tied: dict[str, str]
     dropped: list[str]
+    ties: dict[str, str]
 
 
 def _inputs(
@@ -252,7 +253,9 @@ def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
     }
     dropped = [name for name in a.entries if name not in taken and name not in tied]
     counters = [e.name for e in b.entries.values() if not both and _is_counter(e)]
-    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped)
+    filled = {e.name for d in assignment.decisions for g in d.match.targets for e in g.entries}
+    ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
+    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties)
 
 
 def _is_counter(entry: Entry) -> bool:
@@ -290,9 +293,12 @@ def _apply(
         for group in decision.match.targets
         for entry in group.entries
     }
+    wanted |= {name: wanted[first] for name, first in found.ties.items()}
     problem: Exception | None = None
     for prefix in ("", "source."):
-        rules = rules_of(decisions, tied=found.tied, dropped=found.dropped, prefix=prefix)
+        rules = rules_of(
+            decisions, tied=found.tied, dropped=found.dropped, ties=found.ties, prefix=prefix
+        )
         try:
             made = rules.apply(arrays)
         except CheckpointError as error:  # a name of the target is one of the source, too

@@ -26,6 +26,7 @@ def rules_of(
     *,
     tied: Mapping[str, str],
     dropped: Sequence[str],
+    ties: Mapping[str, str] | None = None,
     prefix: str = "",
 ) -> Rules:
     """Returns the rules for the arrays of a source, which make those of the target of them.
@@ -34,9 +35,10 @@ def rules_of(
         decisions: What becomes what.
         tied: Second names of arrays of the source -> the first, which is used.
         dropped: Names of the source that nothing takes.
+        ties: Second names of arrays of the target -> the first.
         prefix: What is put before all names of the source first, so that none is one of the target.
     """
-    from fmapper.checkpoints.rules.naming import Drop, Rename
+    from fmapper.checkpoints.rules.naming import Drop, Rename, Tie
     from fmapper.checkpoints.rules.rules import Rules
 
     first: list[Rule] = [
@@ -63,6 +65,7 @@ def rules_of(
         *forward.rules(),
         *Rules(backward.rules()).inverse(),
         *([Rename(changed)] if changed else []),
+        *(Tie(Pattern.escape(of), Pattern.escape(name)) for name, of in (ties or {}).items()),
     ])  # fmt: skip
 
 
