@@ -46,7 +46,20 @@ class Alignment:
             ends: Results of `a` that are wrong; all that nothing takes if there are none.
             other_ends: Those of `b`.
         """
-        return _frontier(self.a, self.partners, ends), _frontier(self.b, self.sources, other_ends)
+        ours = _frontier(self.a, self.partners, ends)
+        theirs = _frontier(self.b, self.sources, other_ends)
+        for k in ours.constants:
+            for other in theirs.constants:
+                if _kind(self.a[k]) == _kind(self.b[other]):
+                    return k, other  # both take a constant there, such as a mask
+        return ours.place, theirs.place
+
+    def takes_table(self, ends: Sequence[Any] = (), other_ends: Sequence[Any] = ()) -> bool:
+        """Returns whether such an operation takes floating constants without a partner."""
+        ours = _frontier(self.a, self.partners, ends)
+        theirs = _frontier(self.b, self.sources, other_ends)
+        kinds = [_kind(self.a[k]) for k in ours.constants]
+        return "float" in [*kinds, *(_kind(self.b[k]) for k in theirs.constants)]
 
 
 @dataclass(slots=True)
@@ -109,6 +122,8 @@ def _print(array: Any) -> _Print | None:
     array = to_host(array)
     if not array.size:
         return None
+    if array.dtype.kind == "b" and _is_mostly_true(array):
+        array = ~array  # a mask of what is left out is one of what stays
     if dtype_of(array) not in UNITS:
         values = np.sort(array, axis=None)
         flat = values.astype(np.float64)
@@ -125,6 +140,11 @@ def _print(array: Any) -> _Print | None:
     special = (int(np.isnan(flat).sum()), int(np.isposinf(flat).sum()))
     key = ("float", flat.size, finite.size, *special)
     return _Print(flat, scale, mean, size, key, array.shape, wide)
+
+
+def _is_mostly_true(array: Any) -> bool:
+    twice = 2 * int(array.sum())
+    return bool(twice > array.size or (twice == array.size and array.flat[0]))
 
 
 def _table(found: Sequence[tuple[int, _Print]]) -> Any:
@@ -164,9 +184,17 @@ def _near(x: Any, y: Any, allowed: float) -> bool:
     return bool((apart <= allowed).all()) and bool((np.isfinite(x) == np.isfinite(y)).all())
 
 
+@dataclass(frozen=True, slots=True)
+class _Frontier:
+    """The first operation without a partner, and what it takes of constants without one."""
+
+    place: int | None
+    constants: Sequence[int] = ()
+
+
 def _frontier(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], wrong: Sequence[Any]
-) -> int | None:
+) -> _Frontier:
     """Returns the first operation without a partner before which everything has one.
 
     Only operations count from which results without partners lead to the end of the run. Those that
@@ -192,11 +220,19 @@ def _frontier(
             if known and k not in reached:
                 reached.add(k)
                 todo.append(k)
-    first = [
-        i for i in sorted(reached)
-        if is_open[i] and not any(k in reached for k in operands[i])
-    ]  # fmt: skip
-    return next((i for i in first if depends[i]), first[0] if first else None)
+    places = sorted(i for i in reached if is_open[i])
+    for i in places:
+        if depends[i] and not any(k in reached and depends[k] for k in operands[i]):
+            constants = [k for k in operands[i] if not depends[k] and not partners[k]]
+            return _Frontier(i, [k for k in constants if run[k].values])
+    first = [i for i in places if not any(k in reached for k in operands[i])]
+    return _Frontier(first[0] if first else None)
+
+
+def _kind(seen: Observation) -> str:
+    """Returns what kind of numbers a result holds: `float`, `bool` or `int`."""
+    name = dtype_of(seen.values[0])
+    return "float" if name in UNITS else "bool" if name == "bool" else "int"
 
 
 def _places(run: Sequence[Observation], arrays: Sequence[Any]) -> list[int]:

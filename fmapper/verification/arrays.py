@@ -76,8 +76,3 @@ def largest(array: Any) -> float:
 
     values = np.abs(widen(array))
     return float(values[np.isfinite(values)].max(initial=0.0))
-
-
-def unit_of(array: Any) -> float:
-    """Returns a rounding of the dtype of an array; 0 for others than floating ones."""
-    return UNITS.get(dtype_of(array), 0.0)

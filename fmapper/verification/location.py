@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.models import Observation
 from fmapper.verification.alignment import Alignment, align
-from fmapper.verification.arrays import is_floating, to_host
+from fmapper.verification.arrays import UNITS, is_floating, to_host
 from fmapper.verification.differences import (
     CONVERTED,
     Bounds,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Of an operation that sorts or selects: its elements agree, their places do not.
 TIES = "the same elements from other places, as there are equal ones"
 _CLOSE = 2.0**-30
+_ROUNDED = 2.0**-22  # of the largest element: a constant in single precision
 
 
 def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | None:
@@ -39,7 +40,8 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
             if not one.ok:
                 return part_at(one, "forward", a=_operation(seen), mode=mode)
         return None
-    double = compared.can_double
+    wrong = [one for one in compared.differences if not one.ok]
+    double = compared.can_double and any(one.precision or one.note for one in wrong)
     runs = _watch(sides, double=double)
     if runs is None and double:
         double, runs = False, _watch(sides, double=False)
@@ -47,13 +49,15 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
         return None
     a, b = runs
     ends = _ends(compared, double=double)
-    unit = 2 * compared.units
-    measured = sides[0].tolerance(a, sides[1].adapter, unit, double=double)
+    unit = min(compared.unit, UNITS["float32"]) if double else compared.unit
+    measured = sides[0].tolerance(a, sides[1].adapter, 2 * unit, double=double)
     for tolerance in (measured, _CLOSE):
         found = align(a, b, tolerance)
         ours, theirs = found.first_apart(*ends)
         if ours is not None or theirs is not None:
-            return _describe(found, ours, theirs, tolerance, mode, double=double)
+            place = _describe(found, ours, theirs, tolerance, mode, double=double)
+            rounded = place.share <= _ROUNDED or found.takes_table(*ends)
+            return replace(place, rounded=double and rounded)
     return None
 
 
@@ -146,8 +150,8 @@ def _by_value(
     runs = _watch(sides, double=False)
     if runs is None:
         return
-    unit = 2 * compared.units
-    tolerance = sides[0].tolerance(runs[0], sides[1].adapter, unit, double=False)
+    adapter = sides[1].adapter
+    tolerance = sides[0].tolerance(runs[0], adapter, 2 * compared.unit, double=False)
     for seen, limit in zip(runs[0], tolerance, strict=True):
         near = _nearest(seen, runs[1]) if seen.values and seen.source else None
         if near is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fmapper.verification.arrays import HALVES, dtype_of, is_floating
+from fmapper.verification.arrays import HALVES, UNITS, dtype_of
 from fmapper.verification.differences import (
     CONVERTED,
     OWN,
@@ -40,6 +40,8 @@ class Outputs:
         undecided: What could not be told.
         random: Why the two cannot be compared element by element; empty if they can.
         calm: Whether dropout was left out, and both were given the same random numbers.
+        strict: The differences where those in float64 that a table in single precision may make are
+            not allowed; empty if there are none.
     """
 
     sides: tuple[Side, Side]
@@ -49,6 +51,7 @@ class Outputs:
     undecided: list[str] = field(default_factory=list)
     random: str = ""
     calm: bool = False
+    strict: tuple[Difference, ...] = ()
 
     @functools.cached_property
     def wide(self) -> tuple[Any, Any] | None:
@@ -74,14 +77,15 @@ class Outputs:
         return self.wide is not None
 
     @functools.cached_property
-    def units(self) -> float:
-        """A rounding of the precision that both compute in."""
-        ours, theirs = (side.unit(x) for side, x in zip(self.sides, self.values, strict=True))
-        return min(ours, theirs) or max(ours, theirs)
+    def unit(self) -> float:
+        """A rounding of the coarsest precision that both compute in."""
+        ours, theirs = (side.unit for side in self.sides)
+        return min(ours, theirs) or max(ours, theirs) or UNITS["float32"]
 
-    def own(self, unit: float, *, double: bool) -> Mapping[str, float]:
-        """Returns path -> how far outputs of `a` are from themselves when arrays move a little."""
-        return self.sides[0].sensitivity(unit, double=double).outputs
+    def own(self, off: float, *, double: bool) -> Mapping[str, float]:
+        """Returns path -> how far an output of `a` may be from that of another model."""
+        found = self.sides[0].sensitivity(off, double=double).outputs
+        return {path: OWN * apart for path, apart in found.items()}
 
     def exact(self) -> tuple[float, float] | None:
         """Returns the errors of both outputs against `a` in float64."""
@@ -137,73 +141,65 @@ def _judge(found: Outputs) -> list[Difference]:
     if any(one.note for one in plain) or (not measured and all(one.ok for one in plain)):
         return plain
     if not measured or found.wide is None:
-        own = {k: OWN * v for k, v in found.own(2 * found.units, double=False).items()}
+        own = found.own(2 * found.unit, double=False)
         return [difference(pair, replace(bounds, own=own)) for pair in pairs]
-    return _judge_in_double(found, pairs, plain)
-
-
-def _judge_in_double(
-    found: Outputs, pairs: list[Pair], plain: list[Difference]
-) -> list[Difference]:
-    """Judges by the outputs in double precision, in which another computation shows."""
-    assert found.wide is not None
     wide = [*pairs_of(*found.wide)]
-    exact = [difference(pair, Bounds(SURELY)) for pair in wide]
-    if not all(one.ok for one in exact):
-        own = {k: OWN * v for k, v in found.own(ROUNDING_OF_DOUBLE, double=True).items()}
-        exact = [difference(p, Bounds(units=SURELY * 2.0**52, own=own)) for p in wide]
+    exact = _judge_in_double(found, wide)
+    rounded = _judge_rounding(found, pairs, plain, wide)
+    if found.strict:
+        found.strict = tuple(_join(found.strict, rounded))
+    return _join(exact, rounded)
+
+
+def _join(exact: Sequence[Difference], rounded: Sequence[Difference]) -> list[Difference]:
+    """Returns the differences of both precisions that are worse."""
+    return [
+        near if one.ok and (not near.ok or not one.precision) else one
+        for one, near in zip(exact, rounded, strict=True)
+    ]
+
+
+def _judge_in_double(found: Outputs, wide: list[Pair]) -> list[Difference]:
+    """Judges by the outputs in double precision, in which another computation shows."""
+    exact = [difference(pair, Bounds(units=SURELY * 2.0**52)) for pair in wide]
     if all(one.ok for one in exact):
-        return _judge_rounding(found, pairs, plain, wide)
-    own = {k: OWN * v for k, v in found.own(2 * found.units, double=True).items()}
-    limits = {p.path: max(own.get(p.path, 0.0), 8 * found.units * _scale(p)) for p in wide}
+        return exact
+    own = found.own(ROUNDING_OF_DOUBLE, double=True)
+    exact = [difference(pair, Bounds(units=SURELY * 2.0**52, own=own)) for pair in wide]
+    if all(one.ok for one in exact):
+        return exact
+    found.strict = tuple(replace(one, precision="float64") for one in exact)
+    unit = min(found.unit, UNITS["float32"])  # that of a table, as casts do nothing here
+    loose = found.own(2 * unit, double=True)
     judged = []
-    for one, near in zip(exact, plain, strict=True):
-        if one.ok or one.note:
-            judged.append(near if one.ok and near.ok else replace(one, precision="float64"))
-            continue
-        limit = limits[one.path]
-        if one.error <= limit:
+    for one in exact:
+        limit = max(loose.get(one.path, 0.0), 8 * unit * one.scale)
+        if not one.ok and not one.note and one.error <= limit:
             found.undecided.append(
                 f"{one.path} is off by {one.share:.1e} of its largest element in float64, no more "
                 "than a rounding of the models' own precision makes of it"
             )
-        judged.append(replace(one, allowed=max(one.allowed, limit), precision="float64"))
+        is_open = not one.ok and not one.note
+        allowed = max(one.allowed, limit) if is_open else one.allowed
+        judged.append(replace(one, allowed=allowed, precision="" if one.ok else "float64"))
     return judged
 
 
 def _judge_rounding(
     found: Outputs, pairs: list[Pair], plain: list[Difference], wide: list[Pair]
 ) -> list[Difference]:
-    """Judges models that are the same in double precision: `b` must round as `a` does."""
+    """Judges how the models round: `b` no more than `a`, unless it computes in the same dtypes."""
     if all(one.ok for one in plain):
         return plain
-    own = dict(found.own(2 * found.units, double=False))
+    own = dict(found.own(2 * found.unit, double=False))
+    a, b = found.sides
+    rounds_alike = not (b.dtypes - a.dtypes) & HALVES
     for pair, exact in zip(pairs, wide, strict=True):
-        errors = [_error(exact.x, pair.x), _error(exact.y, pair.y)]
-        rounds_alike = not _has_more_halves(found.sides)
-        own[pair.path] = max(own.get(pair.path, 0.0), errors[0], errors[1] if rounds_alike else 0.0)
-    bounds = Bounds(own={path: OWN * one for path, one in own.items()})
-    return [difference(pair, bounds) for pair in pairs]
-
-
-def _has_more_halves(sides: tuple[Side, Side]) -> bool:
-    """Returns whether `b` computes in half precision where `a` does not."""
-    computed = []
-    for side, other in zip(sides, reversed(sides), strict=True):
-        seen = side.watch(other.adapter) or ()
-        trial = side.trial
-        weights = () if trial is None else (*trial.weights.values(), *trial.fixed.values())
-        results = (x for one in seen for x in one.values)
-        computed.append({dtype_of(x) for x in (*weights, *results)} & HALVES)
-    return bool(computed[1] - computed[0])
+        errors = [_error(exact.x, pair.x), _error(exact.y, pair.y) if rounds_alike else 0.0]
+        own[pair.path] = max(own.get(pair.path, 0.0), OWN * max(errors))
+    return [difference(pair, Bounds(own=own)) for pair in pairs]
 
 
 def _error(x: Any, y: Any) -> float:
     error, _, _, note = measure(x, y)
     return 0.0 if note else error
-
-
-def _scale(pair: Pair) -> float:
-    if pair.note or not is_floating(pair.x):
-        return 0.0
-    return measure(pair.x, pair.x)[1]

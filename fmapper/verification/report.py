@@ -45,6 +45,7 @@ class Parting(Difference):
         name: The parameter or buffer, by its name in `a`, of the other stages.
         step: The number of the step, from 1.
         mode: `train` or `eval`.
+        rounded: Whether this may be a rounding: of a table in single precision, for instance.
     """
 
     stage: str = "forward"
@@ -53,6 +54,7 @@ class Parting(Difference):
     name: str = ""
     step: int = 0
     mode: str = ""
+    rounded: bool = False
 
     def __str__(self) -> str:
         told = Difference.__str__(self)

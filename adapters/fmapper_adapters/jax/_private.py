@@ -6,9 +6,12 @@ that fmapper relies on.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax._src import core, xla_bridge
+from jax._src import core, dtypes, xla_bridge
+from jax._src.lax import lax
 
 
 def has_started() -> bool:
@@ -25,3 +28,24 @@ def size_of_axis(name: Any) -> Any:
     """Returns the size of an axis that `vmap` names, which may be a symbol."""
     sizes: Any = core.get_axis_env
     return sizes().axis_size(name)
+
+
+@contextlib.contextmanager
+def change_casts(change: Callable[[Any], Any]) -> Iterator[None]:
+    """Has casts give other dtypes within the block.
+
+    Args:
+        change: Returns the dtype to cast to for the one that is asked for.
+    """
+    original = lax._convert_element_type
+
+    def cast(operand: Any, new_dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if new_dtype is not None and not dtypes.issubdtype(new_dtype, dtypes.extended):
+            new_dtype = change(dtypes.dtype(new_dtype))
+        return original(operand, new_dtype, *args, **kwargs)
+
+    lax._convert_element_type = cast
+    try:
+        yield
+    finally:
+        lax._convert_element_type = original

@@ -17,6 +17,7 @@ from fmapper_adapters.jax import _private, vector_choices
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import trace
 from fmapper_adapters.jax.record.equations import custom_derivatives
+from fmapper_adapters.jax.trials.precision import double_precision
 
 
 def operations(
@@ -56,7 +57,7 @@ def in_double(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Observation]:
     """Returns the operations of a model in double precision."""
-    with jax.enable_x64(True):
+    with double_precision():
         held = (dict(source.parameters), dict(source.buffers))
         parameters, buffers = jax.tree.map(double, to_jax(held, strict=False))
         wide = dataclasses.replace(source, parameters=parameters, buffers=buffers)
@@ -127,7 +128,7 @@ def in_float64(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
     """Computes the output in float64; None if the code requires another dtype."""
-    with jax.enable_x64(True):
+    with double_precision():
         arrays = jax.tree.map(double, (dict(source.parameters), dict(source.buffers)))
         own_args, own_kwargs = jax.tree.map(double, (args, dict(kwargs)))
         try:

@@ -20,6 +20,7 @@ from fmapper_adapters.torch.record import export, modes, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
+from fmapper_adapters.torch.trials.precision import WideCasts, wider
 
 
 def call_module(
@@ -64,7 +65,8 @@ def call_in_float64(
 
     args, kwargs = _widen(model, args, kwargs)
     try:
-        return call_module(copy.deepcopy(model).double(), args, kwargs, train=train)
+        with WideCasts():
+            return call_module(copy.deepcopy(model).double(), args, kwargs, train=train)
     except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
         return None
 
@@ -98,10 +100,15 @@ def watch(
         try:
             model = copy.deepcopy(model).double()
             args, kwargs = _widen(model, args, kwargs)
-            found = watch(model, args, kwargs, whole, train=train, double=False)
-            return None if found is None else iter([*found])
+            return _watch(model, args, kwargs, whole, train=train, double=True)
         finally:
             torch.set_default_dtype(before)
+    return _watch(model, args, kwargs, whole, train=train, double=False)
+
+
+def _watch(
+    model: Any, args: Any, kwargs: Any, whole: Collection[str], *, train: bool | None, double: bool
+) -> Iterator[Observation]:
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
         with _mode(model, train):
@@ -110,7 +117,7 @@ def watch(
     with _mode(model, train), foreign_classes.register(model, (args, kwargs)):
         exported = _record(model, args, kwargs, whole)
         inputs = _flat_inputs(exported, args, kwargs)
-    return _run(exported, inputs, whole)
+    return _run(exported, inputs, whole, double=double)
 
 
 def watcher(
@@ -160,7 +167,7 @@ def _flat_inputs(
 
 
 def _run(
-    exported: torch.export.ExportedProgram, inputs: Any, whole: Collection[str]
+    exported: torch.export.ExportedProgram, inputs: Any, whole: Collection[str], *, double: bool
 ) -> Iterator[Observation]:
     seen: list[Observation] = []
 
@@ -168,6 +175,11 @@ def _run(
     users = {spec.arg.name for spec in specs if spec.kind.name == "USER_INPUT"}
 
     class Watching(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if double:  # casts to less do nothing
+                args, kwargs = pytree.tree_map(wider, (args, kwargs))
+            return super().call_function(target, args, kwargs)
+
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
             tensors = tuple(

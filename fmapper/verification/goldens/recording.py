@@ -11,6 +11,7 @@ from fmapper.backends.models import Models, Observation
 from fmapper.errors import ConversionError, GoldensError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
+from fmapper.verification.arrays import UNITS, dtype_of
 from fmapper.verification.goldens.file import (
     Goldens,
     GoldenSensitivity,
@@ -68,7 +69,12 @@ def record_goldens(
     """
     from fmapper.verification.outputs import ROUNDING_OF_DOUBLE, compare_outputs
     from fmapper.verification.pairing import floats
-    from fmapper.verification.training import Plan, make_losses, measure_training
+    from fmapper.verification.training import (
+        Plan,
+        make_losses,
+        measure_training,
+        table_unit,
+    )
 
     check_name(optimizer)
     args = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -83,22 +89,23 @@ def record_goldens(
             )
         compared = compare_outputs(sides, None, None)
         double = compared.can_double
-        unit = 2 * compared.units
+        unit = 2 * compared.unit
         call = side.call(double=double)
         assert call is not None
         say("measuring its rounding")
-        moves = [(unit, False), *([(unit, True), (ROUNDING_OF_DOUBLE, True)] if double else [])]
+        table = 2 * table_unit(compared.unit)
+        moves = [(unit, False), *([(table, True), (ROUNDING_OF_DOUBLE, True)] if double else [])]
         sensitivity = []
         for off, wide in moves:
             own = side.sensitivity(off, double=wide)
             sensitivity.append(GoldenSensitivity(off, wide, own.outputs, own.state))
         run = side.watch(None, double=double) or []
-        limits = side.tolerance(run, None, unit, double=double)
+        limits = side.tolerance(run, None, table if double else unit, double=double)
         training = None
         if gradients or steps:
             say("training it")
             plan = Plan(make_losses(sides, loss), steps, (optimizer, optimizer), learning_rate)
-            measured = measure_training(trial, plan, double=double)
+            measured = measure_training(trial, plan, compared.unit, double=double)
             if measured.course.refused:
                 raise ConversionError(f"it has no gradients: {measured.course.refused}")
             training = GoldenTraining(
@@ -122,7 +129,7 @@ def record_goldens(
                 aliases=dict(trial.aliases),
                 draws=call.draws or "",
                 rates=sorted(call.rates),
-                unit=side.unit(compared.values[0]),
+                unit=side.unit,
                 sensitivity=sensitivity,
                 operations=[Observed(one, limit) for one, limit in zip(run, limits, strict=True)],
                 training=training,
@@ -220,9 +227,16 @@ class GoldenSide(Side):
         own = training.own if double or not training.double else training.coarse
         return Measured(course, training.rate, own, lambda: training.coarse)
 
-    def unit(self, outputs: Any) -> float:
-        """Returns a rounding of the coarsest of the weights, inputs and outputs."""
+    @property
+    def unit(self) -> float:
+        """A rounding of the coarsest dtype that the model computed in."""
         return float(self.model.unit)
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """The dtypes of the weights, and those of the unit."""
+        coarse = {name for name, unit in UNITS.items() if unit == self.model.unit}
+        return frozenset({dtype_of(x) for x in self.model.weights.values()} | coarse)
 
 
 class _GoldenTrial(Trial):

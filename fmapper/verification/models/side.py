@@ -13,13 +13,13 @@ from fmapper.backends.models import Models, Observation
 from fmapper.errors import ConversionError
 from fmapper.states.matching import parts_of, path_of
 from fmapper.tree.fmap import fmap
-from fmapper.verification.arrays import is_floating, move, to_host, unit_of
+from fmapper.verification.arrays import UNITS, dtype_of, is_floating, move, to_host
 from fmapper.verification.differences import OWN, distances, measure
 from fmapper.verification.goldens.file import Goldens
 from fmapper.verification.models.owners import adapter_of_model, inputs_for, source_of_callable
 from fmapper.verification.models.trial import Call, Trial
 
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3)  # by which arrays are moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +178,19 @@ class Side:
         """Returns the training that is written down; None for a model that can be trained."""
         return None
 
-    def unit(self, outputs: Any) -> float:
-        """Returns a rounding of the coarsest of the weights, inputs and outputs."""
-        arrays = [x for x in (self.args, self.kwargs, outputs) for x in arrays_in(x).values()]
-        weights = [] if self.trial is None else [*self.trial.weights.values()]
-        return max(map(unit_of, (*weights, *arrays)), default=0.0)
+    @functools.cached_property
+    def dtypes(self) -> frozenset[str]:
+        """The floating dtypes that it computes in, as far as is known."""
+        call = None if self.is_converted else self.call()
+        if call is not None and self.trial is not None:
+            weights = (*self.trial.weights.values(), *self.trial.fixed.values())
+            return call.find_dtypes() | {dtype_of(x) for x in weights}
+        return frozenset(dtype_of(x) for x in arrays_in((self.args, dict(self.kwargs))).values())
+
+    @property
+    def unit(self) -> float:
+        """A rounding of the coarsest dtype that it computes in."""
+        return max((UNITS.get(dtype, 0.0) for dtype in self.dtypes), default=0.0)
 
 
 def _distance(x: Any, y: Any) -> float:

@@ -35,6 +35,7 @@ class Call:
         draws: The random numbers that it drew, by kind and shape, as a line; empty for none,
             None where that is not known.
         rates: The rates of dropout in it, which was left out.
+        find_dtypes: Returns the floating dtypes that it computed in.
     """
 
     output: Any
@@ -42,6 +43,7 @@ class Call:
     state: Mapping[str, Any]
     draws: str | None = ""
     rates: frozenset[float] = frozenset()
+    find_dtypes: Callable[[], frozenset[str]] = frozenset
 
     @property
     def leaves(self) -> list[Any]:
@@ -98,7 +100,8 @@ class Trial(ABC):
         Args:
             weights: Weights by name, as NumPy arrays.
             inputs: Other inputs than its own, which may be NumPy arrays.
-            double: Compute in double precision: all floating arrays are of it.
+            double: Compute in double precision: all floating arrays are of it, and casts to less
+                than that do nothing.
         """
 
     @abstractmethod

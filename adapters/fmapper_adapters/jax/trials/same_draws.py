@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper.verification import Draws
+from fmapper_adapters.jax.trials.precision import traced_apart
 
 
 @contextlib.contextmanager
@@ -49,6 +50,7 @@ def same_draws(draws: Draws) -> Iterator[None]:
     before = {name: getattr(jax.random, name) for name in new}
     vars(jax.random).update(new)
     try:
-        yield
+        with traced_apart("draws"):
+            yield
     finally:
         vars(jax.random).update(before)

@@ -16,6 +16,7 @@ from fmapper import to_jax
 from fmapper.verification import Call, Draws, Loss, Slope, Stepper, Trial
 from fmapper_adapters.jax.arrays import prng_keys
 from fmapper_adapters.jax.record.trace import Source
+from fmapper_adapters.jax.trials.precision import double_precision, dtypes_in, traced_apart
 from fmapper_adapters.jax.trials.same_draws import same_draws
 from fmapper_adapters.jax.verify import double
 
@@ -58,7 +59,25 @@ class JaxTrial(Trial):
                                           self._widen(given, double))  # fmt: skip
             draws.end()
         drawn = draws.drawn if self._same else None
-        return Call(output, _flatten, after, drawn, frozenset(r for r in rates if r > 0))
+        active = frozenset(rate for rate in rates if rate > 0)
+        return Call(output, _flatten, after, drawn, active, lambda: self._dtypes(weights))
+
+    def _dtypes(self, weights: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the floating dtypes that the function computes in."""
+        given = jax.tree.map(lambda x: x, self._inputs)
+        leaves, tree = jax.tree.flatten(given)
+        at = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
+
+        def run(weights: Any, state: Any, arrays: Any) -> Any:
+            full = list(leaves)
+            for i, array in zip(at, arrays, strict=True):
+                full[i] = array
+            output, after = self._compute(weights, state, jax.tree.unflatten(tree, full))
+            return _flatten(output), after
+
+        with _without_dropout(), self._give_draws(Draws()):
+            arrays = [leaves[i] for i in at]
+            return dtypes_in(jax.make_jaxpr(run)(_arrays(weights), self.state, arrays))
 
     def slope(
         self,
@@ -196,7 +215,7 @@ def _arrays(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _precision(*, double: bool) -> contextlib.AbstractContextManager[Any]:
-    return jax.enable_x64(True) if double else contextlib.nullcontext()
+    return double_precision() if double else contextlib.nullcontext()
 
 
 def _flatten(output: Any) -> list[Any]:
@@ -250,7 +269,8 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
             if cls is not None:
                 changed.append((cls, vars(cls)["__call__"]))
                 type.__setattr__(cls, "__call__", choose(vars(cls)["__call__"]))
-        yield rates
+        with traced_apart("dropout", but):
+            yield rates
     finally:
         for cls, original in changed:
             type.__setattr__(cls, "__call__", original)

@@ -19,6 +19,7 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches.foreign_classes import fields_of
 from fmapper_adapters.torch.record.patches.restore import restore_after
+from fmapper_adapters.torch.trials.precision import Dtypes, WideCasts, wider
 from fmapper_adapters.torch.trials.same_draws import SameDraws
 
 
@@ -55,7 +56,7 @@ class TorchTrial(Trial):
         self.aliases = {n: first[id(x)] for n, x in tied.items() if n not in parameters}
         self.weights = {n: _numpy(p) for n, p in parameters.items() if p.requires_grad}
         self.fixed = {n: _numpy(p) for n, p in parameters.items() if not p.requires_grad}
-        self.state = {n: b.detach().clone() for n, b in model.named_buffers() if b.numel()}
+        self.state = _state_of(model)
 
     def call(self, weights: Mapping[str, Any], *, inputs: Any = None, double: bool = False) -> Call:
         """Calls the copy without gradients."""
@@ -66,9 +67,18 @@ class TorchTrial(Trial):
             with torch.no_grad():
                 output = model(*args, **kwargs)
             same.draws.end()
-            state = {n: b.detach().clone() for n, b in model.named_buffers() if n in self.state}
+            state = _state_of(model)
             output = fmap(_copy_of, output)
-        return Call(output, _flatten, state, same.draws.drawn, frozenset(still.rates))
+        rates = frozenset(still.rates)
+        return Call(output, _flatten, state, same.draws.drawn, rates, lambda: self._dtypes(weights))
+
+    def _dtypes(self, weights: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the floating dtypes that the module computes in."""
+        model, seen = self._fresh(double=False), Dtypes()
+        run = self._run(model, weights, self.state, self._inputs, double=False)
+        with run as (args, kwargs, *_), torch.no_grad(), seen:
+            model(*args, **kwargs)
+        return frozenset(seen.dtypes)
 
     def slope(
         self,
@@ -87,7 +97,7 @@ class TorchTrial(Trial):
             output = model(*args, **kwargs)
             same.draws.end()
             found = _loss([*_tensors_in(output)]) if loss is None else loss(output, _constant)
-            after = {n: b.detach().clone() for n, b in model.named_buffers() if n in self.state}
+            after = _state_of(model)
             if not isinstance(found, torch.Tensor) or not found.requires_grad:
                 return Slope(float(found), {}, after)
             learned = {n: p for n, p in model.named_parameters() if n in self.weights}
@@ -120,6 +130,8 @@ class TorchTrial(Trial):
             stack.enter_context(_precision(double=double))
             for mode in () if self._is_quiet else (still, same):
                 stack.enter_context(mode)
+            if double:
+                stack.enter_context(WideCasts())
             same.draws.begin()
             yield args, kwargs, still, same
         self._is_quiet = self._is_quiet or not (still.found or same.found)
@@ -189,6 +201,12 @@ class TorchTrial(Trial):
         return step
 
 
+def _state_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Returns copies of buffers, and of parameters that only the module itself may change."""
+    fixed = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+    return {n: x.detach().clone() for n, x in (*fixed, *model.named_buffers()) if x.numel()}
+
+
 def _optimizer_for(
     optimizer: Any, model: torch.nn.Module, original: torch.nn.Module, learned: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
@@ -245,13 +263,12 @@ def _constant(x: Any) -> Any:
 
 def _fill(model: torch.nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Puts arrays into a module."""
-    parameters = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for name, value in weights.items():
-            parameters[name].copy_(_tensor(value))
+            held[name].copy_(_tensor(value))
         for name, value in state.items():
-            buffers[name].copy_(value)
+            held[name].copy_(value)
 
 
 @contextlib.contextmanager
@@ -266,8 +283,7 @@ def _precision(*, double: bool) -> Iterator[None]:
 
 
 def _double(x: Any) -> Any:
-    is_single = isinstance(x, torch.Tensor) and x.dtype == torch.float32
-    return x.double() if is_single else x
+    return x.to(wider(x.dtype)) if isinstance(x, torch.Tensor) else x
 
 
 def _copy(model: torch.nn.Module) -> torch.nn.Module:

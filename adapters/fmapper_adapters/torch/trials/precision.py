@@ -1,0 +1,51 @@
+"""Computes in double precision whatever dtypes a module asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fmapper_adapters.torch._private import TorchDispatchMode, pytree
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+
+def wider(x: Any) -> Any:
+    """Returns double precision for a floating dtype; anything else unchanged."""
+    return _WIDER.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+class WideCasts(TorchFunctionMode):
+    """Widens the dtypes that functions are given."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.Tensor.double if func in _CASTS else func
+        named = {key: wider(value) for key, value in (kwargs or {}).items()}
+        return func(*map(wider, args), **named)
+
+
+class Dtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the floating dtypes of results.
+
+    Attributes:
+        dtypes: Their names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in pytree.tree_leaves(found):
+            if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
+                self.dtypes.add(str(x.dtype).removeprefix("torch."))
+        return found
