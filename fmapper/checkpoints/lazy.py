@@ -282,13 +282,13 @@ class LazyArray:
 
         return Cast.make(self, dtype, name)
 
-    def offset(self, value: float) -> LazyArray:
+    def plus(self, value: float) -> LazyArray:
         """Adds a number to each element, rounded to the dtype of the array."""
         from fmapper.checkpoints.lazy_operations import Offset
 
         return Offset(self, value)
 
-    def scale(self, factor: float, *, divide: bool = False) -> LazyArray:
+    def times(self, factor: float, *, divide: bool = False) -> LazyArray:
         """Multiplies each element by a number, or divides it, rounded to the dtype of the array."""
         from fmapper.checkpoints.lazy_operations import Scale
 

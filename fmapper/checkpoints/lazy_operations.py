@@ -336,7 +336,8 @@ class Offset(Operation):
         check_number(array, value)
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        return self.operands[0]._read(box) + self.dtype.type(self.value)
+        found: np.ndarray[Any, Any] = self.operands[0]._read(box) + self.dtype.type(self.value)
+        return found
 
 
 class Scale(Operation):
@@ -351,7 +352,8 @@ class Scale(Operation):
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
         array, factor = self.operands[0]._read(box), self.dtype.type(self.factor)
-        return array / factor if self.divide else array * factor
+        found: np.ndarray[Any, Any] = array / factor if self.divide else array * factor
+        return found
 
 
 def check_number(array: LazyArray, value: float) -> None:

@@ -70,7 +70,8 @@ def _goes_back(source: Any, filled: Any, report: fmapper.TransferReport) -> bool
     """Returns whether the inverse rules give the bits of the source, but for what is not used."""
     given = fmapper.to_numpy(fmapper.state(source))
     there = fmapper.to_numpy(fmapper.state(filled))
-    back = report.rules.inverse().apply(there, strict=False)
+    made = report.rules.apply(given, strict=False)
+    back = report.rules.inverse().apply({n: x for n, x in there.items() if n in made}, strict=False)
     return all(
         name in back and back[name].read().tobytes() == np.ascontiguousarray(x).tobytes()
         for name, x in given.items()

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from fmapper.checkpoints import LazyArray, Recorder, concatenate, stack
-from fmapper_adapters.numpy.stand_in import StandIn
 
 HANDLERS: dict[Any, Callable[..., Any]] = {}
-_LIKE = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
+_LIKE: dict[Any, int | None] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
 
 
 def _handles(*functions: Any) -> Callable[[Any], Any]:
@@ -39,7 +38,7 @@ def _copy(recorder: Any, a: Any, **kwargs: Any) -> Any:
 
 @_handles(np.copyto)
 def _copyto(recorder: Any, dst: Any, src: Any) -> None:
-    if not isinstance(dst, StandIn):
+    if recorder.lazy(dst) is None:
         raise Recorder.refusal("a copy into an array with values")
     dst.write(src)
 
@@ -149,4 +148,4 @@ def _full_like(recorder: Any, a: Any, fill_value: Any, dtype: Any = None, **kw: 
 
 @_handles(np.result_type)
 def _result_type(recorder: Any, *args: Any) -> Any:
-    return np.result_type(*(x.dtype if isinstance(x, StandIn) else x for x in args))
+    return np.result_type(*(getattr(x, "dtype", x) for x in args))

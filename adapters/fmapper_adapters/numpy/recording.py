@@ -79,7 +79,7 @@ class NumpyRecorder(Recorder):
                 setattr(np, name, self._conversion(kept[name], copies=name == "array"))
             for name, value in _FILLED.items():
                 setattr(np, name, self._constructor(kept[name], value))
-            np.full = self._full_constructor(kept["full"])  # type: ignore[assignment]
+            np.full = self._full_constructor(kept["full"])
             return body()
         finally:
             for name, function in kept.items():
@@ -202,7 +202,8 @@ class _Recorded(StandIn):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._shadow.shape
+        shape: tuple[int, ...] = self._shadow.shape
+        return shape
 
     @property
     def ndim(self) -> int:
@@ -222,7 +223,7 @@ class _Recorded(StandIn):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        return tuple(step * self.dtype.itemsize for step in self._shadow.strides)
+        return tuple(int(step) * self.dtype.itemsize for step in self._shadow.strides)
 
     @property
     def flags(self) -> Any:
@@ -289,12 +290,10 @@ class _Recorded(StandIn):
         self.write(value)
 
     def take(self, indices: Any, axis: int | None = None) -> _Recorded:
-        taken: _Recorded = np.take(self, indices, axis)  # type: ignore[call-overload]
-        return taken
+        return self.by_position(lambda positions: positions.take(indices, axis))
 
     def repeat(self, repeats: Any, axis: int | None = None) -> _Recorded:
-        repeated: _Recorded = np.repeat(self, repeats, axis)  # type: ignore[call-overload]
-        return repeated
+        return self.by_position(lambda positions: positions.repeat(repeats, axis))
 
     def __getitem__(self, index: Any) -> _Recorded:
         if _is_basic(index):

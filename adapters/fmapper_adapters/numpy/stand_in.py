@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 
-class StandIn(NDArrayOperatorsMixin):  # type: ignore[misc]
+class StandIn(NDArrayOperatorsMixin):
     """An array without data, which is a view of memory that does not exist.
 
     It passes for an `np.ndarray`: `recording.py` has what can be done with it.

@@ -60,7 +60,7 @@ def add(a: Operand, b: Operand) -> LazyArray:
         a, b = b, a
     assert isinstance(b, LazyArray)
     if not isinstance(a, LazyArray):
-        return b.offset(a) if a else b
+        return b.plus(a) if a else b
     if a.shape != b.shape:
         raise refusal(f"a sum of arrays of shapes {list(a.shape)} and {list(b.shape)}")
     return lazy.add([a, b])
@@ -79,7 +79,7 @@ def multiply(a: Operand, b: Operand) -> LazyArray:
         raise refusal("a product of arrays")
     array, number = (a, b) if isinstance(a, LazyArray) else (b, a)
     assert isinstance(array, LazyArray)
-    return array.scale(number) if number != 1 else array  # type: ignore[arg-type]
+    return array.times(number) if number != 1 else array  # type: ignore[arg-type]
 
 
 def subtract(a: Operand, b: Operand) -> LazyArray:
@@ -95,7 +95,7 @@ def divide(a: Operand, b: Operand) -> LazyArray:
     """Returns an array divided by a number."""
     if isinstance(b, LazyArray) or not isinstance(a, LazyArray):
         raise refusal("a quotient")
-    return a.scale(b, divide=True) if b != 1 else a
+    return a.times(b, divide=True) if b != 1 else a
 
 
 def refusal(operation: str, line: str | None = None) -> CheckpointError:

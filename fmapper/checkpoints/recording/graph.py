@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmapper.checkpoints import lazy_operations as ops
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.checkpoints.recording.abstract import Later, Named, Unwritten
 from fmapper.errors import CheckpointError
+from fmapper.files.dtypes import numpy_dtype
 
 
 @dataclass(eq=False)
@@ -71,7 +72,7 @@ class Graph:
         if isinstance(array, ops.Sum):
             parents = tuple(map(self.node, array.operands))
             return self._intern("sum", parents, None, array.shape)
-        if not isinstance(array, ops.Operation):
+        if not isinstance(array, Operation):
             return self._constant(array)
         parent = self.node(array.operands[0])
         if parent.kind == "constant":
@@ -106,7 +107,7 @@ class Graph:
 
     def _constant_like(self, parent: Node, array: LazyArray) -> Node:
         number, dtype = parent.value
-        one = LazyArray.full((), number, ops.numpy_dtype(dtype))
+        one = LazyArray.full((), number, numpy_dtype(dtype))
         if isinstance(array, ops.Offset):
             one = ops.Offset(one, array.value)
         elif isinstance(array, ops.Scale):
@@ -126,7 +127,7 @@ class Graph:
             parents, kind = tuple(map(self.node, operands)), "concatenate"
         values = {parent.value for parent in parents if parent.kind == "constant"}
         if len(values) == 1 and all(parent.kind == "constant" for parent in parents):
-            return self._intern("constant", (), *values, array.shape)
+            return self._intern("constant", (), values.pop(), array.shape)
         return self._intern(kind, parents, axis, array.shape)
 
     def _part(self, parent: Node, axis: int, start: int, stop: int) -> Node:
@@ -188,7 +189,7 @@ def _operands(array: ops.Concatenate) -> Iterator[LazyArray]:
             yield operand
 
 
-def _single(array: ops.Operation) -> tuple[str, Any]:
+def _single(array: Operation) -> tuple[str, Any]:
     """Returns kind and value of an operation with one operand."""
     old, new = array.operands[0], array.dtype
     if isinstance(array, ops.Transpose):

@@ -25,6 +25,7 @@ from fmapper.checkpoints.rules.rule import Rule
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
+from fmapper.files.urls import place_of
 from fmapper.moves.mover import to_numpy
 from fmapper.states.state import arrays_by_name
 from fmapper.states.transient import transient_in
@@ -41,7 +42,7 @@ def record(
 ) -> Rules:
     """Runs a function on arrays without data; see `Rules.record`."""
     if isinstance(state, str | os.PathLike):
-        state = dict(read_checkpoint(state))
+        state = dict(read_checkpoint(place_of(state)))
     named = arrays_by_name(state)
     firsts: dict[int, str] = {}
     ties = {

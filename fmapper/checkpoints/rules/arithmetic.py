@@ -42,7 +42,7 @@ class Offset(OnEach):
 
     def change(self, array: LazyArray, name: str) -> LazyArray:
         """Returns the array with the number added."""
-        return array.offset(self.value)
+        return array.plus(self.value)
 
     def inverse(self) -> Rule:
         """Returns the rule that subtracts the number."""
@@ -74,7 +74,7 @@ class Scale(OnEach):
 
     def change(self, array: LazyArray, name: str) -> LazyArray:
         """Returns the array multiplied or divided by the number."""
-        return array.scale(self.factor, divide=self.divide)
+        return array.times(self.factor, divide=self.divide)
 
     def inverse(self) -> Rule:
         """Returns the rule that does the opposite."""

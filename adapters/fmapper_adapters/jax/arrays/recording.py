@@ -27,7 +27,7 @@ from fmapper_adapters.jax.record.equations import plain
 
 T = TypeVar("T")
 
-_stand_in = Primitive("fmapper_stand_in")
+_stand_in: Any = Primitive("fmapper_stand_in")
 _stand_in.def_abstract_eval(
     lambda *, number, shape, dtype: jax.core.ShapedArray(shape, np.dtype(dtype))
 )
@@ -87,7 +87,7 @@ class JaxRecorder(Recorder):
         """Returns what a tracer stands for, which is seen after the function has run."""
         if not isinstance(array, jax.core.Tracer):
             return None
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a random key
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # a random key
             return None
         if id(array) not in self._asked:
             self._asked[id(array)] = array, Later(array.shape, np.dtype(array.dtype))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from fmapper.checkpoints import (
@@ -82,7 +83,7 @@ class TorchRecorder(Recorder):
 
     def run(self, body: Callable[[], T]) -> T:
         """Runs a function while operations on tensors are followed."""
-        with self._borders(), _Mode(self), torch.no_grad():  # type: ignore[no-untyped-call]
+        with self._borders(), _Mode(self), torch.no_grad():
             return body()
 
     def stand_in(self, array: LazyArray) -> torch.Tensor:
@@ -122,7 +123,7 @@ class TorchRecorder(Recorder):
         memory = self._memory(target)
         if memory is None:
             storage = target.untyped_storage()
-            flat = target.new_empty(0).set_(storage)  # type: ignore[call-overload]
+            flat = target.new_empty(0).set_(storage)
             kind = numpy_dtype(_name(target.dtype))
             meta = target.is_meta
             content = Unwritten(flat.shape, kind) if meta else LazyArray.of(_numpy(flat.detach()))
@@ -269,7 +270,7 @@ class TorchRecorder(Recorder):
         if "rounding_mode" in kwargs or len(args) > 2:
             raise self.refusal(f"torch.{packet.__name__}")
         dtype = torch.result_type(first, others[0]) if others else first.dtype
-        shape = torch.broadcast_shapes(*(getattr(x, "shape", ()) for x in (first, *others)))
+        shape = np.broadcast_shapes(*(tuple(getattr(x, "shape", ())) for x in (first, *others)))
         kind = numpy_dtype(_name(dtype))
         wide = numpy_dtype("float32") if dtype in (torch.bfloat16, torch.float16) else kind
         operands = [self._operand(x, kind, shape) for x in (first, *others)]
@@ -297,6 +298,8 @@ class TorchRecorder(Recorder):
     def _borders(self) -> Iterator[None]:
         """Lets conversions take the arrays of other frameworks, and give those of NumPy."""
         kept = {name: getattr(torch, name) for name in _CONVERSIONS}
+        kept_get, kept_set = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+        kept_numpy, kept_array = torch.Tensor.numpy, torch.Tensor.__array__
         methods: dict[str, Any] = {
             "numpy": lambda tensor, **options: self._to_numpy(tensor, kept_numpy, **options),
             "__array__": lambda tensor, *args, **kw: self._to_numpy(tensor, kept_array, *args),
@@ -304,8 +307,6 @@ class TorchRecorder(Recorder):
             "__getitem__": lambda tensor, index: kept_get(tensor, _real_index(index)),
             "__setitem__": lambda tensor, index, x: kept_set(tensor, _real_index(index), x),
         }
-        kept_get, kept_set = torch.Tensor.__getitem__, torch.Tensor.__setitem__
-        kept_numpy, kept_array = torch.Tensor.numpy, torch.Tensor.__array__
         before = {name: vars(torch.Tensor).get(name) for name in methods}
         try:
             for name, original in kept.items():
@@ -352,7 +353,7 @@ class TorchRecorder(Recorder):
         """Returns an address of which tensors without memory have one each, too."""
         storage = tensor.untyped_storage()
         start = identity_of(storage) << 32 if tensor.is_meta else storage.data_ptr()
-        return start + tensor.storage_offset() * tensor.element_size()
+        return start + int(tensor.storage_offset()) * tensor.element_size()
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -367,7 +368,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _view(tensor: torch.Tensor, memory: Storage) -> StorageView:
     if numpy_dtype(_name(tensor.dtype)) != memory.content.dtype:
         raise Recorder.refusal(f"a view as {_name(tensor.dtype)}")
-    return StorageView(tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return StorageView(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
 
 def _real_index(index: Any) -> Any:
