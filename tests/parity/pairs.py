@@ -547,8 +547,8 @@ def vae_torch_equinox(fault):
 
 @pair(
     modes=(False, True),
-    ema="target_(weight|kernel)",
-    momentum="target_(weight|kernel)",
+    ema="target",
+    momentum="target",
     stop_gradient="online",
 )
 def byol_torch_nnx(fault):
@@ -561,8 +561,8 @@ def byol_torch_nnx(fault):
 
 @pair(
     modes=(False, True),
-    ema="target.(weight|kernel)",
-    momentum="target.(weight|kernel)",
+    ema="target",
+    momentum="target",
     stop_gradient="online",
     frozen="target",
 )

@@ -20,12 +20,14 @@ BY_NAME = {pair.name: pair for pair in PAIRS}
         ("lstm torch torch", "stop-gradient"),
         ("lstm torch torch", "eps"),
         ("resnet torch torch", "momentum"),
+        ("byol torch torch", ""),
+        ("byol torch torch", "ema"),
         ("gpt loss torch plain", "label shift"),
         ("mlp torch equinox", ""),
         ("mlp torch equinox", "swapped norms"),
     ],
 )
-@pytest.mark.daily_cases("lstm*", "resnet*")
+@pytest.mark.daily_cases("lstm*", "resnet*", "byol*")
 def test_twins_are_told_from_others(name, fault):
     result = judge(BY_NAME[name], fault)
     assert result.verdict == "right", result.report

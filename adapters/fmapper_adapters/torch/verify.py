@@ -20,7 +20,7 @@ from fmapper_adapters.torch.record import export, modes, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
-from fmapper_adapters.torch.trials.precision import WideCasts, wider
+from fmapper_adapters.torch.trials.precision import WideCasts, precision, wider
 
 
 def call_module(
@@ -65,7 +65,7 @@ def call_in_float64(
 
     args, kwargs = _widen(model, args, kwargs)
     try:
-        with WideCasts():
+        with precision(double=True), WideCasts():
             return call_module(copy.deepcopy(model).double(), args, kwargs, train=train)
     except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
         return None
@@ -95,14 +95,10 @@ def watch(
         return None
     args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
     if double:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
+        with precision(double=True):
             model = copy.deepcopy(model).double()
             args, kwargs = _widen(model, args, kwargs)
             return _watch(model, args, kwargs, whole, train=train, double=True)
-        finally:
-            torch.set_default_dtype(before)
     return _watch(model, args, kwargs, whole, train=train, double=False)
 
 

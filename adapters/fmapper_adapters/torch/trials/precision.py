@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +23,17 @@ _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 def wider(x: Any) -> Any:
     """Returns double precision for a floating dtype; anything else unchanged."""
     return _WIDER.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+@contextlib.contextmanager
+def precision(*, double: bool) -> Iterator[None]:
+    """Has torch make tensors of double precision within the block, if wanted."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if double else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class WideCasts(TorchFunctionMode):

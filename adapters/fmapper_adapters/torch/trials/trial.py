@@ -19,7 +19,7 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches.foreign_classes import fields_of
 from fmapper_adapters.torch.record.patches.restore import restore_after
-from fmapper_adapters.torch.trials.precision import Dtypes, WideCasts, wider
+from fmapper_adapters.torch.trials.precision import Dtypes, WideCasts, precision, wider
 from fmapper_adapters.torch.trials.same_draws import SameDraws
 
 
@@ -127,7 +127,7 @@ class TorchTrial(Trial):
         args, kwargs = fmap(_double, inputs) if double else inputs
         still, same = _WithoutDropout(), SameDraws()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_precision(double=double))
+            stack.enter_context(precision(double=double))
             for mode in () if self._is_quiet else (still, same):
                 stack.enter_context(mode)
             if double:
@@ -163,7 +163,7 @@ class TorchTrial(Trial):
         model = _copy(self._noisy)
         args, kwargs = fmap(_double, self._inputs) if double else self._inputs
         found = []
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _precision(double=double):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), precision(double=double):
             model = model.double() if double else model
             _fill(model, weights, self.state)
             for seed in seeds:
@@ -269,17 +269,6 @@ def _fill(model: torch.nn.Module, weights: Mapping[str, Any], state: Mapping[str
             held[name].copy_(_tensor(value))
         for name, value in state.items():
             held[name].copy_(value)
-
-
-@contextlib.contextmanager
-def _precision(*, double: bool) -> Iterator[None]:
-    """Has torch make tensors of double precision within the block, if wanted."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64 if double else before)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _double(x: Any) -> Any:
