@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -97,7 +98,9 @@ OF_OTHERS = {
     "docs.howto.debug-a-difference": 'attribute "savefig" for class "SubFigure"',
     "docs.howto.decode-text": 'parameter ".*" of type .* in function "__init__"'
     '|attribute "generate" for class',
+    "docs.howto.fill-from-checkpoint": 'Argument of type "Tensor | Module"',
     "docs.howto.gpu": 'Operator "<=" not supported for types "int | None"',
+    "docs.howto.linen": 'attribute "shape" for class "FrozenDict',
     "docs.howto.move-and-place": 'attribute "kernel" for class "FunctionType"',
     "docs.howto.save-and-load": 'function "savez"',
     "docs.howto.torch-to-flax": 'attribute "shape" for class "FrozenDict',
@@ -111,7 +114,8 @@ OF_OTHERS = {
 def program_of(page):
     """The snippets of a page as one program: they share their names."""
     codes = []
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text("utf-8")):
+    for _, code in re.findall(r"(?ms)^( *)```python\n(.*?)^\1```", page.read_text("utf-8")):
+        block = textwrap.dedent(code)
         examples = doctest.DocTestParser().get_examples(block)
         codes += [example.source for example in examples] or [block]
     return "\n".join(codes)
