@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
+    from fmapper.training.adapters import load_adapter, save_adapter
     from fmapper.training.convert import convert_training
     from fmapper.transforms.grad import grad, value_and_grad
     from fmapper.transforms.jit import jit
@@ -181,6 +182,7 @@ __all__ = [
     "keep",
     "leaf",
     "load",
+    "load_adapter",
     "load_program",
     "load_state",
     "lowering",
@@ -193,6 +195,7 @@ __all__ = [
     "rebuild",
     "record_goldens",
     "save",
+    "save_adapter",
     "save_pretrained",
     "save_program",
     "set_path",
@@ -244,6 +247,7 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
+    "fmapper.training.adapters": "load_adapter save_adapter",
     "fmapper.training.convert": "convert_training",
     "fmapper.twins.report": "TransferReport",
     "fmapper.twins.transferring": "transfer",
@@ -263,7 +267,10 @@ _PARTS = {
     "fmapper.training.convert": "Training",
     "fmapper.twins.report": "TransferredArrays",
 }
-_MODULES = ("checkpoints", "generation", "meshes", "nn", "random", "translation", "verification")
+_MODULES = (
+    "checkpoints", "generation", "meshes", "nn", "random", "training", "translation",
+    "verification",
+)  # fmt: skip
 _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)
 
 

@@ -187,3 +187,7 @@ class Optimizers(Framework):
         Raises:
             ConversionError: Says which algorithm or setting has no counterpart.
         """
+
+    def without_gradient(self, array: Any) -> Any:
+        """Returns an array through which no gradient goes."""
+        return array

@@ -3,8 +3,10 @@
 state     an optimizer as plain data: groups, settings, moments, counts
 schedule  learning rates as functions of the step
 convert   `convert_training`: the model first, then its optimizer by the same names
+adapters  LoRA in the files of PEFT
 """
 
+from fmapper.training.adapters import LoraAdapter, LowRank, load_adapter, save_adapter
 from fmapper.training.convert import Training, convert_training
 from fmapper.training.schedule import Schedule
 from fmapper.training.state import SETTINGS, Group, OptimizerState, check_settings
@@ -12,9 +14,13 @@ from fmapper.training.state import SETTINGS, Group, OptimizerState, check_settin
 __all__ = [
     "SETTINGS",
     "Group",
+    "LoraAdapter",
+    "LowRank",
     "OptimizerState",
     "Schedule",
     "Training",
     "check_settings",
     "convert_training",
+    "load_adapter",
+    "save_adapter",
 ]

@@ -76,6 +76,10 @@ class JaxOptimizers(Optimizers):
             )
         return read.read(self.parameters(model), *optimizer)
 
+    def without_gradient(self, array: Any) -> Any:
+        """Returns `jax.lax.stop_gradient` of an array."""
+        return jax.lax.stop_gradient(array)
+
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns a transformation and its state."""
         from fmapper_adapters.jax.training import build

@@ -36,6 +36,10 @@ class TorchOptimizers(Optimizers):
 
         return optimizers.read(model, optimizer, scheduler)
 
+    def without_gradient(self, array: Any) -> Any:
+        """Returns a detached tensor."""
+        return array.detach()
+
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns an optimizer of torch, and a scheduler if the rate changes."""
         from fmapper_adapters.torch.training import optimizers

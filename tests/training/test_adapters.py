@@ -1,0 +1,241 @@
+"""LoRA adapters of PEFT, in every framework."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper import CheckpointError, StructureMismatchError, load_adapter, save_adapter
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+class Net(torch.nn.Module):
+    """One layer of each kind that adapters are for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = torch.nn.Embedding(11, 6)
+        self.q, self.k = torch.nn.Linear(6, 5), torch.nn.Linear(5, 6)
+        self.conv = torch.nn.Conv2d(2, 3, 3, padding=1)
+        self.score = torch.nn.Linear(6, 2)
+
+    def forward(self, ids):
+        h = self.k(torch.tanh(self.q(self.emb(ids))))
+        return self.score(h) + self.conv(h.reshape(h.shape[0], 2, -1, 6)).mean()
+
+
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0], [9, 10, 1, 1]])
+DRAW = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return DRAW.normal(size=shape).astype(np.float32)
+
+
+def write(folder, arrays, **settings):
+    """Writes a folder as PEFT does."""
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    named = {f"base_model.model.{name}": array for name, array in arrays.items()}
+    fmapper.save(named, folder / "adapter_model.safetensors")
+    return folder
+
+
+def pair(name="q", rank=2, inner=6, outer=5):
+    a, b = draw(rank, inner), draw(outer, rank)
+    return {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+
+
+def test_an_update_has_the_scale_of_its_layer(tmp_path):
+    arrays = pair() | pair("k", 3, 5, 6)
+    how = {"rank_pattern": {"k": 3}, "alpha_pattern": {"k": 5}, "use_rslora": True}
+    adapter = load_adapter(write(tmp_path, arrays, **how))
+    merged = adapter({"q.weight": np.zeros((5, 6)), "k.weight": np.zeros((6, 5))})
+    q = arrays["q.lora_B.weight"] @ arrays["q.lora_A.weight"] * 3 / np.sqrt(2)
+    k = arrays["k.lora_B.weight"] @ arrays["k.lora_A.weight"] * 5 / np.sqrt(3)
+    assert np.allclose(merged["q.weight"], q, atol=1e-6)
+    assert np.allclose(merged["k.weight"], k, atol=1e-6)
+
+
+def test_a_model_has_the_same_output_in_torch_and_under_jit(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5))
+    x = torch.from_numpy(draw(3, 6))
+    adapter = load_adapter(write(tmp_path, pair("0")))
+    there = fmapper.to_torch(adapter)
+    want = torch.func.functional_call(net, there(dict(net.named_parameters())), (x,))
+    assert torch.allclose(there.merge(net)(x), want)
+    model = fmapper.convert(net, "jax", (x,), check=False)
+    here = fmapper.to_jax(adapter)
+    forward = jax.jit(lambda adapter: model.replace(params=adapter(model.params))(x.numpy()))
+    assert np.allclose(forward(here), want.detach(), atol=1e-5)
+    gradient = jax.grad(lambda adapter: forward(adapter).sum())(here)
+    assert sorted(fmapper.state(gradient)) == ["updates.0.weight.a", "updates.0.weight.b"]
+
+
+def test_merging_is_undone_to_rounding(tmp_path):
+    adapter = load_adapter(write(tmp_path, pair()))
+    weights = {"q.weight": draw(5, 6), "other": draw(2)}
+    merged = adapter(weights)
+    assert not np.allclose(merged["q.weight"], weights["q.weight"])
+    assert np.allclose(adapter.unmerge(merged)["q.weight"], weights["q.weight"], atol=1e-6)
+    assert merged["other"] is weights["other"]
+
+
+def test_what_cannot_be_undone_is_refused(tmp_path):
+    dora = pair() | {"q.lora_magnitude_vector": draw(5)}
+    adapter = load_adapter(write(tmp_path, dora, use_dora=True))
+    with pytest.raises(StructureMismatchError, match=r"q\.weight: cannot be unmerged"):
+        adapter.unmerge({"q.weight": draw(5, 6)})
+
+
+def test_rows_of_a_dora_have_its_magnitudes(tmp_path):
+    size = np.abs(draw(5))
+    dora = pair() | {"q.lora_magnitude_vector": size}
+    adapter = load_adapter(write(tmp_path, dora, use_dora=True))
+    merged = adapter({"q.weight": draw(5, 6)})["q.weight"]
+    assert np.allclose(np.linalg.norm(merged, axis=1), size, rtol=1e-5)
+
+
+def test_a_weight_keeps_its_dtype(tmp_path):
+    adapter = fmapper.to_torch(load_adapter(write(tmp_path, pair())))
+    merged = adapter({"q.weight": torch.zeros(5, 6, dtype=torch.bfloat16)})
+    assert merged["q.weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("params", "what"),
+    [
+        ({}, "q.weight: the model has no such weight"),
+        ({"q.weight": np.zeros((6, 5))}, r"for a weight of shape \(6, 5\), not \(5, 6\)"),
+    ],
+)
+def test_an_update_that_finds_no_weight_raises(tmp_path, params, what):
+    adapter = load_adapter(write(tmp_path, pair()))
+    with pytest.raises(StructureMismatchError, match=what):
+        adapter(params)
+    with pytest.raises(StructureMismatchError):
+        adapter.merge(dict(params))
+
+
+A = {"q.lora_A.weight": draw(2, 6)}
+BAD = {
+    "one half": (A, {}, "q has only lora_A"),
+    "another half": ({"q.lora_B.weight": draw(5, 2)}, {}, "q has only lora_B"),
+    "ranks": ({**A, "q.lora_B.weight": draw(5, 3)}, {}, "do not fit together"),
+    "rank of the configuration": (pair(), {"r": 4}, "has rank 2, and the configuration says 4"),
+    "no magnitude": (pair(), {"use_dora": True}, "has no magnitude"),
+    "magnitude": ({**pair(), "q.lora_magnitude_vector": draw(5)}, {}, "has a magnitude"),
+    "target": (pair(), {"target_modules": ["q", "v"]}, "target_modules 'v', of which"),
+    "pattern": (pair(), {"target_modules": r".*\.v"}, "of which there are no weights"),
+    "slow pattern": (pair(), {"target_modules": "(q+)+"}, "a pattern that may take long"),
+    "no pattern": (pair(), {"rank_pattern": {"q[": 2}}, "is not a regular expression"),
+    "kind": (pair(), {"peft_type": "IA3"}, "of kind 'IA3', not LORA"),
+    "qalora": (pair(), {"use_qalora": True}, "adapters with use_qalora are not read"),
+    "unknown part": ({**pair(), "q.lora_C.weight": draw(2)}, {}, "not part of a LoRA"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "settings", "what"), BAD.values(), ids=BAD)
+def test_a_folder_that_is_not_whole_raises(tmp_path, arrays, settings, what):
+    with pytest.raises(CheckpointError, match=what):
+        load_adapter(write(tmp_path, arrays, **settings))
+
+
+def test_no_key_of_a_folder_is_lost(tmp_path):
+    """Whatever the names are: each is in the adapter, or the folder is refused."""
+    words = ["q", "k", "lora_A", "lora_B", "weight", "bias", "lora_embedding_A", "modules_to_save"]
+    choose = np.random.default_rng(1)
+    for at in range(200):
+        names = {".".join(choose.choice(words, choose.integers(1, 5))) for _ in range(4)}
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        write(folder, {name: draw(2, 2) for name in names})
+        try:
+            adapter = load_adapter(folder)
+        except CheckpointError:
+            continue
+        assert 2 * len(adapter.updates) + len(adapter.replaced) == len(names)
+
+
+def test_an_adapter_is_written_as_it_was_read(tmp_path):
+    arrays = (
+        pair() | pair("k", 3, 5, 6) | {"score.weight": draw(2, 6), "q.base_layer.bias": draw(5)}
+    )
+    how = {"rank_pattern": {"k": 3}, "base_model_name_or_path": "mine"}
+    (tmp_path / "a").mkdir()
+    adapter = load_adapter(write(tmp_path / "a", arrays, **how))
+    save_adapter(fmapper.to_jax(adapter), tmp_path / "b")
+    first, second = (fmapper.load(tmp_path / f / "adapter_model.safetensors") for f in "ab")
+    assert first.keys() == second.keys()
+    again = load_adapter(tmp_path / "b")
+    assert fmapper.state(again).keys() == fmapper.state(adapter).keys()
+    assert [u.scale for u in again.updates.values()] == [u.scale for u in adapter.updates.values()]
+    assert json.loads((tmp_path / "b" / "adapter_config.json").read_text())["r"] in (2, 3)
+    assert json.loads(again.settings)["base_model_name_or_path"] == "mine"
+
+
+KINDS = {
+    "linear": {"target_modules": ["q", "k"]},
+    "patterns": {
+        "target_modules": ["q", "k"],
+        "use_rslora": True,
+        "rank_pattern": {"q": 3},
+        "alpha_pattern": {"k": 5},
+    },
+    "embedding": {"target_modules": ["emb", "q"]},
+    "convolution": {"target_modules": ["conv", "q"]},
+    "dora": {"target_modules": ["q", "k"], "use_dora": True},
+    "dora of a convolution": {"target_modules": ["conv"], "use_dora": True},
+    "modules to save": {"target_modules": ["q"], "modules_to_save": ["score"]},
+    "biases": {"target_modules": ["q"], "bias": "all"},
+}
+
+
+@pytest.mark.nightly  # PEFT imports transformers and accelerate
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_those_of_peft(tmp_path, kind):
+    """Outputs and gradients in torch, JAX and structured Flax; and PEFT reads what is written."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    net, plain = Net(), Net()
+    plain.load_state_dict(net.state_dict())
+    theirs = peft.get_peft_model(net, peft.LoraConfig(r=2, lora_alpha=3, **KINDS[kind])).eval()
+    for parameter in theirs.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    want = theirs(IDS)
+    (want**2).sum().backward()
+    theirs.save_pretrained(tmp_path / "theirs")
+    adapter = load_adapter(tmp_path / "theirs")
+
+    there = fmapper.to_torch(adapter)
+    got = torch.func.functional_call(plain, there(dict(plain.named_parameters())), (IDS,))
+    assert torch.allclose(got, want, atol=1e-5)
+    model = fmapper.convert(plain.eval(), "jax", (IDS,))
+    forward = jax.jit(lambda a: model.replace(params=a(model.params))(IDS.numpy()))
+    here = fmapper.to_jax(adapter)
+    assert np.allclose(forward(here), want.detach(), atol=1e-5)
+    gradients = fmapper.state(jax.grad(lambda a: (forward(a) ** 2).sum())(here))
+    trained = [
+        p.grad.numpy() for p in theirs.parameters() if p.requires_grad and p.grad is not None
+    ]
+    assert len(gradients) == len(trained)
+    for gradient in gradients.values():
+        assert any(
+            gradient.size == other.size
+            and np.allclose(np.ravel(gradient), np.ravel(other), rtol=1e-4, atol=1e-5)
+            for other in trained
+        )
+    structured = fmapper.convert(plain, "flax", (IDS,), structure=True)
+    merged = adapter.merge(structured, source=True)
+    assert np.allclose(merged(jnp.asarray(IDS.numpy())), want.detach(), atol=1e-5)
+
+    save_adapter(here, tmp_path / "ours")
+    back = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    assert torch.allclose(back(IDS), want, atol=1e-6)
