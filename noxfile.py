@@ -60,17 +60,8 @@ def tests(session: nox.Session, frameworks: str) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """Run the tests marked `nightly`, or a part of their files: `nox -s nightly -- --shard 1/8`."""
-    others = (
-        "accelerate",
-        "diffrax",
-        "optimistix",
-        "lineax",
-        "penzai",
-        "torchao",
-        "peft",
-        "einops",
-    )
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), *others)
+    more = ("accelerate", "diffrax", "einops", "lineax", "optimistix", "peft", "penzai", "torchao")
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), *more)
     session.run("python", "-m", "pytest", "-m", "nightly", *session.posargs)
 
 

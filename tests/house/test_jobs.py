@@ -101,13 +101,13 @@ def optional_packages(path):
 
 
 def test_no_package_that_tests_are_skipped_without_is_in_no_job():
-    """The nightly session installs what the others lack, and runs nightly tests alone."""
+    """The nightly session installs what the more lack, and runs nightly tests alone."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    others = re.search(r"others = \((.*)\)", (ROOT / "noxfile.py").read_text())[1]
+    more = re.search(r"more = \((.*)\)", (ROOT / "noxfile.py").read_text())[1]
     for path in (ROOT / "tests").rglob("test_*.py"):
         for package, is_nightly in optional_packages(path):
-            if f'"{package}"' in others:
+            if f'"{package}"' in more:
                 assert is_nightly, f"{path}: no job has {package} and runs this"
             else:
                 assert find_spec(package), f"{path}: no job has {package}"
