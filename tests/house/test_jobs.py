@@ -101,7 +101,7 @@ def optional_packages(path):
 
 
 def test_no_package_that_tests_are_skipped_without_is_in_no_job():
-    """The nightly session installs what the more lack, and runs nightly tests alone."""
+    """The nightly session installs what the others lack, and runs nightly tests alone."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     more = re.search(r"more = \((.*)\)", (ROOT / "noxfile.py").read_text())[1]
