@@ -135,8 +135,9 @@ def _print(array: Any) -> _Print | None:
                    if np.iscomplexobj(wide) else wide, axis=None)  # fmt: skip
     finite = flat[np.isfinite(flat)]
     scale = float(np.abs(finite).max(initial=0.0))
-    mean = float(finite.mean()) if finite.size else 0.0
-    size = float(np.abs(finite).mean()) if finite.size else 0.0
+    shares = finite / (scale or 1.0)  # a mask may hold the largest numbers that there are
+    mean = scale * float(shares.mean()) if finite.size else 0.0
+    size = scale * float(np.abs(shares).mean()) if finite.size else 0.0
     special = (int(np.isnan(flat).sum()), int(np.isposinf(flat).sum()))
     key = ("float", flat.size, finite.size, *special)
     return _Print(flat, scale, mean, size, key, array.shape, wide)
@@ -162,10 +163,11 @@ def _same(
     if table is None:
         return []
     allowed = limit * one.scale
-    near = (np.abs(table - [one.mean, one.size, one.scale]) <= allowed + 1e-300).all(1)
+    with np.errstate(over="ignore"):
+        near = (np.abs(table - [one.mean, one.size, one.scale]) <= allowed + 1e-300).all(1)
     found = []
     for at in np.flatnonzero(near):
-        number, other = candidates[at]
+        number, other = candidates[int(at)]
         if other.values is not one.values and not _near(one.values, other.values, allowed):
             continue
         alike = one.shape == other.shape and _near(one.array, other.array, allowed)
@@ -178,7 +180,7 @@ def _near(x: Any, y: Any, allowed: float) -> bool:
 
     if x.dtype.kind in "biu":
         return bool((x == y).all())
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(x - y)
     apart = apart[np.isfinite(x) & np.isfinite(y)]
     return bool((apart <= allowed).all()) and bool((np.isfinite(x) == np.isfinite(y)).all())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.models import Models
 from fmapper.errors import BackendUnavailableError, StructureMismatchError
-from fmapper.verification.arrays import is_floating, to_host
+from fmapper.verification.arrays import is_floating, to_host, widen
 from fmapper.verification.models.trial import Trial
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def pair_arrays(
     if isinstance(rules, str):
         rules = _transfer(a, b, rules, inputs)
     if rules is not None:
-        given = rules
+        given: Any = rules
 
         def apply(arrays: Arrays) -> Arrays:
             named = {**arrays, **{n: arrays[first] for n, first in trials[0].aliases.items()}}
@@ -278,7 +278,7 @@ def _check(found: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
     return found
 
 
-def floats(arrays: Arrays) -> dict[str, Any]:
-    """Returns the floating arrays among others, as NumPy arrays."""
+def floats(arrays: Arrays, *, double: bool = False) -> dict[str, Any]:
+    """Returns the floating arrays among others, as NumPy arrays, `double` in that precision."""
     host = {name: to_host(x) for name, x in arrays.items()}
-    return {name: x for name, x in host.items() if is_floating(x)}
+    return {name: widen(x) if double else x for name, x in host.items() if is_floating(x)}

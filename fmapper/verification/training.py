@@ -28,6 +28,7 @@ from fmapper.verification.report import Parting, part_at
 # the largest element, in roundings.
 MOVES_OF_DOUBLE = 2.0**-36
 UNITS_OF_DOUBLE = 2.0**20
+UNITS_OF_SUMS = 8.0  # in other precisions
 RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
 SMALL = 1e-4
 SEEDS = (1, 2)
@@ -191,7 +192,7 @@ def _compare(
     if theirs.refused:
         note = f"b has none ({theirs.refused}), a has"
         return Trained(gradients=(Difference("gradients", math.inf, 0.0, 0.0, note),))
-    units = UNITS_OF_DOUBLE if double else 8 * unit / UNITS["float64"]
+    units = UNITS_OF_DOUBLE if double else UNITS_OF_SUMS
     found = _differ(trials, pairing, plan, measured, theirs, units, "float64" if double else "")
     if not double or plan.rtol is not None or found.ok:
         return found
@@ -254,11 +255,11 @@ def _gradients(
         yield difference(Pair(name, x, y, note), bounds, precision)
     if not isinstance(plan.optimizers[1], str):
         return  # which may leave weights as they are
-    for name, fixed_array in a.fixed.items():  # it must get no gradient, or it would learn
+    for name, held in {**floats(a.state), **a.fixed}.items():  # which would learn
         y = theirs.gradients.get(name)
         if y is not None and largest(y) > 0:
             yield Difference(name, largest(y), 0.0, 0.0, "b trains it, a does not",
-                             fixed_array.size)  # fmt: skip
+                             held.size)  # fmt: skip
 
 
 def _train(
@@ -273,7 +274,8 @@ def _train(
     step = _stepper(trial, plan.optimizers[side], rate)
     course = Course()
     state: Mapping[str, Any] | None = None
-    start = floats(trial.state)
+    start = floats(trial.state, double=double)
+    fixed = floats(trial.fixed, double=double)
     for number in range(max(plan.steps, 1)):
         slope = trial.slope(weights, plan.losses[side], state=state, double=double)
         if slope.refused:
@@ -283,11 +285,9 @@ def _train(
             course.gradients = pull(slope.gradients, add=True)
         if number < plan.steps:
             weights, state = step(weights, slope.gradients), slope.state
-            now = floats(state)
+            now = floats(state, double=double)
             moved = {n: x for n, x in now.items() if _differs(x, start.get(n))}
-            course.states.append(
-                pull({**weights, **trial.fixed, **(moved if pairing is None else now)})
-            )
+            course.states.append(pull({**weights, **fixed, **(moved if pairing is None else now)}))
     return course
 
 
@@ -464,7 +464,7 @@ def compare_buffers(
     states = [dict(call.state) for side in sides if (call := side.call(double=double)) is not None]
     trial = sides[0].trial
     assert trial is not None
-    ours, theirs = floats(states[0]), pairing.pull(floats(states[1]))
+    ours, theirs = floats(states[0], double=double), pairing.pull(floats(states[1], double=double))
     start = floats(trial.state)
 
     def compare(off: float, units: float) -> list[Difference]:
@@ -474,8 +474,8 @@ def compare_buffers(
         pairs = [Pair(name, x, theirs[name]) for name, x in ours.items() if name in theirs]
         return [difference(pair, bounds, "float64" if double else "") for pair in pairs]
 
-    of_unit = 8 * unit / UNITS["float64"]
-    found = compare(*(MOVES_OF_DOUBLE, UNITS_OF_DOUBLE) if double else (2 * unit, of_unit))
+    moves = (MOVES_OF_DOUBLE, UNITS_OF_DOUBLE) if double else (2 * unit, UNITS_OF_SUMS)
+    found = compare(*moves)
     lacking = [
         f"{name}: a call of a changes it, and it has no partner among the arrays of b"
         for name, x in ours.items()
