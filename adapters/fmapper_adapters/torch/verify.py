@@ -130,7 +130,7 @@ def watcher(
         with foreign_classes.register(other, (args, kwargs)):
             given = copy.deepcopy((args, kwargs))
             inputs = _flat_inputs(exported, *given, dict(other.state_dict()))
-        return _run(exported, inputs, ())
+        return _run(exported, inputs, (), double=False)
 
     return run
 
