@@ -180,7 +180,7 @@ def from_pretrained(
         checkpoint = read_checkpoint(source)  # a class takes longer to make than a folder to refuse
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
         wanted = None if dtype in (None, "auto") else dtype_name(dtype)
-        found = _find(source, wanted, arrays)
+        found = find_pretrained(source, wanted, arrays)
         if found.quantization is not None:
             from fmapper.checkpoints.quantized.finding import dequantize  # for few folders
 
@@ -269,7 +269,12 @@ def _check_folder(folder: Path) -> None:
         raise _unknown(folder)
 
 
-def _find(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pretrained:
+def find_pretrained(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pretrained:
+    """Reads the model of a folder without its weights.
+
+    Raises:
+        CheckpointError: No installed framework knows it.
+    """
     _check_folder(folder)
     for adapter in all_adapters():
         if isinstance(adapter, Models):
@@ -437,7 +442,7 @@ def save_pretrained(
     form = SafetensorsFolder(None if max_shard_size is None else shard_bytes(max_shard_size))
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
-        found = _find(origin, _main_dtype(contents), contents.arrays)
+        found = find_pretrained(origin, _main_dtype(contents), contents.arrays)
         wanted = {
             name: array
             for name, (_, array) in named_arrays(found.model).items()

@@ -56,6 +56,7 @@ class Trial(NamedTuple):
 
     Attributes:
         agrees: Whether the outputs are those of the source.
+        shapes: The shapes of the outputs of both, if none are the same but for their order.
         matches: For each operation, whether its result is one of the source.
         places: The places of these operations.
         uses: For each operation the weights that it uses, as prints.
@@ -63,6 +64,7 @@ class Trial(NamedTuple):
     """
 
     agrees: bool
+    shapes: str = ""
     matches: tuple[bool, ...] = ()
     places: tuple[str, ...] = ()
     uses: tuple[tuple[Print, ...], ...] = ()
@@ -83,12 +85,14 @@ class Proof:
         target: The target.
         inputs: The inputs.
         arrays: The random weights of the source by name.
+        operations: The operations of the source, where it was watched.
     """
 
     source: Side
     target: Side
     inputs: Inputs
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    operations: list[str] = field(default_factory=list)
 
     def prepare(self, entries: Iterable[Entry], seed: int = 0) -> None:
         """Fills the source with new random weights, and calls it.
@@ -130,13 +134,18 @@ class Proof:
 
         model = _fill(self.target, arrays)
         args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
-        agrees = self._agree([*_arrays(_call(model, args, kwargs))])
+        outputs = [*_arrays(_call(model, args, kwargs))]
+        agrees, shapes = self._agree(outputs), ""
+        sizes = [{tuple(sorted(x.shape)) for x in side} for side in (self._outputs, outputs)]
+        if not sizes[0] & sizes[1]:
+            shapes = " and ".join(str([x.shape for x in side]) for side in (self._outputs, outputs))
         if not watch:
-            return Trial(agrees)
+            return Trial(agrees, shapes)
         if self._seen is None:
             self._seen = defaultdict(list)
             given = inputs_for(_adapter(self._model), self.inputs.args, self.inputs.kwargs)
-            for step in _steps(_adapter(self._model).watch(self._model, *given, train=False)):
+            seen = _adapter(self._model).watch(self._model, *given, train=False)
+            for step in _steps(self._note(seen)):
                 for print_ in (*step.prints, *step.parts):
                     self._seen[print_.size].append(print_)
         if self._watch is None:
@@ -146,7 +155,13 @@ class Proof:
         matches = tuple(all(map(self._is_seen, step.prints)) for step in steps)
         parts = sum(self._is_seen(print_) for step in steps for print_ in step.parts)
         places = tuple(step.place for step in steps)
-        return Trial(agrees, matches, places, tuple(step.uses for step in steps), parts)
+        return Trial(agrees, shapes, matches, places, tuple(step.uses for step in steps), parts)
+
+    def _note(self, seen: Iterable[Observation] | None) -> Iterator[Observation]:
+        """Yields the operations of the source, and keeps their names."""
+        for one in seen or ():
+            self.operations.append(one.op)
+            yield one
 
     def _is_seen(self, print_: Print) -> bool:
         """Returns whether a result is one of the source."""

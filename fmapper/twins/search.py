@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
@@ -12,6 +13,7 @@ from fmapper.twins.assign import FUNCTION, Decision
 from fmapper.twins.matches import Match, Option, match_of, offsets
 from fmapper.twins.proof import Proof, Trial, print_of
 
+_DRAWS = re.compile(r"::(rand|bernoulli|normal|random_bits|threefry|multinomial)")
 _MOST_ROUNDS = 3
 _MOST_JOINT = 3  # weights of one operation that are exchanged together
 
@@ -37,7 +39,13 @@ class Search:
         Raises:
             TransferError: They do not agree, whatever is changed; names the first difference.
         """
-        if not self._trial(self.decisions).agrees:
+        first = self._trial(self.decisions)
+        if first.shapes:
+            raise TransferError(
+                "the outputs of both models have other shapes, so they cannot be compared: "
+                f"{first.shapes}. Pass inputs of both as example_inputs= and target_inputs="
+            )
+        if not first.agrees:
             self._repair()
         for decision in self.decisions:
             if decision.settled:
@@ -160,6 +168,12 @@ class Search:
     def _message(self, best: Trial) -> str:
         last = max((at for at, ok in enumerate(best.matches) if ok), default=-1)
         place = next(iter(best.places[last + 1 :]), "the output")
+        draws = next(filter(_DRAWS.search, (*self._proof.operations, *best.places)), "")
+        if draws:
+            return (
+                f"the outputs of both models differ, as one draws random numbers, at {draws}. Set "
+                "it to evaluation, or pass the argument that does in example_kwargs="
+            )
         return (
             "both models give different outputs with the same weights, however these are paired. "
             f"The first difference is at {place} of the target. The architectures differ there, "

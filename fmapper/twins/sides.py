@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import TransferError
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.lazy import LazyArray
+    from fmapper.checkpoints.rules.rules import Rules
 
 # Fields of layers in dicts: of Linen's variables, and of files with them.
 _FIELDS = {"kernel": "outputs last", "embedding": "rows"}
@@ -74,11 +76,16 @@ class Side:
         tree: The model, or the arrays by name.
         label: What messages call it.
         entries: Its arrays by name, those that are tied under each name.
+        rules: For a folder of the Hub, the rules that make the arrays of its class of those of the
+            folder, which transformers has.
+        stored: The arrays of that folder.
     """
 
     tree: Any
     label: str
     entries: Mapping[str, Entry]
+    rules: Rules | None = None
+    stored: Mapping[str, Any] | None = None
 
     @property
     def callable(self) -> bool:
@@ -112,12 +119,13 @@ def _in_dtype(array: Any, entry: Entry) -> Any:
     return array.astype(entry.dtype, entry.name) if both else array
 
 
-def read_side(x: Any, role: str) -> Side:
+def read_side(x: Any, role: str, *, classes: bool = True) -> Side:
     """Reads the names, shapes and classes of a model, a state, or a checkpoint on disk.
 
     Args:
         x: The model, state, or path.
         role: `source` or `target`, for messages.
+        classes: Whether a folder of the Hub is read as the model of its class.
 
     Raises:
         TransferError: It holds no arrays.
@@ -129,6 +137,9 @@ def read_side(x: Any, role: str) -> Side:
     label = f"the {role}"
     if isinstance(x, str | os.PathLike):
         label = str(x)
+        found = _read_folder(Path(x), label) if classes else None
+        if found is not None:
+            return found
         x = load(x)
     arrays, find = _arrays_of(x)
     if not arrays:
@@ -137,6 +148,36 @@ def read_side(x: Any, role: str) -> Side:
             "variables as a pair, a dict of arrays, or the path of a checkpoint."
         )
     return Side(x, label, find)
+
+
+def _read_folder(path: Path, label: str) -> Side | None:
+    """Returns the model of a folder of the Hub, without memory; None for what is not one."""
+    from fmapper.checkpoints.extras.settings import CONFIG
+    from fmapper.checkpoints.lazy import LazyArray
+    from fmapper.checkpoints.load import load
+    from fmapper.checkpoints.pretrained import find_pretrained
+    from fmapper.errors import CheckpointError
+
+    if not (path / CONFIG).is_file():
+        return None
+    stored = {name: x for name, x in load(path).items() if isinstance(x, LazyArray)}
+    try:
+        found = find_pretrained(path, None, stored)
+    except CheckpointError:  # a class that is not known here: the arrays alone
+        return None
+    if found.quantization is not None:
+        return None
+    rules = found.rules(stored)
+    made = rules.apply(stored)
+    known = _arrays_of(found.model)[1]
+    entries = {
+        name: replace(entry, value=made[entry.tied_to if name not in made else name])
+        for name, entry in known.items()
+        if name in made or entry.tied_to in made
+    }
+    if {*made} - {*entries}:
+        return None
+    return Side(found.model, label, entries, rules, stored)
 
 
 def _arrays_of(x: Any) -> tuple[dict[str, Any], dict[str, Entry]]:

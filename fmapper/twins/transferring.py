@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmapper.backends.dtypes import is_inexact
@@ -54,7 +54,8 @@ def transfer(
         rules: How the names and layouts of the source become those of the target; then nothing is
             searched for. Those of a report, or others.
         keep: Patterns for names of the target that stay as they are.
-        example_inputs: What both models are called with, by position.
+        example_inputs: What both models are called with, by position. Without them, models that
+            take tokens alone are called with some where names and shapes leave something open.
         target_inputs: What the target is called with, if that is something else.
         example_kwargs: What the source is called with by keyword.
         target_kwargs: What the target is called with by keyword; None for `example_kwargs`.
@@ -82,7 +83,7 @@ def transfer(
     given = example_inputs, example_kwargs, target_inputs, target_kwargs
     a, b, report = plan_transfer(source, target, rules, keep, *given)
     with step("copying the weights"):
-        arrays = report.rules.apply(_lazy(a))
+        arrays = report.rules.apply(_lazy(a) if a.stored is None else a.stored)
         return b.fill(_weights_for(arrays, a, b), strict=not report.kept), report
 
 
@@ -97,12 +98,13 @@ def plan_transfer(
     target_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Side, Side, TransferReport]:
     """Plans a transfer, without copying weights; the arguments are those of `transfer`."""
-    a, b = read_side(source, "source"), read_side(target, "target")
+    a, b = read_side(source, "source", classes=rules is None), read_side(target, "target")
     with step("pairing the arrays of both models"):
         if rules is not None:
             return a, b, _by_rules(a, b, rules, keep)
         given = example_inputs, example_kwargs, target_inputs, target_kwargs
-        return a, b, _search(a, b, keep, _inputs(*given))
+        report = _search(a, b, keep, _inputs(*given))
+        return a, b, report if a.rules is None else replace(report, rules=a.rules + report.rules)
 
 
 def _lazy(side: Side) -> dict[str, Any]:
@@ -192,17 +194,47 @@ def _tuple(args: Any) -> tuple[Any, ...]:
 def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> TransferReport:
     found = _find(a, b, keep)
     rules = _rules(found, a, b)
+    unsure = [d for d in found.assignment.decisions if not d.settled]
+    proved = False
     if inputs is not None:
         with step("comparing what both models compute"):
             _prove(found, a, b, inputs)
+        proved = True
+    elif unsure and a.callable and b.callable:
+        proved = _prove_with_tokens(found, a, b)
+    if proved:
         rules = _rules(found, a, b)
-    unsure = [d for d in found.assignment.decisions if not d.settled]
+        unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
         raise _ambiguous(unsure, found, a, b)
     arrays = tuple(map(_describe, found.assignment.decisions))
-    return TransferReport(
-        rules, arrays, tuple(found.dropped), tuple(found.kept), inputs is not None
+    return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept), proved)
+
+
+def _prove_with_tokens(found: _Search, a: Side, b: Side) -> bool:
+    """Compares models that embed tokens on some; returns whether they agree."""
+    import numpy as np
+
+    tables = (
+        decision.match.sources[0].shapes[0][0]
+        for decision in found.assignment.decisions
+        if {"embed", "token"} & decision.match.sources[0].words.path
+        and not {"pos", "type", "norm"} & decision.match.sources[0].words.path
+        and len(decision.match.sources[0].shapes[0]) == 2
     )
+    rows = next(tables, None)
+    if rows is None:
+        return False
+    tokens = (np.arange(1, 7, dtype=np.int32).reshape(1, 6) * 5 % rows,)
+    before = found.assignment.decisions
+    found.assignment.decisions = [replace(decision) for decision in before]
+    try:
+        with step("comparing what both models compute of some tokens"):
+            _prove(found, a, b, Inputs(tokens, {}, tokens, {}))
+    except Exception:  # of models that take something else
+        found.assignment.decisions = before
+        return False
+    return True
 
 
 def _prove(found: _Search, a: Side, b: Side, inputs: Inputs) -> None:

@@ -179,3 +179,57 @@ def test_another_activation_is_named():
     target = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.SiLU(), torch.nn.Linear(3, 2))
     with pytest.raises(fmapper.TransferError, match=r"first difference is at 1: .*sigmoid"):
         fmapper.transfer(source, target, example_inputs=torch.randn(2, 3))
+
+
+def test_models_of_tokens_are_called_where_names_leave_something_open():
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self, *names):
+            super().__init__()
+            self.embed_tokens = torch.nn.Embedding(5, 4)
+            self.names = names
+            for name in names:
+                self.add_module(name, torch.nn.LayerNorm(4))
+
+        def forward(self, ids):
+            first, second = (getattr(self, name) for name in self.names)
+            return second(torch.sin(first(self.embed_tokens(ids))))
+
+    torch.manual_seed(0)
+    source = Net("a", "b")
+    for name in "ab":
+        torch.nn.init.normal_(source.get_submodule(name).weight)
+    filled, report = fmapper.transfer(source, Net("y", "x"))
+    assert report.proved
+    assert torch.equal(filled.y.weight, source.a.weight)
+    with pytest.raises(fmapper.AmbiguousTransferError):
+        fmapper.transfer(source.state_dict(), Net("y", "x"))
+
+
+def test_models_that_draw_random_numbers_are_refused():
+    torch = pytest.importorskip("torch")
+
+    class Noisy(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.rand(2)
+
+    with pytest.raises(fmapper.TransferError, match=r"draws random numbers, at aten::rand"):
+        fmapper.transfer(Noisy(3, 2), torch.nn.Linear(3, 2), example_inputs=torch.ones(1, 3))
+
+
+def test_a_folder_of_the_hub_is_read_as_its_class(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 9}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    config = transformers.MixtralConfig(**sizes, **heads)
+    model = transformers.MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        empty = transformers.MixtralForCausalLM(config)
+    filled, report = fmapper.transfer(tmp_path, empty, keep=["*inv_freq"])
+    for name, array in model.state_dict().items():
+        assert torch.equal(filled.state_dict()[name], array)
+    made = fmapper.load(tmp_path, rules=report.rules)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in made
