@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fmapper.checkpoints.recording.steps import MAKE, NUMBER, OVER, Step
@@ -61,7 +61,7 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
     return rules, live
 
 
-def rename(names: Mapping[str, str], live: Iterable[str]) -> list[Rule]:
+def rename(names: Mapping[str, str], live: Collection[str]) -> list[Rule]:
     """Returns a rule that renames arrays, all at the same time.
 
     Args:
@@ -77,7 +77,7 @@ def rename(names: Mapping[str, str], live: Iterable[str]) -> list[Rule]:
     return [Rename(found)] if found else []
 
 
-def drop(names: Iterable[str], live: Iterable[str]) -> list[Rule]:
+def drop(names: Iterable[str], live: Collection[str]) -> list[Rule]:
     """Returns a rule that leaves arrays out."""
     found: list[str] = []
     for rows in _alike([(name,) for name in names]):
@@ -106,7 +106,7 @@ def _expand(names: Iterable[str], numbers: tuple[int, int] | None) -> Iterator[s
             yield name
 
 
-def _exact(group: _Group, row: tuple[str, ...], live: Iterable[str]) -> Pair:
+def _exact(group: _Group, row: tuple[str, ...], live: Collection[str]) -> Pair:
     """Returns patterns for the names of one step."""
     one = group._replace(rows=[row])
     found = _patterns(one, live)
@@ -115,7 +115,7 @@ def _exact(group: _Group, row: tuple[str, ...], live: Iterable[str]) -> Pair:
     return found
 
 
-def _patterns(group: _Group, live: Iterable[str]) -> Pair | None:
+def _patterns(group: _Group, live: Collection[str]) -> Pair | None:
     """Returns patterns that match all names of some steps and no others."""
     texts = [[_NUMBERS.split(name) for name in row] for row in group.rows]
     columns = {
@@ -166,12 +166,12 @@ def _literal(text: str, numbers: tuple[int, int] | None, strict: bool) -> str:
     return text
 
 
-def _is_right(group: _Group, pair: Pair, live: Iterable[str]) -> bool:
+def _is_right(group: _Group, pair: Pair, live: Collection[str]) -> bool:
     """Returns whether patterns match exactly the group, and determine its targets."""
     for at, text in enumerate(pair[0]):
         old = Pattern(text)
         wanted = {name for row in group.rows for name in _expand([row[at]], group.numbers)}
-        if {name for name in live if old.match(name) is not None} != wanted:
+        if {name for name, _ in old.among(live)} != wanted:
             return False
         captures = {*old.captures} - {OVER}
         if any({*Pattern(new).captures} - {OVER} != captures for new in (*pair[0], *pair[1])):

@@ -101,16 +101,7 @@ def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
 
 def matches(one: str, arrays: Arrays) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the names that match a pattern, and the captures of each."""
-    compiled = pattern(one)
-    if not compiled.captures:  # there is no need to look at the others
-        name = compiled.format({})
-        if name in arrays:
-            yield name, {}
-        return
-    for name in arrays:
-        captures = compiled.match(name)
-        if captures is not None:
-            yield name, captures
+    yield from pattern(one).among(arrays)
 
 
 def groups(

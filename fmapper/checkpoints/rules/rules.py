@@ -191,7 +191,9 @@ def _outline(array: Any) -> Any:
 
 def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Applies one rule to the arrays, in order."""
-    seen = arrays if rule.of_names else {n: x for n, x in arrays.items() if not is_value(x)}
+    seen = arrays
+    if not rule.of_names and any(map(is_value, arrays.values())):
+        seen = {name: array for name, array in arrays.items() if not is_value(array)}
     at: dict[str, Change] = {}
     added: list[Change] = []
     gone: set[str] = set()
@@ -214,8 +216,13 @@ def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> di
         )
     found: dict[str, Any] = {}
     for name, array in arrays.items():
-        change = at[name] if name in at else Change([], [] if name in gone else [(name, array)])
-        for new, value in change.arrays:
+        if name in at:
+            pairs = at[name].arrays
+        elif name in gone:
+            continue
+        else:
+            pairs = ((name, array),)
+        for new, value in pairs:
             if new in found:
                 raise CheckpointError(f"rule {number}, {rule}: two arrays would be named {new}")
             found[new] = value
