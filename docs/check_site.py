@@ -44,7 +44,7 @@ QUESTIONS = {
     "lora": "howto/translate/",
     "generate text": "howto/decode-text/",
     "tied": "concepts/ties/",
-    "train": "howto/train-anywhere/",
+    "train": "howto/torch-to-flax/",
     "jit": "reference/transforms/",
     "device": "reference/devices/",
     "convert": "reference/convert/",
