@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from sybil.region import Lexeme
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FACES = (
@@ -170,3 +171,23 @@ def test_links_to_pages_from_outside_of_the_docs_are_good() -> None:
             )
             anchors = {re.sub(r"[^\w]+", "-", heading.lower()).strip("-") for heading in headings}
             assert not anchor or anchor in anchors, f"{page.name}: {link}#{anchor}"
+
+
+@pytest.mark.parametrize(
+    ("code", "compared"),
+    [
+        ("1 + 1\n# 2\n", True),
+        ("1 + 1\n# 3\n", False),
+        ("print('a b')\n# a\n#   b\n", True),
+        ("print('a b')\n# a ...\n", True),
+        ("1 + 1\n\n# A sentence about what follows.\nx = 1\n", True),
+        ("1 / 0\n# raises ZeroDivisionError: ...\n", True),
+        ("1 + 1\n# raises ZeroDivisionError: ...\n", False),
+    ],
+)
+def test_results_below_statements_are_compared(
+    code: str, compared: bool, pytestconfig: pytest.Config
+) -> None:
+    plugin = pytestconfig.pluginmanager.get_plugin(str(DOCS.parent / "conftest.py"))
+    example = SimpleNamespace(parsed=Lexeme(code, 0, 0), line=1, path="page.md", namespace={})
+    assert (plugin.run_snippet(example) is None) is compared
