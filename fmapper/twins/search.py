@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import islice, product
+from math import prod
 from typing import Any
 
 from fmapper.errors import TransferError
@@ -15,6 +16,8 @@ from fmapper.twins.proof import Proof, Trial, print_of
 
 _DRAWS = re.compile(r"::(rand|bernoulli|normal|random_bits|threefry|multinomial)")
 _MOST_ROUNDS = 3
+_FEW_OPTIONS = 3  # more are those of rotary positions
+_MOST_TRIALS = 256  # of combinations, where nothing tells which of them is nearer
 _MOST_JOINT = 3  # weights of one operation that are exchanged together
 
 Make = Callable[[Sequence[Decision]], Mapping[str, Any]]
@@ -72,7 +75,31 @@ class Search:
                         return
                 if best.score == before.score:
                     break
+            if not every and self._guess():
+                return
         raise TransferError(self._message(best))
+
+    def _guess(self) -> bool:
+        """Tries combinations of what is unsure, as where a scan hides the operations of layers."""
+        current = [*self.decisions]
+        unsure = [at for at, one in enumerate(current) if not one.settled]
+        rotated = [at for at in unsure if len(current[at].match.options) > _FEW_OPTIONS]
+        most = max((len(current[at].match.options) for at in rotated), default=1)
+        swaps = [(a, b) for a in unsure for b in unsure if a < b and _swap(current[a], current[b])]
+        choices = [range(most), *[(False, True)] * len(swaps)]
+        for turn, *exchanged in islice(product(*choices), _MOST_TRIALS):
+            changed = [*current]
+            for at in rotated:
+                options = current[at].match.options
+                changed[at] = replace(changed[at], option=options[min(turn, len(options) - 1)])
+            for (a, b), wanted in zip(swaps, exchanged, strict=True):
+                swapped = _swap(changed[a], changed[b]) if wanted else None
+                if swapped:
+                    changed[a], changed[b] = swapped[0]
+            if self._trial(changed).agrees:
+                self.decisions[:] = changed
+                return True
+        return False
 
     def _order(self, best: Trial, *, every: bool) -> list[int]:
         """Returns the decisions to look at, in the order in which the target uses them."""
@@ -132,22 +159,22 @@ class Search:
         together = [i for i in self._used_with(at, current, best, arrays) if i != at]
         if not 1 <= len(together) < _MOST_JOINT:
             return
-        for order in permutations(range(len(current)), len(together) + 1):
-            changed: list[Decision] | None = [*current]
-            for place, wanted in zip((at, *together), order, strict=True):
-                if changed is None or place == wanted:
-                    continue
-                now = next(
-                    i for i, d in enumerate(changed) if d.match.many == current[wanted].match.many
-                )
-                if now == place:
-                    continue
-                swapped = _swap(changed[place], changed[now])
-                if swapped is None:
-                    changed = None
-                else:
+        places = (at, *together)
+        fitting = [
+            [i for i, d in enumerate(current) if i == place or _swap(current[place], d)]
+            for place in places
+        ]
+        if prod(map(len, fitting)) > _MOST_TRIALS:
+            return
+        for order in product(*fitting):
+            changed = [*current]
+            for place, wanted in zip(places, order, strict=True):
+                many = current[wanted].match.many
+                now = next(i for i, d in enumerate(changed) if d.match.many == many)
+                swapped = None if now == place else _swap(changed[place], changed[now])
+                if swapped is not None:
                     changed[place], changed[now] = swapped[0]
-            if changed is not None and changed != current:
+            if len({*order}) == len(order) and changed != current:
                 yield changed
 
     def _used_with(
