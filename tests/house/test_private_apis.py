@@ -429,6 +429,23 @@ def test_kinds_of_keys_of_jax():
     assert sizes == [3]
 
 
+def test_casts_of_jax_but_those_of_draws():
+    jax = pytest.importorskip("jax")
+    from fmapper_adapters.jax import _private as private
+
+    wide, single = jax.numpy.dtype("float64"), jax.numpy.dtype("float32")
+    draw = jax.random.truncated_normal
+    with jax.enable_x64(True):
+        x = jax.numpy.ones(3, wide)
+        with private.change_casts(lambda dtype: wide if dtype == single else dtype):
+            assert x.astype(single).dtype == wide
+            assert (
+                jax.random.truncated_normal(jax.random.key(0), -2, 2, (3,), single).dtype == single
+            )
+        assert x.astype(single).dtype == single
+    assert jax.random.truncated_normal is draw
+
+
 def test_modes_of_dispatch():
     seen = []
 

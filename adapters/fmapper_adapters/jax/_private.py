@@ -7,10 +7,12 @@ that fmapper relies on.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax._src import core, dtypes, xla_bridge
+import jax
+from jax._src import core, dtypes, random, xla_bridge
 from jax._src.lax import lax
 
 
@@ -32,20 +34,48 @@ def size_of_axis(name: Any) -> Any:
 
 @contextlib.contextmanager
 def change_casts(change: Callable[[Any], Any]) -> Iterator[None]:
-    """Has casts give other dtypes within the block.
+    """Has casts give other dtypes within the block, but for those inside of `jax.random`.
+
+    These compute beside constants of the dtype that is asked for. Linen calls them for the shapes
+    of its parameters.
 
     Args:
         change: Returns the dtype to cast to for the one that is asked for.
     """
     original = lax._convert_element_type
+    drawing = 0
 
     def cast(operand: Any, new_dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if new_dtype is not None and not dtypes.issubdtype(new_dtype, dtypes.extended):
+        is_known = new_dtype is not None and not dtypes.issubdtype(new_dtype, dtypes.extended)
+        if is_known and not drawing:
             new_dtype = change(dtypes.dtype(new_dtype))
         return original(operand, new_dtype, *args, **kwargs)
 
+    def draw_with(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            nonlocal drawing
+            drawing += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                drawing -= 1
+
+        return draw
+
+    modules = (jax.random, random)
+    before: list[tuple[Any, str, Any]] = [
+        (module, name, function)
+        for module in modules
+        for name, function in vars(jax.random).items()
+        if callable(function) and vars(random).get(name) is function
+    ]
     lax._convert_element_type = cast
+    for module, name, function in before:
+        setattr(module, name, draw_with(function))
     try:
         yield
     finally:
         lax._convert_element_type = original
+        for module, name, function in before:
+            setattr(module, name, function)
