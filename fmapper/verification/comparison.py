@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -163,9 +164,8 @@ def compare(
         report = replace(report, draws=draws)
         if gradients or steps:
             say("training both")
-            plan = Plan(
-                make_losses(sides, loss), steps, optimizers, learning_rate, rtol, atol or 0.0
-            )
+            losses = functools.partial(make_losses, sides, loss)
+            plan = Plan(losses, steps, optimizers, learning_rate, rtol, atol or 0.0)
             report = _add_training(report, sides, compared, plan, rules, mode)
         agree = all(one.ok for one in (*report.outputs, *report.draws))
         if not agree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,12 +35,12 @@ SMALL = 1e-4
 SEEDS = (1, 2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Says what is compared, and how.
 
     Attributes:
-        losses: The loss of each model.
+        make_losses: Makes the loss of each model.
         steps: How many steps of the optimiser.
         optimizers: The optimiser of each model: a name, or one of its framework.
         rate: The learning rate; None for one at which roundings stay small.
@@ -47,12 +48,17 @@ class Plan:
         atol: As for `verify`.
     """
 
-    losses: tuple[Loss, Loss]
+    make_losses: Callable[[], tuple[Loss, Loss]]
     steps: int = 0
     optimizers: tuple[Any, Any] = ("sgd", "sgd")
     rate: float | None = None
     rtol: float | None = None
     atol: float = 0.0
+
+    @functools.cached_property
+    def losses(self) -> tuple[Loss, Loss]:
+        """The loss of each model, as a function of its output."""
+        return self.make_losses()
 
 
 @dataclass(slots=True)
@@ -271,13 +277,14 @@ def _train(
     def pull(arrays: Mapping[str, Any], *, add: bool = False) -> dict[str, Any]:
         return dict(arrays) if pairing is None else pairing.pull(arrays, add=add)
 
+    loss = plan.losses[side]
     step = _stepper(trial, plan.optimizers[side], rate)
     course = Course()
     state: Mapping[str, Any] | None = None
     start = floats(trial.state, double=double)
     fixed = floats(trial.fixed, double=double)
     for number in range(max(plan.steps, 1)):
-        slope = trial.slope(weights, plan.losses[side], state=state, double=double)
+        slope = trial.slope(weights, loss, state=state, double=double)
         if slope.refused:
             return Course(refused=slope.refused)
         if number == 0:

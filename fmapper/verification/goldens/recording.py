@@ -104,7 +104,9 @@ def record_goldens(
         training = None
         if gradients or steps:
             say("training it")
-            plan = Plan(make_losses(sides, loss), steps, (optimizer, optimizer), learning_rate)
+            plan = Plan(
+                lambda: make_losses(sides, loss), steps, (optimizer, optimizer), learning_rate
+            )
             measured = measure_training(trial, plan, compared.unit, double=double)
             if measured.course.refused:
                 raise ConversionError(f"it has no gradients: {measured.course.refused}")
