@@ -146,10 +146,11 @@ def compare(
 ) -> Report:
     """Compares two models as `verify` does, both in a mode; None for that in which each is."""
     from fmapper.verification.location import locate, worst_by_layer
+    from fmapper.verification.losses import make_losses
     from fmapper.verification.models.side import make_sides
     from fmapper.verification.outputs import compare_outputs
     from fmapper.verification.random import compare_draws
-    from fmapper.verification.training import Plan, make_losses
+    from fmapper.verification.training import Plan
 
     with step(f"comparing {type(a).__name__} and {type(b).__name__}") as say:
         sides = make_sides(a, b, inputs, kwargs, train, inputs_of_b, outputs_of_b)

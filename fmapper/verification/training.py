@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fmapper.errors import ConversionError
-from fmapper.verification.arrays import UNITS, dtype_of, largest, move, widen
+from fmapper.verification.arrays import UNITS, largest, move, widen
 from fmapper.verification.differences import (
     OWN,
     Bounds,
@@ -17,9 +17,8 @@ from fmapper.verification.differences import (
     Pair,
     difference,
     measure,
-    pairs_of,
 )
-from fmapper.verification.models.side import Side, arrays_in
+from fmapper.verification.models.side import Side
 from fmapper.verification.models.trial import Loss, Stepper, Trial
 from fmapper.verification.optimizers import check_name, stepper
 from fmapper.verification.pairing import Pairing, floats
@@ -393,61 +392,6 @@ def first_parting(found: Trained, mode: str) -> Parting | None:
             name = worst.path.partition(": ")[2]
             return part_at(worst, "steps", name=name, step=number, mode=mode)
     return None
-
-
-def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
-    """Returns the loss of each model, as a function of its output.
-
-    Raises:
-        ConversionError: It is neither a function nor a pair of functions.
-    """
-    if loss is None:
-        return _waves(sides)
-    pair = loss if isinstance(loss, tuple) else (loss, loss)
-    if len(pair) != 2 or not all(map(callable, pair)):
-        raise ConversionError(
-            "loss takes a function of the output that gives a scalar, or a pair of such functions."
-        )
-
-    def of(side: Side, function: Any) -> Loss:
-        return lambda output, constant: function(side.outputs(output))
-
-    return of(sides[0], pair[0]), of(sides[1], pair[1])
-
-
-def _waves(sides: tuple[Side, Side]) -> tuple[Loss, Loss]:
-    """Returns the mean of each floating array times `cos(0), cos(1), ...`, summed."""
-    outputs = [side.outputs(call.output) for side in sides if (call := side.call()) is not None]
-    pairs = [*pairs_of(*outputs)]
-    waves = [
-        (pair, np_waves(pair.x))
-        for pair in pairs
-        if not pair.note and dtype_of(pair.x).startswith(("float", "bfloat"))
-    ]
-
-    def of(side: Side, paths: list[str]) -> Loss:
-        def total(output: Any, constant: Any) -> Any:
-            arrays = arrays_in(side.outputs(output))
-            found = [
-                (arrays[path] * constant(wave)).mean()
-                for path, (_, wave) in zip(paths, waves, strict=True)
-            ]
-            return sum(found[1:], found[0])
-
-        return total
-
-    if not waves:
-        raise ConversionError(
-            "gradients and steps need an output with floating numbers, or a loss: pass loss=."
-        )
-    return of(sides[0], [p.path for p, _ in waves]), of(sides[1], [p.other for p, _ in waves])
-
-
-def np_waves(x: Any) -> Any:
-    """Returns `cos(0), cos(1), ...` in the shape of an array."""
-    import numpy as np
-
-    return np.cos(np.arange(x.size)).reshape(x.shape)
 
 
 def compare_weights(

@@ -67,11 +67,11 @@ def record_goldens(
         GoldensError: No file can have this name; or inputs or outputs hold an object
             other than an array, number, text, list or dict.
     """
+    from fmapper.verification.losses import make_losses
     from fmapper.verification.outputs import ROUNDING_OF_DOUBLE, compare_outputs
     from fmapper.verification.pairing import floats
     from fmapper.verification.training import (
         Plan,
-        make_losses,
         measure_training,
         table_unit,
     )
