@@ -582,18 +582,18 @@ class BYOL(nnx.Module):
         self.fault = fault
 
     def __call__(self, x, y):
-        if not self.deterministic and self.fault != "ema":
-            kernel, bias = self.online.kernel[...], self.online.bias[...]
-            kernel, bias = jax.lax.stop_gradient((kernel, bias))
-            keep = self.decay
-            self.target_kernel[...] = keep * self.target_kernel[...] + (1 - keep) * kernel
-            self.target_bias[...] = keep * self.target_bias[...] + (1 - keep) * bias
         guess = self.predictor(nnx.relu(self.online(x)))
         wanted = nnx.relu(y @ self.target_kernel[...] + self.target_bias[...])
         wanted = wanted + 0.1 * self.online(y)
         if self.fault != "stop-gradient":
             wanted = jax.lax.stop_gradient(wanted)
         away = normalized(guess) - normalized(wanted)
+        if not self.deterministic and self.fault != "ema":
+            kernel, bias = self.online.kernel[...], self.online.bias[...]
+            kernel, bias = jax.lax.stop_gradient((kernel, bias))
+            keep = self.decay
+            self.target_kernel[...] = keep * self.target_kernel[...] + (1 - keep) * kernel
+            self.target_bias[...] = keep * self.target_bias[...] + (1 - keep) * bias
         return jnp.square(away).sum(-1).mean()
 
 

@@ -509,14 +509,15 @@ class BYOL(nn.Module):
         self.decay = decay
 
     def forward(self, x: Any, y: Any) -> Any:
+        guess = self.predictor(F.relu(self.online(x)))
+        wanted = F.relu(F.linear(y, self.target_weight.clone(), self.target_bias.clone()))
+        wanted = (wanted + 0.1 * self.online(y)).detach()
+        away = F.normalize(guess, dim=-1) - F.normalize(wanted, dim=-1)
         if self.training:
             with torch.no_grad():
                 self.target_weight.lerp_(self.online.weight, 1 - self.decay)
                 self.target_bias.lerp_(self.online.bias, 1 - self.decay)
-        guess = self.predictor(F.relu(self.online(x)))
-        wanted = F.relu(F.linear(y, self.target_weight, self.target_bias))
-        wanted = (wanted + 0.1 * self.online(y)).detach()
-        return (F.normalize(guess, dim=-1) - F.normalize(wanted, dim=-1)).square().sum(-1).mean()
+        return away.square().sum(-1).mean()
 
 
 class VQ(nn.Module):

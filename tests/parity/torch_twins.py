@@ -152,11 +152,12 @@ class BYOL(nn.Module):
             old.copy_((1 - new) * old + new * now)
 
     def forward(self, x: Any, y: Any) -> Any:
-        if self.training and self.fault != "ema":
-            self.update()
         guess = F.normalize(self.predictor(F.relu(self.online(x))), dim=-1)
         online = 0.1 * self.online(y)
-        wanted = F.relu(self.target(y)) + (
+        wanted = F.relu(F.linear(y, self.target.weight.clone(), self.target.bias.clone())) + (
             online if self.fault == "stop-gradient" else online.detach()
         )
-        return 2 - 2 * (guess * F.normalize(wanted, dim=-1)).sum(-1).mean()
+        loss = 2 - 2 * (guess * F.normalize(wanted, dim=-1)).sum(-1).mean()
+        if self.training and self.fault != "ema":
+            self.update()
+        return loss

@@ -22,6 +22,7 @@ BY_NAME = {pair.name: pair for pair in PAIRS}
         ("resnet torch torch", "momentum"),
         ("byol torch torch", ""),
         ("byol torch torch", "ema"),
+        ("byol torch torch", "frozen"),
         ("gpt loss torch plain", "label shift"),
         ("mlp torch equinox", ""),
         ("mlp torch equinox", "swapped norms"),
