@@ -245,10 +245,11 @@ def test_the_state_dict_goes_back_without_buffers_that_it_lacks(target):
 def test_generators_that_a_model_was_given_are_no_weights(tmp_path):
     net, blank = Net().eval(), Net().eval()
     converted = fmapper.convert(net, "nnx", (IDS,), rngs=nnx.Rngs(0))
-    names = {*fmapper.state(converted, source=True)}
-    assert names == {*fmapper.state(net)}
-    learned = fmapper.load_state(blank, fmapper.state(converted, source=True))
-    assert torch.equal(learned(IDS), net(IDS))
+    for source in (False, True):
+        names = {*fmapper.state(converted, source=source)}
+        assert names == {*fmapper.state(net)}
+        learned = fmapper.load_state(blank, fmapper.state(converted, source=source))
+        assert torch.equal(learned(IDS), net(IDS))
     fmapper.save(net, tmp_path / "net.safetensors")
     fmapper.load(tmp_path / "net.safetensors", like=converted)
     fmapper.load_state(converted, net.state_dict())
@@ -315,3 +316,15 @@ def test_names_that_do_not_fit_name_the_state_of_the_source():
     model = {"a": np.zeros(2)}
     with pytest.raises(fmapper.StructureMismatchError, match=r"state\(model, source=True\)"):
         fmapper.load_state(model, {"b": np.zeros(2)})
+
+
+def test_the_generators_of_a_converted_model_are_not_among_its_weights():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))
+    model = fmapper.convert(net, "flax", (X,), rngs=nnx.Rngs(0), check=False)
+    assert fmapper.state(model).keys() == net.state_dict().keys()
+    wide = {name: 2 * array for name, array in fmapper.state(model).items()}
+    there = fmapper.load_state(model, wide)
+    assert np.array_equal(there["0"].weight[...], 2 * model["0"].weight[...])
+    assert there.rngs is not None
+    back = fmapper.load_state(net, fmapper.state(there))
+    assert torch.equal(back[0].weight, 2 * net[0].weight)

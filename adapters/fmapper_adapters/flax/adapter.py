@@ -57,13 +57,18 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a pair of a module and its variables, or of a graph and its state.
 
-        They have the names that the variables have alone, or of the source of a converted model.
+        They have the names that the variables have alone, or of the source of a converted model. Of
+        a converted model with generators these are left out, as its source has none of them.
         """
-        if not (isinstance(model, tuple) and self.is_model(model)):
-            return None
-        from fmapper_adapters.flax import source as _source
+        found: tuple[dict[str, Any], Callable[[Any], Any]] | None = None
+        if isinstance(model, tuple) and self.is_model(model):
+            from fmapper_adapters.flax import source as _source
 
-        found: tuple[dict[str, Any], Callable[[Any], Any]] = _source.weights_of_pair(model)
+            found = _source.weights_of_pair(model)
+        elif self.is_converted(model) and getattr(model, "rngs", None) is not None:
+            from fmapper_adapters.flax import flax_model
+
+            found = flax_model.weights(model)
         return found
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -397,3 +397,23 @@ def _key(rngs: Any) -> Any:
     if isinstance(rngs, nnx.Rngs):
         return rngs.dropout()
     return rngs() if callable(rngs) else rngs
+
+
+def weights(model: FlaxModel) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """Returns the arrays of a model by the names of its source, and a function that replaces them.
+
+    The generators of the model are not among them.
+    """
+
+    def back(filled: Mapping[str, Any]) -> Any:
+        copy = nnx.clone(model)
+        old = bind(copy)
+        params = {name: filled[name] for name in old.params}
+        new = old.replace(params=params, buffers={name: filled[name] for name in old.buffers})
+        _write(_variables(copy), {**old.params, **old.buffers}, new)
+        return copy
+
+    held = bind(model)
+    own = {**held.params, **held.buffers}
+    tied = {name: own[first] for name, first in held.aliases.items() if first in own}
+    return {**own, **tied}, back
