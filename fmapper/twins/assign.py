@@ -6,7 +6,6 @@ proposed, with what else it could be, for the outputs of both models to decide.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,19 +77,10 @@ def assign(sources: Iterable[Entry], targets: Iterable[Entry]) -> Assignment:
     return found
 
 
-def _keys(group: Group) -> Iterator[tuple[Key, tuple[int, ...]]]:
-    """Yields what a group has in common with those that it can become, stacked or as it is."""
-    for over in group.removals():
-        rest = group.without(over)
-        if rest is not None:
-            sizes = (sum(math.prod(e.shape) for e in part) for part in rest.values())
-            yield (len(rest), tuple(sizes)), over
-
-
 def _index(groups: Iterable[Group]) -> _Index:
     found: _Index = {}
     for group in groups:
-        for key, over in _keys(group):
+        for key, over in group.keys:
             found.setdefault(key, []).append((group, over))
     return found
 
@@ -118,7 +108,7 @@ def _lonely(groups: Sequence[Group], others: Sequence[Group]) -> list[Group]:
 
 def _fits_of(group: Group, index: _Index) -> Iterator[Group]:
     """Yields the groups of an index that a group can match."""
-    for key, over in _keys(group):
+    for key, over in group.keys:
         for other, theirs in index.get(key, ()):
             if _match(group, over, other, theirs):
                 yield other
@@ -173,7 +163,7 @@ class _Assigner:
         self._weights = Counter(word for g in (*rows, *columns) for word in g.words.path)
         index = _index(columns)
         for row in rows:
-            for key, over in _keys(row):
+            for key, over in row.keys:
                 for column, theirs in index.get(key, ()):
                     match = _match(row, over, column, theirs)
                     if match is not None:
@@ -337,7 +327,7 @@ class _Assigner:
         """Proposes pairs of what is left that fit by their sizes alone, whatever the names say."""
         index = _index(self.columns)
         for row in [*self.rows]:
-            for key, over in _keys(row):
+            for key, over in row.keys:
                 for column, theirs in index.get(key, ()):
                     if column not in self.columns or row not in self.rows:
                         continue

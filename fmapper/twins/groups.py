@@ -105,8 +105,21 @@ class Group:
             joined = f"{self.pieces[slot]}{number}{self.pieces[slot + 1]}"
             yield Group((*self.pieces[:slot], joined, *self.pieces[slot + 2 :]), members)
 
+    @cached_property
+    def keys(self) -> list[tuple[tuple[int, tuple[int, ...]], tuple[int, ...]]]:
+        """The counts and sizes that this has stacked, or as it is, and over which numbers."""
+        found = []
+        for over in self.removals():
+            rest = self.without(over)
+            if rest is not None:
+                sizes = (sum(math.prod(e.shape) for e in part) for part in rest.values())
+                found.append(((len(rest), tuple(sizes)), over))
+        return found
+
     def without(self, slots: tuple[int, ...]) -> dict[Index, list[Entry]] | None:
         """Returns the parameters by their other numbers; None if these are not a full block."""
+        if not slots:
+            return {index: [entry] for index, entry in self.members.items()}
         rest: dict[Index, list[Entry]] = {}
         numbers: dict[Index, list[Index]] = {}
         for index, entry in self.members.items():

@@ -29,7 +29,7 @@ class Layout:
         certain: The classes of both layers say so, or nothing else fits.
     """
 
-    steps: tuple[tuple[str, ...] | tuple[object, ...], ...] = ()
+    steps: tuple[tuple[object, ...], ...] = ()
     certain: bool = False
 
     def rules(self, names: Sequence[str]) -> Iterator[OnEach]:

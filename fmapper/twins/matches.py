@@ -178,6 +178,7 @@ def rotations(match: Match) -> Iterator[Option]:
                 continue
             split = (*shape[:axis], size // head, head, *shape[axis + 1 :])
             turn = ("interleave", 2, axis + 1, back)
+            steps: tuple[tuple[object, ...], ...]
             steps = (("reshape", split, shape), turn, ("reshape", shape, split))
             if split == (*shape[:axis], 1, *shape[axis:]):
                 steps = (("interleave", 2, axis, back),)
@@ -278,12 +279,12 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
     They are of one module, and are the same there: weights, or biases.
     """
     sizes = [math.prod(shape) for shape in one.shapes]
-    by_module: dict[object, list[Group]] = {}
+    by_module: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         module = group.parent.rpartition(".")[0]
         if len(group.members) == len(sizes):
             by_module.setdefault((module, group.words.leaf), []).append(group)
-    for (_, leaf), parts in by_module.items():  # type: ignore[misc]
+    for (_, leaf), parts in by_module.items():
         if (leaf and one.words.leaf and leaf != one.words.leaf) or len(parts) > 16:
             continue
         for count in range(2, _MOST_PARTS + 1):

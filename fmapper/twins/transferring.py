@@ -158,7 +158,8 @@ def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferRe
 
 def _split_kept(entries: Iterable[Entry], keep: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates what stays as it is in the target from what must be filled."""
-    kept, lacking = [], []
+    kept: list[str] = []
+    lacking: list[str] = []
     for entry in entries:
         asked = any(pattern(text).match(entry.name) is not None for text in keep)
         free = entry.random or entry.transient or _is_counter(entry)

@@ -48,7 +48,8 @@ def rules_of(
         first.append(Drop([*map(Pattern.escape, dropped)], forget=True))
     if prefix:
         first.append(Rename("{name...}", f"{prefix}{{name...}}"))
-    forward, backward, renames = _Writer(prefix), _Writer(prefix), {}
+    forward, backward = _Writer(prefix), _Writer(prefix)
+    renames: dict[str, str] = {}
     for decision in decisions:
         match, option = decision.match, decision.option
         writer = backward if match.back else forward
@@ -113,7 +114,8 @@ def _rest(index: Index, over: tuple[int, ...]) -> Index:
 def _is_box(keys: Sequence[Index]) -> bool:
     columns = [{*column} for column in zip(*keys, strict=True)]
     sizes = [max(column) - min(column) + 1 for column in columns]
-    return math.prod(sizes) == len(keys)
+    count: int = math.prod(sizes)
+    return count == len(keys)
 
 
 def _fill(group: Group, captures: Mapping[int, str], rest: Sequence[str]) -> str:
