@@ -111,7 +111,8 @@ def pair_arrays(
 
         def apply(arrays: Arrays) -> Arrays:
             named = {**arrays, **{n: arrays[first] for n, first in trials[0].aliases.items()}}
-            return given.apply(named, strict=False)
+            applied: Arrays = given.apply(named, strict=False)
+            return applied
 
         return _check(Pairing(*_places(apply, ours, theirs)), trials)
     if _have_equal_names(ours, theirs, trials):

@@ -128,7 +128,7 @@ class Side:
             args, kwargs = fmap(lambda x: _move(x, off, seed), (args, dict(kwargs)))
         given = inputs_for(self.adapter, args, kwargs)
         whole = () if other is None else other.lowers_whole({})
-        how = {"double": True} if double else {}
+        how: Any = {"double": True} if double else {}  # adapters of others may not take it
         try:
             seen = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **how)
             return None if seen is None else [*seen]

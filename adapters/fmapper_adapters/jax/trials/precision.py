@@ -15,7 +15,7 @@ _NARROW = frozenset({"float32", "float16", "bfloat16"})
 _WIDER = {"complex64": jnp.dtype("complex128")} | dict.fromkeys(_NARROW, jnp.dtype("float64"))
 
 # Functions that are traced within a block are traced anew after it: `jax.jit` heeds this.
-_PATCHED = jax.make_user_context(default_value=None)
+_PATCHED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ class JaxTrial(Trial):
 
     def _compute(self, weights: Any, state: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
         args, kwargs = jax.tree.map(lambda x: x, inputs)  # a call may use up a state
-        fixed = {n: double(x) if jax.config.jax_enable_x64 else x for n, x in self._fixed.items()}
+        fixed = {n: double(x) if _is_wide() else x for n, x in self._fixed.items()}
         output, changed = self._source.call({**fixed, **weights}, state, *args, **kwargs)
         return output, {name: changed.get(name, array) for name, array in state.items()}
 
@@ -190,6 +190,11 @@ class JaxTrial(Trial):
                 return {name: np.asarray(_inner(after, name)) for name in weights}
 
         return step
+
+
+def _is_wide() -> bool:
+    """Returns whether JAX has double precision here."""
+    return bool(jnp.asarray(0.0).dtype == jnp.float64)
 
 
 def _nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
