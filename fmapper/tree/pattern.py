@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -160,19 +160,6 @@ class Pattern:
                 if captures.setdefault(item_.name, text) != text:
                     return None
         return captures
-
-    def among(self, names: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yields the names that match, and the captures of each; quick for many names."""
-        if not self.captures:  # there is no need to look at the others
-            name = self.format({})
-            if name in names:
-                yield name, {}
-            return
-        longest = max(self._literals, key=len, default="")
-        for name in [name for name in names if longest in name]:
-            captures = self.match(name)
-            if captures is not None:
-                yield name, captures
 
     def occurs_in(self, name: str) -> bool:
         """Returns whether some keys of a name, one after the other, match."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fmapper.checkpoints.recording.steps import MAKE, NUMBER, OVER, Step
 from fmapper.checkpoints.rules.naming import Drop, Rename
-from fmapper.checkpoints.rules.rule import Rule
+from fmapper.checkpoints.rules.rule import Rule, matches
 from fmapper.errors import CheckpointError
 from fmapper.tree.pattern import Pattern
 
@@ -171,7 +171,7 @@ def _is_right(group: _Group, pair: Pair, live: Collection[str]) -> bool:
     for at, text in enumerate(pair[0]):
         old = Pattern(text)
         wanted = {name for row in group.rows for name in _expand([row[at]], group.numbers)}
-        if {name for name, _ in old.among(live)} != wanted:
+        if {name for name, _ in matches(text, live)} != wanted:
             return False
         captures = {*old.captures} - {OVER}
         if any({*Pattern(new).captures} - {OVER} != captures for new in (*pair[0], *pair[1])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from fmapper.checkpoints.lazy import LazyArray
@@ -99,9 +99,19 @@ def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
             raise CheckpointError(f"{rule}: {name!r} does not have the captures of the other side")
 
 
-def matches(one: str, arrays: Arrays) -> Iterator[tuple[str, dict[str, str]]]:
+def matches(one: str, arrays: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the names that match a pattern, and the captures of each."""
-    yield from pattern(one).among(arrays)
+    compiled = pattern(one)
+    if not compiled.captures:  # there is no need to look at the others
+        name = compiled.format({})
+        if name in arrays:
+            yield name, {}
+        return
+    longest = max((item for item in compiled.items if isinstance(item, str)), key=len, default="")
+    for name in [name for name in arrays if longest in name]:
+        captures = compiled.match(name)
+        if captures is not None:
+            yield name, captures
 
 
 def groups(
