@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmapper.backends.dtypes import is_inexact
@@ -174,6 +174,7 @@ class _Search:
     tied: dict[str, str]
     dropped: list[str]
     ties: dict[str, str]
+    sums: dict[str, str] = field(default_factory=dict)
 
 
 def _inputs(
@@ -245,6 +246,7 @@ def _prove(found: _Search, a: Side, b: Side, inputs: Inputs) -> None:
     proof = Proof(a, b, inputs)
     decisions = found.assignment.decisions
     taken = [e for d in decisions for g in d.match.sources for e in g.entries]
+    taken += [a.entries[name] for name in found.sums]
     proof.prepare([e for e in taken if is_inexact(e.dtype)])
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
 
@@ -272,7 +274,11 @@ def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
     lacking = [e for group in assignment.targets for e in group.entries]
     kept, missing = _split_kept(lacking, keep)
     left = [e for group in assignment.sources for e in group.entries]
-    needed = [e.name for e in left if e.trained and not e.transient]
+    sums = dict(_second_biases(left, a))
+    for decision in assignment.decisions:  # which of two terms was taken makes no difference
+        names = {e.name for group in decision.match.sources for e in group.entries}
+        decision.sure |= names <= {*sums.values()}
+    needed = [e.name for e in left if e.trained and not e.transient and e.name not in sums]
     if missing or needed:
         raise _no_counterpart(missing, needed, a, b)
     order = {name: at for at, name in enumerate(b.entries)}
@@ -284,11 +290,27 @@ def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
         for group in decision.match.sources
         for entry in group.entries
     }
-    dropped = [name for name in a.entries if name not in taken and name not in tied]
+    dropped = [n for n in a.entries if n not in taken and n not in tied and n not in sums]
     counters = [e.name for e in b.entries.values() if not both and _is_counter(e)]
     filled = {e.name for d in assignment.decisions for g in d.match.targets for e in g.entries}
     ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
-    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties)
+    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties, sums)
+
+
+def _second_biases(left: Collection[Entry], a: Side) -> Iterator[tuple[str, str]]:
+    """Yields biases of torch's LSTM that are left, each with the one that is added to it.
+
+    It has two that are added; others have one. Those of a GRU are not added in all gates.
+    """
+    names = {entry.name for entry in left}
+    for entry in left:
+        for own, other in (("bias_hh", "bias_ih"), ("bias_ih", "bias_hh")):
+            name = entry.name.replace(own, other)
+            weight = a.entries.get(entry.name.replace(own, "weight_hh"))
+            if own in entry.name and name in {*a.entries} - names and weight is not None:
+                rows, columns = weight.shape
+                if rows in (columns, 4 * columns) and a.entries[name].shape == entry.shape:
+                    yield entry.name, name
 
 
 def _is_counter(entry: Entry) -> bool:
@@ -330,7 +352,12 @@ def _apply(
     problem: Exception | None = None
     for prefix in ("", "source."):
         rules = rules_of(
-            decisions, tied=found.tied, dropped=found.dropped, ties=found.ties, prefix=prefix
+            decisions,
+            tied=found.tied,
+            dropped=found.dropped,
+            ties=found.ties,
+            sums=found.sums,
+            prefix=prefix,
         )
         try:
             made = rules.apply(arrays)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmapper
+from fmapper.checkpoints import Sum
 from models import twin_pairs
 
 COMPLETE, ASKED, REFUSED, WRONG, ERROR = "complete", "asked", "refused", "WRONG", "ERROR"
@@ -66,8 +67,13 @@ def outcome(twins: twin_pairs.Twins, with_inputs: bool) -> Outcome:
     return Outcome(COMPLETE, seconds, _goes_back(twins.source, filled, report))
 
 
-def _goes_back(source: Any, filled: Any, report: fmapper.TransferReport) -> bool:
-    """Returns whether the inverse rules give the bits of the source, but for what is not used."""
+def _goes_back(source: Any, filled: Any, report: fmapper.TransferReport) -> bool | None:
+    """Returns whether the inverse rules give the bits of the source, but for what is not used.
+
+    None if arrays were added, which the inverse says.
+    """
+    if any(isinstance(rule, Sum) for rule in report.rules):
+        return None
     given = fmapper.to_numpy(fmapper.state(source))
     there = fmapper.to_numpy(fmapper.state(filled))
     made = report.rules.apply(given, strict=False)

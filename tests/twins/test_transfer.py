@@ -233,3 +233,18 @@ def test_a_folder_of_the_hub_is_read_as_its_class(tmp_path):
         assert torch.equal(filled.state_dict()[name], array)
     made = fmapper.load(tmp_path, rules=report.rules)
     assert "model.layers.0.mlp.experts.gate_up_proj" in made
+
+
+def test_two_biases_of_an_lstm_are_added():
+    torch = pytest.importorskip("torch")
+    module = torch.nn.LSTM(3, 4)
+    shapes = {"cell.weight_ih": (16, 3), "cell.weight_hh": (16, 4), "cell.bias": (16,)}
+    filled, report = fmapper.transfer(module, zeros(arrays(shapes)))
+    added = (module.bias_ih_l0 + module.bias_hh_l0).detach().numpy()
+    assert (filled["cell.bias"] == added).all()
+    assert "Sum(" in str(report.rules)
+    with pytest.raises(fmapper.CheckpointError, match="terms of a sum"):
+        report.rules.inverse()
+    shapes = {"cell.weight_ih": (12, 3), "cell.weight_hh": (12, 4), "cell.bias": (12,)}
+    with pytest.raises(fmapper.TransferError, match="has no place in the target"):
+        fmapper.transfer(torch.nn.GRU(3, 4), zeros(arrays(shapes)))
