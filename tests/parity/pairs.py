@@ -387,7 +387,7 @@ def bert_torch_nnx(fault):
     return to_nnx(a, b, inputs, (r"\.attn\.", ".attention."))
 
 
-@pair(mask=r"layers.0", gelu=r"layers.0.mlp|layers.0:", eps="norm", norm_first="layers.0")
+@pair(mask=r"layers.0|lt", gelu=r"layers.0.mlp|layers.0:", eps="norm", norm_first="layers.0")
 def bert_torch_torch(fault):
     a = source(torch_.Bert)
     rules = carried(
@@ -469,7 +469,7 @@ def moe_bf16_torch_nnx(fault):
     return to_nnx(a, b, (normal(2, 5, 12, dtype=torch.bfloat16),))
 
 
-@pair(mask="attn", scale="attn", bias_twice="attn", dtype="mlp.fc2")
+@pair(mask="attn|lt", scale="attn", bias_twice="attn", dtype="mlp.fc2")
 def perceiver_torch_nnx(fault):
     inputs = (normal(2, 6, 16), LENGTHS)
     return to_nnx(source(torch_.Perceiver), made(nnx_.Perceiver, fault=fault), inputs)

@@ -7,6 +7,7 @@ pytest.importorskip("flax")
 pytest.importorskip("equinox")
 pytest.importorskip("optax")
 
+import fmapper
 from parity.pairs import PAIRS
 from sweeps.parity import judge, table
 
@@ -40,3 +41,11 @@ def test_every_kind_of_mistake_is_planted_in_several_architectures():
     assert len(PAIRS) >= 40
     for kind in ("eps", "gelu", "mask", "rope", "momentum", "ema", "frozen", "weight decay"):
         assert kinds.count(kind) >= 3
+
+
+def test_a_layer_that_does_not_promote_is_compared_in_float64():
+    eqx, jax = pytest.importorskip("equinox"), pytest.importorskip("jax")
+    conv = eqx.nn.Conv1d(2, 3, 1, key=jax.random.key(0))
+    report = fmapper.verify(conv, conv, jax.numpy.ones((2, 4)), gradients=True)
+    assert report, report
+    assert {one.precision for one in report.gradients} == {"float64"}

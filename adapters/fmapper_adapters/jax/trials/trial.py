@@ -55,7 +55,8 @@ class JaxTrial(Trial):
         draws = Draws()
         given = self._inputs if inputs is None else to_jax(inputs, strict=False)
         with _precision(double=double), _without_dropout() as rates, self._give_draws(draws):
-            output, after = self._compute(_arrays(weights), self._widen(self.state, double),
+            output, after = self._compute(self._widen(_arrays(weights), double),
+                                          self._widen(self.state, double),
                                           self._widen(given, double))  # fmt: skip
             draws.end()
         drawn = draws.drawn if self._same else None
@@ -102,7 +103,8 @@ class JaxTrial(Trial):
                 compiled = jax.jit(jax.value_and_grad(total, has_aux=True))
                 self._slopes[loss, double] = compiled
             try:
-                (found, after), gradients = compiled(_arrays(weights), before)
+                wide = self._widen(_arrays(weights), double)
+                (found, after), gradients = compiled(wide, before)
             except (ValueError, NotImplementedError) as error:
                 known = "Reverse-mode differentiation does not work" in str(error)
                 if isinstance(error, ValueError) and not known:
