@@ -379,7 +379,10 @@ LENGTHS = torch.tensor([6, 4])
 
 
 @pair(
-    mask=r"layers.0.attn", gelu=r"layers.0.mlp", eps=r"layers.0.norm2", bias_twice="layers.0.attn"
+    mask=r"layers.0.attn|lt",
+    gelu=r"layers.0.mlp",
+    eps=r"layers.0.norm2",
+    bias_twice="layers.0.attn",
 )
 def bert_torch_nnx(fault):
     a, b = source(torch_.Bert), made(nnx_.Bert, fault=fault)
@@ -403,14 +406,14 @@ def bert_torch_torch(fault):
     return Twins(a, b, (tokens(2, 6), tokens(2, 6, below=2), LENGTHS), rules)
 
 
-@pair(gelu=r"h.1.mlp", mask=r"h.0.attn", dtype=r"h.1.mlp.fc2", eps="h.1.norm2")
+@pair(gelu=r"h.1.mlp", mask=r"h.0.attn|tril", dtype=r"h.1.mlp.fc2", eps="h.1.norm2")
 def gpt_torch_nnx(fault):
     return to_nnx(source(torch_.GPT), made(nnx_.GPT, fault=fault), (tokens(2, 6),))
 
 
 @pair(
     label_shift=r"model|loss|cross_entropy|gather|slice",
-    mask=r"h.0.attn",
+    mask=r"h.0.attn|tril",
     scale=r"h.1.attn",
     weight_decay=r"step.*(bias|norm|ln_f)",
 )
@@ -419,13 +422,15 @@ def gpt_loss_torch_plain(fault):
     return to_plain(a, plain_.gpt, (ids, ids), fault, **matrices_decay(a, fault))
 
 
-@pair(gelu=r"h.1.mlp", mask=r"h.0.attn|h.0:", swapped_norms=r"h.1.norm1")
+@pair(gelu=r"h.1.mlp", mask=r"h.0.attn|h.0:|tril", swapped_norms=r"h.1.norm1")
 def gpt_bf16_torch_linen(fault):
     a = source(torch_.GPT, dtype=torch.bfloat16)
     return to_linen(a, linen_.GPT(jnp.bfloat16, fault), (tokens(2, 6),), *LINEN_BLOCKS)
 
 
-@pair(rope=r"layers.1.attn", eps=r"layers.1.norm2", dtype=r"layers.1.down", mask="layers.0.attn")
+@pair(
+    rope=r"layers.1.attn", eps=r"layers.1.norm2", dtype=r"layers.1.down", mask="layers.0.attn|tril"
+)
 def llama_torch_nnx(fault):
     a, b = source(torch_.Llama), made(nnx_.Llama, fault=fault)
     return to_nnx(a, b, (tokens(2, 6),), ("norm1", "input_norm"), ("norm2", "post_norm"))
@@ -437,7 +442,7 @@ def llama_loss_torch_nnx(fault):
     return to_nnx(a, b, (ids, ids), ("norm1", "input_norm"), ("norm2", "post_norm"))
 
 
-@pair(rope=r"layers.1.attn", mask=r"layers.0.attn", swapped_norms=r"layers.1.norm1")
+@pair(rope=r"layers.1.attn", mask=r"layers.0.attn|tril", swapped_norms=r"layers.1.norm1")
 def llama_bf16_torch_plain(fault):
     a = source(torch_.Llama, dtype=torch.bfloat16)
     return to_plain(a, plain_.llama, (tokens(2, 6),), fault)
@@ -449,7 +454,10 @@ def llama_torch_plain(fault):
 
 
 @pair(
-    scale=r"layers.0.attn", mask=r"layers.0.attn", eps=r"layers.0.norm2", bias_twice=r"bucket|attn"
+    scale=r"layers.0.attn",
+    mask=r"layers.0.attn|lt",
+    eps=r"layers.0.norm2",
+    bias_twice=r"bucket|attn",
 )
 def t5_torch_nnx(fault):
     return to_nnx(
