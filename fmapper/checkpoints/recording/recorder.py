@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.recording import arithmetic
@@ -22,10 +22,10 @@ class Recorder(ABC):
         recording: The recording, which knows the recorders of all frameworks.
     """
 
-    add = staticmethod(arithmetic.add)
-    subtract = staticmethod(arithmetic.subtract)
-    multiply = staticmethod(arithmetic.multiply)
-    divide = staticmethod(arithmetic.divide)
+    add: ClassVar[Callable[..., LazyArray]] = staticmethod(arithmetic.add)
+    subtract: ClassVar[Callable[..., LazyArray]] = staticmethod(arithmetic.subtract)
+    multiply: ClassVar[Callable[..., LazyArray]] = staticmethod(arithmetic.multiply)
+    divide: ClassVar[Callable[..., LazyArray]] = staticmethod(arithmetic.divide)
     total = staticmethod(arithmetic.total)
     number = staticmethod(arithmetic.operand)
     cast = staticmethod(arithmetic.cast)

@@ -53,7 +53,11 @@ class JaxTrial(Trial):
     def call(self, weights: Mapping[str, Any], *, inputs: Any = None, double: bool = False) -> Call:
         """Calls the function, one operation after the other."""
         draws = Draws()
-        given = self._inputs if inputs is None else to_jax(inputs, strict=False)
+        given = self._inputs
+        if inputs is not None:
+            args, kwargs = to_jax(inputs, strict=False)
+            # Without options of the framework, such as the `method` of Linen: the source has them.
+            given = args, {name: value for name, value in kwargs.items() if name in given[1]}
         with _precision(double=double), _without_dropout() as rates, self._give_draws(draws):
             output, after = self._compute(self._widen(_arrays(weights), double),
                                           self._widen(self.state, double),
