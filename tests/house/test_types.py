@@ -98,9 +98,10 @@ OF_OTHERS = {
     "docs.howto.debug-a-difference": 'attribute "savefig" for class "SubFigure"',
     "docs.howto.decode-text": 'parameter ".*" of type .* in function "__init__"'
     '|attribute "generate" for class',
-    "docs.howto.fill-from-checkpoint": 'Argument of type "Tensor | Module"',
+    "docs.howto.fill-from-checkpoint": 'Tensor [|] Module"|attribute "weight" for class "Tensor"',
     "docs.howto.gpu": 'Operator "<=" not supported for types "int | None"',
     "docs.howto.linen": 'attribute "shape" for class "FrozenDict',
+    "docs.howto.lora": 'parameter "params" of type "Params"',
     "docs.howto.move-and-place": 'attribute "kernel" for class "FunctionType"',
     "docs.howto.save-and-load": 'function "savez"',
     "docs.howto.torch-to-flax": 'attribute "shape" for class "FrozenDict',
