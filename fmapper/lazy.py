@@ -45,7 +45,12 @@ def surface(
 
 
 def show_as_public(value: object, package: str) -> object:
-    """Sets `__module__` of public names to the module they are imported from."""
+    """Sets `__module__` of public names to the module they are imported from.
+
+    A name that two faces have is shown as one of the outer face, whichever is asked first.
+    """
     if hasattr(value, "__qualname__"):  # movers are instances
-        value.__module__ = package
+        shown = getattr(sys.modules.get(package.partition(".")[0]), "__all__", ())
+        is_inner = "." in package and value.__qualname__ in shown
+        value.__module__ = package.partition(".")[0] if is_inner else package
     return value

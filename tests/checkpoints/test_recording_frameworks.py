@@ -171,6 +171,11 @@ def test_torch_is_as_before():
     assert (torch.from_numpy, torch.Tensor.numpy, torch.Tensor.__getitem__) == kept
     assert "numpy" not in vars(torch.Tensor)
 
+    rows = torch.tensor(0), torch.tensor(1)  # a class with `__getitem__` takes them for sequences
+    x = torch.zeros(3, 4)
+    x[rows, rows] = 1
+    assert x.sum() == 2
+
 
 # several frameworks
 

@@ -7,12 +7,13 @@ lie, torch says itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fmapper.checkpoints import (
     LazyArray,
@@ -298,14 +299,11 @@ class TorchRecorder(Recorder):
     def _borders(self) -> Iterator[None]:
         """Lets conversions take the arrays of other frameworks, and give those of NumPy."""
         kept = {name: getattr(torch, name) for name in _CONVERSIONS}
-        kept_get, kept_set = torch.Tensor.__getitem__, torch.Tensor.__setitem__
         kept_numpy, kept_array = torch.Tensor.numpy, torch.Tensor.__array__
         methods: dict[str, Any] = {
             "numpy": lambda tensor, **options: self._to_numpy(tensor, kept_numpy, **options),
             "__array__": lambda tensor, *args, **kw: self._to_numpy(tensor, kept_array, *args),
             "data_ptr": self._address,
-            "__getitem__": lambda tensor, index: kept_get(tensor, _real_index(index)),
-            "__setitem__": lambda tensor, index, x: kept_set(tensor, _real_index(index), x),
         }
         before = {name: vars(torch.Tensor).get(name) for name in methods}
         try:
@@ -313,7 +311,8 @@ class TorchRecorder(Recorder):
                 setattr(torch, name, self._conversion(original))
             for name, method in methods.items():
                 setattr(torch.Tensor, name, method)
-            yield
+            with _RealIndices():
+                yield
         finally:
             for name, original in kept.items():
                 setattr(torch, name, original)
@@ -369,6 +368,21 @@ def _view(tensor: torch.Tensor, memory: Storage) -> StorageView:
     if numpy_dtype(_name(tensor.dtype)) != memory.content.dtype:
         raise Recorder.refusal(f"a view as {_name(tensor.dtype)}")
     return StorageView(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+
+
+class _RealIndices(TorchFunctionMode):
+    """Lets tensors be indexed by arrays of other frameworks.
+
+    Setting `Tensor.__getitem__` would leave torch changed: Python fills a slot of the class for it,
+    which deleting the attribute does not empty, and `x[rows, columns] = 0` fails from then on.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            args = (args[0], _real_index(args[1]), *args[2:])
+        return func(*args, **(kwargs or {}))
 
 
 def _real_index(index: Any) -> Any:
