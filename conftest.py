@@ -76,7 +76,7 @@ pytest_collect_file = Sybil(
 
 collect_ignore_glob = ["docs/*.py", "docs/**/*.py"]  # programs that need more than the tests do
 
-WORKERS = 8  # each may take 5 GB
+WORKERS = 8  # each takes 1.5 GB
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -16,6 +16,7 @@ from fmapper.backends.namespace import array_namespace
 from fmapper.checkpoints.extras.settings import read_settings
 from fmapper.errors import CheckpointError, StructureMismatchError
 from fmapper.files.untrusted import show
+from fmapper.files.whole import new_file
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.states.state import load_state, state
 from fmapper.tracebacks import short_traceback
@@ -239,6 +240,7 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{folder}: is an adapter of kind {show(str(kind))}, not LORA")
+    _check_settings(folder, settings)
     others = [name for name in _OTHER_KINDS if settings.get(name)]
     if others:
         raise CheckpointError(f"{folder}: adapters with {', '.join(others)} are not read")
@@ -265,6 +267,23 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
         updates[f"{module}.weight"] = _low_rank(folder, module, held, settings)
     _check_targets(folder, settings.get("target_modules"), parts)
     return LoraAdapter(updates, replaced, json.dumps(settings, sort_keys=True))
+
+
+def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises for ranks, alphas and targets of a configuration that are not of their kind."""
+    patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    numbers = [settings.get("r", 1), settings.get("lora_alpha")]
+    numbers += [x for table in patterns if isinstance(table, dict) for x in table.values()]
+    targets = settings.get("target_modules") or []
+    if (
+        not all(isinstance(table, dict) for table in patterns)
+        or not all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in numbers)
+        or not (isinstance(targets, str) or all(isinstance(target, str) for target in targets))
+    ):
+        raise CheckpointError(
+            f"{folder / _CONFIG}: r, lora_alpha, rank_pattern and alpha_pattern must be positive "
+            "numbers and tables of those, and target_modules texts"
+        )
 
 
 def _check_targets(folder: Path, targets: Any, modules: Iterable[str]) -> None:
@@ -367,7 +386,8 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings = _settings_of(adapter)
     save(arrays, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / _CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    with new_file(folder / _CONFIG) as file:
+        file.write(json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n")
 
 
 def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:

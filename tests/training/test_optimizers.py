@@ -199,6 +199,7 @@ OF_OPTAX = {
     "adamax": lambda: optax.adamax(1e-2),
     "adadelta": lambda: optax.adadelta(1.0, rho=0.9, eps=1e-6),
     "named": lambda: optax.named_chain(("clip", optax.identity()), ("adam", optax.adam(1e-2))),
+    "a rate of one": lambda: optax.sgd(1.0),
     "injected": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
     "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 4, 20)),
 }  # fmt: skip
@@ -281,7 +282,28 @@ def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
         (lambda: optax.MultiSteps(optax.adam(1e-3), 4), "calling backward"),
         (lambda: optax.adafactor(1e-3), "scale_by_factored_rms"),
         (lambda: optax.sgd(-1e-3), "positive sign"),
-        (lambda: optax.chain(optax.adam(1.0), optax.add_decayed_weights(0.1)), "after the learn"),
+        (
+            lambda: optax.chain(optax.adam(1.0), optax.add_decayed_weights(0.1)),
+            "scale before add_decayed_weights has no counterpart",
+        ),
+        (lambda: optax.chain(optax.scale(0.5), optax.adam(1.0)), "scale before scale_by_adam"),
+        (
+            lambda: optax.rmsprop(1e-3, momentum=0.9, eps_in_sqrt=False),
+            "scale before trace has no counterpart",
+        ),
+        (
+            lambda: optax.chain(optax.stateless(lambda updates, _: updates), optax.sgd(0.1)),
+            "stateless has no counterpart",
+        ),
+        (lambda: optax.chain(optax.keep_params_nonnegative(), optax.sgd(0.1)), "keep_params"),
+        (
+            lambda: optax.chain(optax.sgd(lambda count: 0.1), optax.scale_by_learning_rate(len)),
+            "two schedules",
+        ),
+        (
+            lambda: optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(len)),
+            "only optax.scale_by_learning_rate",
+        ),
         (lambda: optax.chain(optax.scale_by_adam(), optax.adam(1e-3)), "adam is followed by adam"),
     ],
 )  # fmt: skip
@@ -333,6 +355,15 @@ def test_a_schedule_that_counts_epochs_is_refused():
         optimizer.step()
     scheduler.step()
     with pytest.raises(ConversionError, match="called 1 times in 3 updates"):
+        convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
+
+
+def test_a_rate_that_something_else_has_set_is_refused():
+    net = torch.nn.Linear(3, 2)
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    scheduler = schedulers.StepLR(optimizer, 10)
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(ConversionError, match=r"has the rate 0.01, and its scheduler gives 0.1"):
         convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
 
 

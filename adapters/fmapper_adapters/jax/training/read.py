@@ -30,7 +30,8 @@ _CORES = {
     "scale_by_adadelta": "adadelta",
     "scale_by_lion": "lion",
 }
-_NOTHING = ("identity", "stateless", "keep_params_nonnegative")
+_NOTHING = ("identity",)
+_RATES = ("scale", "scale_by_schedule")
 _INSTEAD = {
     "scale_by_rss": "torch's Adagrad adds eps to the root, and optax's within",
     "scale_by_radam": "torch's RAdam adds eps to the root before its bias is corrected",
@@ -101,10 +102,7 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
 def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
     """Yields the transformations within one, with their parts of the state."""
     name = getattr(update, "__qualname__", type(update).__name__).partition(".")[0]
-    try:
-        inner = dict(inspect.getclosurevars(update).nonlocals)
-    except TypeError:
-        inner = {}
+    inner = _closure(update)
     if name == "with_extra_args_support":
         yield from _pieces(inner["tx"].update, state, params, members)
     elif name == "chain":
@@ -151,6 +149,14 @@ class _OfCount:
         return float(self.schedule(jnp.asarray(step, jnp.int32)))
 
 
+def _closure(function: Any) -> dict[str, Any]:
+    """Returns the variables that a function holds; none for what is not written in Python."""
+    try:
+        return dict(inspect.getclosurevars(function).nonlocals)
+    except TypeError:
+        return {}
+
+
 def _number(value: Any) -> Any:
     return np.asarray(value).item() if np.ndim(value) == 0 else value
 
@@ -176,10 +182,12 @@ class _Reading:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rate = 1.0
         decays: list[tuple[bool, float]] = []
-        is_negative = is_scaled = False
-        for at, piece in enumerate(self.pieces):
+        is_negative = False
+        end = len(self.pieces)
+        while end and self.pieces[end - 1].name in _RATES:
+            end -= 1
+        for at, piece in enumerate(self.pieces[:end]):
             given = piece.settings
             if piece.name in _OUTSIDE and not at:
                 warnings.warn(
@@ -188,23 +196,33 @@ class _Reading:
                     ConversionWarning,
                     stacklevel=2,
                 )
-            elif piece.name == "scale":
-                value = float(given["step_size"])
-                if value == -1.0 and not self.algorithm and not decays:
-                    is_negative = not is_negative
-                else:
-                    rate, is_scaled = rate * value, True
-            elif piece.name == "scale_by_schedule":
-                self._schedule(given["step_size_fn"], piece.state)
-                is_scaled = True
-            elif piece.name == "add_decayed_weights":
-                if is_scaled:
+            elif piece.name in _RATES:
+                is_sign = piece.name == "scale" and _number(given["step_size"]) == -1.0
+                if not is_sign or self.algorithm or decays:
+                    later = self.pieces[at + 1].name
                     raise ConversionError(
-                        "add_decayed_weights after the learning rate has no counterpart in torch"
+                        f"{piece.name} before {later} has no counterpart: torch's optimizers "
+                        "scale by the learning rate last"
                     )
-                decays.append((bool(self.algorithm), _number(given["weight_decay"])))
+                is_negative = not is_negative
+            elif piece.name == "add_decayed_weights":
+                value = _number(given["weight_decay"])
+                if not isinstance(value, int | float):
+                    raise ConversionError(
+                        f"add_decayed_weights: a weight decay of {value!r} has no counterpart in "
+                        "torch, which has a number for each group"
+                    )
+                decays.append((bool(self.algorithm), value))
             else:
                 self._core(piece)
+        rate = 1.0
+        for piece in self.pieces[end:]:
+            if piece.name == "scale":
+                rate *= float(piece.settings["step_size"])
+            elif self.schedule is None:
+                self._schedule(piece.settings["step_size_fn"], piece.state)
+            else:
+                raise ConversionError("two schedules of the rate have no counterpart in torch")
         self.algorithm = self.algorithm or "sgd"
         known = SETTINGS[self.algorithm]
         self.settings = {**known, **self.settings}
@@ -222,22 +240,20 @@ class _Reading:
                 )
             if "decoupled" in known:
                 self.settings["decoupled"] = after
-        # A rate that is subtracted minimizes; torch has the sign in `maximize`.
-        sign = -1.0 if self.schedule is None else 1.0
         if self.schedule is None:
-            if rate * sign <= 0 and rate:
+            if rate > 0:
                 raise ConversionError(
                     "the update is added with a positive sign: scale by a negative rate, as "
                     "optax.scale_by_learning_rate does"
                 )
-            self.settings["lr"] = rate * sign
-        elif abs(rate) != 1.0:
+            self.settings["lr"] = -rate
+        elif rate != 1.0:
             raise ConversionError(f"the schedule of the rate is scaled by {rate}")
         self.settings["maximize"] = is_negative
 
     def _schedule(self, function: Any, state: Any) -> None:
         """Reads the function of a learning rate: that of `scale_by_learning_rate`."""
-        inner = inspect.getclosurevars(function).nonlocals
+        inner = _closure(function)
         rate = inner.get("learning_rate")
         if rate is None or inner.get("m") != -1:
             raise ConversionError(
@@ -308,7 +324,9 @@ class _Reading:
         """Adds the arrays that the states hold for some parameters."""
         for piece in self.pieces:
             if isinstance(piece.state, Moments):
-                trees = piece.state.arrays
+                # Before its first step dampened SGD has no buffer in torch, which is not 0.
+                is_new = self.algorithm == "sgd" and not self.step
+                trees = {} if is_new else piece.state.arrays
             else:
                 fields = SLOTS.get(self.algorithm, {}).get(type(piece.state).__name__, {})
                 trees = {slot: getattr(piece.state, name) for name, slot in fields.items()}

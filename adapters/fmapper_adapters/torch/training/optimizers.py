@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -115,6 +116,14 @@ def read(
     )
     steps = max((group.step for group in groups), default=0)
     schedule = None if scheduler is None else schedulers.read(scheduler, steps)
+    for number, group in enumerate(optimizer.param_groups if schedule is not None else ()):
+        expected = schedule.rate(settings[number]["lr"], schedule.position) if schedule else 0.0
+        if not math.isclose(float(group["lr"]), expected, rel_tol=1e-6, abs_tol=1e-12):
+            raise ConversionError(
+                f"{name}: group {number} has the rate {float(group['lr'])}, and its scheduler "
+                f"gives {expected} after {schedule.position if schedule else 0} steps: something "
+                "else has set the rate, or the scheduler is not one of this optimizer"
+            )
     return OptimizerState(kind.algorithm, groups, dict(slots), schedule)
 
 
