@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 
@@ -100,17 +102,39 @@ def table(results: list[Result]) -> str:
     return "\n".join([*lines, "", str(dict(Counter(one.verdict for one in results)))])
 
 
-def run(chosen: Callable[[Pair, str], bool], show: Callable[[str], object]) -> list[Result]:
-    """Judges each chosen pair, sound and with each of its faults."""
-    results = []
-    for pair in PAIRS:
-        for fault in filter(lambda fault, pair=pair: chosen(pair, fault), ("", *pair.faults)):
-            result = judge(pair, fault)
-            results.append(result)
+def run(
+    chosen: Callable[[Pair, str], bool],
+    show: Callable[[str], object],
+    results: Mapping[tuple[str, str], Result] = MappingProxyType({}),
+    keep: Callable[[Result], object] = lambda result: None,
+) -> list[Result]:
+    """Judges each chosen pair, sound and with each of its faults.
+
+    Args:
+        chosen: Says whether a pair is judged with a fault.
+        show: Called with a line for each that was judged.
+        results: Those of an earlier run, by pair and fault, which are taken as they are.
+        keep: Called with each new result.
+    """
+    every = [(pair, fault) for pair in PAIRS for fault in ("", *pair.faults) if chosen(pair, fault)]
+    results = dict(results)
+    for pair, fault in every:
+        if (pair.name, fault) not in results:
+            result = results[pair.name, fault] = judge(pair, fault)
+            keep(result)
             jax.clear_caches()  # programs of pairs that are done with take gigabytes
             show(f"{result.verdict:11} {result.seconds:5} s  {pair.name} / {fault or 'sound'}: "
                  f"{result.place}")  # fmt: skip
-    return results
+    return [results[pair.name, fault] for pair, fault in every]
+
+
+def earlier(path: Path, commit: str) -> dict[tuple[str, str], Result]:
+    """The results of a commit in a file of them."""
+    if not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text().splitlines())
+    results = [Result(**row) for row in rows if row.pop("commit") == commit]
+    return {(result.pair, result.fault): result for result in results}
 
 
 def main() -> int:
@@ -119,20 +143,36 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="patterns: pairs whose name has one")
     parser.add_argument("--fault", help="this fault only, or `sound`")
     parser.add_argument("--report", action="store_true", help="print the reports of what is wrong")
-    parser.add_argument("--out", type=Path, help="write the results to this file, as JSON")
+    parser.add_argument(
+        "--out", type=Path,
+        help="append each result to this file, a line of JSON; what it has of this commit is kept",
+    )  # fmt: skip
     options = parser.parse_args()
 
     def chosen(pair: Pair, fault: str) -> bool:
         named = not options.names or any(re.search(name, pair.name) for name in options.names)
         return named and options.fault in (None, fault or "sound")
 
-    results = run(chosen, lambda text: print(text, flush=True))
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+
+    def keep(result: Result) -> None:
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(json.dumps({"commit": commit, **asdict(result)}) + "\n")
+
+    results = run(
+        chosen,
+        lambda text: print(text, flush=True),
+        earlier(options.out, commit) if options.out else {},
+        keep,
+    )
     print(table(results))
     wrong = [one for one in results if one.verdict != "right"]
     for one in wrong if options.report else ():
         print(f"\n{one.verdict}: {one.pair} / {one.fault or 'sound'}\n{one.report}")
-    if options.out:
-        options.out.write_text(json.dumps([asdict(one) for one in results], indent=1))
     return 1 if wrong or not results else 0
 
 
