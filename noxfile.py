@@ -92,6 +92,7 @@ def twins(session: nox.Session) -> None:
     program(session, "twins", *session.posargs)
 
 
+@nox.session
 def training_state(session: nox.Session) -> None:
     """Go on with the runs of all optimizers and schedules in the other framework."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
