@@ -173,8 +173,17 @@ class Optimizers(Framework):
         """Returns a copy of a model with other arrays in their place; the model stays as it is."""
 
     @abstractmethod
-    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+    def read_optimizer(
+        self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
+    ) -> Any:
         """Returns an `OptimizerState`.
+
+        Args:
+            model: The model.
+            optimizer: Its optimizer.
+            scheduler: The scheduler of the optimizer; None if there is none.
+            every: How many updates there are between two steps of the scheduler; None where the
+                counts of the optimizer are to tell.
 
         Raises:
             ConversionError: Says which optimizer, setting or schedule cannot be read.

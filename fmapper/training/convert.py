@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,13 +11,14 @@ from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapters
 from fmapper.backends.models import Models
 from fmapper.backends.namespace import array_namespace
-from fmapper.errors import ConversionError
-from fmapper.moves.mover import mover_to
+from fmapper.errors import ConversionError, ConversionWarning
+from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.steps import find_target
 from fmapper.states.state import load_state, state, weights_of
 from fmapper.tracebacks import short_traceback
-from fmapper.training.state import OptimizerState
+from fmapper.training.state import BY_AXES, OptimizerState
 from fmapper.verification.models.owners import adapter_of_model, source_of_callable
+from fmapper.warn import warn
 
 _BASE = 200  # smaller than the first integer that bfloat16 lacks
 
@@ -47,6 +48,7 @@ def convert_training(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     scheduler: Any = None,
+    scheduler_every: int | None = None,
     **options: Any,
 ) -> Training:
     """Converts a model with its optimizer, so that its training goes on in another framework.
@@ -64,7 +66,10 @@ def convert_training(
         to: `torch`, `jax`, `flax` or `equinox`.
         example_inputs: As for `convert`.
         example_kwargs: As for `convert`.
-        scheduler: A scheduler of `torch.optim.lr_scheduler` that is called after each update.
+        scheduler: The scheduler of `torch.optim.lr_scheduler` that goes with a torch optimizer.
+        scheduler_every: How many updates of the parameters there are between two calls of
+            `scheduler.step()`: 1, or the batches of an epoch. None takes it to be 1, which the
+            counts of the optimizer must confirm.
         options: As for `convert`, such as `structure=True`.
 
     Returns:
@@ -86,7 +91,9 @@ def convert_training(
     from fmapper.programs.convert import convert_with_arrays
 
     source = _adapter_for(model, optimizer, find_target(to)[0])
-    held = source.read_optimizer(model, optimizer, scheduler)
+    held = source.read_optimizer(model, optimizer, scheduler, scheduler_every)
+    for message in held.warnings:
+        warn(message, ConversionWarning)
     converted = convert_with_arrays(model, to, example_inputs, example_kwargs, **options)
     target = adapter_of_model(converted)
     if not isinstance(target, Optimizers):
@@ -145,63 +152,109 @@ def _carry(
     for number, group in enumerate(held.groups, 1):
         for at in group.members:
             marks[at] = number
-    marked = through([_full_like(array, mark) for array, mark in zip(old, marks, strict=True)])
     members: dict[int, list[int]] = defaultdict(list)
-    for at, array in enumerate(marked):
-        lowest, highest = _range(array)
-        if lowest != highest:
+    for at, mark in enumerate(_follow(marks, old, through)):
+        if mark is None:
             raise ConversionError(
                 f"parameter {at} of the converted model is made of several of the source, for "
                 "which the optimizer has different settings or counts. Give them the same, or "
                 "convert without structure=True."
             )
-        members[int(lowest)].append(at)
+        members[mark].append(at)
     groups = tuple(
         replace(group, members=tuple(members[number]))
         for number, group in enumerate(held.groups, 1)
         if members[number]
     )
+    axes = {}
+    if held.algorithm in BY_AXES:
+        trained = {at for group in groups for at in group.members}
+        sources = _follow(range(1, len(old) + 1), old, through)
+        orders = _orders(held, old, through, trained, sources)
+        axes = {at: order for at, (_, order) in orders.items()}
     slots = {}
     for slot, arrays in held.slots.items():
-        plain = [_is_like(arrays.get(at), array) for at, array in enumerate(old)]
-        if not all(plain):
-            moved = _by_position(slot, arrays, old, marked, through)
+        if not all(_is_like(arrays.get(at), array) for at, array in enumerate(old)):
+            moved = {at: arrays[origin] for at, (origin, _) in orders.items() if origin in arrays}
             slots[slot] = mover_to(target)(moved)
             continue
         new = through([arrays.get(at, _full_like(x, 0)) for at, x in enumerate(old)])
-        has = through([_full_like(x, int(at in arrays)) for at, x in enumerate(old)])
-        slots[slot] = {at: new[at] for at, array in enumerate(has) if _range(array)[1] == 1}
-    return replace(held, groups=groups, slots=slots)
+        has = _follow([int(at in arrays) for at in range(len(old))], old, through)
+        slots[slot] = {at: new[at] for at, mark in enumerate(has) if mark}
+    return replace(held, groups=groups, slots=slots, axes=axes)
 
 
-def _by_position(
-    slot: str,
-    arrays: Mapping[int, Any],
+def _follow(
+    marks: Sequence[int], old: Sequence[Any], through: Callable[[Sequence[Any]], list[Any]]
+) -> list[int | None]:
+    """Returns the mark of each new parameter, from one for each old one; None where it is mixed."""
+    marked: list[int | None] = [0] * len(through(old))
+    unit = 1
+    while unit <= max(marks, default=0):  # digits, as a small dtype has no large integers
+        digits = [_full_like(x, at // unit % _BASE) for x, at in zip(old, marks, strict=True)]
+        for at, array in enumerate(through(digits)):
+            low, high = _range(array)
+            before = marked[at]
+            marked[at] = None if before is None or low != high else before + int(low) * unit
+        unit *= _BASE
+    return marked
+
+
+def _orders(
+    held: OptimizerState,
     old: Sequence[Any],
-    new: Sequence[Any],
     through: Callable[[Sequence[Any]], list[Any]],
-) -> dict[int, Any]:
-    """Returns arrays that have a shape of their own, for parameters of the same layout.
+    trained: Collection[int],
+    sources: Sequence[int | None],
+) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Returns, for each new parameter that is trained, which old one it is, and its axes.
+
+    Axes are in the order in which the algorithm takes them.
 
     Raises:
-        ConversionError: A layout differs, so that nobody knows what becomes of the array.
+        ConversionError: A parameter is not an old one with its axes in another order.
     """
-    digits = [  # exact in every dtype
-        through([_full_like(x, at // unit % _BASE) for at, x in enumerate(old)])
-        for unit in (1, _BASE, _BASE**2)
-    ]
-    moved = {}
-    for at, array in enumerate(new):
-        low, high = zip(*(_range(found[at]) for found in digits), strict=True)
-        source = sum(int(digit) * _BASE**power for power, digit in enumerate(low))
-        if low != high or tuple(array.shape) != tuple(old[source].shape):
+    import numpy as np
+
+    axes_of: dict[int, dict[int, int]] = {at: {} for at in trained}
+    for axis in range(max((len(x.shape) for x in old), default=0)):
+        along = through([_positions(x, axis) for x in old])
+        for at in trained:
+            array = np.asarray(to_numpy(along[at]), np.float64)
+            for dimension, size in enumerate(array.shape):
+                shape = [1] * array.ndim
+                shape[dimension] = size
+                if size > 1 and (array == np.reshape(np.arange(size) % _BASE, shape)).all():
+                    axes_of[at][axis] = dimension
+    orders = {}
+    for at in trained:
+        origin, here = sources[at], axes_of[at]
+        sizes = None if origin is None else tuple(old[origin - 1].shape)
+        # An axis of size 1 may be any that is left.
+        left = [axis for axis in range(len(sizes or ())) if axis not in here.values()]
+        if sizes is None or sum(size > 1 for size in sizes) != len(here):
             raise ConversionError(
-                f"{slot} has not the shape of its parameter, and the converted model has "
-                "parameters of other layouts. Convert without structure=True."
+                f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
+                "the converted model is not one of the source with its axes in another order. "
+                "Convert without structure=True."
             )
-        if source in arrays:
-            moved[at] = arrays[source]
-    return moved
+        axes = [here[axis] if axis in here else left.pop(0) for axis in range(len(sizes))]
+        before = held.axes.get(origin - 1, tuple(range(len(axes)))) if origin else ()
+        orders[at] = (origin or 0) - 1, tuple(axes[axis] for axis in before)
+    return orders
+
+
+def _positions(array: Any, axis: int) -> Any:
+    """Returns an array like another, of the position of each element along an axis."""
+    import numpy as np
+
+    numbers: Any = np.zeros(tuple(array.shape), np.int64)
+    if axis < numbers.ndim:
+        shape = [1] * numbers.ndim
+        shape[axis] = -1
+        numbers = numbers + np.reshape(np.arange(numbers.shape[axis]) % _BASE, shape)
+    filled: list[Any] = load_state([array], {"0": numbers.astype(np.float32)})
+    return filled[0]
 
 
 def _is_like(array: Any, parameter: Any) -> bool:

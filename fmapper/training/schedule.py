@@ -14,21 +14,25 @@ class Schedule:
 
     Attributes:
         kind: `constant`, `linear`, `step`, `exponential`, `polynomial`, `cosine`, `restarts`,
-            `onecycle`, `table`, `sequence` or `function`; see the function of that name below.
+            `onecycle`, `table`, `factor`, `sequence` or `function`; see the function of that name
+            below.
         settings: Its arguments, by the names that `torch.optim.lr_scheduler` has for them.
-        position: How many steps it has made.
+        position: How many updates of the parameters it has seen.
+        every: How many of them make a step of the schedule: the batches of an epoch, where the rate
+            changes once an epoch.
     """
 
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     position: int = 0
+    every: int = 1
 
     def rate(self, base: float, step: Any, xp: Any = None) -> Any:
-        """Returns the learning rate at a step.
+        """Returns the learning rate at a step of the schedule.
 
         Args:
             base: The rate of the group that the schedule scales.
-            step: An int; or an array, with `xp`.
+            step: How many steps it has made: an int; or an array, with `xp`.
             xp: The array namespace of `step`; None for numbers.
         """
         return _KINDS[self.kind](base, step, xp or _Numbers, **self.settings)
@@ -51,6 +55,10 @@ class _Numbers:
     @staticmethod
     def take(values: Any, at: int) -> float:
         return float(values[at])
+
+    @staticmethod
+    def call(function: Any, step: float) -> float:
+        return float(function(int(step)))
 
 
 def constant(base: float, step: Any, xp: Any, *, factor: float, total_iters: int) -> Any:
@@ -119,6 +127,11 @@ def table(base: float, step: Any, xp: Any, *, values: Any) -> Any:
     return base * xp.take(values, xp.minimum(step, len(values) - 1))
 
 
+def factor(base: float, step: Any, xp: Any, *, function: Any) -> Any:
+    """Calls a function of Python that gives a factor."""
+    return base * xp.call(function, step)
+
+
 def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any) -> Any:
     """Joins schedules, each counted from its milestone."""
     rate = schedules[0].rate(base, step, xp)
@@ -137,6 +150,6 @@ _KINDS = {
     kind.__name__: kind
     for kind in (
         constant, linear, step, exponential, polynomial, cosine, restarts, onecycle, table,
-        sequence, function,
+        factor, sequence, function,
     )
 }  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fmapper.errors import ConversionError
@@ -12,6 +12,7 @@ from fmapper.training.schedule import Schedule
 # The settings of each algorithm beside `lr`, with the values that leave a part of it out. Their
 # names and meaning are those of torch.optim: https://docs.pytorch.org/docs/stable/optim.html.
 _DECAY = {"weight_decay": 0.0, "maximize": False}
+# fmt: off
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, **_DECAY},
     "adam": {"betas": None, "eps": None, "amsgrad": False, "decoupled": False, **_DECAY},
@@ -23,7 +24,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adadelta": {"rho": None, "eps": None, **_DECAY},
     "adafactor": {"beta2_decay": None, "eps": None, "d": None, **_DECAY},
     "lion": {"betas": None, **_DECAY},
+    "muon": {
+        "momentum": None, "nesterov": None, "ns_coefficients": None, "ns_steps": None,
+        "eps": None, "adjust_lr_fn": None, **_DECAY,
+    },
 }
+# fmt: on
+BY_AXES = ("adafactor", "muon")  # which tell rows of a parameter from columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class Group:
     Attributes:
         members: The positions of the parameters among those of the model.
         settings: `lr`, the base of the schedule if there is one, and those of `SETTINGS`.
-        step: How often they have been updated.
+        step: How often they have been updated; 0 or 1 for SGD in torch, which does not count.
         numbers: State that is one number for each parameter: `mu_product` of NAdam.
     """
 
@@ -52,6 +59,10 @@ class OptimizerState:
         groups: The parameters that it updates.
         slots: Arrays of the shape of their parameter: `exp_avg` -> position -> array. A parameter
             that was never updated has none.
+        axes: Of the algorithms of `BY_AXES`: position -> the axes of the parameter in the order in
+            which the algorithm takes them. Slots of another shape than the parameter's have that
+            order already.
+        warnings: What the user has to do, as the other framework does it outside of optimizers.
         schedule: How the learning rate changes; None where it stays.
     """
 
@@ -59,6 +70,23 @@ class OptimizerState:
     groups: tuple[Group, ...]
     slots: Mapping[str, Mapping[int, Any]]
     schedule: Schedule | None = None
+    axes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def at(self, places: Sequence[int]) -> OptimizerState:
+        """Returns the state with its parameters at other positions: those of a larger model."""
+        return replace(
+            self,
+            groups=tuple(
+                replace(group, members=tuple(places[at] for at in group.members))
+                for group in self.groups
+            ),
+            slots={
+                slot: {places[at]: array for at, array in arrays.items()}
+                for slot, arrays in self.slots.items()
+            },
+            axes={places[at]: axes for at, axes in self.axes.items()},
+        )
 
 
 def check_settings(

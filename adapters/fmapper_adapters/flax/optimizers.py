@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fmapper import ConversionError
 from fmapper_adapters.jax.libraries import JaxOptimizers
 
 if TYPE_CHECKING:
@@ -37,14 +39,26 @@ class FlaxOptimizers(JaxOptimizers):
         nnx.update(copy, params)
         return copy
 
-    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
-        """Returns an `nnx.Optimizer` as plain data."""
+    def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
+        """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
         from flax import nnx
 
         if not isinstance(optimizer, nnx.Optimizer):
-            return super().read_optimizer(model, optimizer, scheduler)
-        held = nnx.as_pure(optimizer.opt_state)
-        return super().read_optimizer(model, (optimizer.tx, held), scheduler)
+            return super().read_updates(model, optimizer)
+        params = nnx.state(model, optimizer.wrt)
+        places = {
+            path: at for at, path in enumerate(nnx.to_flat_state(self.parameters(model)).paths)
+        }
+        paths = nnx.to_flat_state(params).paths
+        others = [".".join(map(str, path)) for path in paths if path not in places]
+        if others:
+            raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
+        state = self.read_pair(params, (optimizer.tx, nnx.as_pure(optimizer.opt_state)))
+        if state.algorithm in ("sgd", "rmsprop", "adadelta"):  # of which optax counts no updates
+            steps = int(optimizer.step[...])
+            groups = (replace(group, step=group.step or steps) for group in state.groups)
+            state = replace(state, groups=tuple(groups))
+        return state.at([places[path] for path in paths])
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns an `nnx.Optimizer` for the parameters of a module."""
@@ -53,5 +67,7 @@ class FlaxOptimizers(JaxOptimizers):
         (tx, held), _ = super().write_optimizer(model, state)
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
         nnx.update(optimizer.opt_state, nnx.state(held))
-        optimizer.step[...] = max((group.step for group in state.groups), default=0)
+        steps = [group.step for group in state.groups]
+        steps.append(state.schedule.position if state.schedule else 0)
+        optimizer.step[...] = max(steps)
         return optimizer, None

@@ -62,19 +62,30 @@ class JaxOptimizers(Optimizers):
         treedef = jax.tree.structure(self.parameters(model))
         return self.with_parameters(model, jax.tree.unflatten(treedef, arrays))
 
-    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
-        """Returns an optimizer of optax as plain data.
+    def read_optimizer(
+        self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
+    ) -> OptimizerState:
+        """Returns an optimizer as plain data.
 
         Raises:
             ConversionError: There is a scheduler, which optimizers of optax have within.
         """
+        if scheduler is not None or every is not None:
+            raise ConversionError(
+                "scheduler= and scheduler_every= are for torch's schedulers; an optax "
+                "transformation has its schedule"
+            )
+        return self.read_updates(model, optimizer)
+
+    def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
+        """Returns an optimizer of a model as plain data."""
+        return self.read_pair(self.parameters(model), optimizer)
+
+    def read_pair(self, params: Any, pair: tuple[Any, Any]) -> OptimizerState:
+        """Returns a transformation and its state, made for a tree of parameters, as plain data."""
         from fmapper_adapters.jax.training import read
 
-        if scheduler is not None:
-            raise ConversionError(
-                "scheduler= is for torch's schedulers; an optax transformation has its schedule"
-            )
-        return read.read(self.parameters(model), *optimizer)
+        return read.read(params, *pair)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""

@@ -7,19 +7,18 @@ refused, and so is what torch's optimizers do not have.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import ConversionError, ConversionWarning
+from fmapper import ConversionError
 from fmapper.training import SETTINGS, Group, OptimizerState, Schedule, check_settings
-from fmapper_adapters.jax.training.build import SLOTS, Rate, is_masked
+from fmapper_adapters.jax.training.build import Rate, is_masked
 from fmapper_adapters.jax.training.transformations import Moments
 
 _CORES = {
@@ -29,6 +28,20 @@ _CORES = {
     "scale_by_stddev": "rmsprop",
     "scale_by_adadelta": "adadelta",
     "scale_by_lion": "lion",
+}
+# Where the states of optax hold what torch calls otherwise: algorithm -> state -> field -> slot.
+_ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}
+_SLOTS: dict[str, dict[str, dict[str, str]]] = {
+    "sgd": {"TraceState": {"trace": "momentum_buffer"}},
+    "adam": {"ScaleByAdamState": _ADAM},
+    "adamax": {"ScaleByAdamState": {"mu": "exp_avg", "nu": "exp_inf"}},
+    "rmsprop": {
+        "ScaleByRmsState": {"nu": "square_avg"},
+        "ScaleByRStdDevState": {"mu": "grad_avg", "nu": "square_avg"},
+        "TraceState": {"trace": "momentum_buffer"},
+    },
+    "adadelta": {"ScaleByAdaDeltaState": {"e_g": "square_avg", "e_x": "acc_delta"}},
+    "lion": {"ScaleByLionState": {"mu": "exp_avg"}},
 }
 _NOTHING = ("identity",)
 _RATES = ("scale", "scale_by_schedule")
@@ -71,18 +84,24 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
         ConversionError: Something in it has no counterpart; says what.
     """
     leaves = jax.tree.leaves(params)
+    if any(jnp.iscomplexobj(leaf) for leaf in leaves):
+        raise ConversionError("optimizers of complex parameters cannot be converted")
     everything = frozenset(range(len(leaves)))
     pieces = [*_pieces(tx.update, opt_state, params, everything)]
     chains: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for at in sorted(everything):
         chain = tuple(i for i, piece in enumerate(pieces) if at in piece.members)
-        if not any(pieces[i].name == "set_to_zero" for i in chain):
+        if not chain or pieces[chain[-1]].name != "set_to_zero":  # whose input does not matter
             chains[chain].append(at)
     groups, slots = [], defaultdict[str, dict[int, Any]](dict)
+    axes: dict[int, tuple[int, ...]] = {}
     algorithms, schedules = set(), []
+    notes: tuple[str, ...] = ()
     for chain, members in chains.items():
-        reading = _Reading([pieces[i] for i in chain])
-        reading.collect(members, slots)
+        reading = _Reading([pieces[i] for i in chain], len(leaves))
+        reading.collect(members, leaves, slots)
+        axes |= reading.axes
+        notes += reading.warnings
         algorithms.add(reading.algorithm)
         schedules.append(reading.schedule)
         groups.append(Group(tuple(members), reading.settings, reading.step, reading.numbers))
@@ -96,7 +115,8 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
         raise ConversionError("the groups have different schedules, and torch has one for all")
     algorithm = algorithms.pop() if algorithms else "sgd"
     schedule = schedules[0] if schedules else None
-    return OptimizerState(algorithm, tuple(groups), dict(slots), schedule)
+    notes = tuple(dict.fromkeys(notes))
+    return OptimizerState(algorithm, tuple(groups), dict(slots), schedule, axes, notes)
 
 
 def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
@@ -167,19 +187,26 @@ class _Reading:
 
     Attributes:
         pieces: Its transformations, in order.
+        count: How many parameters the optimizer has.
         algorithm: Its name in `fmapper.training.SETTINGS`.
         settings: Its settings.
         schedule: The schedule of the rate.
         step: How many updates there were.
+        is_whole: Whether a transformation has been read that has its rate in it.
         numbers: State that is one number.
+        axes, warnings: As those of an `OptimizerState`.
     """
 
     pieces: Sequence[_Piece]
+    count: int
     algorithm: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     schedule: Schedule | None = None
     step: int = 0
+    is_whole: bool = False
     numbers: dict[str, float] = field(default_factory=dict)
+    axes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         decays: list[tuple[bool, float]] = []
@@ -190,11 +217,19 @@ class _Reading:
         for at, piece in enumerate(self.pieces[:end]):
             given = piece.settings
             if piece.name in _OUTSIDE and not at:
-                warnings.warn(
+                if len(piece.members) != self.count:
+                    raise ConversionError(
+                        f"{piece.name} of some of the parameters: torch's optimizers do not clip "
+                        "gradients. Clip those of all parameters, or outside of the optimizer."
+                    )
+                self.warnings += (
                     f"{piece.name}: torch's optimizers do not clip gradients. Before each step "
                     f"call {_OUTSIDE[piece.name].format(**given)}",
-                    ConversionWarning,
-                    stacklevel=2,
+                )
+            elif self.is_whole:
+                raise ConversionError(
+                    f"{piece.name} after {self.algorithm} has no counterpart in torch: "
+                    "its rate has been applied"
                 )
             elif piece.name in _RATES:
                 is_sign = piece.name == "scale" and _number(given["step_size"]) == -1.0
@@ -215,6 +250,10 @@ class _Reading:
                 decays.append((bool(self.algorithm), value))
             else:
                 self._core(piece)
+        if self.is_whole:
+            if decays or is_negative or self.pieces[end:]:
+                raise ConversionError(f"{self.algorithm} with a second rate, sign or decay")
+            return
         rate = 1.0
         for piece in self.pieces[end:]:
             if piece.name == "scale":
@@ -233,7 +272,7 @@ class _Reading:
             raise ConversionError("weights decay twice, which no optimizer of torch does")
         for after, value in decays:
             self.settings["weight_decay"] = value
-            if after and "decoupled" not in known and self.algorithm not in ("lion", "adafactor"):
+            if after and "decoupled" not in known and self.algorithm != "lion":
                 raise ConversionError(
                     f"{self.algorithm}: weights decay after the gradient was scaled, which torch's "
                     "does not: put add_decayed_weights first"
@@ -262,7 +301,7 @@ class _Reading:
         position = int(state.count)
         if isinstance(rate, Rate):
             self.settings["lr"] = rate.base
-            self.schedule = Schedule(rate.schedule.kind, rate.schedule.settings, position)
+            self.schedule = replace(rate.schedule, position=position)
         else:
             self.settings["lr"] = float(rate(state.count))
             self.schedule = Schedule("function", {"function": _OfCount(rate)}, position)
@@ -270,12 +309,16 @@ class _Reading:
     def _core(self, piece: _Piece) -> None:
         given, name = piece.settings, piece.name
         if isinstance(piece.state, Moments):
-            self._take(given["algorithm"], {
-                key: value for key, value in given["settings"].items()
-                if key in SETTINGS[given["algorithm"]] and key not in ("weight_decay", "decoupled")
-            })  # fmt: skip
+            self._take(given["algorithm"], given["settings"])
+            self.is_whole = True
             self.numbers = {key: float(value) for key, value in piece.state.numbers.items()}
             self.step = int(piece.state.count)
+            rate, members = given["rate"], sorted(piece.members)
+            self.settings["lr"] = rate.base if isinstance(rate, Rate) else rate
+            if isinstance(rate, Rate):
+                self.schedule = replace(rate.schedule, position=int(piece.state.position))
+            if given.get("axes") is not None:
+                self.axes = dict(zip(members, given["axes"], strict=True))
             return
         if name == "trace":
             if self.algorithm not in ("", "rmsprop"):
@@ -320,18 +363,42 @@ class _Reading:
         self.algorithm = algorithm
         self.settings |= settings
 
-    def collect(self, members: Sequence[int], slots: Mapping[str, dict[int, Any]]) -> None:
-        """Adds the arrays that the states hold for some parameters."""
+    def collect(
+        self, members: Sequence[int], params: Sequence[Any], slots: Mapping[str, dict[int, Any]]
+    ) -> None:
+        """Adds the arrays that the states hold for some parameters.
+
+        Raises:
+            ConversionError: The state is one for other parameters, or of another dtype.
+        """
         for piece in self.pieces:
             if isinstance(piece.state, Moments):
                 # Before its first step dampened SGD has no buffer in torch, which is not 0.
                 is_new = self.algorithm == "sgd" and not self.step
                 trees = {} if is_new else piece.state.arrays
             else:
-                fields = SLOTS.get(self.algorithm, {}).get(type(piece.state).__name__, {})
+                fields = _SLOTS.get(self.algorithm, {}).get(type(piece.state).__name__, {})
                 trees = {slot: getattr(piece.state, name) for name, slot in fields.items()}
             for slot, tree in trees.items():
                 leaves = jax.tree.leaves(tree, is_leaf=is_masked)
+                if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
+                    leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
+                if len(leaves) != len(params):
+                    raise ConversionError(
+                        f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
+                        f"{len(params)}. Pass the model that it was made for."
+                    )
                 for at in members:
-                    if leaves[at].size:
-                        slots[slot][at] = leaves[at]
+                    leaf, like = leaves[at], params[at]
+                    if leaf.dtype != like.dtype:
+                        raise ConversionError(
+                            f"{slot} of parameter {at} is of {leaf.dtype}, and the parameter of "
+                            f"{like.dtype}; torch has one dtype for both"
+                        )
+                    if self.algorithm != "adafactor" and leaf.shape != like.shape:
+                        raise ConversionError(
+                            f"{slot} of parameter {at} has the shape {leaf.shape}, and the "
+                            f"parameter {like.shape}. Pass the model that it was made for."
+                        )
+                    if leaf.size:
+                        slots[slot][at] = leaf

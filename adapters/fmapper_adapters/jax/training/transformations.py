@@ -1,19 +1,22 @@
-"""Algorithms that optax has otherwise than torch, or less exactly, as optax transformations.
+"""The algorithms of `torch.optim` as optax transformations.
 
-Each continues a run of `torch.optim` to rounding. The formulas are those of its documentation,
-https://docs.pytorch.org/docs/stable/optim.html. optax's own Adam is off by 1e-5 in float32, where
-it corrects the bias of the first steps.
+Each continues a run of torch to rounding. The formulas are those of its documentation,
+https://docs.pytorch.org/docs/stable/optim.html. Those of optax differ in most, and its Adam is off
+by 1e-5 in float32, where it corrects the bias of the first steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+
+DECOUPLED = ("adafactor", "muon")  # whose weights decay by themselves, not by the gradient
 
 
 class Moments(NamedTuple):
@@ -21,11 +24,13 @@ class Moments(NamedTuple):
 
     Attributes:
         count: How many updates there were.
+        position: How many updates the schedule of the rate has seen.
         arrays: Slot -> a tree of arrays like the parameters.
         numbers: State that is one number.
     """
 
     count: Any
+    position: Any
     arrays: dict[str, Any]
     numbers: dict[str, Any]
 
@@ -33,29 +38,41 @@ class Moments(NamedTuple):
 Rule = Callable[..., tuple[Any, dict[str, Any]]]
 
 
-def transformation(algorithm: str, settings: Mapping[str, Any]) -> Any:
-    """Returns the transformation of an algorithm, whose updates are to be scaled by the rate.
+def transformation(
+    algorithm: str,
+    settings: Mapping[str, Any],
+    rate: float | Callable[[Any], Any],
+    axes: Sequence[tuple[int, ...]] | None = None,
+) -> Any:
+    """Returns an algorithm with its rate and decay; its updates are added to the parameters.
 
     Args:
         algorithm: A key of `RULES`.
-        settings: Those of `fmapper.training.SETTINGS`; with `rate`, a number or a schedule.
+        settings: Those of `fmapper.training.SETTINGS`.
+        rate: The learning rate, or a function of how many updates there were.
+        axes: Of each parameter, its axes in the order in which the algorithm takes them; for those
+            that distinguish rows and columns. None where they have it.
     """
+
+    def settings_of(at: int) -> Mapping[str, Any]:
+        return settings if axes is None else {**settings, "axes": axes[at]}
 
     def init_fn(params: Any) -> Moments:
         leaves: list[Any]
         treedef: Any
         leaves, treedef = jax.tree.flatten(params)
-        made = [RULES[algorithm][1](leaf, settings) for leaf in leaves]
+        made = [RULES[algorithm][1](x, settings_of(at)) for at, x in enumerate(leaves)]
         names = [*made[0]] if made else []
         arrays = {name: treedef.unflatten([slots[name] for slots in made]) for name in names}
         numbers = {"mu_product": jnp.ones(())} if algorithm == "nadam" else {}
-        return Moments(jnp.zeros((), jnp.int32), arrays, numbers)
+        zero = jnp.zeros((), jnp.int32)
+        return Moments(zero, zero, arrays, numbers)
 
     def update_fn(updates: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
         if params is None:
             raise ValueError("pass the parameters: tx.update(updates, state, params)")
-        rule, _ = RULES[algorithm]
         at = Step(state.count + 1, settings, state.numbers)
+        lr = rate(state.position) if callable(rate) else rate
         leaves: list[Any]
         treedef: Any
         leaves, treedef = jax.tree.flatten(updates)
@@ -64,7 +81,7 @@ def transformation(algorithm: str, settings: Mapping[str, Any]) -> Any:
         new_updates, new_slots = [], []
         for place, (gradient, old) in enumerate(zip(leaves, olds, strict=True)):
             slots = {name: arrays[place] for name, arrays in held.items()}
-            update, slots = rule(gradient, old, slots, at, **settings)
+            update, slots = _update(algorithm, gradient, old, slots, at, lr, settings_of(place))
             new_updates.append(update.astype(gradient.dtype))
             new_slots.append(
                 {name: slots[name].astype(arrays[place].dtype) for name, arrays in held.items()}
@@ -72,9 +89,32 @@ def transformation(algorithm: str, settings: Mapping[str, Any]) -> Any:
         arrays = {
             name: treedef.unflatten([slots[name] for slots in new_slots]) for name in state.arrays
         }
-        return treedef.unflatten(new_updates), Moments(at.count, arrays, at.numbers())
+        new = Moments(at.count, state.position + 1, arrays, at.numbers())
+        return treedef.unflatten(new_updates), new
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _update(
+    algorithm: str,
+    gradient: Any,
+    old: Any,
+    slots: Mapping[str, Any],
+    at: Step,
+    lr: Any,
+    settings: Mapping[str, Any],
+) -> tuple[Any, dict[str, Any]]:
+    """Returns what is added to a parameter, and its new moments."""
+    decay = settings["weight_decay"]
+    is_decoupled = settings.get("decoupled", algorithm in DECOUPLED)
+    if settings["maximize"]:
+        gradient = -gradient
+    if decay and not is_decoupled:
+        gradient = gradient + decay * old
+    update, new = RULES[algorithm][0](gradient, old, slots, at, lr, **settings)
+    if decay and is_decoupled:
+        update = update - lr * decay * old
+    return update, new
 
 
 class Step:
@@ -140,72 +180,101 @@ def _moments(gradient: Any, slots: Mapping[str, Any], betas: tuple[float, float]
 
 
 def _sgd(
-    gradient: Any, old: Any, slots: Any, at: Step, momentum: float, dampening: float,
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, momentum: float, dampening: float,
     nesterov: bool, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    if not momentum:
+        return -lr * gradient, {}
     later = momentum * slots["momentum_buffer"] + (1 - dampening) * gradient
-    mean = jnp.where(at.count == 1, gradient, later)
-    return gradient + momentum * mean if nesterov else mean, {"momentum_buffer": mean}
+    mean = jnp.where(at.count == 1, gradient, later) if dampening else later
+    update = gradient + momentum * mean if nesterov else mean
+    return -lr * update, {"momentum_buffer": mean}
 
 
 def _adam(
-    gradient: Any, old: Any, slots: Any, at: Step, betas: Any, eps: float, amsgrad: bool, **_: Any
-) -> tuple[Any, dict[str, Any]]:
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, amsgrad: bool,
+    **_: Any,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     new = _moments(gradient, slots, betas)
     squares = new["exp_avg_sq"]
     if amsgrad:
         squares = new["max_exp_avg_sq"] = jnp.maximum(slots["max_exp_avg_sq"], squares)
-    mean = new["exp_avg"] / at.correction(betas[0])
-    return mean / (jnp.sqrt(squares / at.correction(betas[1])) + eps), new
+    scale = jnp.sqrt(squares) / jnp.sqrt(at.correction(betas[1])) + eps
+    return -lr / at.correction(betas[0]) * new["exp_avg"] / scale, new
 
 
 def _adamax(
-    gradient: Any, old: Any, slots: Any, at: Step, betas: Any, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     mean = betas[0] * slots["exp_avg"] + (1 - betas[0]) * gradient
     largest = jnp.maximum(betas[1] * slots["exp_inf"], jnp.abs(gradient) + eps)
-    update = mean / at.correction(betas[0]) / largest
-    return update, {"exp_avg": mean, "exp_inf": largest}
+    new = {"exp_avg": mean, "exp_inf": largest}
+    return -lr / at.correction(betas[0]) * mean / largest, new
 
 
 def _nadam(
-    gradient: Any, old: Any, slots: Any, at: Step, betas: Any, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     new = _moments(gradient, slots, betas)
     of_gradient, of_mean = at.nesterov()
     scale = jnp.sqrt(new["exp_avg_sq"] / at.correction(betas[1])) + eps
-    return (of_gradient * gradient + of_mean * new["exp_avg"]) / scale, new
+    return -lr * (of_gradient * gradient + of_mean * new["exp_avg"]) / scale, new
 
 
 def _radam(
-    gradient: Any, old: Any, slots: Any, at: Step, betas: Any, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     new = _moments(gradient, slots, betas)
     rectified = at.rectification(betas[1])
     adaptive = jnp.sqrt(at.correction(betas[1])) / (jnp.sqrt(new["exp_avg_sq"]) + eps)
     mean = new["exp_avg"] / at.correction(betas[0])
-    return mean * jnp.where(rectified > 0, rectified * adaptive, 1.0), new
+    return -lr * mean * jnp.where(rectified > 0, rectified * adaptive, 1.0), new
+
+
+def _rmsprop(
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, alpha: float, eps: float,
+    momentum: float, centered: bool, **_: Any,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    squares = alpha * slots["square_avg"] + (1 - alpha) * gradient**2
+    new = {"square_avg": squares}
+    if centered:
+        mean = new["grad_avg"] = alpha * slots["grad_avg"] + (1 - alpha) * gradient
+        squares = squares - mean**2
+    update = gradient / (jnp.sqrt(squares) + eps)
+    if momentum:
+        update = new["momentum_buffer"] = momentum * slots["momentum_buffer"] + update
+    return -lr * update, new
 
 
 def _adagrad(
-    gradient: Any, old: Any, slots: Any, at: Step, lr_decay: float, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, lr_decay: float, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     total = slots["sum"] + gradient**2
-    rate = 1 / (1 + (at.number - 1) * lr_decay)
-    return rate * gradient / (jnp.sqrt(total) + eps), {"sum": total}
+    rate = lr / (1 + (at.number - 1) * lr_decay)
+    return -rate * gradient / (jnp.sqrt(total) + eps), {"sum": total}
+
+
+def _adadelta(
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, rho: float, eps: float, **_: Any
+) -> tuple[Any, dict[str, Any]]:
+    squares = rho * slots["square_avg"] + (1 - rho) * gradient**2
+    delta = jnp.sqrt(slots["acc_delta"] + eps) / jnp.sqrt(squares + eps) * gradient
+    later = rho * slots["acc_delta"] + (1 - rho) * delta**2
+    return -lr * delta, {"square_avg": squares, "acc_delta": later}
 
 
 def _adafactor(
-    gradient: Any, old: Any, slots: Any, at: Step, rate: Any, beta2_decay: float, eps: Any,
-    d: float, **_: Any,
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, beta2_decay: float, eps: Any,
+    d: float, axes: Sequence[int] | None = None, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     small, floor = eps
     finfo: Any = jnp.finfo
     small = float(finfo(old.dtype).eps) if small is None else small
-    lr = rate(at.count - 1) if callable(rate) else rate
     share = at.number**beta2_decay
     scale = jnp.maximum(floor, jnp.sqrt(jnp.mean(old**2)))
     alpha = scale * jnp.minimum(lr, jax.lax.rsqrt(at.number))
+    axes = range(gradient.ndim) if axes is None else axes
+    gradient = gradient.transpose(axes)
     squared = gradient**2
     new = dict(slots)
     if gradient.ndim > 1:
@@ -219,16 +288,55 @@ def _adafactor(
         estimate = new["variance"]
     update = gradient * jax.lax.rsqrt(jnp.maximum(estimate, small**2))
     update = update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)) / d)
-    return alpha / lr * update, new
+    return -alpha * update.transpose(np.argsort(axes)), new
 
 
-def _zeros(*names: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
-    return lambda leaf, settings: {name: jnp.zeros_like(leaf) for name in names}
+def _muon(
+    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, momentum: float, nesterov: bool,
+    ns_coefficients: tuple[float, float, float], ns_steps: int, eps: float,
+    adjust_lr_fn: str | None, axes: Sequence[int] = (0, 1), **_: Any,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    mean = momentum * slots["momentum_buffer"] + (1 - momentum) * gradient
+    update = momentum * mean + (1 - momentum) * gradient if nesterov else mean
+    update = update.transpose(axes)
+    height, width = update.shape
+    ratio = 1.0
+    if adjust_lr_fn in (None, "original"):
+        ratio = math.sqrt(max(1, height / width))
+    elif adjust_lr_fn == "match_rms_adamw":
+        ratio = 0.2 * math.sqrt(max(height, width))
+    flat = _newton_schulz(update.T if height > width else update, ns_coefficients, ns_steps, eps)
+    flat = (flat.T if height > width else flat).astype(gradient.dtype)
+    return -(lr * ratio) * flat.transpose(np.argsort(axes)), {"momentum_buffer": mean}
 
 
-def _of_adam(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * settings["amsgrad"]]
-    return {name: jnp.zeros_like(leaf) for name in names}
+def _newton_schulz(x: Any, coefficients: tuple[float, float, float], steps: int, eps: float) -> Any:
+    """Orthogonalizes a matrix in bfloat16, rounded where torch rounds."""
+
+    def product(y: Any, z: Any) -> Any:
+        return jnp.matmul(y, z, precision="highest")
+
+    def to_bfloat16(y: Any) -> Any:
+        # Under jit XLA would leave out a cast to bfloat16 and back.
+        return jax.lax.reduce_precision(y.astype(jnp.float32), 8, 7)
+
+    a, b, c = coefficients
+    x = to_bfloat16(x)
+    x = to_bfloat16(x / jnp.maximum(to_bfloat16(jnp.linalg.norm(x)), to_bfloat16(jnp.asarray(eps))))
+    for _ in range(steps):
+        gram = to_bfloat16(product(x, x.T))
+        x = to_bfloat16(a * x + product(to_bfloat16(b * gram + c * product(gram, gram)), x))
+    return x
+
+
+def _some(*names: str, **conditions: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
+    """Makes slots, and others that a setting of some name asks for."""
+
+    def make(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = [*names, *(slot for name, slot in conditions.items() if settings[name])]
+        return {name: jnp.zeros_like(leaf) for name in chosen}
+
+    return make
 
 
 def _factors(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +344,7 @@ def _factors(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     none = jnp.zeros((0,), leaf.dtype)
     if leaf.ndim < 2:
         return {"row_var": none, "col_var": none, "variance": jnp.zeros_like(leaf)}
-    *front, height, width = leaf.shape
+    *front, height, width = (leaf.shape[axis] for axis in settings.get("axes", range(leaf.ndim)))
     return {
         "row_var": jnp.zeros((*front, height, 1), leaf.dtype),
         "col_var": jnp.zeros((*front, 1, width), leaf.dtype),
@@ -245,11 +353,17 @@ def _factors(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 RULES: dict[str, tuple[Rule, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
-    "sgd": (_sgd, _zeros("momentum_buffer")),
-    "adam": (_adam, _of_adam),
-    "adamax": (_adamax, _zeros("exp_avg", "exp_inf")),
-    "nadam": (_nadam, _zeros("exp_avg", "exp_avg_sq")),
-    "radam": (_radam, _zeros("exp_avg", "exp_avg_sq")),
-    "adagrad": (_adagrad, _zeros("sum")),
+    "sgd": (_sgd, _some(momentum="momentum_buffer")),
+    "adam": (_adam, _some("exp_avg", "exp_avg_sq", amsgrad="max_exp_avg_sq")),
+    "adamax": (_adamax, _some("exp_avg", "exp_inf")),
+    "nadam": (_nadam, _some("exp_avg", "exp_avg_sq")),
+    "radam": (_radam, _some("exp_avg", "exp_avg_sq")),
+    "rmsprop": (
+        _rmsprop,
+        _some("square_avg", centered="grad_avg", momentum="momentum_buffer"),
+    ),
+    "adagrad": (_adagrad, _some("sum")),
+    "adadelta": (_adadelta, _some("square_avg", "acc_delta")),
     "adafactor": (_adafactor, _factors),
+    "muon": (_muon, _some("momentum_buffer")),
 }

@@ -30,11 +30,13 @@ class TorchOptimizers(Optimizers):
 
         return optimizers.with_trainable(model, arrays)
 
-    def read_optimizer(self, model: Any, optimizer: Any, scheduler: Any) -> OptimizerState:
+    def read_optimizer(
+        self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
+    ) -> OptimizerState:
         """Returns an optimizer as plain data."""
         from fmapper_adapters.torch.training import optimizers
 
-        return optimizers.read(model, optimizer, scheduler)
+        return optimizers.read(model, optimizer, scheduler, every)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns a detached tensor."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fmapper import ConversionError
-from fmapper.training import Group, OptimizerState
+from fmapper.training import Group, OptimizerState, Schedule
 from fmapper_adapters.torch.training import schedulers
 
 
@@ -48,16 +48,20 @@ _KINDS = (
     _Kind(torch.optim.Adagrad, "adagrad", ("sum",), unnamed={"initial_accumulator_value": None}),
     _Kind(torch.optim.Adadelta, "adadelta", ("square_avg", "acc_delta")),
     _Kind(torch.optim.Adafactor, "adafactor", ("row_var", "col_var", "variance")),
+    _Kind(torch.optim.Muon, "muon", ("momentum_buffer",), {"maximize": False}),
 )
 # Settings that say how it is computed, not what; and what schedulers keep in groups.
 _HOW = {
     "params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names",
     "max_lr", "min_lr", "max_momentum", "base_momentum",
 }  # fmt: skip
+_UNCOUNTED = ("sgd", "muon")  # which keep no count of their steps
+# torch has no public names for what registers itself there.
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _WHY_NOT = {
     "LBFGS": "it evaluates the loss many times in a step",
     "SparseAdam": "JAX has no sparse gradients",
-    "Muon": "it rounds to bfloat16 in between, so that no other implementation continues its run",
     "ASGD": "optax has no averaged SGD",
     "Rprop": "it is for whole batches, and optax's has other state",
 }
@@ -73,7 +77,7 @@ def with_trainable(model: torch.nn.Module, arrays: Sequence[Any]) -> Any:
 
 
 def read(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, every: int | None
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`."""
     name = type(optimizer).__name__
@@ -86,10 +90,12 @@ def read(
         )
     if scheduler is not None:
         schedulers.check(scheduler)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     places = {id(parameter): at for at, parameter in enumerate(model.parameters())}
     found: dict[Any, list[int]] = defaultdict(list)
     settings: dict[int, dict[str, Any]] = {}
     slots: dict[str, dict[int, Any]] = defaultdict(dict)
+    problems = _hooks(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         settings[number] = _settings(kind, group, scheduler)
         for parameter in group["params"]:
@@ -100,9 +106,11 @@ def read(
                     "not one of the model. Pass the model that the optimizer was made for."
                 )
             state = optimizer.state.get(parameter, {})
-            unknown = state.keys() - {"step", *kind.slots, *kind.numbers}
-            if unknown:
-                raise ConversionError(f"{name}: unknown state {', '.join(sorted(unknown))}")
+            problem = _problem(kind, parameter, state)
+            if problem is not None:
+                problems.append(f"{names[id(parameter)]}: {problem}")
+            if problem is not None or not parameter.requires_grad:  # torch does not update it
+                continue
             for slot in kind.slots:
                 if state.get(slot) is not None:
                     slots[slot][at] = state[slot].detach()
@@ -115,16 +123,79 @@ def read(
         for (number, step, numbers), at in found.items()
     )
     steps = max((group.step for group in groups), default=0)
-    schedule = None if scheduler is None else schedulers.read(scheduler, steps)
-    for number, group in enumerate(optimizer.param_groups if schedule is not None else ()):
-        expected = schedule.rate(settings[number]["lr"], schedule.position) if schedule else 0.0
+    parameters = [*model.parameters()]
+    has_gradients = any(parameters[at].grad is not None for g in groups for at in g.members)
+    problems += [
+        f"{names[id(parameters[at])]}: has had no gradient in the steps of the others, so that "
+        "torch leaves it as it is, and weight decay changes it where gradients are 0 instead. "
+        "Leave it out of the optimizer"
+        for group in groups
+        for at in group.members
+        if group.settings["weight_decay"]
+        and (
+            steps > group.step == 0
+            or (_is_stateless(kind, group) and has_gradients and parameters[at].grad is None)
+        )
+    ]
+    if problems:
+        raise ConversionError(f"{name} cannot be converted:\n  " + "\n  ".join(problems))
+    schedule = None
+    if scheduler is not None:
+        counted = None if kind.algorithm in _UNCOUNTED else steps
+        schedule = schedulers.read(scheduler, counted, every)
+        _check_rates(optimizer, [settings[number]["lr"] for number in settings], schedule)
+    notes: tuple[str, ...] = ()
+    if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
+        notes = (
+            f"{name} has a scheduler, which was not passed: the rate stays as it is now. Pass "
+            "scheduler= for it to go on.",
+        )
+    return OptimizerState(kind.algorithm, groups, dict(slots), schedule, warnings=notes)
+
+
+def _hooks(optimizer: torch.optim.Optimizer) -> list[str]:
+    has_hooks = any(getattr(optimizer, name, None) for name in _STEP_HOOKS)
+    return ["it has hooks of its steps, which would be lost"] * has_hooks
+
+
+def _problem(kind: _Kind, parameter: torch.Tensor, state: Mapping[str, Any]) -> str | None:
+    """Returns what would be lost of a parameter."""
+    unknown = state.keys() - {"step", *kind.slots, *kind.numbers}
+    dtypes = {state[slot].dtype for slot in kind.slots if state.get(slot) is not None}
+    hooks = any(getattr(parameter, name, None) for name in _GRADIENT_HOOKS)
+    if unknown:
+        return f"unknown state {', '.join(sorted(unknown))}"
+    if parameter.is_complex():
+        return "is complex, and gradients of complex numbers are others in JAX"
+    if dtypes - {parameter.dtype}:
+        return f"its moments are of {dtypes.pop()}, and it is of {parameter.dtype}"
+    if hooks:
+        return "has hooks of its gradient, which would be lost"
+    if not parameter.requires_grad and state:
+        return (
+            "is frozen, so that its moments would be lost. Delete them from optimizer.state, or "
+            "set requires_grad"
+        )
+    return None
+
+
+def _is_stateless(kind: _Kind, group: Group) -> bool:
+    return kind.algorithm == "sgd" and not group.settings["momentum"]
+
+
+def _check_rates(
+    optimizer: torch.optim.Optimizer, bases: Sequence[float], schedule: Schedule
+) -> None:
+    """Raises where a schedule does not give the rates that the groups have."""
+    step = schedule.position // schedule.every
+    for number, group in enumerate(optimizer.param_groups):
+        expected = schedule.rate(bases[number], step)
         if not math.isclose(float(group["lr"]), expected, rel_tol=1e-6, abs_tol=1e-12):
             raise ConversionError(
-                f"{name}: group {number} has the rate {float(group['lr'])}, and its scheduler "
-                f"gives {expected} after {schedule.position if schedule else 0} steps: something "
-                "else has set the rate, or the scheduler is not one of this optimizer"
+                f"{type(optimizer).__name__}: group {number} has the rate {float(group['lr'])}, "
+                f"and its scheduler gives {expected} after {step} steps: something else has set "
+                "the rate, or the scheduler is not one of this optimizer"
             )
-    return OptimizerState(kind.algorithm, groups, dict(slots), schedule)
 
 
 def _settings(kind: _Kind, group: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
@@ -169,6 +240,11 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
     defaults = {name: value for name, value in groups[0].items() if name != "params"}
     optimizer = kind.cls(groups, **defaults)
     for at, group in steps.items():
+        if state.axes and [*state.axes[at]] != [*range(parameters[at].ndim)]:
+            raise ConversionError(
+                f"{kind.algorithm} takes the axes of parameter {at} in the order {state.axes[at]}, "
+                "and torch's in that of the parameter"
+            )
         held = {slot: arrays[at] for slot, arrays in state.slots.items() if at in arrays}
         if not held:
             continue
@@ -176,7 +252,7 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
         entry: dict[str, Any] = {
             slot: array.to(parameters[at].dtype, copy=True) for slot, array in held.items()
         }
-        if kind.algorithm != "sgd":
+        if kind.algorithm not in _UNCOUNTED:
             entry["step"] = torch.tensor(float(group.step))  # of the default dtype, as torch has it
         entry |= {name: torch.tensor(value) for name, value in group.numbers.items()}
         optimizer.state[parameters[at]] = entry

@@ -22,26 +22,35 @@ _FIELDS: dict[type, tuple[str, tuple[str, ...]]] = {
 _LONGEST = 10_000_000  # steps of a table
 
 
-def read(scheduler: Any, steps: int) -> Schedule:
+def read(scheduler: Any, updates: int | None, every: int | None) -> Schedule:
     """Returns a scheduler as plain data, which counts updates of the parameters.
 
     Args:
         scheduler: The scheduler.
-        steps: How many updates there were. Code that calls the scheduler once an epoch has made
-            fewer steps of the schedule.
+        updates: How many updates there were; None where the optimizer does not count them.
+        every: How many updates there are between two of its steps; None where counts are to tell.
 
     Raises:
-        ConversionError: It depends on more than the step, or is not called after each update.
+        ConversionError: It depends on more than the step, or how often it is called is not clear.
     """
-    name = type(scheduler).__name__
-    position = scheduler.last_epoch
-    if steps > 1 and position != steps:
-        raise ConversionError(
-            f"{name}: it was called {position} times in {steps} updates of the parameters, so it "
-            "counts something else, such as epochs. A schedule in JAX counts updates: convert "
-            "without the scheduler, and set the rate of each epoch there."
-        )
-    return Schedule(*_form(scheduler), position)
+    name, position = type(scheduler).__name__, scheduler.last_epoch
+    say = (
+        "JAX computes the rate from the count of updates: pass scheduler_every=1 if step() of the "
+        "scheduler is called after each update, or the number of updates between two calls"
+    )
+    if every is None:
+        if not updates:
+            raise ConversionError(f"{name}: the optimizer has no count of updates. {say}.")
+        if position != updates:
+            raise ConversionError(
+                f"{name}: it was called {position} times in {updates} updates of the parameters, "
+                f"so it counts something else, such as epochs. {say}."
+            )
+        every = 1
+    seen = position * every
+    if updates and updates // every == position:  # in the middle of an epoch
+        seen = updates
+    return Schedule(*_form(scheduler), seen, every)
 
 
 def check(scheduler: Any) -> None:
@@ -66,7 +75,7 @@ def _form(scheduler: Any) -> tuple[str, dict[str, Any]]:
     if cls is lr_scheduler.OneCycleLR:
         return "onecycle", _one_cycle(scheduler)
     if cls is lr_scheduler.LambdaLR:
-        return "table", {"values": _table(scheduler)}
+        return _by_function(scheduler)
     raise ConversionError(
         f"{name} cannot be converted: its rate is not a function of the step alone, or it is not a "
         "class of torch.optim.lr_scheduler. Convert without the scheduler."
@@ -90,21 +99,22 @@ def _one_cycle(scheduler: Any) -> dict[str, Any]:
     }
 
 
-def _table(scheduler: Any) -> tuple[float, ...]:
-    """Returns the factors of a `LambdaLR`, whose function says itself how many steps there are.
+def _by_function(scheduler: Any) -> tuple[str, dict[str, Any]]:
+    """Reads a `LambdaLR`: a table of factors where its function says for how many steps.
 
     The functions of transformers do: `get_linear_schedule_with_warmup` and its like.
     """
     functions = {_identity(function): function for function in scheduler.lr_lambdas}
     (function, *others) = functions.values()
-    keywords = getattr(function, "keywords", {})
-    total = keywords.get("num_training_steps")
-    if others or total is None or total > _LONGEST:
+    if others:
         raise ConversionError(
-            "LambdaLR cannot be converted: its function does not say for how many steps. Use a "
-            "schedule of transformers, or another class of torch.optim.lr_scheduler."
+            "LambdaLR cannot be converted: it has several functions, and a schedule in JAX one for "
+            "all groups"
         )
-    return tuple(float(function(at)) for at in range(int(total) + 1))
+    total = getattr(function, "keywords", {}).get("num_training_steps")
+    if total is None or total > _LONGEST:
+        return "factor", {"function": function}
+    return "table", {"values": tuple(float(function(at)) for at in range(int(total) + 1))}
 
 
 def _identity(function: Any) -> Any:
@@ -115,27 +125,28 @@ def _identity(function: Any) -> Any:
 def write(optimizer: torch.optim.Optimizer, schedule: Schedule) -> Any:
     """Returns a scheduler that continues a schedule."""
     rates = [group["lr"] for group in optimizer.param_groups]
+    position = schedule.position // schedule.every
     scheduler = _build(optimizer, schedule, rates)
-    is_native = type(scheduler) is not lr_scheduler.LambdaLR
-    base_rates = [*rates] if is_native else [1.0] * len(rates)
+    is_of_rates = type(scheduler) is lr_scheduler.LambdaLR and schedule.kind != "factor"
+    base_rates = [1.0] * len(rates) if is_of_rates else [*rates]
     if schedule.kind == "restarts":
-        scheduler.T_i, scheduler.T_cur = _cycle(schedule)
+        scheduler.T_i, scheduler.T_cur = _cycle(schedule, position)
     for group, rate, base in zip(optimizer.param_groups, rates, base_rates, strict=True):
         group["initial_lr"] = base
-        group["lr"] = float(schedule.rate(rate, schedule.position))
+        group["lr"] = float(schedule.rate(rate, position))
     held = {
-        "last_epoch": schedule.position,
+        "last_epoch": position,
         "base_lrs": base_rates,
-        "_step_count": schedule.position + 1,
+        "_step_count": position + 1,
         "_last_lr": [group["lr"] for group in optimizer.param_groups],
     }
     scheduler.load_state_dict({**scheduler.state_dict(), **held})
     return scheduler
 
 
-def _cycle(schedule: Schedule) -> tuple[int, int]:
+def _cycle(schedule: Schedule, position: int) -> tuple[int, int]:
     """Returns the length of the cycle that a position is in, and how much of it is over."""
-    length, left = schedule.settings["T_0"], schedule.position
+    length, left = schedule.settings["T_0"], position
     while left >= length:
         left -= length
         length *= schedule.settings["T_mult"]
@@ -156,6 +167,8 @@ def _build(optimizer: torch.optim.Optimizer, schedule: Schedule, rates: Sequence
         if isinstance(at, int):
             return lr_scheduler.StepLR(optimizer, at, gamma)
         return lr_scheduler.MultiStepLR(optimizer, at, gamma)
+    if schedule.kind == "factor":
+        return lr_scheduler.LambdaLR(optimizer, settings["function"])
     return lr_scheduler.LambdaLR(optimizer, [_rate(schedule, rate) for rate in rates])
 
 
