@@ -41,6 +41,7 @@ class Observation:
         name: The name of its result among those of the call; empty where it has none.
         operands: The names of the results that it takes. Inputs and arrays of the model are not
             among them.
+        loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
     """
 
     module: str
@@ -49,6 +50,7 @@ class Observation:
     values: tuple[Any, ...]
     name: str = ""
     operands: tuple[str, ...] = ()
+    loop: str = ""
 
 
 class Models(Framework):

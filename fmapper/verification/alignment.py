@@ -6,6 +6,7 @@ fused norm has the same result as the last operation of one that is written out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ class Alignment:
         b: Those of the second.
         partners: For each of `a`, the numbers of those of `b` with the same values up to layout,
             the best one first.
-        sources: For each of `b`, those of `a`.
+        sources: For each of `b`, those of `a`; none where some of its results are none of `a`.
     """
 
     a: Sequence[Observation]
@@ -50,9 +51,37 @@ class Alignment:
         theirs = _frontier(self.b, self.sources, other_ends)
         for k in ours.constants:
             for other in theirs.constants:
-                if _kind(self.a[k]) == _kind(self.b[other]):
-                    return k, other  # both take a constant there, such as a mask
+                if self._may_be_same(k, other):  # both take a constant there, such as a mask
+                    return self._first_constants(k, other)
         return ours.place, theirs.place
+
+    def forms_apart(
+        self, ends: Sequence[Any], other_ends: Sequence[Any]
+    ) -> tuple[int | None, int | None]:
+        """Returns the operations of `a` and of `b` that bring the same elements into other forms.
+
+        Args:
+            ends: Results of `a` that differ in nothing else.
+            other_ends: Those of `b`.
+        """
+        ours = _last_form(self.a, self.partners, self.b, ends)
+        return ours, _last_form(self.b, self.sources, self.a, other_ends)
+
+    def _may_be_same(self, k: int, other: int) -> bool:
+        """Returns whether two constants that differ may stand for each other."""
+        a, b = self.a[k], self.b[other]
+        return _kind(a) == _kind(b) and _size(a) == _size(b)
+
+    def _first_constants(self, k: int, other: int) -> tuple[int, int]:
+        """Returns the first constants that lead to two of them, if there is one of each.
+
+        Of a mask that is made another way some of what leads to it differs in any case.
+        """
+        ours = _roots(self.a, self.partners, k)
+        theirs = _roots(self.b, self.sources, other)
+        if len(ours) == len(theirs) == 1 and self._may_be_same(ours[0], theirs[0]):
+            return ours[0], theirs[0]
+        return k, other
 
     def takes_table(self, ends: Sequence[Any] = (), other_ends: Sequence[Any] = ()) -> bool:
         """Returns whether such an operation takes floating constants without a partner."""
@@ -97,18 +126,24 @@ def align(
     tables = {key: _table(found) for key, found in index.items()}
     partners: list[list[int]] = []
     sources: list[list[int]] = [[] for _ in theirs]
+    matched: set[int] = set()
     for number, (prints, limit) in enumerate(zip(ours, limits, strict=True)):
         found: list[tuple[int, int]] | None = None
         for one in prints:
             if one is None:
                 continue
-            same = _same(one, index.get(one.key, []), tables.get(one.key), limit)
+            ones = _same(one, index.get(one.key, []), tables.get(one.key), limit)
+            matched.update(id(other) for _, _, other in ones)
+            same = [(other, layout) for other, layout, _ in ones]
             found = same if found is None else found  # the first result stands for the others
             found = found if same else []
         ranked = sorted(found or [], key=lambda at: (at[1], abs(at[0] - number)))
         partners.append([other for other, _ in ranked])
         for other, _ in ranked:
             sources[other].append(number)
+    for number, prints in enumerate(theirs):
+        if not all(one is None or id(one) in matched for one in prints):
+            sources[number].clear()
     return Alignment(*runs, partners, sources)
 
 
@@ -156,7 +191,7 @@ def _table(found: Sequence[tuple[int, _Print]]) -> Any:
 
 def _same(
     one: _Print, candidates: Sequence[tuple[int, _Print]], table: Any, limit: float
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, int, _Print]]:
     """Returns the candidates with the same values, and how they are laid out: 0 for alike."""
     import numpy as np
 
@@ -171,7 +206,7 @@ def _same(
         if other.values is not one.values and not _near(one.values, other.values, allowed):
             continue
         alike = one.shape == other.shape and _near(one.array, other.array, allowed)
-        found.append((number, 0 if alike else 1))
+        found.append((number, 0 if alike else 1, other))
     return found
 
 
@@ -226,9 +261,62 @@ def _frontier(
     for i in places:
         if depends[i] and not any(k in reached and depends[k] for k in operands[i]):
             constants = [k for k in operands[i] if not depends[k] and not partners[k]]
-            return _Frontier(i, [k for k in constants if run[k].values])
+            return _Frontier(i, [k for k in constants if run[k].values and _has_place(run[k])])
     first = [i for i in places if not any(k in reached for k in operands[i])]
     return _Frontier(first[0] if first else None)
+
+
+def _last_form(
+    run: Sequence[Observation], partners: Sequence[Sequence[int]], other: Sequence[Observation],
+    ends: Sequence[Any],
+) -> int | None:  # fmt: skip
+    """Returns the operation that gives an end its form; the other run has what it takes."""
+    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    at = next(iter(_places(run, ends)), None)
+    while at is not None:
+        print_ = _print(run[at].values[0])
+        before = None
+        for name in run[at].operands:
+            k = numbers.get(name, at)
+            one = _print(run[k].values[0]) if k != at and run[k].values else None
+            if one is None or print_ is None or one.key != print_.key:
+                continue
+            if _near(one.values, print_.values, 0.0):
+                before = k
+        if before is None or any(_form(other[i]) == _form(run[before]) for i in partners[before]):
+            return at
+        at = before
+    return None
+
+
+def _form(seen: Observation) -> tuple[Any, str]:
+    return tuple(seen.values[0].shape), dtype_of(seen.values[0])
+
+
+def _roots(
+    run: Sequence[Observation], partners: Sequence[Sequence[int]], last: int
+) -> Sequence[int]:
+    """Returns the first results without partners that lead to one of them."""
+    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    found, known, todo = [], {last}, [last]
+    while todo:
+        k = todo.pop()
+        operands = [numbers[name] for name in run[k].operands if name in numbers]
+        before = [i for i in operands if not partners[i] and run[i].values and i != k]
+        if not before:
+            found.append(k)
+        todo += [i for i in before if i not in known]
+        known.update(before)
+    return found
+
+
+def _has_place(seen: Observation) -> bool:
+    """Returns whether a result has a line of code, or a name among the arrays of the model."""
+    return bool(seen.source or seen.module)
+
+
+def _size(seen: Observation) -> int:
+    return int(math.prod(seen.values[0].shape))
 
 
 def _kind(seen: Observation) -> str:

@@ -172,9 +172,12 @@ def compare(
         if not agree:
             say("looking for the first operation that differs")
             weights = next((one for one in report.weights if not one.ok), None)
+            drawn = next((one for one in report.draws if not one.ok), None)
             first: Difference | None = None
             if weights is not None:
                 first = part_at(weights, "weights", name=weights.path, mode=mode)
+            elif drawn is not None and all(one.ok for one in report.outputs):
+                first = part_at(drawn, "draws", name=drawn.path, mode=mode)
             first = first or place or locate(sides, compared, mode)
             report = replace(report, first=first or report.first)
         by_layer = worst_by_layer(sides, compared) if layers else ()

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.models import Observation
-from fmapper.verification.alignment import Alignment, align
+from fmapper.backends.models import Models, Observation
+from fmapper.verification.alignment import WEIGHT, Alignment, align
 from fmapper.verification.arrays import UNITS, is_floating, to_host
 from fmapper.verification.differences import (
     CONVERTED,
@@ -45,9 +45,31 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
     runs = _watch(sides, double=double)
     if runs is None and double:
         double, runs = False, _watch(sides, double=False)
-    if runs is None:
+    if runs is None or not wrong:
         return None
+    place = _part(runs, sides, compared, mode, double=double)
+    if place is None or place.a is None or not any(side.hides_steps(o) for side, o in _both(sides)):
+        return place
+    finer = _watch(sides, double=double, fine=True)
+    inner = None if finer is None else _part(finer, sides, compared, mode, double=double)
+    if inner is None or inner.a is None or inner.a.place != place.a.place:
+        return place
+    return replace(place, b=inner.b)  # within an operation of `a` that does several things
+
+
+def _both(sides: tuple[Side, Side]) -> Iterator[tuple[Side, Models | None]]:
+    """Yields each side with the framework of the other."""
+    a, b = sides
+    yield from ((a, b.adapter), (b, a.adapter))
+
+
+def _part(
+    runs: tuple[list[Observation], list[Observation]], sides: tuple[Side, Side], compared: Outputs,
+    mode: str, *, double: bool,
+) -> Parting | None:  # fmt: skip
+    """Returns the first operation of two runs whose operands agree and whose result does not."""
     a, b = runs
+    wrong = [one for one in compared.differences if not one.ok]
     ends = _ends(compared, double=double)
     unit = min(compared.unit, UNITS["float32"]) if double else compared.unit
     measured = sides[0].tolerance(a, sides[1].adapter, 2 * unit, double=double)
@@ -61,16 +83,21 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
             place = _describe(found, ours, theirs, tolerance, mode, double=double)
             rounded = place.share <= _ROUNDED or found.takes_table(*ends)
             return replace(place, rounded=double and rounded)
-    return None
+    ours, theirs = found.forms_apart(*ends)
+    form = next((one for one in wrong if one.note), None)
+    if form is None or (ours is None and theirs is None):
+        return None
+    of_a, of_b = (None if i is None else _operation(run[i]) for i, run in ((ours, a), (theirs, b)))
+    return part_at(replace(form, path=str(of_a or of_b)), "forward", a=of_a, b=of_b, mode=mode)
 
 
 def _watch(
-    sides: tuple[Side, Side], *, double: bool
+    sides: tuple[Side, Side], *, double: bool, fine: bool = False
 ) -> tuple[list[Observation], list[Observation]] | None:
     found = []
-    for side, other in zip(sides, reversed(sides), strict=True):
+    for side, other in _both(sides):
         try:
-            seen = side.watch(other.adapter, double=double)
+            seen = side.watch(None if fine else other, double=double)
         except Exception:  # of mixed dtypes, where a model insists on single precision
             if not double:
                 raise
@@ -100,15 +127,17 @@ def _describe(
     a = None if ours is None else found.a[ours]
     b = None if theirs is None else found.b[theirs]
     of_a, of_b = (None if one is None else _operation(one) for one in (a, b))
-    path = str(of_a if of_a is not None else of_b)
+    is_weight = a is not None and a.op == WEIGHT  # or a buffer, as a table that is computed once
+    stage, name = ("weights", a.module) if is_weight else ("forward", "")
+    path = name or str(of_a if of_a is not None else of_b)
     near = _nearest(a, found.b) if a is not None else None
     if near is None or a is None or ours is None:
         limit = tolerance if isinstance(tolerance, float) else 0.0
         return Parting(path, math.inf, 0.0, limit, "has no counterpart in the other model",
-                       a=of_a, b=of_b, mode=mode)  # fmt: skip
+                       stage=stage, a=of_a, b=of_b, name=name, mode=mode)  # fmt: skip
     limit = tolerance if isinstance(tolerance, float) else tolerance[ours]
     one = difference(replace(near, path=path), Bounds(limit), "float64" if double else "")
-    return part_at(one, "forward", a=of_a, b=of_b, mode=mode)
+    return part_at(one, stage, a=of_a, b=of_b, name=name, mode=mode)
 
 
 def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
@@ -132,7 +161,7 @@ def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
 
 
 def _operation(seen: Observation) -> Operation:
-    return Operation(seen.module, seen.op, seen.source)
+    return Operation(seen.module, seen.op, seen.source, seen.loop)
 
 
 def worst_by_layer(sides: tuple[Side, Side], compared: Outputs) -> tuple[Difference, ...]:
@@ -182,9 +211,11 @@ def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference
 
 
 def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
-    """Yields each result with its module, operation and occurrence."""
+    """Yields each result with its module, operation and occurrence; none inside of loops."""
     counts: dict[tuple[str, str], int] = {}
     for one in seen:
+        if one.loop:
+            continue
         key = one.module, one.op
         counts[key] = counts.get(key, 0) + 1
         yield (*key, counts[key]), one

@@ -23,14 +23,22 @@ class Operation:
         module: The path of the part of the model that it belongs to.
         op: Its name.
         source: The line of code that it comes from.
+        loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
     """
 
     module: str
     op: str
     source: str = ""
+    loop: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The part, the step of a loop and the line of code that it is in."""
+        return self.module, self.loop, self.source
 
     def __str__(self) -> str:
-        where = f"in {self.module}: " if self.module else ""
+        inside = ", ".join(part for part in (self.module, self.loop) if part)
+        where = f"in {inside}: " if inside else ""
         return f"{where}{self.op}" + (f" ({self.source})" if self.source else "")
 
 

@@ -67,9 +67,10 @@ class ConvNet(nn.Module):
         x = BatchNorm(train, name=names[0])(x)
         x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
         x = nn.Conv(self.width, (3, 3), use_bias=False, name="conv2")(x)
-        norm = BatchNorm(train, momentum, eps, name=names[1])
         if self.fault == "variance":
             norm = nn.BatchNorm(not train, momentum=momentum, epsilon=eps, name=names[1])
+        else:
+            norm = BatchNorm(train, momentum, eps, name=names[1])
         x = nn.relu(norm(x))
         return nn.Dense(5, name="fc")(x.mean((1, 2)))
 

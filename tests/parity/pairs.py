@@ -42,7 +42,8 @@ class Pair:
     Attributes:
         name: The architecture and the two frameworks.
         make: Called with a fault, or with "".
-        faults: Faults -> what the place that is reported has to contain, as a pattern.
+        faults: Faults -> what the place that is reported has to contain, as a pattern: the stage,
+            then what the report says, with the code of lines.
         modes: The values of `train` to compare with.
     """
 
@@ -208,14 +209,19 @@ def matrices_decay(model: Any, fault: str, rate: float = 1e-2) -> dict[str, Any]
     return {"optimizer": (torch.optim.AdamW(groups, rate), adamw)}
 
 
+# Places: a part of the model and an operation, and the line of code that it comes from, of one of
+# the two.
+SECOND_GELU = r"aten::gelu.*norm2\(self\.fc2"
+ROPE = r"in layers\.1\.attn: .*(x \* cos|x\.chunk)"
+
 # --- multilayer perceptrons ---------------------------------------------------------------------
 
 
 @pair(
-    gelu=r"gelu",
-    eps=r"norm2",
-    bias_twice=r"fc2|norm2",
-    weight_decay=r"step.*bias|norm",
+    gelu=SECOND_GELU,
+    eps="in norm2:",
+    bias_twice=r"y \+ self\.fc2\.bias",
+    weight_decay=r"^steps: step 1: .*(bias|norm\d\.weight):",
 )
 def mlp_torch_nnx(fault):
     a = source(torch_.MLP)
@@ -223,30 +229,34 @@ def mlp_torch_nnx(fault):
     return to_nnx(a, b, (normal(4, 12),), **matrices_decay(a, fault))
 
 
-@pair(swapped_norms="norm1", dtype="fc2", dropout_in_eval="(?i)drop|fc2")
+@pair(swapped_norms="in norm1:", dtype="in fc2:", dropout_in_eval="Dropout_0")
 def mlp_torch_linen(fault):
     dropout = 0.5 if fault == "dropout in eval" else 0.0
     return to_linen(source(torch_.MLP), linen_.MLP(dropout, fault), (normal(4, 12),))
 
 
-@pair(dtype="fc2", eps="norm2", swapped_norms="norm1")
+@pair(dtype="in fc2:", eps="in norm2:", swapped_norms="in norm1:")
 def mlp_torch_equinox(fault):
     return to_equinox(source(torch_.MLP), eqx_.MLP(fault=fault, key=KEY), (normal(4, 12),))
 
 
-@pair(gelu="gelu", bias_twice="fc2|norm2", swapped_norms="norm1")
+@pair(gelu=SECOND_GELU, bias_twice=r"return y \+ p\[.b.\]", swapped_norms="in norm1:")
 def mlp_torch_plain(fault):
     return to_plain(source(torch_.MLP), plain_.mlp, (normal(4, 12),), fault)
 
 
-@pair(gelu="gelu", swapped_norms="norm1", bias_twice="fc2|norm2")
+@pair(gelu=SECOND_GELU, swapped_norms="in norm1:", bias_twice=r"y \+ self\.fc2\.bias")
 def mlp_bf16_torch_nnx(fault):
     a = source(torch_.MLP, dtype=torch.bfloat16)
     b = made(nnx_.MLP, dtype=jnp.bfloat16, fault=fault)
     return to_nnx(a, b, (normal(4, 12, dtype=torch.bfloat16),))
 
 
-@pair(modes=(False, True), dropout_in_eval="(?i)drop|fc2", dropout_missing="(?i)drop|fc2|draw")
+@pair(
+    modes=(False, True),
+    dropout_in_eval=r"self\.dropout\(x, deterministic",
+    dropout_missing="^draws: dropout",
+)
 def mlp_dropout_torch_nnx(fault):
     a, b = source(torch_.MLP, dropout=0.3), made(nnx_.MLP, dropout=0.3, fault=fault)
     return to_nnx(a, b, (normal(4, 12),))
@@ -255,27 +265,43 @@ def mlp_dropout_torch_nnx(fault):
 # --- images -------------------------------------------------------------------------------------
 
 
-@pair(modes=(False, True), momentum="bn2", swapped_norms="bn1", eps="bn2", variance="bn2.*var")
+@pair(
+    modes=(False, True),
+    momentum=r"^buffers: bn2\.running",
+    swapped_norms="in bn1:",
+    eps="in bn2:",
+    variance=r"^buffers: bn2\.running_var",
+)
 def convnet_torch_nnx(fault):
     return to_nnx(source(torch_.ConvNet), made(nnx_.ConvNet, fault=fault), (normal(4, 3, 8, 8),))
 
 
-@pair(modes=(False, True), momentum="bn2", eps="bn2", variance="bn2.*var")
+@pair(
+    modes=(False, True),
+    momentum=r"^buffers: bn2\.running",
+    eps="in bn2:",
+    variance=r"^buffers: bn2\.running_var",
+)
 def convnet_torch_linen(fault):
     return to_linen(source(torch_.ConvNet), linen_.ConvNet(fault=fault), (normal(4, 3, 8, 8),))
 
 
-@pair(modes=(False, True), momentum="layer2.bn2", dtype="layer2.conv2", swapped_norms="layer2.bn1")
+@pair(
+    modes=(False, True),
+    momentum=r"^buffers: layer2\.bn2\.running",
+    dtype=r"in layer2\.conv2:",
+    swapped_norms=r"in layer2\.bn1:",
+)
 def resnet_torch_nnx(fault):
     return to_nnx(source(torch_.ResNet), made(nnx_.ResNet, fault=fault), (normal(4, 3, 8, 8),))
 
 
 @pair(
     modes=(False, True),
-    momentum=r"layer1.bn1|norm\.0",
-    eps=r"layer2.bn2|norm\.3",
-    swapped_norms=r"layer2.bn1|norm\.[23]",
-    weight_decay=r"step.*(bn|norm|bias)",
+    momentum=r"^buffers: layer1\.bn1\.running",
+    eps=r"in layer2\.bn2:",
+    swapped_norms=r"in layer2\.bn1:",
+    weight_decay=r"^steps: step 1: .*(bn\d?\.weight|bias):",
 )
 def resnet_torch_torch(fault):
     a = source(torch_.ResNet)
@@ -303,12 +329,20 @@ def resnet_torch_torch(fault):
     return Twins(a, b, (normal(4, 3, 8, 8),), rules, {"optimizer": optimizers})
 
 
-@pair(gelu=r"blocks.1.mlp", scale=r"blocks.1.attn", eps=r"blocks.1.norm2")
+@pair(
+    gelu=r"in blocks\.1\.mlp: aten::gelu",
+    scale=r"in blocks\.1\.attn: .*scores = ",
+    eps=r"in blocks\.1\.norm2:",
+)
 def vit_torch_nnx(fault):
     return to_nnx(source(torch_.ViT), made(nnx_.ViT, fault=fault), (normal(2, 3, 8, 8),))
 
 
-@pair(swapped_norms=r"blocks.1.norm1", gelu=r"blocks.1.mlp", scale="blocks.1.attn")
+@pair(
+    swapped_norms=r"in blocks\.1\.norm1:",
+    gelu=r"in blocks\.1\.mlp: aten::gelu",
+    scale=r"in blocks\.1\.attn: .*scores = ",
+)
 def vit_bf16_torch_nnx(fault):
     a = source(torch_.ViT, dtype=torch.bfloat16)
     b = made(nnx_.ViT, dtype=jnp.bfloat16, fault=fault)
@@ -321,14 +355,18 @@ LINEN_BLOCKS = (
 )
 
 
-@pair(swapped_norms=r"blocks.1.norm1", dtype=r"blocks.1.mlp.fc2", gelu=r"blocks.1.mlp")
+@pair(
+    swapped_norms=r"in blocks\.1\.norm1:",
+    dtype=r"in blocks\.1\.mlp\.fc2:",
+    gelu=r"in blocks\.1\.mlp: aten::gelu",
+)
 def vit_torch_linen(fault):
     return to_linen(
         source(torch_.ViT), linen_.ViT(fault=fault), (normal(2, 3, 8, 8),), *LINEN_BLOCKS
     )
 
 
-@pair(swapped_norms=r"blocks.1.norm1", scale=r"blocks.1.attn|blocks.1:")
+@pair(swapped_norms=r"in blocks\.1\.norm1:", scale=r"in blocks\.1\.attn: .*scores = ")
 def vit_bf16_torch_torch(fault):
     a = source(torch_.ViT, dtype=torch.bfloat16)
     b = torch_twins.ViT(fault=fault).to(torch.bfloat16)
@@ -341,18 +379,22 @@ def vit_bf16_torch_torch(fault):
     return Twins(a, filled(a, b, rules), inputs, rules)
 
 
-@pair(eps="middle.norm2", swapped_norms="middle.norm1", dtype="middle.conv2")
+@pair(eps=r"in middle\.norm2:", swapped_norms=r"in middle\.norm1:", dtype=r"in middle\.conv2:")
 def unet_torch_nnx(fault):
     inputs = (normal(2, 3, 8, 8), torch.tensor([3.0, 47.0]))
     return to_nnx(source(torch_.UNet), made(nnx_.UNet, fault=fault), inputs)
 
 
-@pair(eps="blocks.1.norm2", gelu="blocks.1.channels", swapped_norms="blocks.1.norm1")
+@pair(
+    eps=r"in blocks\.1\.norm2:",
+    gelu=r"in blocks\.1\.channels: aten::gelu",
+    swapped_norms=r"in blocks\.1\.norm1:",
+)
 def mixer_torch_nnx(fault):
     return to_nnx(source(torch_.Mixer), made(nnx_.Mixer, fault=fault), (normal(2, 3, 8, 8),))
 
 
-@pair(eps="blocks.1.norm2", gelu="blocks.1.channels", swapped_norms="blocks.1.norm1")
+@pair(eps=r"blocks\.1\.norm2", gelu=r"blocks\.1\.channels", swapped_norms=r"blocks\.1\.norm1")
 def mixer_nnx_equinox(fault):
     first = to_nnx(source(torch_.Mixer), made(nnx_.Mixer), (normal(2, 3, 8, 8),))
     back = carried(torch_.Mixer(), "equinox")
@@ -362,10 +404,10 @@ def mixer_nnx_equinox(fault):
 
 
 @pair(
-    eps="blocks.1.norm",
-    gelu=r"blocks.1(\.|:)",
-    scale=r"blocks.1(\.|:)",
-    weight_decay=r"step.*(bias|norm|gamma)",
+    eps=r"in blocks\.1\.norm:",
+    gelu=r"in blocks\.1: aten::gelu",
+    scale=r"in blocks\.1: aten::mul.*self\.gamma",
+    weight_decay=r"^steps: step 1: .*(bias|norm\.weight|gamma):",
 )
 def convnext_torch_nnx(fault):
     a = source(torch_.ConvNeXt)
@@ -379,10 +421,10 @@ LENGTHS = torch.tensor([6, 4])
 
 
 @pair(
-    mask=r"layers.0.attn|lt",
-    gelu=r"layers.0.mlp",
-    eps=r"layers.0.norm2",
-    bias_twice="layers.0.attn",
+    mask="places <=? lengths",
+    gelu=r"in layers\.0\.mlp: aten::gelu",
+    eps=r"in layers\.0\.norm2:",
+    bias_twice=r"v \+ self\.v\.bias",
 )
 def bert_torch_nnx(fault):
     a, b = source(torch_.Bert), made(nnx_.Bert, fault=fault)
@@ -390,7 +432,12 @@ def bert_torch_nnx(fault):
     return to_nnx(a, b, inputs, (r"\.attn\.", ".attention."))
 
 
-@pair(mask=r"layers.0|lt", gelu=r"layers.0.mlp|layers.0:", eps="norm", norm_first="layers.0")
+@pair(
+    mask="places [<>]=? lengths",
+    gelu=r"in layers\.0\.mlp: aten::gelu",
+    eps="in norm:",
+    norm_first=r"in layers\.0\.(attn\.[qkv]|norm1):",
+)
 def bert_torch_torch(fault):
     a = source(torch_.Bert)
     rules = carried(
@@ -406,58 +453,65 @@ def bert_torch_torch(fault):
     return Twins(a, b, (tokens(2, 6), tokens(2, 6, below=2), LENGTHS), rules)
 
 
-@pair(gelu=r"h.1.mlp", mask=r"h.0.attn|tril", dtype=r"h.1.mlp.fc2", eps="h.1.norm2")
+@pair(
+    gelu=r"in h\.1\.mlp: aten::gelu",
+    mask=r"\.tril?\(",
+    dtype=r"in h\.1\.mlp\.fc2:",
+    eps=r"in h\.1\.norm2:",
+)
 def gpt_torch_nnx(fault):
     return to_nnx(source(torch_.GPT), made(nnx_.GPT, fault=fault), (tokens(2, 6),))
 
 
 @pair(
-    label_shift=r"model|loss|cross_entropy|gather|slice",
-    mask=r"h.0.attn|tril",
-    scale=r"h.1.attn",
-    weight_decay=r"step.*(bias|norm|ln_f)",
+    label_shift="labels",
+    mask=r"\.tril?\(",
+    scale=r"in h\.1\.attn: .*scores = ",
+    weight_decay=r"^steps: step 1: .*(bias|norm\d\.weight|ln_f\.weight):",
 )
 def gpt_loss_torch_plain(fault):
     a, ids = source(torch_.GPT), tokens(2, 6)
     return to_plain(a, plain_.gpt, (ids, ids), fault, **matrices_decay(a, fault))
 
 
-@pair(gelu=r"h.1.mlp", mask=r"h.0.attn|h.0:|tril", swapped_norms=r"h.1.norm1")
+@pair(
+    gelu=r"in h\.1\.mlp: aten::gelu",
+    mask=r"\.tril?\(|mask = mask \|",
+    swapped_norms=r"in h\.1\.norm1:",
+)
 def gpt_bf16_torch_linen(fault):
     a = source(torch_.GPT, dtype=torch.bfloat16)
     return to_linen(a, linen_.GPT(jnp.bfloat16, fault), (tokens(2, 6),), *LINEN_BLOCKS)
 
 
-@pair(
-    rope=r"layers.1.attn", eps=r"layers.1.norm2", dtype=r"layers.1.down", mask="layers.0.attn|tril"
-)
+@pair(rope=ROPE, eps=r"in layers\.1\.norm2:", dtype=r"in layers\.1\.down:", mask=r"\.tril?\(")
 def llama_torch_nnx(fault):
     a, b = source(torch_.Llama), made(nnx_.Llama, fault=fault)
     return to_nnx(a, b, (tokens(2, 6),), ("norm1", "input_norm"), ("norm2", "post_norm"))
 
 
-@pair(label_shift=r"model|loss|cross_entropy|gather|slice", scale="layers.1.attn")
+@pair(label_shift="labels", scale=r"in layers\.1\.attn: .*scores = ")
 def llama_loss_torch_nnx(fault):
     a, b, ids = source(torch_.Llama), made(nnx_.Llama, fault=fault), tokens(2, 6)
     return to_nnx(a, b, (ids, ids), ("norm1", "input_norm"), ("norm2", "post_norm"))
 
 
-@pair(rope=r"layers.1.attn", mask=r"layers.0.attn|tril", swapped_norms=r"layers.1.norm1")
+@pair(rope=ROPE, mask=r"\.tril?\(", swapped_norms=r"in layers\.1\.norm1:")
 def llama_bf16_torch_plain(fault):
     a = source(torch_.Llama, dtype=torch.bfloat16)
     return to_plain(a, plain_.llama, (tokens(2, 6),), fault)
 
 
-@pair(rope=r"layers.1.attn", eps=r"layers.1.norm2", scale="layers.1.attn")
+@pair(rope=ROPE, eps=r"in layers\.1\.norm2:", scale=r"in layers\.1\.attn: .*scores = ")
 def llama_torch_plain(fault):
     return to_plain(source(torch_.Llama), plain_.llama, (tokens(2, 6),), fault)
 
 
 @pair(
-    scale=r"layers.0.attn",
-    mask=r"layers.0.attn|lt",
-    eps=r"layers.0.norm2",
-    bias_twice=r"bucket|attn",
+    scale=r"in layers\.0\.attn: .*scores = ",
+    mask="< lengths|< until|until = ",
+    eps=r"in layers\.0\.norm2:",
+    bias_twice=r"bias = bias \* 2",
 )
 def t5_torch_nnx(fault):
     return to_nnx(
@@ -465,19 +519,24 @@ def t5_torch_nnx(fault):
     )
 
 
-@pair(gelu=r"model|gelu|inner", scale=r"model|top|router|div", bias_twice="model|add|b2")
+@pair(gelu="aten::gelu", scale=r"best / best\.sum", bias_twice=r"outer \+ self\.b2")
 def moe_torch_nnx(fault):
     return to_nnx(source(torch_.MoE), made(nnx_.MoE, fault=fault), (normal(2, 5, 12),))
 
 
-@pair(scale=r"model|top|router|div", bias_twice="model|add|b2")
+@pair(scale=r"best / best\.sum", bias_twice=r"outer \+ self\.b2")
 def moe_bf16_torch_nnx(fault):
     a = source(torch_.MoE, dtype=torch.bfloat16)
     b = made(nnx_.MoE, dtype=jnp.bfloat16, fault=fault)
     return to_nnx(a, b, (normal(2, 5, 12, dtype=torch.bfloat16),))
 
 
-@pair(mask="attn|lt", scale="attn", bias_twice="attn", dtype="mlp.fc2")
+@pair(
+    mask="< lengths|< until|until = ",
+    scale="in attn: .*scores = ",
+    bias_twice=r"v \+ self\.v\.bias",
+    dtype=r"in mlp\.fc2:",
+)
 def perceiver_torch_nnx(fault):
     inputs = (normal(2, 6, 16), LENGTHS)
     return to_nnx(source(torch_.Perceiver), made(nnx_.Perceiver, fault=fault), inputs)
@@ -486,12 +545,14 @@ def perceiver_torch_nnx(fault):
 # --- sequences ----------------------------------------------------------------------------------
 
 
-@pair(bias_twice="rnn", order_of_gates="rnn", eps="norm", dtype="head")
+@pair(
+    bias_twice="bias_hh_l0", order_of_gates=r"sigmoid\(f\) \* c", eps="in norm:", dtype="in head:"
+)
 def lstm_torch_plain(fault):
     return to_plain(source(torch_.Recurrent, "lstm"), plain_.lstm, (tokens(2, 5),), fault)
 
 
-@pair(stop_gradient="rnn|cell|embed", dropout_in_eval="norm|head|drop|model", eps="norm")
+@pair(stop_gradient=r"^backward: (rnn|embed)\.", dropout_in_eval=r"F\.dropout\(x", eps="in norm:")
 def lstm_torch_torch(fault):
     a = source(torch_.Recurrent, "lstm")
     rules = carried(a, "torch", (r"rnn\.(\w+)_l0", r"cell.\1"))
@@ -499,14 +560,14 @@ def lstm_torch_torch(fault):
     return Twins(a, b, (tokens(2, 5),), rules)
 
 
-@pair(bias_twice="rnn|model", dtype="head")
+@pair(bias_twice=r"hn \+ jnp\.split", dtype="in head:")
 def gru_torch_equinox(fault):
     renames = ((r"rnn\.weight_(..)_l0", r"w_\1"), (r"rnn\.bias_(..)_l0", r"b_\1"))
     b = eqx_.GRU(fault=fault, key=KEY)
     return to_equinox(source(torch_.Recurrent, "gru"), b, (tokens(2, 5),), *renames)
 
 
-@pair(bias_twice="rnn|model", eps="norm")
+@pair(bias_twice=r"hn \+ jnp\.split", eps="in norm:")
 def gru_torch_nnx(fault):
     a = source(torch_.Recurrent, "gru")
     renames = (
@@ -519,7 +580,7 @@ def gru_torch_nnx(fault):
     return Twins(a, filled(a, made(nnx_.GRU, fault=fault), rules), (tokens(2, 5),), rules)
 
 
-@pair(mask=r"(filters|gates).1|model", bias_twice=r"filters.2|model")
+@pair(mask=r"in (filters|gates)\.1:|pad\(x", bias_twice=r"y \+ filter_\.bias")
 def wavenet_torch_equinox(fault):
     return to_equinox(
         source(torch_.WaveNet), eqx_.WaveNet(fault=fault, key=KEY), (normal(2, 1, 12),)
@@ -530,10 +591,10 @@ def wavenet_torch_equinox(fault):
 
 
 @pair(
-    stop_gradient=r"fc[12]",
-    scale="exp|log_std|model",
-    frozen="log_std",
-    weight_decay=r"step.*(bias|log_std)",
+    stop_gradient=r"^backward: fc2\.",
+    scale=r"log_std\.exp\(\)",
+    frozen="^backward: log_std:",
+    weight_decay="^steps: step 1: .*(bias|log_std):",
 )
 def actor_critic_torch_linen(fault):
     a = source(torch_.ActorCritic)
@@ -541,13 +602,13 @@ def actor_critic_torch_linen(fault):
     return to_linen(a, b, (normal(5, 6),), **matrices_decay(a, fault))
 
 
-@pair(stop_gradient="trunk|value|advantage", scale="model|mul|add|sub")
+@pair(stop_gradient=r"^backward: (value|advantage)\.", scale="wanted = reward")
 def dqn_torch_plain(fault):
     inputs = (normal(5, 6), tokens(5, below=3), normal(5), normal(6, 5).T)
     return to_plain(source(torch_.DQN), plain_.dqn, inputs, fault)
 
 
-@pair(scale="model|exp", stop_gradient="mu|enc", dtype="dec1")
+@pair(scale=r"noise \* ", stop_gradient=r"^backward: mu\.", dtype="in dec1:")
 def vae_torch_equinox(fault):
     inputs = (normal(3, 12), normal(3, 4))
     return to_equinox(source(torch_.VAE), eqx_.VAE(fault=fault, key=KEY), inputs)
@@ -555,9 +616,9 @@ def vae_torch_equinox(fault):
 
 @pair(
     modes=(False, True),
-    ema="target",
-    momentum="target",
-    stop_gradient="online",
+    ema="^buffers: target_",
+    momentum="^buffers: target_",
+    stop_gradient=r"^backward: online\.",
 )
 def byol_torch_nnx(fault):
     inputs = (normal(4, 12), normal(12, 4).T)
@@ -569,10 +630,10 @@ def byol_torch_nnx(fault):
 
 @pair(
     modes=(False, True),
-    ema="target",
-    momentum="target",
-    stop_gradient="online",
-    frozen="target",
+    ema="^buffers: target_",
+    momentum="^buffers: target_",
+    stop_gradient=r"^backward: online\.",
+    frozen="^backward: target_",
 )
 def byol_torch_torch(fault):
     a, b = source(torch_.BYOL), torch_twins.BYOL(fault=fault)
@@ -580,18 +641,27 @@ def byol_torch_torch(fault):
     return Twins(a, filled(a, b, rules), (normal(4, 12), normal(12, 4).T), rules)
 
 
-@pair(modes=(False, True), ema="counts", momentum="counts|codes", stop_gradient="enc")
+@pair(
+    modes=(False, True),
+    ema="^buffers: counts:",
+    momentum="^buffers: (codes|counts):",
+    stop_gradient=r"^backward: enc\.",
+)
 def vq_torch_nnx(fault):
     return to_nnx(source(torch_.VQ), made(nnx_.VQ, fault=fault), (normal(7, 6),))
 
 
-@pair(scale="exp|logit_scale|model", bias_twice="text2|model", gelu="gelu|image")
+@pair(scale=r"logit_scale\.exp\(\)", bias_twice=r"text \+ self\.text2\.bias", gelu="aten::gelu")
 def clip_torch_nnx(fault):
     inputs = (normal(4, 10), tokens(4, 6))
     return to_nnx(source(torch_.CLIP), made(nnx_.CLIP, fault=fault), inputs)
 
 
-@pair(frozen="backbone", dropout_in_eval="(?i)drop|head", weight_decay=r"step.*(bias|norm)")
+@pair(
+    frozen=r"^backward: backbone\.",
+    dropout_in_eval=r"self\.dropout\(x, deterministic",
+    weight_decay=r"^steps: step 1: .*(bias|norm\.weight):",
+)
 def finetune_torch_nnx(fault):
     dropout = 0.5 if fault == "dropout in eval" else 0.0
     a = source(torch_.Finetune)
@@ -599,7 +669,7 @@ def finetune_torch_nnx(fault):
     return to_nnx(a, b, (normal(5, 16),), **matrices_decay(a, fault))
 
 
-@pair(frozen="backbone|fc[12]", gelu="backbone|gelu")
+@pair(frozen=r"^backward: backbone\.", gelu="in backbone: aten::gelu")
 def finetune_torch_equinox(fault):
     b = eqx_.Finetune(fault=fault, key=KEY)
     return to_equinox(source(torch_.Finetune), b, (normal(5, 16),), (r"backbone\.", ""))

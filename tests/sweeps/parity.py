@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import re
 import subprocess
 import time
@@ -62,6 +63,15 @@ class Result:
         return "right" if self.located else "MISPLACED"
 
 
+def describe(first: fmapper.verification.Parting) -> str:
+    """A place with the code of its lines instead of their numbers."""
+
+    def code(found: re.Match[str]) -> str:
+        return f"({linecache.getline(found[1], int(found[2])).strip()})"
+
+    return f"{first.stage}: {re.sub(r'[(]([^ ]+):([0-9]+)[)]', code, str(first))}"
+
+
 def judge(pair: Pair, fault: str) -> Result:
     """Compares a pair in each of its modes, until one differs."""
     start = time.process_time()
@@ -79,7 +89,8 @@ def judge(pair: Pair, fault: str) -> Result:
                 train=train,
                 **twins.options,
             )
-            differs, place, text = not report, str(report.first or ""), str(report)
+            differs, text = not report, str(report)
+            place = "" if report.first is None else describe(report.first)
             if differs:
                 break
     except Exception:
@@ -118,11 +129,14 @@ def run(
     """
     every = [(pair, fault) for pair in PAIRS for fault in ("", *pair.faults) if chosen(pair, fault)]
     results = dict(results)
+    last: Pair | None = None
     for pair, fault in every:
         if (pair.name, fault) not in results:
+            if pair is not last:
+                jax.clear_caches()  # programs of pairs that are done with take gigabytes
+            last = pair
             result = results[pair.name, fault] = judge(pair, fault)
             keep(result)
-            jax.clear_caches()  # programs of pairs that are done with take gigabytes
             show(f"{result.verdict:11} {result.seconds:5} s  {pair.name} / {fault or 'sound'}: "
                  f"{result.place}")  # fmt: skip
     return [results[pair.name, fault] for pair, fault in every]

@@ -13,9 +13,9 @@ import numpy as np
 from fmapper import to_jax
 from fmapper.backends import Observation
 from fmapper.programs import Ref, Scalar
-from fmapper_adapters.jax import _private, vector_choices
+from fmapper_adapters.jax import _private, loops, vector_choices
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
-from fmapper_adapters.jax.record import trace
+from fmapper_adapters.jax.record import parts, trace
 from fmapper_adapters.jax.record.equations import custom_derivatives
 from fmapper_adapters.jax.trials.precision import double_precision
 
@@ -24,7 +24,8 @@ def operations(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[Observation]:
     """Yields the calls of the program of a model, each computed by JAX, in order."""
-    program, equations = trace.record_with_equations(source, args, kwargs)
+    with parts.record_calls(parts.PartScopes()):
+        program, equations = trace.record_with_equations(source, args, kwargs)
     leaves = iter(jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: x is None))
     held = {
         "parameter": program.parameters,
@@ -35,7 +36,8 @@ def operations(
     for name, given in zip(program.graph.inputs, program.inputs, strict=True):
         if given.kind in held:
             env[name] = to_jax(held[given.kind][str(given.target)])
-            yield Observation("", "weight", "", (env[name],), name)
+            path = "" if given.kind == "constant" else str(given.target)
+            yield Observation(path, "weight", "", (env[name],), name)
             continue
         leaf = next(leaves)
         env[name] = _words(to_jax(leaf)) if given.kind == "user" else leaf
@@ -47,10 +49,21 @@ def operations(
             env[call.name] = env[call.args[0].name][call.args[1]]
             whole[call.name] = call.args[0].name
             continue
-        results = _compute(equations[call.name], [_value(arg, env) for arg in call.args])
-        env[call.name] = results
+        equation = equations[call.name]
+        given = _operands(equation, [_value(arg, env) for arg in call.args])
         operands = tuple(whole.get(name, name) for name in call.refs())
-        yield Observation(call.module, call.op, call.source, tuple(results), call.name, operands)
+        steps = loops.Steps(call.name, _words)
+        refs = [whole.get(r.name, r.name) if isinstance(r, Ref) else "" for r in call.args]
+        named = zip(given, refs[len(refs) - len(given) :], strict=True)
+        found = steps.run(equation, [*named], call.module, call.source)
+        if found is None:
+            found = [(x, "") for x in custom_derivatives.results_of(equation)(given)]
+        else:
+            yield from steps.seen
+            operands = tuple(dict.fromkeys(name for _, name in found if name))
+        results = env[call.name] = [_words(x) for x, _ in found]
+        path = parts.part_in(call.module)
+        yield Observation(path, call.op, call.source, tuple(results), call.name, operands)
 
 
 def in_double(
@@ -153,8 +166,8 @@ def _value(arg: Any, env: Mapping[str, Any]) -> Any:
     return jnp.asarray(arg.value, arg.dtype) if isinstance(arg, Scalar) else arg
 
 
-def _compute(eqn: Any, operands: list[Any]) -> list[Any]:
-    """Evaluates an equation, with keys as words in operands and results."""
+def _operands(eqn: Any, operands: list[Any]) -> list[Any]:
+    """Returns the operands of an equation, of which keys are given as words."""
     given = []
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and prng_keys.is_key(var.aval)
@@ -163,7 +176,7 @@ def _compute(eqn: Any, operands: list[Any]) -> list[Any]:
             if is_key
             else x
         )
-    return [_words(x) for x in custom_derivatives.results_of(eqn)(given)]
+    return given
 
 
 def _words(x: Any) -> Any:

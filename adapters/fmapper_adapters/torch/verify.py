@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ import torch
 from fmapper import fmap
 from fmapper.backends import Observation
 from fmapper.programs.reading import source_of_class
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import has_memory
 from fmapper_adapters.torch.from_fx import check, graph
-from fmapper_adapters.torch.record import export, modes, obstacles
+from fmapper_adapters.torch.record import export, lines, modes, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
 from fmapper_adapters.torch.record.patches.restore import restore_after
@@ -142,8 +144,28 @@ def _record(
     whole: Collection[str],
 ) -> torch.export.ExportedProgram:
     encoders, _ = _encoders.that_leave_out(model, args, kwargs)
-    with _encoders.leave_padding_out(encoders):
+    with _encoders.leave_padding_out(encoders), _noting_lines(model):
         return export.record(model, args, dict(kwargs), None, whole=whole, again=True)[0]
+
+
+@contextlib.contextmanager
+def _noting_lines(model: torch.nn.Module) -> Iterator[None]:
+    """Notes the innermost line of each operation that is recorded within the block."""
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+
+    def describe(frame: FrameType | None) -> dict[str, Any]:
+        line = lines.innermost_line(frame, code)
+        return {"fmapper_method": line} if line else {}
+
+    def begin(*_: Any) -> None:
+        if _private.place_in_recording() is not None:
+            _private.note_lines(code, describe)
+
+    handle = model.register_forward_pre_hook(begin, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _flat_inputs(
@@ -169,6 +191,8 @@ def _run(
 
     specs = exported.graph_signature.input_specs
     users = {spec.arg.name for spec in specs if spec.kind.name == "USER_INPUT"}
+    held = [spec for spec in specs if spec.kind.name in ("PARAMETER", "BUFFER")]
+    targets = {spec.arg.name: str(spec.target) for spec in held}
 
     class Watching(torch.fx.Interpreter):
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -184,7 +208,7 @@ def _run(
             operands = tuple(node.name for node in n.all_input_nodes)
             if n.op == "placeholder":
                 kind = "input" if n.name in users else "weight"
-                seen.append(Observation("", kind, "", tensors, n.name))
+                seen.append(Observation(targets.get(n.name, ""), kind, "", tensors, n.name))
             elif n.op == "call_function":
                 if check.leaves_open(n.target):
                     tensors = ()

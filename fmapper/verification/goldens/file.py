@@ -194,7 +194,8 @@ def write_goldens(goldens: Goldens, path: str | os.PathLike[str]) -> None:
         ],
         "operations": [
             [
-                *map(_line, (seen.module, seen.op, seen.source, seen.name)), list(seen.operands),
+                *map(_line, (seen.module, seen.op, seen.source, seen.loop, seen.name)),
+                list(seen.operands),
                 [tree(x, f"operations.{i}.{k}") for k, x in enumerate(seen.values)],
                 one.tolerance if math.isfinite(one.tolerance) else 1.0,
             ]
@@ -365,12 +366,12 @@ class _Reader:
     def _operations(self, data: Any) -> Iterator[Observed]:
         for i, row in enumerate(_list(data)):
             with within(i):
-                if len(_list(row)) != 7:
+                if len(_list(row)) != 8:
                     raise Misfit("is not an operation")
-                module, op, source, name, operands, values, tolerance = row
+                module, op, source, loop, name, operands, values, tolerance = row
                 seen = Observation(
                     _text(module), _text(op), _text(source), tuple(self._trees(values)),
-                    _text(name), tuple(map(_text, _list(operands))),
+                    _text(name), tuple(map(_text, _list(operands))), _text(loop),
                 )  # fmt: skip
                 yield Observed(seen, _bound(tolerance))
 

@@ -135,6 +135,10 @@ class Side:
         except ConversionError:
             return None
 
+    def hides_steps(self, other: Models | None) -> bool:
+        """Returns whether `watch` for the other framework leaves operations whole."""
+        return other is not None and bool(other.lowers_whole({}))
+
     def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
         """Returns how far the model is from itself when weights and inputs are moved a little."""
         found = Sensitivity()
@@ -250,8 +254,8 @@ def _inputs_of_b(
 def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
     """Pairs both models with their frameworks; a bare function takes the remaining one."""
     known = [adapter_of_model(model) for model in (a, b)]
-    for i, model in enumerate((a, b)):
-        other = known[1 - i]
+    others = known[::-1]
+    for i, (model, other) in enumerate(zip((a, b), others, strict=True)):
         if known[i] is None and (other is not None or isinstance(model, tuple)):
             known[i] = source_of_callable(model, other)
     return list(zip((a, b), known, strict=True))

@@ -15,6 +15,7 @@ from fmapper.programs.reading import statements_at
 _SKIPPED = tuple(
     os.path.dirname(os.path.abspath(one)) + os.sep for one in (torch.__file__, __file__)
 )
+_OF_OTHERS = (_SKIPPED[0], os.path.dirname(os.path.dirname(_SKIPPED[1])) + os.sep)
 _PATCHES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "patches", "")
 
 # Its classes are written to files, and read better by their own lines than by their caller's.
@@ -47,6 +48,22 @@ def line_of_method(frame: FrameType | None) -> str:
             frame = frame.f_back
         if frame is not None and frame.f_code.co_name == "forward":
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
+
+
+def innermost_line(frame: FrameType | None, outermost: CodeType | None) -> str:
+    """Returns the innermost line outside of torch within a function that runs, as `file:line`.
+
+    Empty where the frame is not within it.
+    """
+    found = ""
+    while frame is not None:
+        code, file = frame.f_code, frame.f_code.co_filename
+        if not found and (_WRITTEN in file or not file.startswith(_OF_OTHERS)):
+            found = f"{file}:{frame.f_lineno}"
+        if code is outermost:
+            return found
+        frame = frame.f_back
     return ""
 
 

@@ -223,6 +223,9 @@ def _optimizer_for(
             )
         memo: dict[int, Any] = {id(p): known[ours[id(p)]] for p in held}
         copied: torch.optim.Optimizer = copy.deepcopy(optimizer, memo)
+        for name, value in vars(optimizer).items():  # which a copy of an optimizer leaves out
+            if name not in vars(copied) and not hasattr(type(copied), name):
+                setattr(copied, name, copy.deepcopy(value, memo))
         return copied
     first = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     takes_parameters = isinstance(first, type) and issubclass(first, torch.optim.Optimizer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -119,6 +120,27 @@ class PartCalls:
         noted["result"] = arrays.structure(plain)
         noted["gives_state"] = state is not None
         return arrays.rebuilt(result)
+
+
+class PartScopes(PartCalls):
+    """Names the part that each operation belongs to; leaves the program as it is."""
+
+    def call(
+        self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
+        run: Callable[..., Any], own: Mapping[str, Any] | None = None,
+        within: tuple[int, str] | None = None, kind: str = "",
+    ) -> Any:  # fmt: skip
+        """Calls a part within a scope of its path."""
+        self.noted.append({"arguments": {}})
+        scope = jax.named_scope(f"@{path}") if path else contextlib.nullcontext()
+        with scope:
+            return run(*args, **kwargs)
+
+
+def part_in(scopes: str) -> str:
+    """Returns the path of the innermost part among names of scopes; those themselves for none."""
+    found: list[str] = re.findall(r"@([^/()]+)", scopes)
+    return found[-1] if found else scopes
 
 
 class _Arrays:
