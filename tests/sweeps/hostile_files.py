@@ -317,7 +317,7 @@ def _goldens(folder: Path, **fields: Any) -> Path:
 
 def golden_operations(folder: Path, count: int) -> Path:
     """Writes operations without results."""
-    return _goldens(folder, operations=[["", "", "", "", [], [], 0.0]] * count)
+    return _goldens(folder, operations=[["", "", "", "", "", [], [], 0.0]] * count)
 
 
 def golden_values(folder: Path, count: int) -> Path:
