@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fmapper.generation.generator import Generator
     from fmapper.programs.lowering import Lowering
     from fmapper.programs.program import Program
+    from fmapper.verification.files.process import Runner
     from fmapper.verification.models.trial import Trial
 
 
@@ -151,11 +152,9 @@ class Models(Framework):
             if base.__module__.startswith(self.layer_modules):
                 if base.__name__ in ("Module", "Object", "Pytree"):
                     return None
-                known = (self.weight_layouts.get(other.__name__, "") for other in cls.__mro__)
-                return f"{self.name}.{base.__name__}", next(filter(None, known), "")
+                layouts = (self.weight_layouts.get(c.__name__) for c in cls.__mro__)
+                return f"{self.name}.{base.__name__}", next(filter(None, layouts), "")
         return None
-
-    # pretrained models
 
     def read_pretrained(
         self, folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]
@@ -274,8 +273,8 @@ class Models(Framework):
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
-    def proof(self) -> str:
-        """Returns a script that runs a file of `translate` and compares.
+    def file_runner(self) -> type[Runner]:
+        """Returns the class that runs a file of `translate` in a process of its own.
 
         Raises:
             ConversionError: There is none.

@@ -77,7 +77,6 @@ def translate(
     written is not overwritten without --force.
     """
     from fmapper.cli.target import load_model
-    from fmapper.translation.proving.written_test import files_of_test, write_test
     from fmapper.translation.source import (
         check_trains,
         format_code,
@@ -85,6 +84,7 @@ def translate(
         translate_proved,
     )
     from fmapper.translation.source import translate as run
+    from fmapper.verification.files.written_test import files_of_test, write_test
 
     check_folders(out)
     edited = [path for path in (out, *(files_of_test(out) if tests else ())) if is_edited(path)]

@@ -36,7 +36,6 @@ from fmapper.translation.loading import (
 )
 from fmapper.translation.merging.comprehensions import with_comprehensions
 from fmapper.translation.printing import PrinterTable, Printing
-from fmapper.translation.proving.script import proof_script
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
 from fmapper.translation.reading.helpers import (
@@ -95,7 +94,6 @@ __all__ = [
     "print_docstring",
     "print_imports",
     "print_parameters",
-    "proof_script",
     "rows_in",
     "run_file",
     "shortest_parts",

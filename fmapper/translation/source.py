@@ -23,13 +23,14 @@ from fmapper.programs.steps import (
 )
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
-from fmapper.translation.proving.prove import HalfPrecisionError, Proof, prove
+from fmapper.translation.proof import HalfPrecisionError, prove
 from fmapper.verification.models.owners import family_of, source_of, source_of_callable
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.translation.source_file import Source
+    from fmapper.verification.files.proof import Proof
 
 
 def source(

@@ -15,7 +15,7 @@ from fmapper.programs.program import (
     refs_in,
 )
 from fmapper.programs.treespec import Ref
-from fmapper.translation.paths import find_first_paths, owners, path_below
+from fmapper.translation.reading.paths import find_first_paths, owners, path_below
 from fmapper.translation.statements.values import Shape, sizes_of, values_of
 
 

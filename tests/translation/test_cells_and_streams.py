@@ -110,10 +110,10 @@ def test_parts_with_a_state_of_their_own_are_one_class():
         return jax.vmap(stack, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
 
     x = normal(6, 4)
-    with pytest.warns(fmapper.ConversionWarning, match="of their own, state, state_2, state_3"):
+    with pytest.warns(fmapper.ConversionWarning, match="of their own, state_field0, "):
         source, net, _ = written(model, x, state, shapes=None)
     assert source.code.count("class BatchNorm") == source.code.count("class Normalised") == 1
-    assert "def forward(self, x, state, state_2, state_3):" in source.code
+    assert "def forward(self, x, state_field0, state_field1, state_field1_2, " in source.code
     leaves = [torch.from_numpy(np.array(leaf)) for leaf in (x, *jax.tree.leaves(state))]
     ours, theirs = jax.tree.leaves(tuple(net(*leaves))), jax.tree.leaves(model(x, state))
     assert len(ours) == len(theirs)

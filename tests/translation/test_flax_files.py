@@ -454,7 +454,7 @@ def test_statistics_of_batches_after_steps_are_those_of_the_model():
 
 @pytest.mark.nightly
 def test_a_model_may_be_as_far_off_as_it_is_from_itself_and_no_further():
-    from fmapper.translation.proving.prove import Proof
+    from fmapper.verification.files.proof import Proof
 
     errors = {"train outputs": 3e-4, "train gradients": 2e-3}
     assert not Proof(errors)

@@ -19,7 +19,6 @@ from torch import nn  # noqa: E402
 import fmapper  # noqa: E402
 from fmapper.translation import run_file  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
-from fmapper_adapters.jax.libraries import SETTINGS  # noqa: E402
 from fmapper_adapters.jax.translation.functions.dialect import _with_buffers  # noqa: E402
 
 MERGED = "    params = merge(params, buffers)"
@@ -199,12 +198,16 @@ def test_a_proof_runs_in_a_process_without_torch(net):
 @pytest.mark.nightly
 def test_what_both_modes_compile_is_compiled_once(tmp_path):
     (tmp_path / "proof.py").write_text(
-        f"double = False\n{SETTINGS}\n"
+        "import jax, jax.numpy as jnp\n"
+        "from fmapper.verification import Draws\n"
+        "from fmapper_adapters.jax.libraries import JaxRunner\n"
+        "JaxRunner.prepare(Draws(), double=False)\n"
         "found = []\n"
         "jax.monitoring.register_event_listener(lambda event, **_: found.append(event))\n"
         "for _ in range(2):\n"
         "    jax.jit(lambda x: x @ x)(jnp.ones((3, 3)))\n"
-        "    print(cache.name, '/jax/compilation_cache/cache_hits' in found)\n"
+        "    hit = '/jax/compilation_cache/cache_hits' in found\n"
+        "    print(jax.config.jax_compilation_cache_dir, hit)\n"
     )
     command = [sys.executable, str(tmp_path / "proof.py")]
     environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

@@ -11,8 +11,8 @@ from flax import nnx
 from torch import nn
 
 import fmapper
-from fmapper.translation.proving import prove
 from fmapper.translation.source import translate, translate_proved
+from fmapper.verification.files import proof
 from fmapper_adapters.torch.adapter import TorchAdapter
 from fmapper_adapters.torch.translation import build
 
@@ -253,13 +253,13 @@ def test_a_mode_is_recorded_once(monkeypatch):
 @pytest.mark.nightly
 def test_proofs_compile_in_one_folder(monkeypatch):
     folders = []
-    run = prove.subprocess.run
+    run = proof.subprocess.run
 
     def note(command, *, env, **settings):
         folders.append(env["JAX_COMPILATION_CACHE_DIR"])
         return run(command, env=env, **settings)
 
-    monkeypatch.setattr(prove.subprocess, "run", note)
+    monkeypatch.setattr(proof.subprocess, "run", note)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     for _ in range(2):
         translate(nn.Linear(3, 2), "flax", (torch.randn(5, 3),), proved=True)

@@ -19,10 +19,10 @@ from torch import nn  # noqa: E402
 
 from fmapper.backends.discovery import get_adapter  # noqa: E402
 from fmapper.backends.models import Models  # noqa: E402
-from fmapper.translation.proving.prove import prove  # noqa: E402
-from fmapper.translation.proving.written_test import write_test  # noqa: E402
+from fmapper.translation.proof import prove  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 from fmapper.verification.files.conditions import AWAY  # noqa: E402
+from fmapper.verification.files.written_test import write_test  # noqa: E402
 from fmapper.verification.models.spreads import Spread  # noqa: E402
 
 

@@ -193,7 +193,7 @@ def test_attention_of_flax_has_linear_layers():
     np.testing.assert_array_equal(query.weight.detach(), kernel.reshape(6, 6).T)
     state = fmapper.to_torch(dict(program.parameters))
     wrong = {**state, "query.kernel": torch.zeros(6, 2, 2)}
-    with pytest.raises(RuntimeError, match="shape"):
+    with pytest.raises(ValueError, match="shape"):
         load(source).load_weights(net, wrong)
 
 

@@ -16,6 +16,7 @@ from fmapper_adapters.jax.libraries import (
 
 if TYPE_CHECKING:
     from fmapper.translation import Source
+    from fmapper.verification import Runner
 
 
 class EquinoxAdapter(JaxModels):
@@ -82,11 +83,11 @@ class EquinoxAdapter(JaxModels):
         has_modes = program.evaluation is not None and not program.starts_in_training
         return _build.for_evaluation(model) if has_modes else model
 
-    def proof(self) -> str:
-        """Returns the script for Equinox."""
-        from fmapper_adapters.equinox.translation import proof
+    def file_runner(self) -> type[Runner]:
+        """Returns what runs a file for this framework."""
+        from fmapper_adapters.equinox.translation.proof import EquinoxRunner
 
-        return proof.SCRIPT
+        return EquinoxRunner
 
     def is_model(self, x: Any) -> bool:
         """Returns False: they are JAX's."""

@@ -17,6 +17,7 @@ from fmapper_adapters.jax.libraries import JaxModels
 if TYPE_CHECKING:
     from fmapper.checkpoints import Format
     from fmapper.translation import Source
+    from fmapper.verification import Runner
 
 
 class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
@@ -201,11 +202,11 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
 
         return _build.build(program, self.translate(program, scan=scan, modes=modes))
 
-    def proof(self) -> str:
-        """Returns the script for NNX."""
-        from fmapper_adapters.flax.translation import proof
+    def file_runner(self) -> type[Runner]:
+        """Returns what runs a file for this framework."""
+        from fmapper_adapters.flax.translation.proof import FlaxRunner
 
-        return proof.SCRIPT
+        return FlaxRunner
 
     def is_model(self, x: Any) -> bool:
         """Returns whether an object is a module of NNX, or one of Linen with its variables."""

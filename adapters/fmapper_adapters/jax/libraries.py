@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.training.facet import JaxOptimizers
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
-    from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
+    from fmapper_adapters.jax.translation.functions.runner import (
+        JaxRunner,
+        StatelessRunner,
+        descend,
+        takes_key,
+        uphill,
+        with_own_draws,
+    )
     from fmapper_adapters.jax.translation.helpers import MULTIHEAD_CALL
     from fmapper_adapters.jax.translation.layers import prepare_program
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
@@ -47,22 +54,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCKS_OF",
-    "DRAWS",
     "MULTIHEAD_CALL",
     "NAMES_OF",
-    "SETTINGS",
-    "STATELESS",
     "TAKE_APART",
     "JaxDialect",
     "JaxModels",
     "JaxOptimizers",
+    "JaxRunner",
     "Lifted",
     "PackedArray",
     "ProgramArrays",
     "Slices",
     "Source",
+    "StatelessRunner",
     "call_and_restore",
     "classes_at",
+    "descend",
     "draws",
     "from_program",
     "objects_at",
@@ -71,29 +78,32 @@ __all__ = [
     "refuse_changes",
     "registered_type",
     "slices_by_suffix",
+    "takes_key",
     "train_flags",
     "tree_source",
+    "uphill",
     "with_key",
+    "with_own_draws",
     "with_shared_statistics",
 ]
 
 _MODULES = {
     "BLOCKS_OF": "translation.layers.slices",
-    "DRAWS": "translation.functions.stateless",
     "MULTIHEAD_CALL": "translation.helpers",
     "NAMES_OF": "translation.layers.slices",
-    "SETTINGS": "translation.functions.stateless",
-    "STATELESS": "translation.functions.stateless",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "JaxOptimizers": "training.facet",
+    "JaxRunner": "translation.functions.runner",
     "Lifted": "record.closure",
     "PackedArray": "arrays.packed",
     "ProgramArrays": "translation.layers.arrays",
     "Slices": "translation.layers.slices",
     "Source": "record.trace",
+    "StatelessRunner": "translation.functions.runner",
     "call_and_restore": "record.source",
     "classes_at": "record.closure",
+    "descend": "translation.functions.runner",
     "draws": "translation.print_numbers",
     "from_program": "model.jax_model",
     "refuse_changes": "translation.dialect",
@@ -102,9 +112,12 @@ _MODULES = {
     "parts": "record",
     "prepare_program": "translation.layers",
     "slices_by_suffix": "translation.layers.slices",
+    "takes_key": "translation.functions.runner",
     "train_flags": "record",
     "tree_source": "record",
+    "uphill": "translation.functions.runner",
     "with_key": "translation.dialect",
+    "with_own_draws": "translation.functions.runner",
     "with_shared_statistics": "translation.layers.statistics",
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fmapper.programs import Program
     from fmapper.translation import Source
+    from fmapper.verification import Runner
 
 
 class Writing:
@@ -29,8 +30,8 @@ class Writing:
         dialect = FunctionsDialect(slices, keys=program.train or draws(program))
         return write(program, dialect, scan=scan)
 
-    def proof(self) -> str:
-        """Returns the script for functions."""
-        from fmapper_adapters.jax.translation.functions import proof
+    def file_runner(self) -> type[Runner]:
+        """Returns what runs a file for this framework."""
+        from fmapper_adapters.jax.translation.functions.proof import FunctionRunner
 
-        return proof.SCRIPT
+        return FunctionRunner

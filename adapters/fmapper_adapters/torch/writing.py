@@ -12,7 +12,7 @@ from fmapper.programs.reading import origin_of_written, source_of_model
 if TYPE_CHECKING:
     from fmapper.programs import Program
     from fmapper.translation import Source
-    from fmapper.verification import Trial
+    from fmapper.verification import Runner, Trial
 
 
 class Writing(Models):
@@ -65,11 +65,11 @@ class Writing(Models):
         """Returns the folder of weights that a model was made from."""
         return super().origin_of(model) or origin_of_written(model)
 
-    def proof(self) -> str:
-        """Returns the script for torch."""
-        from fmapper_adapters.torch.translation import proof
+    def file_runner(self) -> type[Runner]:
+        """Returns what runs a file for this framework."""
+        from fmapper_adapters.torch.translation.proof import TorchRunner
 
-        return proof.SCRIPT
+        return TorchRunner
 
     def trial(
         self,

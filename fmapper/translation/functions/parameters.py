@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import Call, Program, refs_in
-from fmapper.programs.treespec import Ref, Size
+from fmapper.programs.treespec import Ref, Size, TreeSpec
 from fmapper.translation.code import identifier, literal, text
 from fmapper.translation.functions.forms import Argument, Form
 from fmapper.translation.naming import targets
@@ -270,14 +270,25 @@ def by_position(unit: Unit, arguments: tuple[Argument, ...]) -> tuple[str, ...]:
 
 
 def leaves_in_objects(structure: Structure, arguments: tuple[Argument, ...]) -> dict[str, int]:
-    """Returns the parameters of a model for arrays in objects, and which input each is."""
+    """Returns the parameters of a model for arrays in objects, and which input each is.
+
+    Arrays in dicts that no part is given, as the random keys of Linen, have the names of these.
+    """
     beside = len(structure.root.part.arguments)
+    positional, keyword = structure.program.in_spec.children
+    specs = (*positional.children, *keyword.children)
+    in_objects = [_has_object(spec) for spec in specs for _ in spec.leaf_paths()]
     given = {
         one.name: structure.inputs.get(one.structure.name)
         for one in arguments
         if one.at >= beside and isinstance(one.structure, Ref)
     }
-    return {name: int(str(one.target)) for name, one in given.items() if one and one.kind == "user"}
+    places = {n: int(str(one.target)) for n, one in given.items() if one and one.kind == "user"}
+    return {name: at for name, at in places.items() if in_objects[at]}
+
+
+def _has_object(spec: TreeSpec) -> bool:
+    return spec.kind == "record" or any(map(_has_object, spec.children))
 
 
 def print_signature(arguments: tuple[Argument, ...]) -> tuple[str, ...]:

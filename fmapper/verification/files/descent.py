@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fmapper.verification.arrays import dtype_of, move, to_host, widen
+from fmapper.verification.files.process import STEPS
 from fmapper.verification.models.trial import Trial
-
-_STEPS = 5
 
 
 def descent(trial: Trial) -> Callable[..., dict[str, Any]]:
@@ -37,10 +36,7 @@ def descent(trial: Trial) -> Callable[..., dict[str, Any]]:
             found["draws"] = call.draws
         if not weights or not any(x.dtype.name.startswith(("float", "bfloat")) for x in outputs):
             return found
-        trained = _train(trial, weights, rate, double=double)
-        if "refused" in trained:
-            found = {key: x for key, x in found.items() if key.startswith("output.")}
-        return found | trained
+        return found | _train(trial, weights, rate, double=double)
 
     return run
 
@@ -55,7 +51,7 @@ def _train(
     state = None
     learned: list[str] = []
     before = {name: np.array(to_host(x)) for name, x in trial.state.items()}
-    for step in range(_STEPS):
+    for step in range(STEPS):
         slope = trial.slope(weights, state=state, double=double)
         if slope.refused:
             return {"refused": np.array(slope.refused)}

@@ -1,89 +1,95 @@
-"""The script that runs a translated file in a process of its own, without the source framework."""
+"""Runs a translated file's function in JAX, in a process without the source framework."""
 
-from fmapper.translation import proof_script
-from fmapper_adapters.jax.translation.functions.stateless import DRAWS, SETTINGS, STATELESS
+from __future__ import annotations
 
-_IMPORTS = "import functools, inspect\n" + SETTINGS
-_MODEL = '''
-has_buffers = hasattr(net, "BUFFERS")
-own_dropout = getattr(net, "dropout", None)
-if own_dropout is not None:
-    net.dropout = lambda x, *args, **kwargs: x
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import jax
+import numpy as np
 
-def make(train):
-    if not hasattr(net, "load_weights"):
-        return ()
-    trees = jax.tree.map(widen, getattr(net, f"init_{name}")(jax.random.key(0)))
-    trees = net.load_weights(trees, weights)
-    return tuple(trees) if has_buffers else (trees,)
-
-
-def call(model, train):
-    function = getattr(net, name)
-    key = {"key": jax.random.key(0)} if train and takes_key(function) else {}
-    return function(*model, *args, **kwargs, **key)
+from fmapper.verification import Draws
+from fmapper_adapters.jax.libraries import (
+    StatelessRunner,
+    descend,
+    takes_key,
+    uphill,
+    with_own_draws,
+)
 
 
-def run_with_dropout(rate_of):
-    model = make(True)
-    if own_dropout is None and not draws.drawn:
-        return None
+class FunctionRunner(StatelessRunner):
+    """A function of trees of parameters, and buffers after them, with a function `dropout`."""
 
-    def dropout(x, rate, broadcast_dims=(), key=None):
-        chosen = rate if broadcast_dims else rate_of(rate)
-        return x if chosen == 0 else own_dropout(x, chosen, broadcast_dims, key)
+    def __init__(self, net: Any, name: str, given: Mapping[str, Any], draws: Draws) -> None:
+        super().__init__(net, name, given, draws)
+        self._differentiate = functools.cache(self._compile)
+        self._dropout = getattr(net, "dropout", None)
+        if self._dropout is not None:
+            net.dropout = lambda x, *_, **__: x
 
-    @jax.jit
-    def run(model, key):
-        function = getattr(net, name)
-        keys = {"key": key} if takes_key(function) else {}
-        return leaves(function(*model, *args, **kwargs, **keys))
+    def make(self, *, train: bool) -> tuple[Any, ...]:
+        """Returns the trees with the weights of the source."""
+        if not hasattr(self.net, "load_weights"):
+            return ()
+        trees = getattr(self.net, f"init_{self.name}")(jax.random.key(0))
+        trees = self.net.load_weights(jax.tree.map(self.widen, trees), self.weights)
+        return tuple(trees) if hasattr(self.net, "BUFFERS") else (trees,)
 
-    def outputs(seed):
-        still = getattr(net, "dropout", None)
-        net.dropout = dropout
-        try:
-            return with_own_draws(lambda: run(model, jax.random.key(seed)))
-        finally:
-            net.dropout = still
+    def call(self, model: Any, *, train: bool) -> Any:
+        """Calls the function."""
+        function = getattr(self.net, self.name)
+        key = {"key": jax.random.key(0)} if train and takes_key(function) else {}
+        return function(*model, *self.args, **self.kwargs, **key)
 
-    return outputs
+    def run_with_dropout(
+        self, rate_of: Callable[[Any], float]
+    ) -> Callable[[int], list[Any]] | None:
+        """Returns a function of a random key's seed."""
+        model, drop = self.make(train=True), self._dropout
+        if drop is None and not self.draws.drawn:
+            return None
 
+        def dropout(x: Any, rate: Any, broadcast_dims: Any = (), key: Any = None) -> Any:
+            chosen = rate if broadcast_dims else rate_of(rate)
+            return x if chosen == 0 or drop is None else drop(x, chosen, broadcast_dims, key)
 
-@functools.cache
-def differentiate(train):
-    def first_loss(first, rest):
-        return loss((first, *rest), train)
+        @jax.jit
+        def run(model: Any, key: Any) -> list[Any]:
+            function = getattr(self.net, self.name)
+            keys = {"key": key} if takes_key(function) else {}
+            return self.leaves(function(*model, *self.args, **self.kwargs, **keys))
 
-    gradient = jax.grad(first_loss, has_aux=True)
-    compiled = jax.jit(lambda first, rest: uphill(*gradient(first, rest)))
-    return lambda model: compiled(model[0], model[1:])
+        def outputs(seed: int) -> list[Any]:
+            still = getattr(self.net, "dropout", None)
+            self.net.dropout = dropout
+            try:
+                return with_own_draws(lambda: run(model, jax.random.key(seed)))
+            finally:
+                self.net.dropout = still
 
+        return outputs
 
-def descend(model, slopes, rate):
-    first, *rest = model
-    return stepped(first, slopes, rate), *rest
+    def differentiate(self, *, train: bool) -> Callable[[Any], tuple[list[Any], Any]]:
+        """Returns a compiled function of the trees: outputs, and gradients of the parameters."""
+        return self._differentiate(train)
 
+    def _compile(self, train: bool) -> Callable[[Any], tuple[list[Any], Any]]:
+        def loss(first: Any, rest: Any) -> tuple[Any, list[Any]]:
+            return self.loss((first, *rest), train=train)
 
-def named(model):
-    """Returns arrays by their names in the source, as they are there."""
-    found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        model[0] if isinstance(model, tuple) else model
-    ):
-        for key, order, array in parts(path, np.asarray(leaf)):
-            found[key] = array if order is None else array.transpose(np.argsort(order))
-    return found
+        gradient = jax.grad(loss, has_aux=True)
+        compiled = jax.jit(lambda first, rest: uphill(*gradient(first, rest)))
+        return lambda model: compiled(model[0], model[1:])
 
+    def descend(self, model: Any, slopes: Any, rate: float) -> Any:
+        """Returns the trees after a step of the parameters."""
+        first, *rest = model
+        return descend(first, slopes, rate), *rest
 
-def parts(path, array):
-    """Yields the names of an array in the source, and the order and the array of each."""
-    if not hasattr(net, "sources_of"):
-        yield *net.source_of(path), array
-        return
-    sources = net.sources_of(path)
-    for (key, order), block in zip(sources, net.blocks_of(array, len(sources)), strict=True):
-        yield key, order, block
-'''
-SCRIPT = proof_script(_IMPORTS, STATELESS + _MODEL, DRAWS)
+    def places(self, tree: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yields the arrays of the parameters."""
+        tree = tree[0] if isinstance(tree, tuple) else tree
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            yield from self.parts(np.asarray(leaf), path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.files.stamp import with_stamp
 
 if TYPE_CHECKING:
-    from fmapper.translation.proving.prove import Proof
+    from fmapper.verification.files.proof import Proof
 
 
 def write_test(file: Path, proof: Proof) -> Path:

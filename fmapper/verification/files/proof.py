@@ -1,0 +1,310 @@
+"""Runs a translated file in a process of its own, and compares it with the original model."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fmapper.errors import ConversionError
+from fmapper.verification.files.conditions import (
+    AWAY,
+    LIMITS,
+    MOST,
+    OWN,
+    RATES,
+    SEEDS,
+    Conditions,
+    Results,
+    Run,
+    are_at_bends,
+    learn,
+    learn_modes,
+    learn_plainly,
+)
+from fmapper.verification.files.descent import descent
+from fmapper.verification.files.script import script_of
+from fmapper.verification.models.spreads import Spread
+
+if TYPE_CHECKING:
+    from fmapper.verification.files.process import Runner
+    from fmapper.verification.models.trial import Trial
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The distance of a translated model from its source.
+
+    Attributes:
+        errors: `eval outputs`, `eval gradients`, `eval steps` and the same for `train` -> the
+            largest difference, relative to the largest element; and `eval draws` where the file
+            draws more or fewer random numbers, even if these make no difference.
+        own: Likewise, how far the source is from itself when its weights are off by a rounding.
+        data: What was compared with: the arrays of the source, what it was given, and what it gave.
+        script: The script that compares.
+        name: The class of the model in the file.
+        refused: Modes in which the source cannot be differentiated, so that its outputs alone were
+            compared -> why.
+        away: How far the weights were moved, relative to themselves, before anything was compared.
+        double: Whether both computed in double precision.
+        coarse: Where the model computes in half precision; empty where it does not.
+    """
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    script: str = field(default="", repr=False)
+    name: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    away: float = 0.0
+    double: bool = False
+    coarse: str = ""
+
+    def __bool__(self) -> bool:
+        bounds = self.bounds
+        return bool(self.errors) and all(
+            error <= bounds[what] for what, error in self.errors.items()
+        )
+
+    def holds(self, mode: str) -> bool:
+        """Returns whether all that was compared in a mode agrees."""
+        bounds = self.bounds
+        return all(error <= bounds[k] for k, error in self.errors.items() if k.startswith(mode))
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """How far each may be: the contract, or what a rounding of the weights does, four times."""
+        found = {}
+        for what in self.errors:
+            own = self.own.get(what, 0.0)
+            found[what] = max(LIMITS[what.rpartition(" ")[2]], OWN * own if own <= MOST else 0.0)
+        return found
+
+    def __str__(self) -> str:
+        told = [
+            f"{what} {error:.1e}"
+            + (f" (a rounding of its weights: {self.own[what]:.1e})" if self._is_own(what) else "")
+            for what, error in self.errors.items()
+            if not what.endswith(("draws", "dropout"))
+        ]
+        told += [
+            f"{what.split()[0]} draws other random numbers than its source"
+            for what in self.errors
+            if what.endswith("draws")
+        ]
+        told += [
+            f"{mode} gradients not compared, since the source has none ({why})"
+            for mode, why in self.refused.items()
+        ]
+        told += [self._tell_dropout(error) for what, error in self.errors.items()
+                 if what.endswith("dropout")]  # fmt: skip
+        if self.coarse and not self:
+            told.append(
+                f"the model computes in {self.coarse}, in which results agree to two digits"
+            )
+        how = [f"with weights moved by {self.away:.1%}"] if self.away else []
+        how += ["in double precision"] if self.double else []
+        if how:
+            reason = "since a rounding of its own changes its outputs or gradients"
+            told.append(f"{' and '.join(how)}, {reason}")
+        return ", ".join(told)
+
+    def _tell_dropout(self, error: float) -> str:
+        same = "are those of its source" if error <= LIMITS["dropout"] else "differ"
+        return (
+            f"all of these without dropout; with it, means and spreads over {SEEDS} seeds {same} "
+            f"(within {error:.1f} standard errors)"
+        )
+
+    def _is_own(self, what: str) -> bool:
+        return self.bounds[what] > LIMITS[what.rpartition(" ")[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file for another framework, and what it is called with.
+
+    Attributes:
+        code: The file.
+        name: The class of the model in it, or its function.
+        modes: `eval`, `train` or both.
+        runner: Runs the model in its framework.
+        names: Names of the model's arrays -> those of `weights`, where they differ.
+        weights: What the file loads: NumPy arrays by name.
+        inputs: The arguments by position and by keyword, as JSON; see `Runner`.
+        arrays: The NumPy arrays in these, as `input.N`.
+        coarse: Where the model computes in half precision; empty where it does not.
+    """
+
+    code: str
+    name: str
+    modes: Sequence[str]
+    runner: type[Runner]
+    names: Mapping[str, str]
+    weights: Mapping[str, Any]
+    inputs: Any
+    arrays: Mapping[str, Any]
+    coarse: str = ""
+
+    def prove(self, trial: Callable[[bool], Trial], *, only_evaluation: bool = False) -> Proof:
+        """Measures the distance of outputs, gradients and five steps from those of the model.
+
+        The file runs in a fresh process, which imports neither fmapper nor the model's framework.
+
+        Args:
+            trial: Returns the model in a mode, in training if it is given True.
+            only_evaluation: Compare nothing but the outputs in evaluation.
+
+        Raises:
+            ConversionError: The file does not run; says what the process said.
+        """
+        if only_evaluation:
+            results = descent(trial(False))(RATES[0], 0.0)
+            outputs = {k: v for k, v in results.items() if k.startswith(("output.", "draws"))}
+            return self._compare({"eval": Results(outputs, {})}, Conditions())
+        runs = {mode: descent(trial(mode == "train")) for mode in self.modes}
+        proof = None
+        for conditions, by_mode in learn_modes(runs):
+            try:
+                proof = self._compare(by_mode, conditions, runs.get("train"))
+            except ConversionError:
+                if not conditions.double:
+                    raise
+                continue  # the file itself asks for single precision
+            if proof:
+                return proof
+        if proof is None:
+            conditions, by_mode = learn_plainly(runs)
+            proof = self._compare(by_mode, conditions, runs.get("train"))
+        if proof or conditions.away or conditions.double:
+            return proof
+        if are_at_bends(runs, by_mode, conditions, proof.errors, proof.bounds):
+            conditions = Conditions(AWAY)
+            elsewhere = {mode: learn(run, conditions) for mode, run in runs.items()}
+            if all(results.are_smooth for results in elsewhere.values()):
+                return self._compare(elsewhere, conditions, runs.get("train"))
+        return proof
+
+    def _compare(
+        self, results: Mapping[str, Results], conditions: Conditions, train: Run | None = None
+    ) -> Proof:
+        """Runs the file, and compares it with what the model gave in each mode.
+
+        Args:
+            results: Modes -> what the model gave, and how far it is from itself.
+            conditions: How it was run.
+            train: Runs the model in training, if it has that mode.
+        """
+        import numpy as np
+
+        arrays: dict[str, Any] = {f"weight.{name}": x for name, x in self.weights.items()}
+        own: dict[str, float] = {}
+        refused: dict[str, str] = {}
+        for mode, result in results.items():
+            for key, value in result.found.items():
+                kind, dot, name = key.partition(".")
+                place = f"{kind}{dot}{self.names.get(name, name)}"
+                if key == "refused":
+                    refused[mode] = str(value)
+                elif kind != "weight":
+                    arrays[f"{mode}.{place}"] = value
+                elif place in arrays:  # as it was moved
+                    arrays[place] = value
+            own |= {f"{mode} {what}": error for what, error in result.own.items()}
+        if train is not None and "train" in results:
+            arrays |= self._draw(train, results["train"], conditions)
+        arrays |= self.arrays
+        if conditions.double:
+            arrays = {name: _double(array) for name, array in arrays.items()}
+            arrays["double"] = np.array(1)
+        arrays["inputs"] = np.array(json.dumps(self.inputs))
+        script = script_of(self.runner)
+        errors = self._run(script, arrays, [*results])
+        how = conditions.away, conditions.double
+        return Proof(errors, own, arrays, script, self.name, refused, *how, self.coarse)
+
+    def _draw(self, train: Run, result: Results, conditions: Conditions) -> dict[str, Any]:
+        """Returns how far outputs in training are from those without dropout, over many seeds.
+
+        Nothing where neither the model nor the file has dropout.
+        """
+        import numpy as np
+
+        keys = [key for key in result.found if key.startswith("output.")]
+        still = [result.found[f"output.{i}"] for i in range(len(keys))]
+        drawn = conditions.draw(train) or {math.nan: []}
+        if len(drawn) == 1 and "dropout" not in self.code.lower():
+            return {}
+        arrays = {"train.rates": np.array([*drawn]), "train.seeds": np.array(SEEDS)}
+        for i, outputs in enumerate(drawn.values()):
+            spread = Spread(still)
+            for each in outputs or [still]:
+                spread.add(each)
+            arrays[f"train.spread.{i}"] = spread.result()
+        return arrays
+
+    def _run(self, script: str, arrays: Mapping[str, Any], modes: list[str]) -> dict[str, float]:
+        """Returns the errors that a process of its own finds.
+
+        Raises:
+            ConversionError: It ended with an error.
+        """
+        import numpy as np
+
+        with tempfile.TemporaryDirectory() as folder:
+            file, data = Path(folder) / "translated.py", Path(folder) / "data.npz"
+            file.write_text(self.code, encoding="utf-8")
+            given: dict[str, Any] = {key: np.asarray(value) for key, value in arrays.items()}
+            np.savez(data, **given)
+            proof = Path(folder) / "proof.py"
+            proof.write_text(script, encoding="utf-8")
+            files = [str(proof), str(file), str(data)]
+            command = [sys.executable, *files, self.name, json.dumps(modes)]
+            environment = {
+                "JAX_COMPILATION_CACHE_DIR": _cache(),
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "JAX_TRACEBACK_FILTERING": "off",
+            }
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, check=False
+            )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            last = [line for line in lines if _ERROR.match(line)][-1:] or lines[-1:]
+            last = last or [f"its process ended with {done.returncode} and no word"]
+            raise ConversionError(
+                f"{self.name}: the generated file does not run: {last[0]}. It was not saved."
+            )
+        errors: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+        return errors
+
+
+@functools.cache
+def _cache() -> str:
+    """Returns a folder for what proofs compile: a file for evaluation alone repeats the other's."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _double(array: Any) -> Any:
+    """Returns an array in double precision, if it is of single precision."""
+    import numpy as np
+
+    array = np.asarray(array)
+    wider = {"float32": np.float64, "complex64": np.complex128}.get(str(array.dtype))
+    return array if wider is None else array.astype(wider)
