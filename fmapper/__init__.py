@@ -90,8 +90,8 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
-    from fmapper.training.adapters import load_adapter, save_adapter
     from fmapper.training.convert import convert_training
+    from fmapper.training.peft_files import load_adapter, save_adapter
     from fmapper.transforms.grad import grad, value_and_grad
     from fmapper.transforms.jit import jit
     from fmapper.transforms.trainable import trainables
@@ -247,7 +247,7 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
-    "fmapper.training.adapters": "load_adapter save_adapter",
+    "fmapper.training.peft_files": "load_adapter save_adapter",
     "fmapper.training.convert": "convert_training",
     "fmapper.twins.report": "TransferReport",
     "fmapper.twins.transferring": "transfer",

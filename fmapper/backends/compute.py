@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.framework import Framework
+from fmapper.errors import StructureMismatchError
 
 NO_TRANSFORMS = "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
 
@@ -200,3 +201,22 @@ class Optimizers(Framework):
     def without_gradient(self, array: Any) -> Any:
         """Returns an array through which no gradient goes."""
         return array
+
+    def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:
+        """Returns a copy of a model with pairs of matrices around its linear layers, by path.
+
+        Raises:
+            StructureMismatchError: Its layers cannot hold any.
+        """
+        raise StructureMismatchError(
+            f"{type(model).__name__} cannot hold an adapter in its layers: only models of Flax "
+            "that were converted with structure=True can. Use it as a function of the parameters."
+        )
+
+    def detach_low_rank(self, model: Any, layers: Iterable[str]) -> list[tuple[Any, Any]]:
+        """Returns the pairs of matrices that layers of a model have around them."""
+        raise NotImplementedError
+
+    def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
+        """Returns a copy of an array with other values in a box of it."""
+        raise NotImplementedError

@@ -9,6 +9,18 @@ import pytest
 
 import fmapper
 from fmapper import CheckpointError, StructureMismatchError, load_adapter, save_adapter
+from fmapper.checkpoints import (
+    Cast,
+    Concatenate,
+    Offset,
+    Rename,
+    Reshape,
+    Rules,
+    Scale,
+    Stack,
+    Transpose,
+)
+from fmapper.training import LoraAdapter, LowRank
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -112,7 +124,7 @@ def test_a_weight_keeps_its_dtype(tmp_path):
     ("params", "what"),
     [
         ({}, "q.weight: the model has no such weight"),
-        ({"q.weight": np.zeros((6, 5))}, r"for a weight of shape \(6, 5\), not \(5, 6\)"),
+        ({"q.weight": np.zeros((6, 5))}, r"for a weight of shape \(5, 6\), not \(6, 5\)"),
     ],
 )
 def test_an_update_that_finds_no_weight_raises(tmp_path, params, what):
@@ -123,6 +135,129 @@ def test_an_update_that_finds_no_weight_raises(tmp_path, params, what):
         adapter.merge(dict(params))
 
 
+HEADS = Rules([
+    Rename("layers.{i}.{p}.weight", "layers.{i}.{p}.kernel"),
+    Transpose("layers.{i}.{p}.kernel"),
+    Reshape("layers.{i}.{p}.kernel", (6, 2, 2), back=(6, 4)),
+    Concatenate(["layers.{i}.q.kernel", "layers.{i}.k.kernel"], "layers.{i}.qk.kernel", axis=1),
+    Cast("layers.{i}.qk.kernel", "bfloat16", back="float32"),
+    Stack("layers.{i}.qk.kernel", "layers.qk.kernel", over="i"),
+    Rename("head.{x}", "out.{x}"),
+])  # fmt: skip
+BASE = {f"layers.{i}.{p}.weight": draw(4, 6) for i in range(2) for p in "qk"} | {
+    "head.weight": draw(3, 6),
+    "head.bias": draw(3),
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "dora", "replaced"])
+def test_an_adapter_applies_to_a_twin_by_rules(tmp_path, kind):
+    """One that stacks layers, fuses projections and has heads: as its base, under jit."""
+    arrays = pair("layers.0.q", outer=4) | pair("layers.1.k", outer=4) | pair("head", outer=3)
+    if kind == "dora":
+        for name, size in (("layers.0.q", 4), ("layers.1.k", 4), ("head", 3)):
+            arrays[f"{name}.lora_magnitude_vector"] = np.abs(draw(size))
+    if kind == "replaced":
+        arrays |= {"head.bias": draw(3), "layers.0.k.modules_to_save.weight": draw(4, 6)}
+    adapter = load_adapter(write(tmp_path, arrays, use_dora=kind == "dora"))
+    exact = Rules(rule for rule in HEADS if not isinstance(rule, Cast))
+    twin = {name: array.read() for name, array in exact.apply(BASE).items()}
+    placed = adapter.place(twin, HEADS)
+    want = {name: array.read() for name, array in exact.apply(adapter(BASE)).items()}
+    for to in (fmapper.to_numpy, fmapper.to_torch, fmapper.to_jax):
+        merged = fmapper.to_numpy(to(placed)(to(twin)))
+        assert all(np.allclose(merged[name], want[name], atol=1e-5) for name in want)
+    gradient = jax.jit(jax.grad(lambda a, p: sum((x**3).sum() for x in a(p).values())))
+    got = gradient(fmapper.to_jax(placed), fmapper.to_jax(twin))
+    other = gradient(fmapper.to_jax(adapter), fmapper.to_jax(BASE))
+    for name, array in fmapper.state(other).items():
+        assert np.allclose(fmapper.state(got)[name], array, rtol=1e-4, atol=1e-4)
+    if kind == "plain":
+        before = placed.unmerge(placed(twin))
+        assert all(np.allclose(before[name], twin[name], atol=1e-6) for name in twin)
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        (Scale("q.weight", 2), "mixed or changed"),
+        (Offset("q.weight", 1), "mixed or changed"),
+        (Rename("q.weight", "p.weight"), None),
+        (Reshape("q.weight", (30,), back=(5, 6)), "mixed or changed"),
+    ],
+)
+def test_rules_that_change_values_of_a_weight_are_refused(tmp_path, rule, what):
+    adapter = load_adapter(write(tmp_path, pair()))
+    rules = Rules([rule])
+    twin = {name: array.read() for name, array in rules.apply({"q.weight": draw(5, 6)}).items()}
+    if what is None:
+        assert adapter.place(twin, rules)(twin).keys() == {"p.weight"}
+        return
+    with pytest.raises(StructureMismatchError, match=what):
+        adapter.place(twin, rules)
+
+
+def test_a_weight_that_the_twin_lacks_raises(tmp_path):
+    adapter = load_adapter(write(tmp_path, pair()))
+    with pytest.raises(StructureMismatchError, match=r"q\.weight: .* no such weight"):
+        adapter.place({"k": draw(5, 6)}, Rules([Rename("k.weight", "k")]))
+
+
+def test_a_weight_that_is_replaced_gets_its_update(tmp_path):
+    """As an embedding that was resized, whose base PEFT saves with the adapter."""
+    arrays = pair() | {"q.base_layer.weight": draw(5, 6)}
+    merged = load_adapter(write(tmp_path, arrays))({"q.weight": draw(5, 6)})
+    update = 1.5 * arrays["q.lora_B.weight"] @ arrays["q.lora_A.weight"]
+    assert np.allclose(merged["q.weight"], arrays["q.base_layer.weight"] + update, atol=1e-6)
+
+
+def test_an_update_that_is_added_is_among_the_targets_that_are_written(tmp_path):
+    """Or PEFT would leave it out."""
+    adapter = load_adapter(write(tmp_path, pair(), target_modules=["q"]))
+    more = {**adapter.updates, "k.weight": LowRank(draw(2, 5), draw(6, 2), scale=1.5)}
+    save_adapter(LoraAdapter(more, settings=adapter.settings), tmp_path / "more")
+    settings = json.loads((tmp_path / "more" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["k", "q"]
+
+
+def test_names_of_other_libraries_are_a_matter_of_rules(tmp_path):
+    """Those of qwix, which has its matrices beside the kernel, with heads apart."""
+    adapter = load_adapter(write(tmp_path, pair("layers.0.q", outer=4)))
+    rules = Rules([
+        Rename("updates.layers.{i}.q.weight.{m}", "blocks.{i}.q_proj.w_lora_{m}"),
+        Transpose("blocks.{i}.q_proj.w_lora_{m}"),
+        Reshape("blocks.{i}.q_proj.w_lora_b", (2, 2, 2), back=(2, 4)),
+    ])  # fmt: skip
+    theirs = {n: array.read() for n, array in rules.apply(fmapper.state(adapter)).items()}
+    shapes = {name: array.shape for name, array in theirs.items()}
+    assert shapes == {"blocks.0.q_proj.w_lora_a": (6, 2), "blocks.0.q_proj.w_lora_b": (2, 2, 2)}
+    trained = {name: array + 1 for name, array in theirs.items()}
+    back = {n: array.read() for n, array in rules.inverse().apply(trained).items()}
+    again = fmapper.load_state(adapter, back)
+    for name, array in fmapper.state(again).items():
+        assert np.allclose(array, fmapper.state(adapter)[name] + 1)
+
+
+def test_a_structured_flax_model_holds_an_adapter(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 6))
+    x = torch.from_numpy(draw(3, 6))
+    model = fmapper.convert(net, "flax", (x,), structure=True)
+    adapter = fmapper.to_jax(load_adapter(write(tmp_path, pair("0"))))
+    want = adapter.merge(model, source=True)(x.numpy())
+    with_lora = adapter.attach(model)
+    assert np.allclose(with_lora(x.numpy()), want, atol=1e-5)
+    assert len(jax.tree.leaves(nnx.state(with_lora, nnx.LoRAParam))) == 2
+    again = adapter.detach(with_lora, model)
+    assert np.allclose(again.updates["0.weight"].b, adapter.updates["0.weight"].b, atol=1e-6)
+    params = fmapper.state(model)
+    placed = adapter.place(model)
+    tuned = jax.jit(lambda a: fmapper.load_state(model, a(params))(x.numpy()))(placed)
+    assert np.allclose(tuned, want, atol=1e-5)
+    with pytest.raises(StructureMismatchError, match="around a linear layer, which this is not"):
+        adapter.attach(fmapper.convert(net, "jax", (x,)))
+
+
 A = {"q.lora_A.weight": draw(2, 6)}
 BAD = {
     "one half": (A, {}, "q has only lora_A"),
@@ -131,8 +266,12 @@ BAD = {
     "rank of the configuration": (pair(), {"r": 4}, "has rank 2, and the configuration says 4"),
     "no magnitude": (pair(), {"use_dora": True}, "has no magnitude"),
     "magnitude": ({**pair(), "q.lora_magnitude_vector": draw(5)}, {}, "has a magnitude"),
-    "target": (pair(), {"target_modules": ["q", "v"]}, "target_modules 'v', of which"),
+    "target": (pair(), {"target_modules": ["q", "v"]}, "the modules 'v', of which"),
     "pattern": (pair(), {"target_modules": r".*\.v"}, "of which there are no weights"),
+    "no target": (pair() | pair("k"), {"target_modules": ["q"]}, "weights for 'k', which the"),
+    "saved": (pair(), {"modules_to_save": ["score"]}, "the modules 'score', of which"),
+    "saved of another kind": (pair(), {"modules_to_save": "score"}, "must be positive numbers"),
+    "twice": ({"q.weight": draw(2), "q.modules_to_save.weight": draw(2)}, {}, "twice"),
     "slow pattern": (pair(), {"target_modules": "(q+)+"}, "a pattern that may take long"),
     "no pattern": (pair(), {"rank_pattern": {"q[": 2}}, "is not a regular expression"),
     "no alpha": (pair(), {"lora_alpha": None}, "must be positive numbers"),
@@ -151,11 +290,13 @@ def test_a_folder_that_is_not_whole_raises(tmp_path, arrays, settings, what):
         load_adapter(write(tmp_path, arrays, **settings))
 
 
-def test_no_key_of_a_folder_is_lost(tmp_path):
+@pytest.mark.daily_cases("100")
+@pytest.mark.parametrize("count", [100, 1_000])
+def test_no_key_of_a_folder_is_lost(tmp_path, count):
     """Whatever the names are: each is in the adapter, or the folder is refused."""
     words = ["q", "k", "lora_A", "lora_B", "weight", "bias", "lora_embedding_A", "modules_to_save"]
     choose = np.random.default_rng(1)
-    for at in range(200):
+    for at in range(count):
         names = {".".join(choose.choice(words, choose.integers(1, 5))) for _ in range(4)}
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -165,6 +306,9 @@ def test_no_key_of_a_folder_is_lost(tmp_path):
         except CheckpointError:
             continue
         assert 2 * len(adapter.updates) + len(adapter.replaced) == len(names)
+        save_adapter(adapter, folder / "again")
+        again = load_adapter(folder / "again")
+        assert fmapper.state(again).keys() == fmapper.state(adapter).keys()
 
 
 def test_an_adapter_is_written_as_it_was_read(tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
 
 from fmapper import ConversionError
 from fmapper_adapters.jax.libraries import JaxOptimizers
@@ -71,3 +74,42 @@ class FlaxOptimizers(JaxOptimizers):
         steps.append(state.schedule.position if state.schedule else 0)
         optimizer.step[...] = max(steps)
         return optimizer, None
+
+    def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:
+        """Returns a copy of a module of NNX with `nnx.LoRA` around layers."""
+        from flax import nnx
+
+        if not isinstance(model, nnx.Module):
+            return super().attach_low_rank(model, layers)
+        copy = nnx.clone(model)
+        for path, (a, b) in layers.items():
+            owner, key = _owner(copy, path)
+            shape = a.shape[0], a.shape[1], b.shape[1]
+            lora = nnx.LoRA(*shape, base_module=_child(owner, key), rngs=nnx.Rngs(0))
+            lora.lora_a, lora.lora_b = nnx.LoRAParam(jnp.asarray(a)), nnx.LoRAParam(jnp.asarray(b))
+            if isinstance(owner, nnx.Module):
+                setattr(owner, key, lora)
+            else:
+                owner[int(key) if key.isdecimal() else key] = lora
+        return copy
+
+    def detach_low_rank(self, model: Any, layers: Iterable[str]) -> list[tuple[Any, Any]]:
+        """Returns `lora_a` and `lora_b` of layers."""
+        loras = [_child(*_owner(model, path)) for path in layers]
+        return [(lora.lora_a[...], lora.lora_b[...]) for lora in loras]
+
+
+def _owner(module: Any, path: str) -> tuple[Any, str]:
+    """Returns what holds the layer at a path, and its last key."""
+    *path_to, key = path.split(".")
+    for step in path_to:
+        module = _child(module, step)
+    return module, key
+
+
+def _child(node: Any, key: str) -> Any:
+    from flax import nnx
+
+    if isinstance(node, nnx.Module) and hasattr(node, key):
+        return getattr(node, key)
+    return node[int(key) if key.isdecimal() else key]

@@ -91,6 +91,10 @@ class JaxOptimizers(Optimizers):
         """Returns `jax.lax.stop_gradient` of an array."""
         return jax.lax.stop_gradient(array)
 
+    def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
+        """Returns `array.at[box].set(value)`."""
+        return array.at[box].set(value)
+
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns a transformation and its state."""
         from fmapper_adapters.jax.training import build

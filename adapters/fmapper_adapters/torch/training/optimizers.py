@@ -237,6 +237,8 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
         if "decoupled" in given:
             given[_DECOUPLED] = given.pop("decoupled")
         groups.append({"params": [parameters[at] for at in sorted(members)], **given})
+    if not groups:
+        raise ConversionError("no parameter is updated, and torch has no optimizer of nothing")
     defaults = {name: value for name, value in groups[0].items() if name != "params"}
     optimizer = kind.cls(groups, **defaults)
     for at, group in steps.items():

@@ -1,0 +1,277 @@
+"""LoRA adapters in the folders of PEFT."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fmapper.checkpoints.extras.settings import read_settings
+from fmapper.errors import CheckpointError
+from fmapper.files.untrusted import show
+from fmapper.files.whole import new_file
+from fmapper.moves.mover import to_numpy
+from fmapper.tracebacks import short_traceback
+from fmapper.training.adapters import LoraAdapter, LowRank
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PART = re.compile(
+    r"(?P<module>.+)\.(?:lora_(?P<part>[AB])\.weight|lora_embedding_(?P<of_embedding>[AB])"
+    r"|(?P<magnitude>lora_magnitude_vector)(?:\.weight)?)"
+)
+_LONGEST = 1_000  # characters of a pattern
+_REPEATS = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
+_BASE = ".base_layer."  # PEFT's name of a layer within the one that it has put around it
+_SAVED = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.[^.]+$)")
+# Settings that change what an adapter computes, and that are not read here.
+_OTHER_KINDS = (
+    "use_qalora", "use_bdlora", "lora_bias", "layer_replication", "target_parameters",
+    "trainable_token_indices", "alora_invocation_tokens", "velora_config", "monteclora_config",
+    "arrow_config", "kasa_config", "megatron_config",
+)  # fmt: skip
+
+
+@short_traceback
+def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
+    """Reads a LoRA adapter from a folder of PEFT.
+
+    Ranks and alphas by pattern, rsLoRA, DoRA, embeddings, convolutions, biases and
+    `modules_to_save` are read. Names are those of the weights of the model that was adapted.
+
+    Args:
+        folder: The folder, with `adapter_config.json` and `adapter_model.safetensors`.
+
+    Returns:
+        The adapter, with arrays of NumPy: `to_jax` and `to_torch` take it to others.
+
+    Raises:
+        CheckpointError: It is not the folder of a LoRA, is damaged, has half of a pair, or settings
+            of a kind that is not read; says which.
+    """
+    from fmapper.checkpoints.load import load
+
+    folder = Path(folder)
+    settings = read_settings(folder / _CONFIG)
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{folder}: is an adapter of kind {show(str(kind))}, not LORA")
+    _check_settings(folder, settings)
+    others = [name for name in _OTHER_KINDS if settings.get(name)]
+    if others:
+        raise CheckpointError(f"{folder}: adapters with {', '.join(others)} are not read")
+    arrays = to_numpy(dict(load(folder / _WEIGHTS, format="safetensors")))
+    parts: dict[str, dict[str, Any]] = {}
+    replaced = {}
+    for key, array in arrays.items():
+        name = key.removeprefix(_PREFIX)
+        found = _PART.fullmatch(name)
+        if found is None:
+            if "lora_" in name:
+                raise CheckpointError(f"{folder}: {show(key)} is not part of a LoRA that is read")
+            plain = _SAVED.sub("", name).replace(_BASE, ".")
+            if plain in replaced:
+                raise CheckpointError(f"{folder}: has {show(plain)} twice")
+            replaced[plain] = array
+            continue
+        part = found["part"] or found["of_embedding"] or "magnitude"
+        held = parts.setdefault(found["module"], {})
+        held[part] = array
+        held["is_embedding"] = held.get("is_embedding", False) or bool(found["of_embedding"])
+    updates = {}
+    for module, held in parts.items():
+        if "A" not in held or "B" not in held:
+            half = "lora_A" if "A" in held else "lora_B"
+            raise CheckpointError(f"{folder}: {module} has only {half}, or neither half of a pair")
+        updates[f"{module}.weight"] = _low_rank(folder, module, held, settings)
+    _check_targets(folder, settings, parts, replaced)
+    return LoraAdapter(updates, replaced, json.dumps(settings, sort_keys=True))
+
+
+def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises for ranks, alphas and targets of a configuration that are not of their kind."""
+    patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    numbers = [settings.get("r", 1), settings.get("lora_alpha")]
+    numbers += [x for table in patterns if isinstance(table, dict) for x in table.values()]
+    targets = settings.get("target_modules") or []
+    saved = settings.get("modules_to_save") or []
+    if (
+        not all(isinstance(table, dict) for table in patterns)
+        or not all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in numbers)
+        or not (isinstance(targets, str) or all(isinstance(target, str) for target in targets))
+        or not (isinstance(saved, list) and all(isinstance(module, str) for module in saved))
+    ):
+        raise CheckpointError(
+            f"{folder / _CONFIG}: r, lora_alpha, rank_pattern and alpha_pattern must be positive "
+            "numbers and tables of those, target_modules and modules_to_save texts"
+        )
+
+
+def _check_targets(
+    folder: Path, settings: Mapping[str, Any], modules: Iterable[str], replaced: Iterable[str]
+) -> None:
+    """Raises for modules that the configuration names and the file does not have, or vice versa."""
+    targets, saved = settings.get("target_modules") or (), settings.get("modules_to_save") or ()
+    each: list[str | list[str]] = [[target] for target in targets]
+    each = [targets] if isinstance(targets, str) else each
+    lost = [target for target in each if not any(_is_target(target, module) for module in modules)]
+    paths = [f".{name}" for name in replaced]
+    lost += [[module] for module in saved if not any(f".{module}." in path for path in paths)]
+    if lost:
+        names = ", ".join(show("".join(target)) for target in lost)
+        raise CheckpointError(
+            f"{folder}: the configuration has the modules {names}, of which there are no weights "
+            "in the file"
+        )
+    strange = [module for module in modules if targets and not _is_target(targets, module)]
+    if strange:
+        raise CheckpointError(
+            f"{folder}: the file has weights for {', '.join(map(show, strange[:3]))}, which the "
+            "target_modules of the configuration do not name"
+        )
+
+
+def _is_target(targets: str | Iterable[str], module: str) -> bool:
+    """Returns whether PEFT adapts a module: by an expression, or by the ends of paths."""
+    if isinstance(targets, str):
+        return targets == "all-linear" or _compile(targets).fullmatch(module) is not None
+    return any(f".{module}".endswith(f".{target}") for target in targets)
+
+
+def _low_rank(
+    folder: Path, module: str, held: Mapping[str, Any], settings: Mapping[str, Any]
+) -> LowRank:
+    a, b, is_embedding = held["A"], held["B"], held["is_embedding"]
+    if a.ndim < 2 or b.ndim != a.ndim or a.shape[0] != b.shape[1]:
+        raise CheckpointError(
+            f"{folder}: {module}: lora_A of {tuple(a.shape)} and lora_B of {tuple(b.shape)} do not "
+            "fit together"
+        )
+    rank = int(_by_pattern(settings.get("rank_pattern"), module, settings.get("r", a.shape[0])))
+    if rank != a.shape[0]:
+        raise CheckpointError(
+            f"{folder}: {module} has rank {a.shape[0]}, and the configuration says {rank}"
+        )
+    alpha = float(_by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"]))
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    magnitude = held.get("magnitude")
+    if (magnitude is not None) != bool(settings.get("use_dora")):
+        raise CheckpointError(
+            f"{folder}: {module} has {'no' if magnitude is None else 'a'} magnitude, and the "
+            f"configuration says use_dora={bool(settings.get('use_dora'))}"
+        )
+    is_transposed = is_embedding or bool(settings.get("fan_in_fan_out"))
+    flags = {"is_transposed": is_transposed, "is_embedding": is_embedding}
+    return LowRank(a, b, magnitude, scale=scale, **flags)
+
+
+def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
+    """Returns the value of the first pattern that the end of a path matches, as PEFT does."""
+    steps = module.split(".")
+    ends = [".".join(steps[at:]) for at in range(len(steps))]
+    for pattern, value in (patterns or {}).items():
+        if any(map(_compile(pattern).fullmatch, ends)):
+            return value
+    return default
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Returns a regular expression of a configuration, whose search takes no long time.
+
+    Raises:
+        CheckpointError: It is not one, or repeats groups or more than three things.
+    """
+    if len(pattern) > _LONGEST or _REPEATS.search(pattern) or len(re.findall("[*+{]", pattern)) > 3:
+        raise CheckpointError(f"{show(pattern)} is a pattern that may take long to match")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(f"{show(pattern)} is not a regular expression: {error}") from None
+
+
+@short_traceback
+def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
+    """Writes an adapter as PEFT reads it.
+
+    Args:
+        adapter: The adapter. What it was loaded with, as the name of the base model, goes along;
+            ranks and alphas are those that it has.
+        folder: The folder; files of an adapter in it are replaced.
+
+    Raises:
+        CheckpointError: Updates differ in what PEFT says once for an adapter: whether weights are
+            transposed, or have magnitudes.
+    """
+    from fmapper.checkpoints.save import save
+
+    folder = Path(folder)
+    arrays = {}
+    for name, array in adapter.replaced.items():
+        module, _, last = name.rpartition(".")
+        is_around = f"{module}.weight" in adapter.updates
+        between = _BASE if is_around else "." * bool(module)
+        arrays[f"{_PREFIX}{module}{between}{last}"] = array
+    for name, update in adapter.updates.items():
+        module = f"{_PREFIX}{name.removesuffix('.weight')}"
+        parts = ("lora_embedding_A", "lora_embedding_B")
+        parts = parts if update.is_embedding else ("lora_A.weight", "lora_B.weight")
+        arrays |= dict(
+            zip((f"{module}.{part}" for part in parts), (update.a, update.b), strict=True)
+        )
+        if update.magnitude is not None:
+            arrays[f"{module}.lora_magnitude_vector"] = update.magnitude
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = _settings_of(adapter)
+    save(arrays, folder / _WEIGHTS, metadata={"format": "pt"})
+    with new_file(folder / _CONFIG) as file:
+        file.write(json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
+    """Returns PEFT's configuration of an adapter."""
+    settings = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "bias": "none",
+        **json.loads(adapter.settings),
+    }
+    updates = {name.removesuffix(".weight"): u for name, u in adapter.updates.items()}
+    plain = [update for update in updates.values() if not update.is_embedding]
+    is_dora = _one(u.magnitude is not None for u in updates.values())
+    uses_roots = bool(settings.get("use_rslora"))
+    ranks = {name: int(update.a.shape[0]) for name, update in updates.items()}
+    alphas = {
+        name: update.scale * (math.sqrt(ranks[name]) if uses_roots else ranks[name])
+        for name, update in updates.items()
+    }
+    targets = settings.get("target_modules") or []
+    is_complete = bool(targets) and all(_is_target(targets, name) for name in updates)
+    rank, alpha = (_commonest(values.values(), 8) for values in (ranks, alphas))
+    return settings | {
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {re.escape(n): v for n, v in ranks.items() if v != rank},
+        "alpha_pattern": {re.escape(n): v for n, v in alphas.items() if v != alpha},
+        "use_dora": is_dora,
+        "fan_in_fan_out": _one(update.is_transposed for update in plain),
+        "target_modules": targets if is_complete else sorted(updates),
+        "inference_mode": settings.get("inference_mode", True),
+    }
+
+
+def _one(flags: Iterable[bool]) -> bool:
+    found = {*flags}
+    if len(found) > 1:
+        raise CheckpointError(
+            "PEFT has one use_dora and one fan_in_fan_out for an adapter, and its updates differ"
+        )
+    return found.pop() if found else False
+
+
+def _commonest(values: Iterable[Any], default: Any) -> Any:
+    held = [*values]
+    return max(held, key=held.count) if held else default
