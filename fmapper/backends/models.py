@@ -274,11 +274,7 @@ class Models(Framework):
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def file_runner(self) -> type[Runner]:
-        """Returns the class that runs a file of `translate` in a process of its own.
-
-        Raises:
-            ConversionError: There is none.
-        """
+        """Returns the class that runs files of `translate`; raises as `translate` does."""
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def trial(
