@@ -21,57 +21,12 @@ your class. Each message is divided where its way out begins. [FAQ](faq.md) has 
 class, and the [reference](reference/errors.md) the classes.
 """
 VERBS = (
-    *(
-        "Pass",
-        "Use",
-        "Write",
-        "Convert",
-        "Set",
-        "Omit",
-        "Call",
-        "Declare",
-        "Decorate",
-        "Move",
-    ),
-    *(
-        "Give",
-        "Install",
-        "Load",
-        "Keep",
-        "Name",
-        "Take",
-        "Remove",
-        "Put",
-        "Choose",
-        "Rename",
-    ),
-    *(
-        "Leave",
-        "Make",
-        "Add",
-        "Shard",
-        "Pad",
-        "Gather",
-        "Increase",
-        "Create",
-        "Restore",
-        "Copy",
-    ),
-    *(
-        "Store",
-        "Dequantize",
-        "Dequantise",
-        "Start",
-        "Fill",
-        "Update",
-        "Read",
-        "Import",
-        "Assign",
-    ),
+    "Pass|Use|Write|Convert|Set|Omit|Call|Declare|Decorate|Move|Give|"
+    "Install|Load|Keep|Name|Take|Remove|Put|Choose|Rename|Leave|Make|"
+    "Add|Shard|Pad|Gather|Increase|Create|Restore|Copy|Store|"
+    "Dequantize|Dequantise|Start|Fill|Update|Read|Import|Assign"
 )
-WAY = re.compile(
-    rf"(?<=[.:;] )(?:(?i:{'|'.join(VERBS)})|To \w+ |pip install)\b"
-)
+WAY = re.compile(rf"(?<=[.:;] )(?:(?i:{VERBS})|To \w+ |pip install)\b")
 GUIDES = {  # where the code is -> the guide to it
     "checkpoints": "howto/checkpoints.md",
     "files": "howto/checkpoints.md",
@@ -82,6 +37,7 @@ GUIDES = {  # where the code is -> the guide to it
     "moves": "howto/move-and-place.md",
     "arrays": "howto/move-and-place.md",
     "twins": "howto/fill-from-checkpoint.md",
+    "training": "howto/resume-training.md",
     "verification": "howto/debug-a-difference.md",
     "profiles": "howto/profile.md",
     "transforms": "howto/train-anywhere.md",

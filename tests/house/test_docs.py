@@ -71,9 +71,9 @@ def program_of_docs(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["commands", "examples"])
+@pytest.mark.parametrize("name", ["commands", "examples", "messages"])
 def test_a_page_is_what_its_program_writes(name: str) -> None:
-    """`python docs/commands.py` and `python docs/examples.py` write them."""
+    """`python docs/commands.py` writes the first, and so on."""
     module = program_of_docs(name)
     assert module.PAGE.read_text("utf-8") == module.page()
 
