@@ -25,11 +25,11 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.backends.arrays import DEVICE_KINDS, USUAL_GPU, Arrays, Exchange, Memory
-    from fmapper.backends.compute import Compute, Counts, Optimizers, is_gradient
+    from fmapper.backends.compute import Compute, Counts, Observation, Optimizers, is_gradient
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
     from fmapper.backends.meshes import Box, Meshes, Packed, PackedAxes, Spec
-    from fmapper.backends.models import Adapter, Models, Observation
+    from fmapper.backends.models import Adapter, Models
     from fmapper.backends.node_type import Aside, NodeType
     from fmapper.backends.nodes import Nodes
     from fmapper.backends.registries import (

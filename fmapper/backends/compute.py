@@ -29,6 +29,31 @@ Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
 
 
 @dataclass(frozen=True, slots=True)
+class Observation:
+    """An operation that a model has carried out, and what it gave.
+
+    Attributes:
+        module: The path of the part of the model that it belongs to.
+        op: The operation.
+        source: The line of code that it comes from.
+        values: The arrays that it gave; none where nobody can see them, or where it leaves open
+            what is in them.
+        name: The name of its result among those of the call; empty where it has none.
+        operands: The names of the results that it takes. Inputs and arrays of the model are not
+            among them.
+        loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
+    """
+
+    module: str
+    op: str
+    source: str
+    values: tuple[Any, ...]
+    name: str = ""
+    operands: tuple[str, ...] = ()
+    loop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """The operations, bytes and launches of one run of a model.
 

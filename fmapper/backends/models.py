@@ -6,11 +6,10 @@ Models are recorded as programs, and made of programs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fmapper.backends.compute import Compute
+from fmapper.backends.compute import Compute, Observation
 from fmapper.backends.framework import Framework
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import ConversionError
@@ -27,31 +26,6 @@ if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.verification.files.process import Runner
     from fmapper.verification.models.trial import Trial
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """An operation that a model has carried out, and what it gave.
-
-    Attributes:
-        module: The path of the part of the model that it belongs to.
-        op: The operation.
-        source: The line of code that it comes from.
-        values: The arrays that it gave; none where nobody can see them, or where it leaves open
-            what is in them.
-        name: The name of its result among those of the call; empty where it has none.
-        operands: The names of the results that it takes. Inputs and arrays of the model are not
-            among them.
-        loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
-    """
-
-    module: str
-    op: str
-    source: str
-    values: tuple[Any, ...]
-    name: str = ""
-    operands: tuple[str, ...] = ()
-    loop: str = ""
 
 
 class Models(Framework):
@@ -486,6 +460,17 @@ class Models(Framework):
     ) -> Callable[[Any], Iterable[Observation]]:
         """Returns `watch`, in evaluation, for models with other arrays than this one."""
         return lambda other: self.watch(other, args, kwargs, train=False) or ()
+
+    def outline(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """Records the operations of a call in evaluation without computing them.
+
+        None where that is not possible. The values are left out. Inputs and arrays of the model
+        stand before the operations, as `input` and `weight`, the latter with the array's name as
+        their module; layers that are stacked for a loop are unrolled, as `layers.0.weight`.
+        """
+        return None
 
 
 class Adapter(Compute, Nodes, Models):

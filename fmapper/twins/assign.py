@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, groups_of
 from fmapper.twins.matches import Match, Option, joins, kind_of, match_of, rotations
 from fmapper.twins.sides import Entry
 from fmapper.twins.words import PLACES, place_of
 
+if TYPE_CHECKING:
+    from fmapper.twins.roles import Roles
+
 Key: TypeAlias = tuple[int, tuple[int, ...]]
 
 _Index: TypeAlias = dict[Key, list[tuple[Group, tuple[int, ...]]]]
 
-NAMES, SHAPES, LAYERS, FUNCTION, RULES = "names", "shapes", "layers", "function", "rules"
+NAMES, SHAPES, LAYERS, ROLE = "names", "shapes", "layers", "role"
+FUNCTION, RULES = "function", "rules"
 _FEW = 32  # numbers that may each be something else, rather than layers
 
 
@@ -63,16 +67,18 @@ class Assignment:
     targets: list[Group]
 
 
-def assign(sources: Iterable[Entry], targets: Iterable[Entry]) -> Assignment:
-    """Assigns the parameters of a source to those of a target."""
+def assign(
+    sources: Iterable[Entry], targets: Iterable[Entry], roles: Roles | None = None
+) -> Assignment:
+    """Assigns the parameters of a source to those of a target, also by their roles if given."""
     rows, columns = _matching_groups(groups_of(sources), groups_of(targets))
-    found = _Assigner(rows, columns).run()
+    found = _Assigner(rows, columns, roles).run()
     if found.sources and found.targets:
         rows, columns = (
             [part for group in groups for part in _alone(group)]
             for groups in (found.sources, found.targets)
         )
-        rest = _Assigner(rows, columns).run()
+        rest = _Assigner(rows, columns, roles).run()
         return Assignment([*found.decisions, *rest.decisions], rest.sources, rest.targets)
     return found
 
@@ -155,7 +161,9 @@ def _alone(group: Group) -> list[Group]:
 class _Assigner:
     """The state of an assignment: what is open on both sides, and what could be matched."""
 
-    def __init__(self, rows: list[Group], columns: list[Group]) -> None:
+    def __init__(self, rows: list[Group], columns: list[Group], roles: Roles | None) -> None:
+        self._roles = roles
+        self.roles: dict[tuple[Group, Group], bool | None] = {}
         self.rows, self.columns = dict.fromkeys(rows), dict.fromkeys(columns)
         self.possible: dict[Group, dict[Group, Match]] = defaultdict(dict)
         self.decisions: list[Decision] = []
@@ -165,9 +173,15 @@ class _Assigner:
         for row in rows:
             for key, over in row.keys:
                 for column, theirs in index.get(key, ()):
-                    match = _match(row, over, column, theirs)
-                    if match is not None:
+                    match = _match(row, over, column, theirs, names=roles is None)
+                    if match is None:
+                        continue
+                    agree = None if roles is None else roles.agree(match)
+                    contradicts = row.words.contradicts(column.words)
+                    if agree or (agree is None and not contradicts):
                         self.possible[row].setdefault(column, match)
+                        self.roles[row, column] = agree
+        self._fits = Counter(group for pair in self.roles for group in pair)
 
     def run(self) -> Assignment:
         """Decides what is sure, then proposes the rest."""
@@ -208,6 +222,8 @@ class _Assigner:
             witnesses.insert(0, NAMES)
         if all(g.entries[0].layout for g in (*match.sources, *match.targets)):
             witnesses.append(LAYERS)
+        if self.roles.get((match.sources[0], match.targets[0])):
+            witnesses.append(ROLE)
         self.decisions.append(Decision(match, option, sure, tuple(witnesses), [*others]))
 
     def _open(self) -> tuple[dict[Group, list[Group]], dict[Group, list[Group]]]:
@@ -226,6 +242,10 @@ class _Assigner:
         return of_row, of_column
 
     def _sure_pairs(self) -> Iterator[tuple[Group, Group]]:
+        for (row, column), agree in self.roles.items():
+            is_open = row in self.rows and column in self.columns
+            if agree and is_open and not row.words.contradicts(column.words):
+                yield row, column
         of_row, of_column = self._open()
         for row, columns in of_row.items():
             for column in columns:
@@ -236,6 +256,8 @@ class _Assigner:
     def _is_sure(
         self, row: Group, column: Group, rows: Sequence[Group], columns: Sequence[Group]
     ) -> bool:
+        if row.words.contradicts(column.words):
+            return False
         if len(rows) == len(columns) == 1:
             return self._agree(row, column)
         mine, theirs = _distinctive(row, rows), _distinctive(column, columns)
@@ -249,10 +271,17 @@ class _Assigner:
         return all(shared > other for other in others)
 
     def _agree(self, row: Group, column: Group) -> bool:
-        """Returns whether a pair that alone fits by its shapes has a second witness."""
+        """Returns whether a pair that alone is left by its shapes has a second witness.
+
+        That is a word of both names, a module that is known, or that nothing ever had such shapes.
+        """
         mine, theirs = row.words, column.words
-        named = "{}".join(row.pieces) == "{}".join(column.pieces)
-        return named or mine.leaf == theirs.leaf or bool(mine.path & theirs.path)
+        if "{}".join(row.pieces) == "{}".join(column.pieces) or mine.path & theirs.path:
+            return True
+        if mine.leaf != theirs.leaf:
+            return False
+        inside = column.parent in self.parents.get(row.parent, ())
+        return inside or self._fits[row] == self._fits[column] == 1
 
     # what is joined or split
 
@@ -266,11 +295,13 @@ class _Assigner:
             )
             for one in ones
             for match in joins(
-                [g for g in many if not g.words.contradicts(one.words) or _is_part(g, one)],
+                [g for g in many if self._may_be_part(g, one)],
                 one,
                 back=back,
             )
         ]
+        if self._roles is not None:
+            found = [match for match in found if self._roles.agree(match) is not False]
         named = [match for match in found if _names_parts(match)]
         if not sure and not named:
             named = [max(found, key=self._closeness)] if found else []
@@ -279,6 +310,13 @@ class _Assigner:
         best = max(named, key=self._closeness)
         self._decide(best, sure=sure, others=[m for m in found if m is not best])
         return True
+
+    def _may_be_part(self, group: Group, one: Group) -> bool:
+        if self._roles is not None and self._roles.is_part(
+            group.entries[0].name, one.entries[0].name
+        ):
+            return True
+        return not group.words.contradicts(one.words) or _is_part(group, one)
 
     def _closeness(self, match: Match) -> float:
         pairs = [(s, t) for s in match.sources for t in match.targets]
@@ -332,7 +370,7 @@ class _Assigner:
                     if column not in self.columns or row not in self.rows:
                         continue
                     match = _match(row, over, column, theirs, names=False)
-                    if match is not None:
+                    if match and (self._roles is None or self._roles.agree(match) is not False):
                         self._decide(match, sure=False)
 
     def _learn_layouts(self) -> bool:

@@ -246,21 +246,18 @@ def _ways_to_join(groups: Sequence[Group], one: Group, order: tuple[int, ...]) -
     shapes = [tuple(e.shape for e in group.entries) for group in groups]
     wholes = [entry.shape for entry in one.entries]
     b = _convention(one)
-    for new in (False, True):
-        for axis in range(len(wholes[0])):
-            found = []
-            for group, own in zip(groups, shapes, strict=True):
-                pairs = list(dict.fromkeys(zip(own, wholes, strict=True)))
-                inner = [(s, _part(s, w, axis, new=new, count=len(groups))) for s, w in pairs]
-                known = _common(_convention(group), b, inner)
-                if not known:
-                    break
-                found.append(dict(zip(pairs, known[0][0], strict=True)))
-            else:
-                by_group: list[dict[Pair, Layout]] = [{}] * len(groups)
-                for at, layout in zip(order, found, strict=True):
-                    by_group[at] = layout
-                yield Option(tuple(by_group), (), order, axis, new)
+    for new, axis in product((False, True), range(len(wholes[0]))):
+        found: list[list[dict[Pair, Layout]]] = []  # of each group, the layouts of its arrays
+        for group, own in zip(groups, shapes, strict=True):
+            pairs = list(dict.fromkeys(zip(own, wholes, strict=True)))
+            inner = [(s, _part(s, w, axis, new=new, count=len(groups))) for s, w in pairs]
+            known = _common(_convention(group), b, inner)
+            found.append([dict(zip(pairs, way, strict=True)) for way, _ in known])
+        for at in range(max(map(len, found)) if all(found) else 0):  # all parts in the same way
+            by_group: list[dict[Pair, Layout]] = [{}] * len(groups)
+            for place, ways in zip(order, found, strict=True):
+                by_group[place] = ways[min(at, len(ways) - 1)]
+            yield Option(tuple(by_group), (), order, axis, new)
 
 
 def _part(shape: Shape, whole: Shape, axis: int, *, new: bool, count: int) -> Shape:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.errors import TransferError
-from fmapper.twins.sides import Entry, Side
+from fmapper.twins.sides import Entry, Side, framework_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fmapper.backends.models import Observation
+    from fmapper.backends.compute import Observation
 
 _CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
 
@@ -204,9 +204,7 @@ def _call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _adapter(model: Any) -> Any:
-    from fmapper.verification.models.owners import adapter_of_model
-
-    adapter = adapter_of_model(model)
+    adapter = framework_of(model)
     if adapter is None:
         raise TransferError(
             f"{type(model).__name__} is not a model that can be called, so example inputs are of "

@@ -10,9 +10,10 @@ from math import prod
 from typing import Any
 
 from fmapper.errors import TransferError
-from fmapper.twins.assign import FUNCTION, Decision
+from fmapper.twins.assign import FUNCTION, ROLE, Decision
 from fmapper.twins.matches import Match, Option, match_of, offsets
 from fmapper.twins.proof import Proof, Trial, print_of
+from fmapper.twins.roles import Roles
 
 _DRAWS = re.compile(r"::(rand|bernoulli|normal|random_bits|threefry|multinomial)")
 _MOST_ROUNDS = 3
@@ -30,10 +31,13 @@ class Search:
         proof: The models.
         decisions: The decisions.
         make: Makes the target's arrays of the source's random ones, by some decisions.
+        roles: What the programs say; pairs that they contradict are not tried.
     """
 
-    def __init__(self, proof: Proof, decisions: list[Decision], make: Make) -> None:
-        self._proof, self._make = proof, make
+    def __init__(
+        self, proof: Proof, decisions: list[Decision], make: Make, roles: Roles | None
+    ) -> None:
+        self._proof, self._make, self._roles = proof, make, roles
         self.decisions = decisions
 
     def run(self) -> None:
@@ -138,10 +142,22 @@ class Search:
         self, at: int, current: list[Decision], best: Trial
     ) -> Iterator[list[Decision]]:
         """Yields the decisions with another option for one of them, or with others in its place."""
+        for changed in self._every_alternative(at, current, best):
+            pairs = zip(changed, current, strict=True)
+            if self._roles is None or not any(
+                self._roles.agree(new.match) is False for new, old in pairs if new is not old
+            ):
+                yield changed
+
+    def _every_alternative(
+        self, at: int, current: list[Decision], best: Trial
+    ) -> Iterator[list[Decision]]:
         decision = current[at]
         for option in (*decision.match.options, *offsets(decision.match)):
             if option is not decision.option:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
+        if ROLE in decision.witnesses:
+            return
         for other in range(len(current)):
             if other != at:
                 yield from _exchanges(current, _same_layer(current, at, other))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.errors import TransferError
 
 if TYPE_CHECKING:
+    from fmapper.backends.models import Models
     from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.rules.rules import Rules
 
@@ -90,9 +91,7 @@ class Side:
     @property
     def callable(self) -> bool:
         """Whether it is a model that can be called."""
-        from fmapper.verification.models.owners import adapter_of_model
-
-        return not isinstance(self.tree, Mapping) and adapter_of_model(self.tree) is not None
+        return not isinstance(self.tree, Mapping) and framework_of(self.tree) is not None
 
     def fill(self, arrays: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Returns the tree with arrays in the place of its own, in the dtypes that those have.
@@ -107,6 +106,18 @@ class Side:
         own, back = weights_of(self.tree) or (self.tree, lambda filled: filled)
         cast = {name: _in_dtype(array, self.entries[name]) for name, array in arrays.items()}
         return back(fill(own, cast, strict=strict, place=place_as_before))
+
+
+def framework_of(model: Any) -> Models | None:
+    """Returns the framework of a model, or of a function with its parameters; None for neither."""
+    from fmapper.backends.discovery import adapters
+    from fmapper.backends.models import Models
+    from fmapper.verification.models.owners import adapter_of_model
+
+    known = adapter_of_model(model)
+    if known is not None or not isinstance(model, tuple):
+        return known
+    return next((one for one in adapters(Models) if one.is_callable_model(model)), None)
 
 
 def _in_dtype(array: Any, entry: Entry) -> Any:

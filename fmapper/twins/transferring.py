@@ -21,6 +21,7 @@ from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.twins.roles import Roles
 
 T = TypeVar("T")
 
@@ -194,52 +195,54 @@ def _tuple(args: Any) -> tuple[Any, ...]:
 
 
 def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> TransferReport:
-    found = _find(a, b, keep)
+    given, roles = inputs, None
+    if a.callable and b.callable:
+        with step("recording what uses the arrays of both models"):
+            given, roles = _roles(a, b, inputs)
+    found = _find(a, b, keep, roles)
     rules = _rules(found, a, b)
-    unsure = [d for d in found.assignment.decisions if not d.settled]
     proved = False
     if inputs is not None:
         with step("comparing what both models compute"):
-            _prove(found, a, b, inputs)
+            _prove(found, a, b, inputs, roles)
         proved = True
-    elif unsure and a.callable and b.callable:
-        proved = _prove_with_tokens(found, a, b)
+    elif given is not None and not all(d.settled for d in found.assignment.decisions):
+        proved = _try_to_prove(found, a, b, given, roles)
     if proved:
         rules = _rules(found, a, b)
-        unsure = [d for d in found.assignment.decisions if not d.settled]
+    unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
         raise _ambiguous(unsure, found, a, b)
     arrays = tuple(map(_describe, found.assignment.decisions))
     return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept), proved)
 
 
-def _prove_with_tokens(found: _Search, a: Side, b: Side) -> bool:
-    """Compares models that embed tokens on some; returns whether they agree."""
-    import numpy as np
+def _roles(a: Side, b: Side, inputs: Inputs | None) -> tuple[Inputs | None, Roles | None]:
+    """Returns the roles of the arrays, and the inputs with which both models were recorded."""
+    from fmapper.twins.guesses import guesses
+    from fmapper.twins.roles import roles_of
 
-    tables = (
-        decision.match.sources[0].shapes[0][0]
-        for decision in found.assignment.decisions
-        if {"embed", "token"} & decision.match.sources[0].words.path
-        and not {"pos", "type", "norm"} & decision.match.sources[0].words.path
-        and len(decision.match.sources[0].shapes[0]) == 2
-    )
-    rows = next(tables, None)
-    if rows is None:
-        return False
-    tokens = (np.arange(1, 7, dtype=np.int32).reshape(1, 6) * 5 % rows,)
+    for given in guesses(a, b) if inputs is None else [inputs]:
+        roles = roles_of(a, b, given)
+        if roles is not None:
+            return given, roles
+    return inputs, None
+
+
+def _try_to_prove(found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None) -> bool:
+    """Compares both models on inputs that nobody gave; returns whether they agree."""
     before = found.assignment.decisions
     found.assignment.decisions = [replace(decision) for decision in before]
     try:
-        with step("comparing what both models compute of some tokens"):
-            _prove(found, a, b, Inputs(tokens, {}, tokens, {}))
+        with step("comparing what both models compute of inputs that they take"):
+            _prove(found, a, b, inputs, roles)
     except Exception:  # of models that take something else
         found.assignment.decisions = before
         return False
     return True
 
 
-def _prove(found: _Search, a: Side, b: Side, inputs: Inputs) -> None:
+def _prove(found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None) -> None:
     """Compares both models with new random weights, and changes decisions until they agree."""
     from fmapper.twins.search import Search
 
@@ -254,10 +257,10 @@ def _prove(found: _Search, a: Side, b: Side, inputs: Inputs) -> None:
         given = outline | {n: LazyArray.of(array) for n, array in proof.arrays.items()}
         return _apply(chosen, found, given)[1]
 
-    Search(proof, decisions, make).run()
+    Search(proof, decisions, make, roles).run()
 
 
-def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
+def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
     """Pairs the arrays of both sides, without looking at values."""
     asked = [e.name for e in b.entries.values() if any(pattern(k).match(e.name) for k in keep)]
     targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
@@ -268,7 +271,7 @@ def _find(a: Side, b: Side, keep: Sequence[str]) -> _Search:
     if not both:
         sources = [e for e in sources if e.name not in free]
         targets = [e for e in targets if e.name not in optional]
-    assignment = assign(sources, targets)
+    assignment = assign(sources, targets, roles)
     tied = {e.name: e.tied_to for e in a.entries.values() if e.tied_to}
     _match_tied(assignment, a, tied)
     lacking = [e for group in assignment.targets for e in group.entries]

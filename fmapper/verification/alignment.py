@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fmapper.backends.compute import Observation
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.models import Observation
 from fmapper.verification.arrays import UNITS, dtype_of, to_host, widen
 
 INPUT, WEIGHT = "input", "weight"  # the operations of observations that are not results

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.models import Models, Observation
+from fmapper.backends.compute import Observation
+from fmapper.backends.models import Models
 from fmapper.verification.alignment import WEIGHT, Alignment, align
 from fmapper.verification.arrays import UNITS, is_floating, to_host
 from fmapper.verification.differences import (

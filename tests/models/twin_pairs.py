@@ -79,7 +79,8 @@ def run(model: Any, inputs: tuple[Any, ...]) -> np.ndarray[Any, Any]:
         return out.numpy()
     arrays = for_source(model, inputs)
     if isinstance(model, tuple):
-        return np.asarray(model[0].apply(model[1], *arrays))
+        call = getattr(model[0], "apply", model[0])  # of Linen, or a function of parameters
+        return np.asarray(call(model[1], *arrays))
     return np.asarray(model(*arrays))
 
 
@@ -95,7 +96,7 @@ def _gives(model: Any, inputs: tuple[Any, ...]) -> Callable[[Any], bool]:
     """Returns whether a twin gives what a model gives, on inputs that `transfer` has not seen."""
     random = np.random.default_rng(7)
     others = tuple(
-        random.integers(0, 40, x.shape).astype(x.dtype)
+        random.integers(0, x.max() + 1, x.shape).astype(x.dtype)
         if x.dtype.kind == "i"
         else random.normal(size=x.shape).astype(x.dtype)
         for x in inputs

@@ -164,7 +164,7 @@ def test_pairs_that_only_outputs_settle():
         for parameter in source.parameters():
             parameter.normal_()
     with pytest.raises(fmapper.AmbiguousTransferError):
-        fmapper.transfer(source, Mine())
+        fmapper.transfer(source.state_dict(), Mine())
     filled, report = fmapper.transfer(source, Mine(), example_inputs=(x,))
     assert report.proved
     assert torch.equal(filled.n2.weight, source.first.weight)
@@ -181,30 +181,74 @@ def test_another_activation_is_named():
         fmapper.transfer(source, target, example_inputs=torch.randn(2, 3))
 
 
-def test_models_of_tokens_are_called_where_names_leave_something_open():
+class Gated:
+    """Makes modules of one architecture with names in some order."""
+
+    def __init__(self, *names):
+        torch = pytest.importorskip("torch")
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.names = names
+                for name in names[:2]:
+                    self.add_module(name, torch.nn.LayerNorm(4))
+                for name in names[2:]:
+                    self.add_module(name, torch.nn.Linear(4, 4, bias=False))
+
+            def forward(self, x):
+                first, second, gate, up = (getattr(self, name) for name in self.names)
+                y = first(x)
+                return second(torch.relu(gate(y)) * up(y))
+
+        self.module = Net()
+        torch.manual_seed(0)
+        for parameter in self.module.parameters():
+            torch.nn.init.normal_(parameter)
+
+
+def test_roles_say_more_than_names():
     torch = pytest.importorskip("torch")
-
-    class Net(torch.nn.Module):
-        def __init__(self, *names):
-            super().__init__()
-            self.embed_tokens = torch.nn.Embedding(5, 4)
-            self.names = names
-            for name in names:
-                self.add_module(name, torch.nn.LayerNorm(4))
-
-        def forward(self, ids):
-            first, second = (getattr(self, name) for name in self.names)
-            return second(torch.sin(first(self.embed_tokens(ids))))
-
-    torch.manual_seed(0)
-    source = Net("a", "b")
-    for name in "ab":
-        torch.nn.init.normal_(source.get_submodule(name).weight)
-    filled, report = fmapper.transfer(source, Net("y", "x"))
-    assert report.proved
+    source = Gated("a", "b", "c", "d").module
+    filled, report = fmapper.transfer(source, Gated("y", "x", "w", "v").module)
     assert torch.equal(filled.y.weight, source.a.weight)
+    assert torch.equal(filled.w.weight, source.c.weight)
+    assert all("role" in one.witnesses for one in report.arrays)
+    assert not report.proved  # nothing was open
     with pytest.raises(fmapper.AmbiguousTransferError):
-        fmapper.transfer(source.state_dict(), Net("y", "x"))
+        fmapper.transfer(source.state_dict(), Gated("y", "x", "w", "v").module)
+
+
+def test_names_that_roles_contradict_are_not_believed():
+    torch = pytest.importorskip("torch")
+    source = Gated("norm1", "norm2", "up_proj", "gate_proj").module  # `up` is what is bent
+    target = Gated("norm2", "norm1", "gate", "up").module
+    filled, report = fmapper.transfer(source, target)
+    assert report.proved
+    assert torch.equal(filled.gate.weight, source.up_proj.weight)
+    assert torch.equal(filled.norm2.bias, source.norm1.bias)
+
+
+def test_rows_of_layers_that_are_stacked_have_roles():
+    jax = pytest.importorskip("jax")
+
+    def loop(params, x):
+        for i in range(3):
+            x = jax.numpy.tanh(x @ params[f"l{i}"]["a"]) @ params[f"l{i}"]["b"]
+        return x
+
+    def scan(params, x):
+        def step(x, layer):
+            return jax.numpy.tanh(x @ layer["z"]) @ layer["y"], None
+
+        return jax.lax.scan(step, x, params)[0]
+
+    source = arrays({f"l{i}.{name}": (4, 4) for i in range(3) for name in "ab"})
+    source = {f"l{i}": {name: source[f"l{i}.{name}"] for name in "ab"} for i in range(3)}
+    target = {"y": np.zeros((3, 4, 4), "f4"), "z": np.zeros((3, 4, 4), "f4")}
+    (_, filled), report = fmapper.transfer((loop, source), (scan, target))
+    assert report.proved  # a square matrix may be turned
+    np.testing.assert_array_equal(filled["z"], np.stack([source[f"l{i}"]["a"] for i in range(3)]))
 
 
 def test_models_that_draw_random_numbers_are_refused():

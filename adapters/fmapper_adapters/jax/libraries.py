@@ -242,6 +242,16 @@ class JaxModels(Models):
         source = self.sources().make_source(model, args, kwargs, train=train)
         return verify.in_double(*source) if double else verify.operations(*source)
 
+    def outline(self, model: Any, args: Args, kwargs: Kwargs) -> Iterable[Observation] | None:
+        """Traces the model."""
+        if self.is_converted(model):
+            return None
+        from fmapper_adapters.jax import verify
+        from fmapper_adapters.jax.record import trace
+
+        source, args, kwargs = self.sources().make_source(model, args, kwargs, train=False)
+        return verify.outline(trace.record(source, args, kwargs, strict=False, parts=True))
+
     def caller(
         self, model: Any, args: Args, kwargs: Kwargs
     ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:

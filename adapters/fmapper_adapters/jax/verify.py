@@ -12,7 +12,7 @@ import numpy as np
 
 from fmapper import to_jax
 from fmapper.backends import Observation
-from fmapper.programs import Ref, Scalar
+from fmapper.programs import Program, Ref, Scalar
 from fmapper_adapters.jax import _private, loops, vector_choices
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import parts, trace
@@ -64,6 +64,16 @@ def operations(
         results = env[call.name] = [_words(x) for x, _ in found]
         path = parts.part_in(call.module)
         yield Observation(path, call.op, call.source, tuple(results), call.name, operands)
+
+
+def outline(program: Program) -> Iterator[Observation]:
+    """Yields the calls of a program without values."""
+    for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+        if given.kind in ("parameter", "buffer", "user"):
+            kind = "input" if given.kind == "user" else "weight"
+            yield Observation(str(given.target), kind, "", (), name)
+    for call in program.graph.calls:
+        yield Observation(call.module, call.op, call.source, (), call.name, tuple(call.refs()))
 
 
 def in_double(

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fmapper.backends.compute import Observation
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.models import Observation
 from fmapper.errors import GoldensError
 from fmapper.files.arrays import read_arrays, write_arrays
 from fmapper.files.bounded_json import MOST_JSON, read_json

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fmapper.backends.models import Models, Observation
+from fmapper.backends.compute import Observation
+from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, GoldensError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from fmapper.backends.compute import Observation
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.models import Models, Observation
+from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.states.matching import parts_of, path_of
 from fmapper.tree.fmap import fmap

@@ -31,3 +31,11 @@ class Layers(Models):
         from fmapper_adapters.torch import verify
 
         return verify.watcher(model, args, kwargs) or super().watcher(model, args, kwargs)
+
+    def outline(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """Calls a module with tensors that have no memory."""
+        from fmapper_adapters.torch import outline
+
+        return outline.operations(model, args, kwargs)

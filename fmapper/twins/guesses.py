@@ -1,0 +1,68 @@
+"""Inputs that two models may take, judged by the shapes of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import isqrt
+from typing import Any
+
+from fmapper.twins.proof import Inputs
+from fmapper.twins.sides import Entry, Side
+
+_MOST = 4  # sizes that are tried for each kind of input
+_IMAGE = 32  # pixels
+
+
+def guesses(a: Side, b: Side) -> Iterator[Inputs]:
+    """Yields inputs that both models may take: tokens, images, vectors and sequences, or two of it.
+
+    They are the same for both, but for where images have their channels.
+    """
+    entries = [
+        entry
+        for side in (a, b)
+        for entry in side.entries.values()
+        if not (entry.random or entry.transient)
+    ]
+    single = [*_arrays(entries)]
+    for mine, theirs in single:
+        yield Inputs((mine,), {}, (theirs,), {})
+    by_kind = {(x.dtype.kind, x.ndim): (x, y) for x, y in reversed(single)}
+    for (x, y), (z, w) in product(by_kind.values(), repeat=2):
+        yield Inputs((x, z), {}, (y, w), {})
+
+
+def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
+    """Yields an array for the source and one for the target, most likely ones first."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    tables = [e.shape[0] for e in entries if e.layout == "rows" and len(e.shape) == 2]
+    if tables:
+        tokens = np.arange(1, 7, dtype=np.int32).reshape(1, 6) * 5 % max(tables)
+        yield tokens, tokens
+    kernels = [e.shape for e in entries if len(e.shape) == 4]
+    for channels in _first(n for shape in kernels for n in (shape[1], shape[2])):
+        for size in _image_sizes(entries):
+            image = random.normal(size=(1, channels, size, size)).astype("f4")
+            last = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+            yield from product((image, last), repeat=2)
+    matrices = [e.shape for e in entries if len(e.shape) in (2, 3)]
+    for size in _first(n for shape in matrices for n in (shape[-1], shape[0])):
+        for shape in ((1, size), (1, 5, size)):
+            vectors = random.normal(size=shape).astype("f4")
+            yield vectors, vectors
+
+
+def _image_sizes(entries: Sequence[Entry]) -> list[int]:
+    """Returns sizes of images that fill a table of positions with patches, then a usual one."""
+    kernels = [e.shape for e in entries if len(e.shape) == 4]
+    patch = next((shape[axis] for shape in kernels for axis in (3, 0) if shape[axis] > 1), 1)
+    rows = [e.shape[-2] for e in entries if len(e.shape) in (2, 3)]
+    roots = ((isqrt(n - more), n - more) for n in rows for more in range(3) if n > more)
+    return [*_first(patch * root for root, n in roots if root * root == n)[:2], _IMAGE]
+
+
+def _first(sizes: Iterator[int]) -> list[int]:
+    return [*dict.fromkeys(sizes)][:_MOST]
