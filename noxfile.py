@@ -94,9 +94,10 @@ def twins(session: nox.Session) -> None:
 
 @nox.session
 def training_state(session: nox.Session) -> None:
-    """Go on with the runs of all optimizers and schedules in the other framework."""
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    """Go on with runs of training and adapters in the other framework, for all that there are."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), "accelerate", "peft")
     session.run("python", "-m", "pytest", "-m", "", "tests/training", *session.posargs)
+    program(session, "lora")
 
 
 @nox.session

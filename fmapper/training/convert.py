@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapters
@@ -19,6 +19,9 @@ from fmapper.tracebacks import short_traceback
 from fmapper.training.state import BY_AXES, OptimizerState
 from fmapper.verification.models.owners import adapter_of_model, source_of_callable
 from fmapper.warn import warn
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints import Rules
 
 _BASE = 200  # smaller than the first integer that bfloat16 lacks
 
@@ -43,12 +46,13 @@ class Training(NamedTuple):
 def convert_training(
     model: Any,
     optimizer: Any,
-    to: str,
+    to: Any,
     example_inputs: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     scheduler: Any = None,
     scheduler_every: int | None = None,
+    rules: Rules | None = None,
     **options: Any,
 ) -> Training:
     """Converts a model with its optimizer, so that its training goes on in another framework.
@@ -63,14 +67,16 @@ def convert_training(
         optimizer: A `torch.optim.Optimizer` of its parameters, an `nnx.Optimizer`, or a pair of an
             optax transformation and its state: over the `params` of a `JaxModel`, or the inexact
             arrays of an Equinox module.
-        to: `torch`, `jax`, `flax` or `equinox`.
+        to: `torch`, `jax`, `flax` or `equinox`; or a model of any of them that somebody wrote,
+            which gets the weights as by `transfer`. What that keeps is not updated.
         example_inputs: As for `convert`.
         example_kwargs: As for `convert`.
         scheduler: The scheduler of `torch.optim.lr_scheduler` that goes with a torch optimizer.
         scheduler_every: How many updates of the parameters there are between two calls of
             `scheduler.step()`: 1, or the batches of an epoch. None takes it to be 1, which the
             counts of the optimizer must confirm.
-        options: As for `convert`, such as `structure=True`.
+        rules: As for `transfer`, where `to` is a model.
+        options: As for `convert`, such as `structure=True`; or for `transfer`.
 
     Returns:
         The model, its optimizer, and its scheduler; both of the source stay as they are.
@@ -88,26 +94,76 @@ def convert_training(
         >>> type(optimizer).__name__
         'Optimizer'
     """
-    from fmapper.programs.convert import convert_with_arrays
-
-    source = _adapter_for(model, optimizer, find_target(to)[0])
+    source = _adapter_for(model, optimizer, find_target(to)[0] if isinstance(to, str) else None)
     held = source.read_optimizer(model, optimizer, scheduler, scheduler_every)
     for message in held.warnings:
         warn(message, ConversionWarning)
-    converted = convert_with_arrays(model, to, example_inputs, example_kwargs, **options)
+    given = example_inputs, example_kwargs
+    converted, fill = (
+        _convert(model, to, given, options)
+        if isinstance(to, str)
+        else _transfer(model, to, given, {**options, "rules": rules})
+    )
     target = adapter_of_model(converted)
     if not isinstance(target, Optimizers):
-        raise ConversionError(f"optimizers cannot be converted to {to}")
+        name = to if isinstance(to, str) else type(to).__name__
+        raise ConversionError(f"optimizers cannot be converted to {name}")
     if not target.trainable(converted):
         raise ConversionError(
             f"a {type(converted).__name__} holds no parameters, which an optimizer could update: "
             "its init returns them. Convert to a target whose models hold theirs."
         )
-    carried = _carry(held, source, model, target, converted, bool(options.get("structure")))
+    carried = _carry(held, source, model, target, fill)
     return Training(converted, *target.write_optimizer(converted, carried))
 
 
-def _adapter_for(model: Any, optimizer: Any, target: Models) -> Optimizers:
+def _convert(
+    model: Any, to: str, given: tuple[Any, Any], options: Mapping[str, Any]
+) -> tuple[Any, Callable[[dict[str, Any]], Any]]:
+    """Returns a converted model, and what fills a copy of it with arrays of the source."""
+    from fmapper.programs.convert import convert_with_arrays
+
+    converted = convert_with_arrays(model, to, *given, **options)
+    is_structured = bool(options.get("structure"))
+    return converted, lambda arrays: load_state(converted, arrays, source=is_structured)
+
+
+def _transfer(
+    model: Any, twin: Any, given: tuple[Any, Any], options: Mapping[str, Any]
+) -> tuple[Any, Callable[[dict[str, Any]], Any]]:
+    """Returns a twin with the weights of a model, and what fills a copy of it.
+
+    Raises:
+        ConversionError: The rules change values, so that gradients are others there.
+    """
+    import numpy as np
+
+    from fmapper.checkpoints import AddConstant, Cast, Offset, Rules, Scale, Sum
+    from fmapper.twins.transferring import transfer
+
+    filled, report = transfer(
+        model, twin, example_inputs=given[0] or None, example_kwargs=given[1], **options
+    )
+    kinds = AddConstant | Offset | Scale | Sum
+    changing = [rule for rule in report.rules if isinstance(rule, kinds)]
+    if changing:
+        raise ConversionError(
+            f"{changing[0]} changes values, so that the moments of the source are not those of the "
+            "twin. Transfer the weights alone, and begin a new optimizer."
+        )
+    moves = Rules(rule for rule in report.rules if not isinstance(rule, Cast))  # filling casts
+
+    shapes = {name: tuple(array.shape) for name, array in state(filled).items()}
+
+    def fill(arrays: dict[str, Any]) -> Any:
+        moved = moves.apply({name: to_numpy(array) for name, array in arrays.items()})
+        kept = {name: np.zeros(shapes[name]) for name in report.kept}
+        return load_state(filled, {name: array.read() for name, array in moved.items()} | kept)
+
+    return filled, fill
+
+
+def _adapter_for(model: Any, optimizer: Any, target: Models | None) -> Optimizers:
     """Returns the adapter of a model that knows an optimizer.
 
     Raises:
@@ -130,8 +186,7 @@ def _carry(
     source: Optimizers,
     model: Any,
     target: Optimizers,
-    converted: Any,
-    is_structured: bool,
+    fill: Callable[[dict[str, Any]], Any],
 ) -> OptimizerState:
     """Returns an optimizer's state in the order and layouts of the converted model.
 
@@ -144,9 +199,7 @@ def _carry(
     def through(arrays: Sequence[Any]) -> list[Any]:
         """Takes one array for each parameter to the converted model."""
         copy = source.with_trainable(model, arrays)
-        named = state(copy[1] if is_pair else copy)
-        filled = load_state(converted, named, source=is_structured)
-        return target.trainable(filled)
+        return target.trainable(fill(state(copy[1] if is_pair else copy)))
 
     marks = [0] * len(old)
     for number, group in enumerate(held.groups, 1):
@@ -156,7 +209,7 @@ def _carry(
     for at, mark in enumerate(_follow(marks, old, through)):
         if mark is None:
             raise ConversionError(
-                f"parameter {at} of the converted model is made of several of the source, for "
+                f"parameter {at} of the result is made of several of the source, for "
                 "which the optimizer has different settings or counts. Give them the same, or "
                 "convert without structure=True."
             )

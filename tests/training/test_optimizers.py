@@ -11,6 +11,7 @@ import pytest
 
 import fmapper
 from fmapper import ConversionError, convert_training
+from fmapper.checkpoints import Offset, Rename, Rules, Transpose
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -285,6 +286,75 @@ def test_the_next_steps_are_those_that_equinox_would_have_made(name):
                 scheduler.step()
         net, _ = train_jax(net, optimizer, 5)
         assert difference(fmapper.state(model), fmapper.state(net)) < 1e-12
+
+
+# --- twins, files and meshes -------------------------------------------------------------------
+
+
+class Twin(nnx.Module):
+    """The net of `make_net`, as somebody else wrote it."""
+
+    def __init__(self):
+        how = {"rngs": nnx.Rngs(1), "param_dtype": jnp.result_type(float)}
+        self.up, self.norm = nnx.Linear(3, 4, **how), nnx.LayerNorm(4, **how, epsilon=1e-5)
+        self.down = nnx.Linear(4, 2, **how)
+
+    def __call__(self, x):
+        return self.down(jnp.tanh(self.norm(self.up(x))))
+
+
+TWIN = Rules([
+    Rename(["0.weight", "3.weight"], ["up.kernel", "down.kernel"]),
+    Rename(["0.bias", "3.bias"], ["up.bias", "down.bias"]),
+    Rename(["1.weight", "1.bias"], ["norm.scale", "norm.bias"]),
+    Transpose(["up.kernel", "down.kernel"]),
+])  # fmt: skip
+
+
+@pytest.mark.daily_cases("momentum")
+@pytest.mark.parametrize("name", ["adamw", "momentum", "adafactor"])
+def test_a_run_goes_on_in_a_twin_and_comes_back(name):
+    with double():
+        net, optimizer, _ = begin(name)
+        twin, moved, _ = convert_training(net, optimizer, Twin(), rules=TWIN)
+        twin, moved = train_jax(twin, moved, 3)
+        train_torch(net, optimizer, None, 3)
+        want = {n: a.read() for n, a in TWIN.apply(fmapper.to_numpy(weights(net))).items()}
+        assert difference(fmapper.state(twin), want) < 1e-12
+        back, again, _ = convert_training(twin, moved, make_net(), rules=TWIN.inverse())
+        train_torch(back, again, None, 3)
+        train_torch(net, optimizer, None, 3)
+        assert difference(weights(back), weights(net)) < 1e-12
+
+
+def test_rules_that_change_values_have_no_moments():
+    net, optimizer, _ = begin("adamw", steps=0)
+    rules = TWIN + Rules([Offset("norm.scale", 1)])
+    with pytest.raises(ConversionError, match=r"Offset.* changes values"):
+        convert_training(net, optimizer, Twin(), rules=rules)
+
+
+@pytest.mark.daily_cases("flax")
+@pytest.mark.parametrize("to", ["jax", "flax"])
+def test_a_training_state_goes_through_a_file_and_to_a_mesh(to, tmp_path):
+    net = make_net()
+    optimizer = OPTIMIZERS["adamw"](in_groups(net))
+    train_torch(net, optimizer, None, 2)
+    given = net, optimizer, to, (torch.from_numpy(X.astype(np.float32)),)
+    model, moved, _ = convert_training(*given)
+    tree = {"model": model, "optimizer": moved if to == "flax" else moved[1]}
+    fmapper.save(tree, tmp_path / "run.safetensors")
+    zeros = fmapper.fmap(jnp.zeros_like, tree)
+    again = fmapper.load(tmp_path / "run.safetensors", like=zeros)
+    want, got = fmapper.state(tree), fmapper.state(again)
+    assert want.keys() == got.keys()
+    assert all(np.array_equal(got[name], want[name]) for name in want)
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = fmapper.state(fmapper.shard(tree, mesh, {"0.weight": ("model",)}))
+    specs = {name: array.sharding.spec for name, array in sharded.items()}
+    divided = [name for name in specs if specs[name] == jax.sharding.PartitionSpec("model")]
+    assert {name.partition(".")[0] for name in divided} == {"model", "optimizer"}
+    assert len(divided) == 3  # the parameter and its two moments
 
 
 # --- what is refused ----------------------------------------------------------------------------

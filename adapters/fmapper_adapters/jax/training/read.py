@@ -317,7 +317,7 @@ class _Reading:
             self.settings["lr"] = rate.base if isinstance(rate, Rate) else rate
             if isinstance(rate, Rate):
                 self.schedule = replace(rate.schedule, position=int(piece.state.position))
-            if given.get("axes") is not None:
+            if given["axes"] is not None:
                 self.axes = dict(zip(members, given["axes"], strict=True))
             return
         if name == "trace":

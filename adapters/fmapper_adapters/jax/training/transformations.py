@@ -54,14 +54,14 @@ def transformation(
             that distinguish rows and columns. None where they have it.
     """
 
-    def settings_of(at: int) -> Mapping[str, Any]:
-        return settings if axes is None else {**settings, "axes": axes[at]}
-
     def init_fn(params: Any) -> Moments:
         leaves: list[Any]
         treedef: Any
         leaves, treedef = jax.tree.flatten(params)
-        made = [RULES[algorithm][1](x, settings_of(at)) for at, x in enumerate(leaves)]
+        made = [
+            RULES[algorithm][1](leaf, settings if axes is None else {**settings, "axes": axes[at]})
+            for at, leaf in enumerate(leaves)
+        ]
         names = [*made[0]] if made else []
         arrays = {name: treedef.unflatten([slots[name] for slots in made]) for name in names}
         numbers = {"mu_product": jnp.ones(())} if algorithm == "nadam" else {}
@@ -81,7 +81,8 @@ def transformation(
         new_updates, new_slots = [], []
         for place, (gradient, old) in enumerate(zip(leaves, olds, strict=True)):
             slots = {name: arrays[place] for name, arrays in held.items()}
-            update, slots = _update(algorithm, gradient, old, slots, at, lr, settings_of(place))
+            chosen = settings if axes is None else {**settings, "axes": axes[place]}
+            update, slots = _update(algorithm, gradient, old, slots, at, lr, chosen)
             new_updates.append(update.astype(gradient.dtype))
             new_slots.append(
                 {name: slots[name].astype(arrays[place].dtype) for name, arrays in held.items()}
