@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.pretrained import Pretrained
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.generation.decoding import Decoding
     from fmapper.generation.generation import Generation
     from fmapper.generation.generator import Generator
@@ -460,6 +461,16 @@ class Models(Framework):
     ) -> Callable[[Any], Iterable[Observation]]:
         """Returns `watch`, in evaluation, for models with other arrays than this one."""
         return lambda other: self.watch(other, args, kwargs, train=False) or ()
+
+    def own_rules(self, model: Any, arrays: Mapping[str, Any]) -> Rules | None:
+        """Returns the rules by which the library of a model loads arrays of such names and shapes.
+
+        None where that library has none.
+
+        Raises:
+            CheckpointError: It does not load them.
+        """
+        return None
 
     def outline(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

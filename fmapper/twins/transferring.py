@@ -16,7 +16,7 @@ from fmapper.twins.assign import Assignment, Decision, assign
 from fmapper.twins.groups import Group
 from fmapper.twins.proof import Inputs, Proof
 from fmapper.twins.report import TransferredArrays, TransferReport
-from fmapper.twins.sides import Entry, Side, read_side
+from fmapper.twins.sides import Entry, Side, framework_of, read_side
 from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
@@ -103,6 +103,9 @@ def plan_transfer(
     with step("pairing the arrays of both models"):
         if rules is not None:
             return a, b, _by_rules(a, b, rules, keep)
+        known = _by_library(a, b, keep)
+        if known is not None:
+            return a, b, known
         given = example_inputs, example_kwargs, target_inputs, target_kwargs
         report = _search(a, b, keep, _inputs(*given))
         return a, b, report if a.rules is None else replace(report, rules=a.rules + report.rules)
@@ -155,6 +158,29 @@ def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferRe
         if name in b.entries
     )
     return TransferReport(rules, arrays, (), tuple(kept))
+
+
+def _by_library(a: Side, b: Side, keep: Sequence[str]) -> TransferReport | None:
+    """Plans the transfer of arrays by rules of the library of the target, if they all fit."""
+    from fmapper.checkpoints.rules.naming import Drop
+
+    adapter = framework_of(b.tree) if b.callable and not a.callable else None
+    if adapter is None:
+        return None
+    outline = {name: entry.lazy() for name, entry in a.entries.items()}
+    try:
+        rules = adapter.own_rules(b.tree, outline)
+        if rules is None:
+            return None
+        made = rules.apply(outline)
+        kept = [rule for rule in rules if not isinstance(rule, Drop) or rule.tied_to]
+        report = _by_rules(a, b, rules, keep)
+    except (CheckpointError, TransferError):
+        return None
+    shapes = {name: entry.shape for name, entry in b.entries.items()}
+    fits = all(tuple(array.shape) == shapes.get(name) for name, array in made.items())
+    left = {*type(rules)(kept).apply(outline)} - {*b.entries}
+    return report if fits and not left else None
 
 
 def _split_kept(entries: Iterable[Entry], keep: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from fmapper.backends import Models, Observation
+from fmapper.checkpoints import Rules
 
 _OUTPUTS_FIRST = (
     "Linear Bilinear Conv1d Conv2d Conv3d LSTM GRU RNN RNNBase LSTMCell GRUCell RNNCell "
@@ -31,6 +33,15 @@ class Layers(Models):
         from fmapper_adapters.torch import verify
 
         return verify.watcher(model, args, kwargs) or super().watcher(model, args, kwargs)
+
+    def own_rules(self, model: Any, arrays: Mapping[str, Any]) -> Rules | None:
+        """Returns those of transformers' tables, for one of its models."""
+        transformers = sys.modules.get("transformers")
+        if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+            return None
+        from fmapper_adapters.torch.pretrained.tables import transformers_rules
+
+        return transformers_rules(model, arrays)
 
     def outline(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
