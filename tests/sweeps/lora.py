@@ -19,7 +19,17 @@ from typing import Any
 
 from sweeps import sweeping, zoo
 from sweeps.uses import SAMPLE, checked
-from sweeps.using import TOLERANCE, Arrays, Found, arrays, distance, largest, paired, split
+from sweeps.using import (
+    TOLERANCE,
+    Arrays,
+    Found,
+    arrays,
+    distance,
+    in_torch,
+    largest,
+    paired,
+    split,
+)
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -40,7 +50,7 @@ def adapter_case(model: Any, inputs: Arrays, kind: str) -> Found:
 
     model.eval()
     plain = copy.deepcopy(model)
-    names, is_transposed = targets_of(model)
+    names, is_transposed = targets_of(model, inputs)
     if not names:
         return {"class": "torch", "reason": "no module that PEFT adapts"}
     how: dict[str, Any] = dict(KINDS[kind])
@@ -93,16 +103,28 @@ def adapter_case(model: Any, inputs: Arrays, kind: str) -> Found:
     return found | {"class": sweeping.OK}
 
 
-def targets_of(model: Any) -> tuple[list[str], bool]:
-    """Modules of a model to adapt, spread over it; and whether their weights are transposed."""
+def targets_of(model: Any, inputs: Arrays) -> tuple[list[str], bool]:
+    """Modules of a model to adapt, spread over it; and whether their weights are transposed.
+
+    Those that are called: where a model reads the weight of a layer, PEFT adapts nothing.
+    """
     import torch
     from transformers.pytorch_utils import Conv1D
 
+    called: set[int] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda module, _: called.add(id(module)))
+        for module in model.modules()
+    ]
+    in_torch(model, inputs)
+    for hook in hooks:
+        hook.remove()
     for kinds in ((torch.nn.Linear,), (Conv1D,), (torch.nn.Conv2d,)):
         names = [
             name
             for name, module in model.named_modules()
             if isinstance(module, kinds)
+            and id(module) in called
             and getattr(module, "groups", 1) == 1
             and not (name.endswith("out_proj") and "amba" in type(model).__name__)  # PEFT refuses
         ]
