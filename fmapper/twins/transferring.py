@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmapper.backends.dtypes import is_inexact
@@ -201,7 +201,7 @@ class _Search:
     tied: dict[str, str]
     dropped: list[str]
     ties: dict[str, str]
-    sums: dict[str, str] = field(default_factory=dict)
+    first: Rules
 
 
 def _inputs(
@@ -226,7 +226,7 @@ def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> Tra
         with step("recording what uses the arrays of both models"):
             given, roles = _roles(a, b, inputs)
     found = _find(a, b, keep, roles)
-    rules = _rules(found, a, b)
+    rules = _rules(found, a)
     proved = False
     if inputs is not None:
         with step("comparing what both models compute"):
@@ -235,7 +235,7 @@ def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> Tra
     elif given is not None and not all(d.settled for d in found.assignment.decisions):
         proved = _try_to_prove(found, a, b, given, roles)
     if proved:
-        rules = _rules(found, a, b)
+        rules = _rules(found, a)
     unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
         raise _ambiguous(unsure, found, a, b)
@@ -273,10 +273,9 @@ def _prove(found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None
     from fmapper.twins.search import Search
 
     proof = Proof(a, b, inputs)
-    decisions = found.assignment.decisions
-    taken = [e for d in decisions for g in d.match.sources for e in g.entries]
-    taken += [a.entries[name] for name in found.sums]
-    proof.prepare([e for e in taken if is_inexact(e.dtype)])
+    decisions, dropped = found.assignment.decisions, {*found.dropped}
+    needed = [e for name, e in a.entries.items() if name not in dropped and not e.tied_to]
+    proof.prepare([e for e in needed if is_inexact(e.dtype) and not e.random])
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
 
     def make(chosen: Sequence[Decision]) -> dict[str, Any]:
@@ -287,6 +286,20 @@ def _prove(found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None
 
 
 def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
+    """Pairs the arrays of both sides, as they are or with the biases of recurrent layers added."""
+    from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.twins.recurrent import with_added_biases
+
+    try:
+        return _pair(a, b, keep, roles, Rules())
+    except TransferError:
+        added = with_added_biases(a)
+        if added is None:
+            raise
+    return _pair(added[0], b, keep, roles, added[1])
+
+
+def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rules) -> _Search:
     """Pairs the arrays of both sides, without looking at values."""
     asked = [e.name for e in b.entries.values() if any(pattern(k).match(e.name) for k in keep)]
     targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
@@ -303,11 +316,7 @@ def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search
     lacking = [e for group in assignment.targets for e in group.entries]
     kept, missing = _split_kept(lacking, keep)
     left = [e for group in assignment.sources for e in group.entries]
-    sums = dict(_second_biases(left, a))
-    for decision in assignment.decisions:  # which of two terms was taken makes no difference
-        names = {e.name for group in decision.match.sources for e in group.entries}
-        decision.sure |= names <= {*sums.values()}
-    needed = [e.name for e in left if e.trained and not e.transient and e.name not in sums]
+    needed = [e.name for e in left if e.trained and not e.transient]
     if missing or needed:
         raise _no_counterpart(missing, needed, a, b)
     order = {name: at for at, name in enumerate(b.entries)}
@@ -319,27 +328,11 @@ def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search
         for group in decision.match.sources
         for entry in group.entries
     }
-    dropped = [n for n in a.entries if n not in taken and n not in tied and n not in sums]
+    dropped = [n for n in a.entries if n not in taken and n not in tied]
     counters = [e.name for e in b.entries.values() if not both and _is_counter(e)]
     filled = {e.name for d in assignment.decisions for g in d.match.targets for e in g.entries}
     ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
-    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties, sums)
-
-
-def _second_biases(left: Collection[Entry], a: Side) -> Iterator[tuple[str, str]]:
-    """Yields biases of torch's LSTM that are left, each with the one that is added to it.
-
-    It has two that are added; others have one. Those of a GRU are not added in all gates.
-    """
-    names = {entry.name for entry in left}
-    for entry in left:
-        for own, other in (("bias_hh", "bias_ih"), ("bias_ih", "bias_hh")):
-            name = entry.name.replace(own, other)
-            weight = a.entries.get(entry.name.replace(own, "weight_hh"))
-            if own in entry.name and name in {*a.entries} - names and weight is not None:
-                rows, columns = weight.shape
-                if rows in (columns, 4 * columns) and a.entries[name].shape == entry.shape:
-                    yield entry.name, name
+    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties, first)
 
 
 def _is_counter(entry: Entry) -> bool:
@@ -361,7 +354,7 @@ def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
                 del tied[entry.name]
 
 
-def _rules(found: _Search, a: Side, b: Side) -> Rules:
+def _rules(found: _Search, a: Side) -> Rules:
     """Writes the rules, and checks that they give what the target has."""
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
     return _apply(found.assignment.decisions, found, outline)[0]
@@ -385,9 +378,9 @@ def _apply(
             tied=found.tied,
             dropped=found.dropped,
             ties=found.ties,
-            sums=found.sums,
             prefix=prefix,
         )
+        rules = found.first + rules
         try:
             made = rules.apply(arrays)
         except CheckpointError as error:  # a name of the target is one of the source, too

@@ -27,7 +27,6 @@ def rules_of(
     tied: Mapping[str, str],
     dropped: Sequence[str],
     ties: Mapping[str, str] | None = None,
-    sums: Mapping[str, str] | None = None,
     prefix: str = "",
 ) -> Rules:
     """Returns the rules for the arrays of a source, which make those of the target of them.
@@ -37,19 +36,14 @@ def rules_of(
         tied: Second names of arrays of the source -> the first, which is used.
         dropped: Names of the source that nothing takes.
         ties: Second names of arrays of the target -> the first.
-        sums: Names of arrays of the source -> that of the one to which they are added.
         prefix: What is put before all names of the source first, so that none is one of the target.
     """
-    from fmapper.checkpoints.rules.arithmetic import Sum
     from fmapper.checkpoints.rules.naming import Drop, Rename, Tie
     from fmapper.checkpoints.rules.rules import Rules
 
     first: list[Rule] = [
         Drop(Pattern.escape(name), tied_to=Pattern.escape(of)) for name, of in tied.items()
     ]
-    for name, to in (sums or {}).items():
-        terms = [Pattern.escape(to), Pattern.escape(name)]
-        first.append(Sum(terms, terms[0]))
     if dropped:
         first.append(Drop([*map(Pattern.escape, dropped)], forget=True))
     if prefix:

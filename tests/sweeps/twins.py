@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmapper
-from fmapper.checkpoints import Sum
+from fmapper.checkpoints import Offset, Sum
 from models import twin_pairs
 
 COMPLETE, ASKED, REFUSED, WRONG, ERROR = "complete", "asked", "refused", "WRONG", "ERROR"
@@ -70,9 +70,9 @@ def outcome(twins: twin_pairs.Twins, with_inputs: bool) -> Outcome:
 def _goes_back(source: Any, filled: Any, report: fmapper.TransferReport) -> bool | None:
     """Returns whether the inverse rules give the bits of the source, but for what is not used.
 
-    None if arrays were added, which the inverse says.
+    None if arrays were added, which the inverse says, or one was added to each element.
     """
-    if any(isinstance(rule, Sum) for rule in report.rules):
+    if any(isinstance(rule, Sum | Offset) for rule in report.rules):
         return None
     given = fmapper.to_numpy(fmapper.state(source))
     there = fmapper.to_numpy(fmapper.state(filled))
