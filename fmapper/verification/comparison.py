@@ -159,10 +159,9 @@ def compare(
         compared = compare_outputs(sides, rtol, atol)
         mode = "train" if sides[0].trains() else "eval"
         place = _settle(sides, compared, mode) if compared.strict else None
-        report = Report(compared.differences, undecided=tuple(compared.undecided))
+        draws = compare_draws(compared) if rtol is None else ()  # may judge outputs anew
+        report = Report(compared.differences, undecided=tuple(compared.undecided), draws=draws)
         report = replace(report, divergence=_divergence(compared))
-        draws = compare_draws(compared) if rtol is None else ()
-        report = replace(report, draws=draws)
         if gradients or steps:
             say("training both")
             losses = functools.partial(make_losses, sides, loss)

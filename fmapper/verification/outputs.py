@@ -66,7 +66,7 @@ class Outputs:
                     output = side.output_in_float64()
             except Exception:  # of mixed dtypes, or of code that insists on single precision
                 return None
-            if output is None or side.is_converted:
+            if output is None or (side.is_converted and not self.calm):
                 return None
             found.append(output)
         return found[0], found[1]
@@ -105,7 +105,7 @@ def compare_outputs(sides: tuple[Side, Side], rtol: float | None, atol: float | 
     judged = _judge_with(found, rtol, atol)
     wrong = any(not one.ok for one in judged)
     trains = any(side.trains() for side in sides)
-    if wrong and trains and not any(side.is_converted or side.trial is None for side in sides):
+    if wrong and trains and all(side.trial is not None for side in sides):
         found = _call(sides, calm=True)
         judged = _judge_with(found, rtol, atol)
     found.differences = tuple(judged)

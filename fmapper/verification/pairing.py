@@ -212,16 +212,34 @@ def _places(
     shapes = {name: array.shape for name, array in ours.items()}
     ids = _numbers(shapes)
     most = sum(math.prod(shape) for shape in shapes.values())
+
+    def follow(numbers: Arrays) -> dict[str, Any]:
+        moved = {}
+        for name, array in apply(numbers).items():
+            own = name if name in theirs else name.removeprefix("1.")  # of (function, parameters)
+            if own in theirs:
+                found = np.asarray(to_host(array)).astype(np.float64)
+                if found.shape == theirs[own].shape:
+                    moved[own] = found
+        return moved
+
+    zeros, ones = (
+        follow({name: np.full(shape, x, np.float32) for name, shape in shapes.items()})
+        for x in (0, 1)
+    )
+    for name, array in ones.items():
+        if np.any(array - zeros[name] > 1):
+            raise StructureMismatchError(
+                f"{name} of b is a sum of arrays of a, which training changes by other steps. "
+                "Compare the outputs alone, without gradients and steps."
+            )
     places = {name: np.zeros(array.shape, np.int64) for name, array in theirs.items()}
     weight = 1
     while weight <= most:
         digits = {n: ((x // weight) % _BASE).astype(np.float32) for n, x in ids.items()}
-        for name, moved in apply(digits).items():
-            own = name if name in places else name.removeprefix("1.")  # of (function, parameters)
-            if own in places:
-                array = np.asarray(to_host(moved)).astype(np.float64)
-                if array.shape == places[own].shape:
-                    places[own] += np.rint(array).astype(np.int64) * weight
+        for name, moved in follow(digits).items():
+            is_moved = ones[name] != zeros[name]  # the others keep what they were, such as keys
+            places[name] += np.where(is_moved, np.rint(moved), 0).astype(np.int64) * weight
         weight *= _BASE
     return shapes, places
 

@@ -219,3 +219,34 @@ def test_a_mask_of_the_largest_numbers_is_no_overflow():
 
     with warnings.catch_warnings(action="error", category=RuntimeWarning):
         fmapper.verify(Masked(), torch.nn.Identity(), X)
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.drop = torch.nn.Linear(6, 8), torch.nn.Dropout(rate)
+
+    def forward(self, x):
+        return self.drop(self.up(x))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", ["jax", "flax"])
+def test_dropout_of_a_converted_model_is_compared_over_seeds(target):
+    converted = fmapper.convert(Noisy(0.3), target, (X,), train=True)
+    report = fmapper.verify(Noisy(0.3), converted, X, train=True, gradients=True)
+    assert report, report
+    assert "means and spreads" in str(report)
+    assert report.undecided
+    assert not fmapper.verify(Noisy(0.5), converted, X, train=True)
+
+
+@pytest.mark.nightly
+def test_a_structured_model_with_dropout_trains_as_its_source():
+    source = Noisy(0.3)
+    converted = fmapper.convert(source, "flax", (X,), train=True, structure=True)
+    report = fmapper.verify(source, converted, X, train=True, gradients=True, steps=2)
+    assert report, report
+    assert len(report.gradients) == 2
+    assert not fmapper.verify(Noisy(0.5), converted, X, train=True)

@@ -237,6 +237,12 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
             return flax_model.evaluate(model, args, kwargs, train=train)
         return super().call(model, args, kwargs, train=train)
 
+    def keys(self, model: Any, *, train: bool | None) -> dict[str, Any]:
+        """Returns `rngs` for a converted model without a generator."""
+        from fmapper_adapters.flax import flax_model
+
+        return flax_model.keys(model, train=train) if self.is_converted(model) else {}
+
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:

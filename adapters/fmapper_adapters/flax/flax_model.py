@@ -260,10 +260,18 @@ def evaluate(
     model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> Any:
     """Calls a model in a mode, None for its own, without changing it."""
-    if train is None:
-        own = fmap(lambda leaf: leaf, model)  # a call may change the variables
-        return own(*args, **kwargs)
-    return bind(model).call(args, kwargs).output
+    own = fmap(lambda leaf: leaf, model)  # a call may change the variables
+    own.deterministic = not model._programs.trains(model, train=train)
+    return own(*args, **{**keys(model, train=train), **kwargs})
+
+
+def keys(model: FlaxModel, *, train: bool | None) -> dict[str, Any]:
+    """Returns the random key that a call in a mode takes by keyword, where it has no generator."""
+    is_training = model._programs.trains(model, train=train)
+    bound = model._programs.bind(_arrays(model), train=is_training)
+    if not bound.is_random or vars(model).get("rngs") is not None:
+        return {}
+    return {"rngs": jax.random.key(0)}
 
 
 def watch(

@@ -62,6 +62,12 @@ class Programs:
         started: bool = self.training.program.starts_in_training
         return started
 
+    def trains(self, model: Any, *, train: bool | None) -> bool:
+        """Returns whether a call in a mode, None for that of the model, runs the training."""
+        if train is None:
+            return not model.deterministic
+        return self.evaluation is None or (train and self.training is not None)
+
     def bind(self, arrays: Mapping[str, Any], *, train: bool) -> Any:
         """Returns the `JaxModel` for a mode with these arrays.
 

@@ -135,10 +135,7 @@ def _in_mode(model: Any, *, train: bool | None) -> Any:
     """Returns a copy in a mode, None for its own; the arrays are those of the model."""
     own = fmap(lambda leaf: leaf, model)
     if _is_converted(model):
-        if train is None:
-            return own
-        programs = model._programs
-        own.deterministic = programs.evaluation is not None and not (train and programs.training)
+        own.deterministic = not model._programs.trains(model, train=train)
         return own
     _separate(own)
     said = _modes_of_parts(own).values()

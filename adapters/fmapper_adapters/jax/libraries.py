@@ -224,7 +224,12 @@ class JaxModels(Models):
 
     def call(self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None = None) -> Any:
         """Calls the model and leaves it unchanged."""
-        return self.sources().evaluate(model, args, kwargs, train=train)
+        given = {**self.keys(model, train=train), **kwargs}
+        return self.sources().evaluate(model, args, given, train=train)
+
+    def keys(self, model: Any, *, train: bool | None) -> dict[str, Any]:
+        """Returns the random keys that a call of a converted model takes by keyword."""
+        return {}
 
     def watch(
         self,
@@ -276,9 +281,11 @@ class JaxModels(Models):
         """Returns the function of the model's arrays, to be called and trained."""
         from fmapper_adapters.jax.trials import trial as _trial
 
+        keys = self.keys(model, train=train)
+        kwargs = {**keys, **kwargs}
         source, args, kwargs = self.sources().make_source(model, args, kwargs, train=train)
         source = source.with_short_names() if parts else source
-        return _trial.JaxTrial(source, args, kwargs, same=not parts)
+        return _trial.JaxTrial(source, args, kwargs, same=not parts and not keys)
 
     def as_argument(self, value: Any) -> Any:
         """Returns the words of a PRNG key; anything else unchanged."""

@@ -57,7 +57,7 @@ class JaxTrial(Trial):
         if inputs is not None:
             args, kwargs = to_jax(inputs, strict=False)
             # Without options of the framework, such as the `method` of Linen: the source has them.
-            given = args, {name: value for name, value in kwargs.items() if name in given[1]}
+            given = args, {name: kwargs.get(name, value) for name, value in given[1].items()}
         with _precision(double=double), _without_dropout() as rates, self._give_draws(draws):
             output, after = self._compute(self._widen(_arrays(weights), double),
                                           self._widen(self.state, double),
