@@ -128,8 +128,9 @@ def _describe(
     a = None if ours is None else found.a[ours]
     b = None if theirs is None else found.b[theirs]
     of_a, of_b = (None if one is None else _operation(one) for one in (a, b))
-    is_weight = a is not None and a.op == WEIGHT  # or a buffer, as a table that is computed once
-    stage, name = ("weights", a.module) if is_weight else ("forward", "")
+    stage, name = "forward", ""
+    if a is not None and a.op == WEIGHT:  # or a buffer, as a table that is computed once
+        stage, name = "weights", a.module
     path = name or str(of_a if of_a is not None else of_b)
     near = _nearest(a, found.b) if a is not None else None
     if near is None or a is None or ours is None:

@@ -444,11 +444,6 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Returns whether the model is a `JaxModel`."""
         return self.is_model(model)
 
-    def keys(self, model: Any, *, train: bool | None) -> dict[str, Any]:
-        """Returns `key` for a converted model that draws."""
-        is_random = self.is_model(model) and model.is_random
-        return {"key": jax.random.key(0)} if is_random else {}
-
     def transient(self, node: Any) -> Iterable[Any]:
         """Returns the buffers of a converted model that its module does not save."""
         if not self.is_model(node):

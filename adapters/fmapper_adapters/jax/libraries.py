@@ -228,8 +228,9 @@ class JaxModels(Models):
         return self.sources().evaluate(model, args, given, train=train)
 
     def keys(self, model: Any, *, train: bool | None) -> dict[str, Any]:
-        """Returns the random keys that a call of a converted model takes by keyword."""
-        return {}
+        """Returns the random key that a call of a converted model takes by keyword."""
+        is_random = self.is_converted(model) and getattr(model, "is_random", False)
+        return {"key": jax.random.key(0)} if is_random else {}
 
     def watch(
         self,
