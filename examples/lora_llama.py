@@ -60,7 +60,7 @@ def train_in_jax(model, adapter, first, steps):
     state = adamw.init(adapter)
 
     def loss_of(adapter, params, tokens):
-        tuned = model.replace(params=adapter(params))
+        tuned = model.replace(params=adapter(params, merge=False))  # less memory
         logits = tuned(input_ids=tokens[:, :-1], use_cache=False)["logits"]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean()

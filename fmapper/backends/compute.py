@@ -227,6 +227,10 @@ class Optimizers(Framework):
         """Returns an array through which no gradient goes."""
         return array
 
+    def low_rank_sum(self, weight: Any, left: Any, right: Any) -> Any:
+        """Returns `weight + left @ right`; in parts, if models take it so."""
+        return weight + left @ right
+
     def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:
         """Returns a copy of a model with pairs of matrices around its linear layers, by path.
 

@@ -52,6 +52,22 @@ class LowRank:
         shape = (int(self.b.shape[0]), *map(int, self.a.shape[1:]))
         return shape[::-1] if self.is_transposed else shape
 
+    def factors(self) -> tuple[Any, Any]:
+        """Returns two matrices, (rows, rank) and (rank, columns), whose product is the update."""
+        xp = array_namespace(self.a)
+        rank = self.a.shape[0]
+        left = self.scale * xp.reshape(self.b, (-1, rank))
+        right = xp.reshape(self.a, (rank, -1))
+        return (right.T, left.T) if self.is_transposed else (left, right)
+
+    def beside(self, weight: Any, place: Place | None = None) -> Any:
+        """Returns a weight with the update beside it, where a model can take that; else in it."""
+        owner = adapter_of(weight)
+        is_plain = place is None and self.magnitude is None and len(weight.shape) == 2
+        if is_plain and isinstance(owner, Optimizers):
+            return owner.low_rank_sum(weight, *self.factors())
+        return self.merge(weight, place)
+
     def merge(self, weight: Any, place: Place | None = None, sign: int = 1) -> Any:
         """Returns a weight with the update in it, of the dtype of the weight.
 
@@ -64,11 +80,7 @@ class LowRank:
             StructureMismatchError: The magnitudes of a DoRA are of rows of which the box has parts.
         """
         xp = array_namespace(weight)
-        rank = self.a.shape[0]
-        left = self.scale * xp.reshape(self.b, (-1, rank))
-        right = xp.reshape(self.a, (rank, -1))
-        if self.is_transposed:
-            left, right = right.T, left.T
+        left, right = self.factors()
         height, width = left.shape[0], right.shape[1]
         matrix = xp.reshape(weight, (height, width)) if place is None else place.flat(weight)
         if place is not None:
@@ -143,18 +155,21 @@ class LoraAdapter:
         self.updates, self.replaced = dict(updates), dict(replaced or {})
         self.settings, self.places = settings, places
 
-    def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, params: Mapping[str, Any], *, merge: bool = True) -> dict[str, Any]:
         """Returns arrays with the adapter merged into them; those that it does not name stay.
 
         Args:
             params: Arrays by name, of the adapter's framework; such as the `params` of a `JaxModel`
                 or `dict(module.named_parameters())`.
+            merge: False leaves the updates of matrices beside them, for a `JaxModel`: it multiplies
+                with each, and training takes no memory for sums and their gradients.
 
         Raises:
             StructureMismatchError: The adapter names arrays that are not there, or of another
                 shape; lists all of them. An adapter is never left out.
         """
-        return self._apply(params, lambda update, *weight: update.merge(*weight))
+        change = LowRank.merge if merge else LowRank.beside
+        return self._apply(params, change)
 
     def _apply(self, params: Mapping[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
         """Returns arrays with weights changed: by an update, the weight, and the place of it."""

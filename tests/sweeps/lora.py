@@ -87,7 +87,7 @@ def adapter_case(model: Any, inputs: Arrays, kind: str) -> Found:
     numbers, joined = split(arrays(inputs))
 
     def loss(adapter: Any, params: Any, numbers: Any) -> tuple[Any, Any]:
-        tuned = converted.replace(params=adapter(params))
+        tuned = converted.replace(params=adapter(params, merge=kind == "patterns"))
         got = tuned.call((), joined(numbers))[0]
         return loss_of(got, outputs), got
 

@@ -90,6 +90,68 @@ def test_a_model_has_the_same_output_in_torch_and_under_jit(tmp_path):
     assert sorted(fmapper.state(gradient)) == ["updates.0.weight.a", "updates.0.weight.b"]
 
 
+def test_a_linear_layer_multiplies_with_an_update_beside_its_weight():
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5))
+    model = fmapper.convert(net, "jax", (torch.ones(3, 6),), check=False)
+    adapter = LoraAdapter({"0.weight": LowRank(draw(2, 6), draw(5, 2), scale=2.0)})
+    adapter = fmapper.to_jax(adapter)
+    run = lambda a, merge: model.replace(params=a(model.params, merge=merge))(np.ones((3, 6), "f"))  # noqa: E731
+    assert np.allclose(run(adapter, False), run(adapter, True), atol=1e-5)
+    assert "f32[5,6] = add" not in str(jax.make_jaxpr(lambda a: run(a, False))(adapter))
+    assert "f32[5,6] = add" in str(jax.make_jaxpr(lambda a: run(a, True))(adapter))
+
+
+@pytest.mark.nightly
+def test_a_model_multiplies_with_updates_of_all_its_layers():
+    """Whatever they are, with the numbers of merged weights."""
+    net = Net()
+    draws = {"q": (5, 6), "emb": (6, 11), "score": (2, 6)}
+    updates = {
+        f"{name}.weight": LowRank(
+            draw(2, width), draw(height, 2), scale=2.0, is_transposed=name == "emb"
+        )
+        for name, (height, width) in draws.items()
+    }
+    updates["conv.weight"] = LowRank(draw(2, 2, 3, 3), draw(3, 2, 1, 1), scale=2.0)
+    adapter = fmapper.to_jax(LoraAdapter(updates))
+    model = fmapper.convert(net.eval(), "jax", (IDS,), check=False)
+
+    def loss(adapter, merge):
+        tuned = model.replace(params=adapter(model.params, merge=merge))
+        return (tuned(IDS.numpy()) ** 2).sum()
+
+    beside = jax.value_and_grad(loss)(adapter, False)
+    merged = jax.value_and_grad(loss)(adapter, True)
+    for a, b in zip(jax.tree.leaves(beside), jax.tree.leaves(merged), strict=True):
+        assert np.allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max())
+
+
+@pytest.mark.nightly
+def test_training_an_adapter_takes_the_memory_of_its_base():
+    """And four times the adapter, and a layer: no merged weights, and no gradients of them."""
+    optax = pytest.importorskip("optax")
+    count, size = 6, 512
+    layers = [torch.nn.Linear(size, size, bias=False) for _ in range(count)]
+    net = torch.nn.Sequential(*[x for layer in layers for x in (layer, torch.nn.Tanh())])
+    x = torch.from_numpy(draw(2, size))
+    model = fmapper.convert(net, "jax", (x,), check=False)
+    names = [name for name, _ in net.named_parameters()]
+    updates = {name: LowRank(draw(4, size), draw(size, 4), scale=2.0) for name in names}
+    adapter = fmapper.to_jax(LoraAdapter(updates))
+    adam = optax.adam(1e-3)
+
+    def step(adapter, state, params, x):
+        loss = lambda a: (model.replace(params=a(params, merge=False))(x) ** 2).mean()  # noqa: E731
+        changes, state = adam.update(jax.grad(loss)(adapter), state)
+        return optax.apply_updates(adapter, changes), state
+
+    given = adapter, adam.init(adapter), model.params, jnp.asarray(x.numpy())
+    used = jax.jit(step, donate_argnums=(0, 1)).lower(*given).compile().memory_analysis()
+    peak = used.argument_size_in_bytes + used.temp_size_in_bytes
+    base, own = (sum(x.nbytes for x in jax.tree.leaves(t)) for t in (model.params, adapter))
+    assert peak <= base + 4 * own + 4 * size**2
+
+
 def test_merging_is_undone_to_rounding(tmp_path):
     adapter = load_adapter(write(tmp_path, pair()))
     weights = {"q.weight": draw(5, 6), "other": draw(2)}

@@ -91,6 +91,12 @@ class JaxOptimizers(Optimizers):
         """Returns `jax.lax.stop_gradient` of an array."""
         return jax.lax.stop_gradient(array)
 
+    def low_rank_sum(self, weight: Any, left: Any, right: Any) -> Any:
+        """Returns a `LowRankSum`, which a `JaxModel` takes among its `params`."""
+        from fmapper_adapters.jax.arrays.low_rank import LowRankSum
+
+        return LowRankSum(weight, left, right)
+
     def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
         """Returns `array.at[box].set(value)`."""
         return array.at[box].set(value)
