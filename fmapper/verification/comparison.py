@@ -104,6 +104,8 @@ def verify(
     """
     from fmapper.verification.training import check_optimizers
 
+    if steps < 0:
+        raise ConversionError(f"steps={steps}: a model is trained for 0 steps or more")
     if isinstance(a, str | os.PathLike):
         from fmapper.verification.goldens.file import read_goldens
 
@@ -215,8 +217,9 @@ def _add_training(
         sides, found, plan, compared.unit, double=compared.can_double
     )
     undecided = [*report.undecided, *lacking]
-    if any(one.error == float("inf") for one in compared.differences):
-        undecided.append("gradients and steps: the outputs have no common form")
+    apart = next((one for one in compared.differences if one.error == float("inf")), None)
+    if apart is not None:
+        undecided.append(f"gradients and steps: no loss of both, as {apart}")
         return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
     if compared.random:
         undecided.append(f"gradients and steps: {compared.random}")

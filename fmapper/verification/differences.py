@@ -27,7 +27,7 @@ class Difference:
         scale: The largest finite element of `a`, by absolute value.
         allowed: The difference that is allowed.
         note: What else does not agree.
-        size: The number of elements that were compared.
+        size: The number of elements that were compared, without those that are NaN in both.
         precision: The precision in which both were computed, where it is not that of the models.
     """
 
@@ -186,7 +186,14 @@ def difference(pair: Pair, bounds: Bounds, precision: str = "") -> Difference:
         return Difference(pair.path, math.inf, 0.0, 0.0, pair.note)
     error, scale, dtype, note = measure(pair.x, pair.y)
     allowed = bounds.allow(pair.path, scale, dtype)
-    return Difference(pair.path, error, scale, allowed, note, pair.x.size, precision)
+    return Difference(pair.path, error, scale, allowed, note, _numbers_in(pair.x), precision)
+
+
+def _numbers_in(x: Any) -> int:
+    """Returns how many elements are not NaN: those of two arrays say nothing about each other."""
+    import numpy as np
+
+    return int(x.size - np.isnan(widen(x)).sum()) if dtype_of(x) in UNITS else int(x.size)
 
 
 def measure(x: Any, y: Any) -> tuple[float, float, str, str]:

@@ -43,8 +43,8 @@ def check_name(name: str) -> None:
     """
     if name not in _UPDATES:
         raise ConversionError(
-            f"optimizer={name!r} is not one of {', '.join(_UPDATES)}"
-            f"{did_you_mean(name, _UPDATES)}. Pass a pair of optimizers of the frameworks: "
+            f"optimizer={name!r} is not one of {', '.join(_UPDATES)}."
+            f"{did_you_mean(name, _UPDATES)} Pass a pair of optimizers of the frameworks: "
             "(torch.optim.AdamW(...), optax.adamw(...))"
         )
 

@@ -109,14 +109,25 @@ def compare_outputs(sides: tuple[Side, Side], rtol: float | None, atol: float | 
         found = _call(sides, calm=True)
         judged = _judge_with(found, rtol, atol)
     found.differences = tuple(judged)
+    a, b = sides
+    if b.dtypes and b.dtypes <= HALVES and a.dtypes & HALVES and not a.dtypes <= HALVES:
+        names = [", ".join(sorted(side.dtypes)) for side in sides]
+        found.undecided.append(
+            f"whether b rounds more: a computes in {names[0]}, b in {names[1]} alone, as far as is "
+            "seen"
+        )
     return found
 
 
 def _call(sides: tuple[Side, Side], *, calm: bool) -> Outputs:
     values = []
-    for side in sides:
-        call = side.call() if calm else None
-        values.append(side.output() if call is None else side.outputs(call.output))
+    for name, side in zip("ab", sides, strict=True):
+        try:
+            call = side.call() if calm else None
+            values.append(side.output() if call is None else side.outputs(call.output))
+        except Exception as error:
+            error.add_note(f"in the call of {name}, a {type(side.model).__name__}")
+            raise
     return Outputs(sides, (values[0], values[1]), [*pairs_of(*values)], calm=calm)
 
 

@@ -117,8 +117,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared, and everything agrees."""
-        return self.size > 0 and all(one.ok for _, ones in self.parts() for one in ones)
+        """Whether something was compared, also of gradients and steps, and everything agrees."""
+        trained = (self.gradients, *self.steps)
+        is_compared = all(any(one.size for one in ones) for ones in trained if ones)
+        every = (one for _, ones in self.parts() for one in ones)
+        return self.size > 0 and is_compared and all(one.ok for one in every)
 
     @property
     def size(self) -> int:
@@ -149,16 +152,16 @@ class Report:
                 continue
             wrong = [one for one in ones if not one.ok]
             lines.append(f"{len(ones) - len(wrong)} of {len(ones)} {what} agree")
+            if what != "outputs" and not any(one.size for one in ones):
+                lines[-1] = f"nothing was compared of {len(ones)} {what}: they are NaN in both"
             wrong.sort(key=lambda one: -one.share)
             shown = wrong[:_MOST] or (ones if what == "outputs" else ())
             lines += [f"  {one}" for one in shown]
             if len(wrong) > _MOST:
                 lines.append(f"  and {len(wrong) - _MOST} more")
         if not self.size:
-            what = "are all empty" if self.outputs else "hold no arrays"
-            lines = [
-                f"nothing was compared: the outputs {what}. Pass inputs with non-empty outputs"
-            ]
+            what = "are all empty or NaN" if self.outputs else "hold no arrays"
+            lines = [f"nothing was compared: the outputs {what}. Pass inputs that give numbers"]
         if self.modes:
             lines.append(self.modes)
         if self.divergence is not None:

@@ -215,6 +215,12 @@ def make_sides(
         _, other = make_sides(None, b, a.args, a.kwargs, a.train, inputs_of_b, outputs_of_b)
         return golden, other
     models = _with_adapters(a, b)
+    for name, (model, adapter) in zip("ab", models, strict=True):
+        if adapter is None and not (model is None or callable(model)):
+            raise ConversionError(
+                f"{name} is {model!r:.80}, which is neither a model nor a function. Pass a model "
+                "of any framework, a function, or (function, parameters)."
+            )
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
     other_args, other_kwargs = _inputs_of_b(inputs_of_b, args, kwargs)
     given = ((args, kwargs), (other_args, other_kwargs))
