@@ -69,10 +69,10 @@ def load_model(target: str) -> Any:
 
 
 def inputs_of(text: str, seed: int = 0) -> Any:
-    """Returns inputs from `FILE:INPUTS` or from an expression.
+    """Returns inputs from `FILE:INPUTS` or `MODULE:INPUTS`, or from an expression.
 
     Args:
-        text: `FILE:INPUTS` or the expression.
+        text: Where they are, or the expression.
         seed: The seed of the random numbers of an expression.
 
     Raises:
@@ -81,7 +81,8 @@ def inputs_of(text: str, seed: int = 0) -> Any:
     from fmapper.profiles.example_inputs import read_inputs
 
     file, _, name = text.rpartition(":")
-    if file.endswith(_SUFFIX) and name.replace(".", "_").isidentifier():
+    is_place = file.endswith(_SUFFIX) or all(map(str.isidentifier, file.split(".")))
+    if is_place and name.replace(".", "_").isidentifier():
         return load_target(text)
     return read_inputs(text, seed=seed)
 

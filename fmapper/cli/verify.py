@@ -127,7 +127,7 @@ def verify(
     each step), divergence (of logits, in nats, or null), exact (the errors of A and B against A in
     float64, or null), modes (a text) and undecided (texts). A difference has path, ok, error,
     scale, allowed (null if infinite), note and size; the first one also stage, name, step and mode,
-    and the operations a and b with module, op and source.
+    and the operations a and b with module, op, source and loop.
     """
     is_printed = json is not None and str(json) == "-"
     about: dict[str, Any] = {"schema": SCHEMA, "a": a, "b": b}

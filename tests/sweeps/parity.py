@@ -24,6 +24,7 @@ from types import MappingProxyType
 import jax
 
 import fmapper
+import parity.stranger_pairs  # noqa: F401  (which adds to PAIRS)
 from parity.pairs import PAIRS, Pair
 
 SECONDS = 60.0  # of a processor, for a comparison
@@ -79,16 +80,8 @@ def judge(pair: Pair, fault: str) -> Result:
     try:
         for train in pair.modes:
             twins = pair.make(fault)
-            report = fmapper.verify(
-                twins.a,
-                twins.b,
-                *twins.inputs,
-                rules=twins.rules,
-                gradients=True,
-                steps=2,
-                train=train,
-                **twins.options,
-            )
+            settings = {"gradients": True, "steps": 2, "rules": twins.rules, **twins.options}
+            report = fmapper.verify(twins.a, twins.b, *twins.inputs, train=train, **settings)
             differs, text = not report, str(report)
             place = "" if report.first is None else describe(report.first)
             if differs:

@@ -1,0 +1,255 @@
+"""Where two models part: in loops, among constants, in shapes, in what is drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+import fmapper  # noqa: E402
+from fmapper.verification import align  # noqa: E402
+from fmapper.verification.models.side import make_sides  # noqa: E402
+
+nn = torch.nn
+
+
+def filled(cls, *args, **kwargs):
+    """A module with weights that do not depend on its arguments."""
+    module = cls(*args, **kwargs)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw))
+    return module.eval()
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def rows(p, x, *, fault=False):
+    def step(carry, row):
+        h, number = carry
+        h = jnp.tanh(row + h @ p)
+        if fault:
+            h = jnp.where(number == 2, 2 * h, h)
+        return (h, number + 1), h
+
+    return jax.lax.scan(step, (jnp.zeros(4), 0), x)[1]
+
+
+def powers(p, x, *, fault=False):
+    def step(y):
+        return 0.3 * y if fault else 0.25 * y
+
+    y = jax.lax.while_loop(lambda y: y.sum() > 1, step, x @ p)
+    return jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, y)
+
+
+@pytest.mark.parametrize(("model", "loop"), [(rows, "scan[2]"), (powers, "while[0]")])
+def test_the_step_of_a_loop_is_named(model, loop):
+    p, x = jnp.full((4, 4), 0.3), jnp.ones((4, 4))
+    report = fmapper.verify((model, p), (lambda p, x: model(p, x, fault=True), p), x)
+    assert not report
+    assert report.first.b.loop == loop
+    assert f"in {loop}: lax::" in str(report.first)
+
+
+def test_a_loop_that_is_too_long_stays_whole(monkeypatch):
+    monkeypatch.setattr("fmapper_adapters.jax.loops._MOST", 5)
+    (side, other) = make_sides(
+        (rows, jnp.eye(4)), (rows, jnp.eye(4)), (jnp.ones((3, 4)),), {}, None
+    )
+    seen = side.watch(other.adapter)
+    assert not any(one.loop for one in seen)
+    assert "lax::scan" in [one.op for one in seen]
+
+
+def test_results_of_a_loop_have_partners_only_if_all_of_them_have():
+    def run(fault):
+        pair = (lambda p, x: rows(p, x, fault=fault)), jnp.eye(4)
+        return make_sides(pair, pair, (jnp.ones((3, 4)),), {}, None)[0].watch(None)
+
+    a, b = run(False), run(True)
+    scan = next(i for i, one in enumerate(b) if one.op == "lax::scan" and len(one.values) > 1)
+    assert align(a, b, 1e-6).sources[scan] == []  # though both have counted as far
+
+
+class Rotating(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.out = nn.Linear(4, 2)
+
+    def waves(self, length):
+        rates = self.base ** -torch.arange(0.0, 1.0, 0.25)
+        return (torch.arange(length)[:, None] * rates).cos()
+
+    def forward(self, x):
+        return self.out(x * self.waves(len(x)))
+
+
+def test_constants_are_followed_to_the_first_that_differs():
+    report = fmapper.verify(filled(Rotating, 100.0), filled(Rotating, 200.0), X)
+    assert report.first.a.op == report.first.b.op == "aten::pow.Scalar"
+    line = Rotating.waves.__code__.co_firstlineno + 1
+    assert report.first.a.source == f"{__file__}:{line}"  # not that of `forward`
+
+
+class Table(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.out = nn.Linear(4, 2)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x):
+        return self.out(x + self.table)
+
+
+def test_a_table_that_differs_is_named():
+    report = fmapper.verify(filled(Table, torch.ones(4)), filled(Table, torch.full((4,), 3.0)), X)
+    assert (report.first.stage, report.first.name) == ("weights", "table")
+
+
+def test_a_table_that_rounds_otherwise_is_no_difference():
+    table = torch.linspace(1, 2, 4)
+    models = filled(Table, table), filled(Table, table * (1 + 1e-6))
+    report = fmapper.verify(*models, X, gradients=True)
+    assert report, report
+    assert any(one.startswith("table differs") for one in report.undecided)
+
+
+class Squeezed(nn.Module):
+    def __init__(self, axis):
+        super().__init__()
+        self.out, self.axis = nn.Linear(4, 1), axis
+
+    def forward(self, x):
+        y = self.out(x)
+        return y.squeeze() if self.axis is None else y.squeeze(self.axis)
+
+
+def test_the_operation_that_gives_another_shape_is_named():
+    report = fmapper.verify(filled(Squeezed, -1), filled(Squeezed, None), X[:1])
+    assert "shape (1,) and ()" in str(report.first)
+    assert report.first.a.op.startswith("aten::squeeze")
+    assert report.first.b.op.startswith("aten::squeeze")
+
+
+class Dropping(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.up, self.drop, self.out = nn.Linear(4, 16), nn.Dropout(rate), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.out(self.drop(self.up(x)))
+
+
+def test_dropout_that_differs_alone_is_the_place():
+    report = fmapper.verify(filled(Dropping, 0.1), filled(Dropping, 0.2), X, train=True)
+    assert report.first.stage == "draws"
+    assert report.first.note == "a has dropout of 0.1, b dropout of 0.2"
+
+
+class Warming(torch.optim.SGD):
+    def __init__(self, parameters, first):
+        super().__init__(parameters, lr=0.1)
+        self.number = first
+
+    def step(self):
+        self.number += 1
+        for group in self.param_groups:
+            group["lr"] = 0.01 * self.number
+        super().step()
+
+
+def test_an_optimizer_keeps_what_it_counts():
+    a, b = filled(Dropping, 0.0), filled(Dropping, 0.0)
+    for first in (0, 1):
+        both = Warming(a.parameters(), 0), Warming(b.parameters(), first)
+        report = fmapper.verify(a, b, X, steps=2, optimizer=both)
+        assert bool(report) == (first == 0)
+        assert both[1].number == first
+    assert (report.first.stage, report.first.step) == ("steps", 1)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.out, self.scale = nn.Linear(4, 2), scale
+
+    def forward(self, x):
+        return self.scale * self.out(x)
+
+
+class Root(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return torch.where(x[:, :2] > 2, (0 * self.out(x)).sqrt(), 1.0)
+
+
+def test_nan_on_both_sides_is_not_the_same():
+    a, b = filled(Scaled, float("nan")), filled(Scaled, float("nan"))
+    report = fmapper.verify(a, b, X)
+    assert not report
+    assert "nothing was compared: the outputs are all empty or NaN" in str(report)
+    report = fmapper.verify(filled(Root), filled(Root), X, gradients=True)
+    assert not report
+    assert "nothing was compared of 2 gradients: they are NaN in both" in str(report)
+
+
+class Detached(nn.Module):
+    def __init__(self, *, detach):
+        super().__init__()
+        self.up, self.out, self.detach = nn.Linear(4, 4), nn.Linear(4, 2), detach
+
+    def forward(self, x):
+        y = self.up(x)
+        return self.out(F.relu(y.detach() if self.detach else y))
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_called_so():
+    models = filled(Detached, detach=False), filled(Detached, detach=True)
+    first = fmapper.verify(*models, X, gradients=True).first
+    assert (first.stage, first.name) == ("backward", "up.bias")
+    assert first.note == "the loss of b does not depend on it"
+
+
+def test_what_cannot_be_compared_is_refused_with_the_side():
+    net = filled(Scaled, 1.0)
+    with pytest.raises(fmapper.ConversionError, match="a is 3, which is neither a model nor"):
+        fmapper.verify(3, net, X)
+    with pytest.raises(fmapper.ConversionError, match="steps=-1"):
+        fmapper.verify(net, net, X, steps=-1)
+    with pytest.raises(RuntimeError) as caught:
+        fmapper.verify(net, nn.Linear(5, 2), X)
+    assert caught.value.__notes__[0] == "in the call of b, a Linear"
+
+
+def test_parts_of_flax_nnx_are_named():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Block(nnx.Module):
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __call__(self, x):
+            return x * self.scale
+
+    class Net(nnx.Module):
+        def __init__(self, *scales):
+            self.blocks = nnx.List([Block(scale) for scale in scales])
+
+        def __call__(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    report = fmapper.verify(Net(2.0, 3.0), Net(2.0, 4.0), jnp.ones(3))
+    assert report.first.a.module == report.first.b.module == "blocks.1"
