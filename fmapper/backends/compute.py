@@ -39,8 +39,7 @@ class Observation:
         values: The arrays that it gave; none where nobody can see them, or where it leaves open
             what is in them.
         name: The name of its result among those of the call; empty where it has none.
-        operands: The names of the results that it takes. Inputs and arrays of the model are not
-            among them.
+        operands: The names of the results that it takes, as far as they are observed.
         loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
     """
 
