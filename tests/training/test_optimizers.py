@@ -114,7 +114,8 @@ def train_jax(model, optimizer, steps):
         params, put = model.params, lambda params: model.replace(params=params)
     else:
         params, rest = eqx.partition(model, eqx.is_inexact_array)
-        put = lambda params: jax.vmap(eqx.combine(params, rest))  # noqa: E731
+        each = jax.vmap if isinstance(model, eqx.nn.MLP) else lambda function: function
+        put = lambda params: each(eqx.combine(params, rest))  # noqa: E731
 
     @jax.jit
     def step(params, held):
@@ -145,14 +146,21 @@ def begin(optimizer, schedule="none", groups=True, steps=3):
     return train_torch(net, made, scheduler, steps), made, scheduler
 
 
+LAYOUTS = {
+    "jax": ("jax", {}),
+    "flat": ("flax", {}),
+    "structured": ("flax", {"structure": True}),
+    "equinox": ("equinox", {"structure": True}),
+}
+
+
 @pytest.mark.daily_cases("adamw-jax", "dampening-flat", "nadam-jax")
-@pytest.mark.parametrize("layout", ["jax", "flat", "structured"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_next_steps_are_those_that_torch_would_have_made(name, layout):
     with double():
         net, optimizer, _ = begin(name)
-        options = {"structure": True} if layout == "structured" else {}
-        to = "jax" if layout == "jax" else "flax"
+        to, options = LAYOUTS[layout]
         given = net, optimizer, to, (torch.from_numpy(X),)
         model, moved, scheduler = convert_training(*given, **options)
         assert scheduler is None
@@ -160,6 +168,28 @@ def test_the_next_steps_are_those_that_torch_would_have_made(name, layout):
         train_torch(net, optimizer, None, 5)
         there = fmapper.state(model, source=bool(options))
         assert difference(there, weights(net)) < 1e-12
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_with_groups_and_a_schedule_goes_on_and_comes_back(name, layout):
+    with double():
+        net, optimizer, scheduler = begin(name, "warmup")
+        to, options = LAYOUTS[layout]
+        options = {**options, "scheduler": scheduler, "scheduler_every": 1}
+        model, moved, _ = convert_training(net, optimizer, to, (torch.from_numpy(X),), **options)
+        model, moved = train_jax(model, moved, 5)
+        train_torch(net, optimizer, scheduler, 5)
+        is_structured = "structure" in options
+        assert difference(fmapper.state(model, source=is_structured), weights(net)) < 1e-12
+        back, again, later = convert_training(model, moved, "torch", (X,))
+        train_torch(back, again, later, 5)
+        train_torch(net, optimizer, scheduler, 5)
+        got, want = (module(torch.from_numpy(X)).detach() for module in (back, net))
+        assert difference({"y": got}, {"y": want}) < 1e-12
+        steps = [int(held["step"]) for held in again.state.values() if "step" in held]
+        assert steps in ([], [13] * len(steps))
 
 
 @pytest.mark.daily_cases("none-0")
@@ -485,6 +515,13 @@ def test_a_schedule_that_counts_epochs_is_refused():
     scheduler.step()
     with pytest.raises(ConversionError, match="called 1 times in 3 updates"):
         convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused():
+    scheduler = schedulers.StepLR(optim.SGD(LINEAR.parameters(), 0.1), 10)
+    optimizer = optim.SGD(LINEAR.parameters(), 0.1)
+    with pytest.raises(ConversionError, match="is the scheduler of another optimizer"):
+        convert_training(LINEAR, optimizer, "jax", ONE, scheduler=scheduler)
 
 
 def test_a_rate_that_something_else_has_set_is_refused():

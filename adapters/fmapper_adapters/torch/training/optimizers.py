@@ -55,6 +55,7 @@ _HOW = {
     "params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names",
     "max_lr", "min_lr", "max_momentum", "base_momentum",
 }  # fmt: skip
+_EXCHANGED = {"row_var": "col_var", "col_var": "row_var"}
 _UNCOUNTED = ("sgd", "muon")  # which keep no count of their steps
 # torch has no public names for what registers itself there.
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -90,6 +91,10 @@ def read(
         )
     if scheduler is not None:
         schedulers.check(scheduler)
+        if scheduler.optimizer is not optimizer:
+            raise ConversionError(
+                f"{type(scheduler).__name__}: is the scheduler of another optimizer"
+            )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     places = {id(parameter): at for at, parameter in enumerate(model.parameters())}
     found: dict[Any, list[int]] = defaultdict(list)
@@ -242,12 +247,16 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
     defaults = {name: value for name, value in groups[0].items() if name != "params"}
     optimizer = kind.cls(groups, **defaults)
     for at, group in steps.items():
-        if state.axes and [*state.axes[at]] != [*range(parameters[at].ndim)]:
+        held = {slot: arrays[at] for slot, arrays in state.slots.items() if at in arrays}
+        axes = tuple(state.axes.get(at, ()))
+        if axes == (1, 0) and kind.algorithm == "adafactor":
+            # Of a matrix its estimate is the same with rows and columns exchanged.
+            held = {new: held[old].mT for new, old in _EXCHANGED.items() if old in held}
+        elif axes != tuple(range(len(axes))):
             raise ConversionError(
                 f"{kind.algorithm} takes the axes of parameter {at} in the order {state.axes[at]}, "
                 "and torch's in that of the parameter"
             )
-        held = {slot: arrays[at] for slot, arrays in state.slots.items() if at in arrays}
         if not held:
             continue
         # As torch's own optimizers make them: of the dtype and layout of their parameter.
