@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, groups_of
-from fmapper.twins.matches import Match, Option, joins, kind_of, match_of, rotations
+from fmapper.twins.matches import Match, Option, flattenings, joins, kind_of, match_of, rotations
 from fmapper.twins.sides import Entry
 from fmapper.twins.words import PLACES, place_of
 
@@ -79,7 +79,9 @@ def assign(
             for groups in (found.sources, found.targets)
         )
         rest = _Assigner(rows, columns, roles).run()
-        return Assignment([*found.decisions, *rest.decisions], rest.sources, rest.targets)
+        found = Assignment([*found.decisions, *rest.decisions], rest.sources, rest.targets)
+    _doubt_rotations(found.decisions)
+    _doubt_flattenings(found.decisions)
     return found
 
 
@@ -193,7 +195,6 @@ class _Assigner:
             pass
         self._propose_despite_names()
         self._learn_layouts()
-        self._doubt_rotations()
         return Assignment(self.decisions, [*self.rows], [*self.columns])
 
     # what is sure
@@ -346,21 +347,6 @@ class _Assigner:
                 others += [self.possible[r][column] for r in of_column[column] if r is not row]
                 self._decide(self.possible[row][column], sure=False, others=others)
 
-    def _doubt_rotations(self) -> None:
-        """Makes queries and keys unsure where positions may rotate them, in one of two orders."""
-        every = [g for d in self.decisions for g in (*d.match.many, d.match.one)]
-        if any(group.words.path & {"pos", "relative"} for group in every):
-            return
-        if all(m.many[0].pieces == m.one.pieces for m in (d.match for d in self.decisions)):
-            return  # of one implementation
-        for decision in self.decisions:
-            groups = (*decision.match.many, decision.match.one)
-            if any(group.words.path & {"q", "k", "qkv", "kv"} for group in groups):
-                options = (decision.option, *decision.match.options)
-                match = replace(decision.match, options=(*options, *rotations(decision.match)))
-                decision.match = match
-                decision.option = replace(decision.option, certain=False)
-
     def _propose_despite_names(self) -> None:
         """Proposes pairs of what is left that fit by their sizes alone, whatever the names say."""
         index = _index(self.columns)
@@ -398,6 +384,42 @@ class _Assigner:
                     matches[column] = replace(match, options=(option,))
                     changed = True
         return changed
+
+
+def _doubt_rotations(decisions: Sequence[Decision]) -> None:
+    """Makes queries and keys unsure where positions may rotate them, in one of two orders."""
+    if any(g.words.path & {"pos", "relative"} for d in decisions for g in _groups_of(d)):
+        return
+    if all(d.match.many[0].pieces == d.match.one.pieces for d in decisions):
+        return  # of one implementation
+    for decision in decisions:
+        if any(g.words.path & {"q", "k", "qkv", "kv"} for g in _groups_of(decision)):
+            _doubt(decision, rotations(decision.match))
+
+
+def _doubt_flattenings(decisions: Sequence[Decision]) -> None:
+    """Makes matrices unsure that take flattened images, which have channels first or last."""
+    images = [d.match for d in decisions if min(len(g.shapes[0]) for g in _groups_of(d)) > 3]
+    if all(group.shapes == m.one.shapes for m in images for group in m.many):
+        return
+    channels = {shape[at] for m in images for shape in m.one.shapes for at in (0, -1)}
+    for decision in decisions:
+        others = (g for d in decisions if d is not decision for g in _groups_of(d))
+        sizes = {size for group in others for shape in group.shapes for size in shape}
+        more = [*flattenings(decision.match, channels, sizes)]
+        if more:
+            _doubt(decision, more)
+
+
+def _doubt(decision: Decision, more: Iterable[Option]) -> None:
+    """Adds options to a decision, the layout of which is unsure then."""
+    options = dict.fromkeys((decision.option, *decision.match.options, *more))
+    decision.match = replace(decision.match, options=tuple(options))
+    decision.option = replace(decision.option, certain=False)
+
+
+def _groups_of(decision: Decision) -> tuple[Group, ...]:
+    return (*decision.match.many, decision.match.one)
 
 
 def _option_of_kind(match: Match, learnt: dict[object, set[object]]) -> Option | None:

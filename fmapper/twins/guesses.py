@@ -50,7 +50,7 @@ def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
             yield from product((image, last), repeat=2)
     matrices = [e.shape for e in entries if len(e.shape) in (2, 3)]
     for size in _first(n for shape in matrices for n in (shape[-1], shape[0])):
-        for shape in ((1, size), (1, 5, size)):
+        for shape in ((1, 5, size), (2, size)):  # also what takes vectors takes sequences, mostly
             vectors = random.normal(size=shape).astype("f4")
             yield vectors, vectors
 
@@ -58,7 +58,7 @@ def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
 def _image_sizes(entries: Sequence[Entry]) -> list[int]:
     """Returns sizes of images that fill a table of positions with patches, then a usual one."""
     kernels = [e.shape for e in entries if len(e.shape) == 4]
-    patch = next((shape[axis] for shape in kernels for axis in (3, 0) if shape[axis] > 1), 1)
+    patch = max((s[3] if s[2] == s[3] else s[0] for s in kernels), default=1)
     rows = [e.shape[-2] for e in entries if len(e.shape) in (2, 3)]
     roots = ((isqrt(n - more), n - more) for n in rows for more in range(3) if n > more)
     return [*_first(patch * root for root, n in roots if root * root == n)[:2], _IMAGE]

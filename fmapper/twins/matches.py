@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations, product
@@ -15,8 +15,10 @@ from fmapper.twins.sides import Entry
 
 Pair: TypeAlias = tuple[Shape, Shape]
 
+_OUTPUTS = ("outputs first", "outputs last")  # by the axis of the outputs of a matrix
 _MOST_PARTS = 4  # that one array is joined of: the gates of a recurrent cell
-_ORDER = ["q", "k", "v", "gate", "up"]
+_PARTS = "q k v gate up ii if ig io hi hf hg ho ir iz in hr hz hn"
+_ORDER = _PARTS.split()  # as most have them
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +190,37 @@ def rotations(match: Match) -> Iterator[Option]:
                     for pair, layout in option.layouts[0].items()
                 }
                 yield Option((known,), option.axes)
+
+
+def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iterator[Option]:
+    """Yields the options of a matrix that takes flattened images, with channels last or first.
+
+    It takes a number of inputs that nothing else has, a multiple of the channels of a convolution.
+
+    Args:
+        match: The match.
+        channels: The numbers of outputs of convolutions.
+        known: The sizes that other arrays have.
+    """
+    shape = match.many[0].shapes[0]
+    if len(match.many) > 1 or match.over or len(shape) != 2 or len(match.one.shapes[0]) != 2:
+        return
+    for axis in (0, 1):
+        size = shape[axis]
+        if size in known or match.many[0].entries[0].layout == _OUTPUTS[axis]:
+            continue
+        for count in sorted(n for n in channels if size % n == 0 and 1 < n < size):
+            for outer, inner in ((count, size // count), (size // count, count)):
+                split = (*shape[:axis], outer, inner, *shape[axis + 1 :])
+                axes = (1, 0, 2) if axis == 0 else (0, 2, 1)
+                turned = tuple(split[at] for at in axes)
+                steps = (("reshape", split, shape), ("transpose", axes), ("reshape", shape, turned))
+                for option in match.options[:2]:
+                    found = {
+                        pair: Layout((*steps, *layout.steps))
+                        for pair, layout in option.layouts[0].items()
+                    }
+                    yield Option((found,), option.axes)
 
 
 def offsets(match: Match) -> Iterator[Option]:

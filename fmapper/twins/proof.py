@@ -59,7 +59,6 @@ class Trial(NamedTuple):
         shapes: The shapes of the outputs of both, if none are the same but for their order.
         matches: For each operation, whether its result is one of the source.
         places: The places of these operations.
-        uses: For each operation the weights that it uses, as prints.
         parts: How many results without their biases and scales are those of the source.
     """
 
@@ -67,7 +66,6 @@ class Trial(NamedTuple):
     shapes: str = ""
     matches: tuple[bool, ...] = ()
     places: tuple[str, ...] = ()
-    uses: tuple[tuple[Print, ...], ...] = ()
     parts: int = 0
 
     @property
@@ -155,7 +153,7 @@ class Proof:
         matches = tuple(all(map(self._is_seen, step.prints)) for step in steps)
         parts = sum(self._is_seen(print_) for step in steps for print_ in step.parts)
         places = tuple(step.place for step in steps)
-        return Trial(agrees, shapes, matches, places, tuple(step.uses for step in steps), parts)
+        return Trial(agrees, shapes, matches, places, parts)
 
     def _note(self, seen: Iterable[Observation] | None) -> Iterator[Observation]:
         """Yields the operations of the source, and keeps their names."""
@@ -250,11 +248,6 @@ def _alike(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
     return _close(last, y) or _close(first, y)
 
 
-def print_of(array: Any) -> Print | None:
-    """Returns the print of an array of any backend; None where many arrays would have it."""
-    return next(map(print_of_values, _arrays(array)), None)
-
-
 def print_of_values(array: np.ndarray[Any, Any]) -> Print | None:
     """Returns the print of an array; None where all arrays would have it."""
     import numpy as np
@@ -275,21 +268,18 @@ class _Step(NamedTuple):
     Attributes:
         place: Where it is.
         prints: Its results.
-        uses: The weights that nothing before it has used, apart from changes of their layout.
         parts: The results without weights that it may have added or multiplied by, as another
             framework does in an operation of its own.
     """
 
     place: str
     prints: tuple[Print, ...]
-    uses: tuple[Print, ...]
     parts: tuple[Print, ...]
 
 
 def _steps(seen: Iterable[Observation] | None) -> Iterator[_Step]:
     """Yields the operations that depend on the inputs of a model."""
     weights: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}  # of results of weights alone
-    sources: dict[str, tuple[Print, ...]] = {}
     data: set[str] = set()
     for one in seen or ():
         values = tuple(plain for array in one.values for plain in _arrays(array))
@@ -297,9 +287,6 @@ def _steps(seen: Iterable[Observation] | None) -> Iterator[_Step]:
             data.add(one.name)
         elif data.isdisjoint(one.operands):
             weights[one.name] = values
-            used = (p for name in one.operands for p in sources.get(name, ()))
-            own = (print_of_values(x) for x in values) if one.op == "weight" else used
-            sources[one.name] = tuple(p for p in own if p is not None)
         else:
             data.add(one.name)
             prints = tuple(p for x in values if (p := print_of_values(x)) is not None)
@@ -311,7 +298,6 @@ def _steps(seen: Iterable[Observation] | None) -> Iterator[_Step]:
                 yield _Step(
                     f"{where}{one.op}{line}",
                     prints,
-                    tuple(p for name in one.operands for p in sources.get(name, ())),
                     tuple(p for p in parts if p is not None),
                 )
 
