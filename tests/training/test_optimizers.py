@@ -212,7 +212,21 @@ def test_schedules_go_on_from_their_position_and_come_back(schedule, steps):
         assert difference(fmapper.state(back), weights(net)) < 1e-12
 
 
-@pytest.mark.daily_cases("flat")
+@pytest.mark.parametrize("shape", [(4, 6), (8, 8), (16, 5)])
+def test_newton_schulz_rounds_as_torch_does(shape):
+    from torch.optim import _muon
+
+    from fmapper_adapters.jax.training.transformations import _newton_schulz
+
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    given = (3.4445, -4.775, 2.0315), 5, 1e-7
+    want = _muon._zeropower_via_newtonschulz(torch.from_numpy(x), *given).float().numpy()
+    is_tall = shape[0] > shape[1]
+    got = np.asarray(_newton_schulz(jnp.asarray(x.T if is_tall else x), *given))
+    assert np.array_equal(got.T if is_tall else got, want)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["jax", "flat", "structured"])
 def test_muon_rounds_as_torch_does_and_comes_back(layout):
     """With matrices that are wide, tall and square, whose sides have other roles in Flax."""
@@ -283,7 +297,7 @@ class OfNnx(nnx.Module):
         return self.b(jnp.tanh(self.n(self.a(x))))
 
 
-@pytest.mark.daily_cases("masked-False")
+@pytest.mark.daily_cases("a rate of one-False")
 @pytest.mark.parametrize("structure", [False, True])
 @pytest.mark.parametrize("name", OF_OPTAX)
 def test_the_next_steps_are_those_that_nnx_would_have_made(name, structure):
@@ -684,14 +698,34 @@ def test_complex_parameters_are_refused():
         convert_training((function, params), (tx, tx.init(params)), "torch", (jnp.ones((1, 3)),))
 
 
+class Many(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        zeros = torch.zeros((), dtype=torch.bfloat16)
+        self.each = torch.nn.ParameterList([zeros.clone() for _ in range(260)])
+
+    def forward(self, x):
+        return x * torch.stack([*self.each]).sum()
+
+
+def test_a_mark_is_exact_in_a_small_dtype():
+    from fmapper.training.convert import _follow
+
+    old = [torch.zeros(2, dtype=torch.bfloat16)] * 3
+    assert _follow([7, 257, 70_001], old, list) == [7, 257, 70_001]
+    mixed = lambda arrays: [torch.cat(arrays[:2]), arrays[2]]  # noqa: E731
+    assert _follow([1, 201, 5], old, mixed) == [None, 5]
+
+
+@pytest.mark.nightly
 def test_many_groups_are_kept_apart_in_a_small_dtype():
-    net = torch.nn.Sequential(*[torch.nn.Linear(1, 1, bias=False) for _ in range(300)]).bfloat16()
+    net = Many()
     groups = [{"params": [p], "lr": float(at)} for at, p in enumerate(net.parameters())]
-    given = net, optim.SGD(groups, 0.1), "jax", (torch.ones(1, 1, dtype=torch.bfloat16),)
+    given = net, optim.SGD(groups, 0.1), "jax", (torch.ones(1, dtype=torch.bfloat16),)
     model, (tx, held), _ = convert_training(*given, check=False)
     updates, _ = tx.update(jax.tree.map(jnp.ones_like, model.params), held, model.params)
-    rates = [-float(updates[f"{at}.weight"][0, 0]) for at in range(300)]
-    assert np.allclose(rates, range(300), rtol=1e-2)
+    rates = [-float(updates[f"each.{at}"]) for at in range(260)]
+    assert np.allclose(rates, range(260), rtol=1e-2)
 
 
 def test_an_optimizer_of_some_parameters_leaves_the_others():
