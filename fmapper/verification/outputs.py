@@ -99,9 +99,11 @@ class Outputs:
         return errors[0], errors[1]
 
 
-def compare_outputs(sides: tuple[Side, Side], rtol: float | None, atol: float | None) -> Outputs:
-    """Compares the outputs of two models in the modes of their calls."""
-    found = _call(sides, calm=False)
+def compare_outputs(
+    sides: tuple[Side, Side], rtol: float | None, atol: float | None, *, calm: bool = False
+) -> Outputs:
+    """Compares the outputs of two models in the modes of their calls, `calm` without dropout."""
+    found = _call(sides, calm=calm)
     judged = _judge_with(found, rtol, atol)
     wrong = any(not one.ok for one in judged)
     trains = any(side.trains() for side in sides)

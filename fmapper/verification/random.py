@@ -36,7 +36,7 @@ def compare_draws(compared: Outputs) -> tuple[Difference, ...]:
     if not compared.calm:
         return _compare_presence(a, b)
     if sides[0].is_recorded:
-        return _compare_rates(a, b)
+        return _compare_rates(compared, a, b)
     if a.draws is None or b.draws is None:
         compared.random = (
             "a converted model draws numbers of its own, so that outputs are compared by means "
@@ -63,8 +63,15 @@ def _compare_presence(a: Call, b: Call) -> tuple[Difference, ...]:
     return (Difference("random numbers", math.inf, 0.0, 0.0, note),)
 
 
-def _compare_rates(a: Call, b: Call) -> tuple[Difference, ...]:
+def _compare_rates(compared: Outputs, a: Call, b: Call) -> tuple[Difference, ...]:
     """Compares what is drawn, of which goldens hold no numbers."""
+    if b.draws is None:
+        note = (
+            "b is a converted model whose dropout cannot be left out, as it is in goldens. Record "
+            "them in evaluation, or compare with the model itself"
+        )
+        compared.random = note
+        return (Difference("random numbers", math.inf, 0.0, 0.0, note),)
     if _describe(a) == _describe(b):
         return ()
     note = f"a draws {_describe(a) or 'nothing'}, b draws {_describe(b) or 'nothing'}"

@@ -240,3 +240,39 @@ def test_files_without_goldens(tmp_path):
             read_goldens(path)
     with pytest.raises(FileNotFoundError):
         fmapper.verify(tmp_path / "none.safetensors", twin)
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self, rate=0.3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.drop = torch.nn.BatchNorm1d(6), torch.nn.Dropout(rate)
+        self.up = torch.nn.Linear(6, 8)
+
+    def forward(self, x):
+        return self.up(self.drop(self.norm(x)))
+
+
+@pytest.mark.nightly
+def test_goldens_of_training_leave_dropout_out_and_hold_its_rate(tmp_path):
+    x, path = torch.randn(4, 6), tmp_path / "goldens.safetensors"
+    fmapper.record_goldens(Noisy(), (x,), path, gradients=True, steps=2)
+    assert fmapper.verify(path, Noisy())
+    report = fmapper.verify(path, Noisy(0.5))
+    assert not report
+    assert "a draws dropout of 0.3, b draws dropout of 0.5" in str(report)
+    converted = fmapper.convert(Noisy(), "flax", (x,), train=True, structure=True)
+    report = fmapper.verify(path, converted)
+    assert report, report
+    flat = fmapper.convert(Noisy(), "jax", (x,), train=True)
+    report = fmapper.verify(path, flat)
+    assert not report
+    assert "whose dropout cannot be left out" in str(report)
+
+
+@pytest.mark.nightly
+def test_goldens_in_double_precision_are_compared_with_a_model_in_single(tmp_path):
+    x, path = torch.randn(4, 6), tmp_path / "goldens.safetensors"
+    fmapper.record_goldens(Noisy().eval(), (x,), path, gradients=True, steps=2)
+    report = fmapper.verify(path, fmapper.convert(Noisy().eval(), "jax", (x,)))
+    assert report, report

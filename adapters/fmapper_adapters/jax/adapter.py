@@ -430,8 +430,9 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
     ) -> Iterable[Observation] | None:
         """Records the operations of a converted model, or of the program of another model."""
         if self.is_converted(model):
-            found: Iterable[Observation] = model.watch(args, kwargs)
-            return None if double else found
+            has_none = double or model.is_random
+            found: Iterable[Observation] | None = None if has_none else model.watch(args, kwargs)
+            return found
         return super().watch(model, args, kwargs, whole=whole, train=train, double=double)
 
     def sources(self) -> Any:

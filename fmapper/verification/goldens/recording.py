@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper.backends.compute import Observation
@@ -88,7 +88,7 @@ def record_goldens(
                 f"{type(model).__name__} is not a model that can be recorded. Pass a module of "
                 "torch, a model of JAX, or (function, parameters)."
             )
-        compared = compare_outputs(sides, None, None)
+        compared = compare_outputs(sides, None, None, calm=side.trains())
         double = compared.can_double
         unit = 2 * compared.unit
         call = side.call(double=double)
@@ -168,7 +168,8 @@ class GoldenSide(Side):
     def call(self, off: float = 0.0, seed: int = 0, *, double: bool = False) -> Call:
         """Returns the call; `sensitivity` says what moved ones gave."""
         assert not off
-        return self.trial.call({}, double=double)
+        call = self.trial.call({}, double=double)
+        return call if double else replace(call, state=self._narrow(call.state))
 
     def output_in_float64(self) -> Any | None:
         """Returns the output in double precision; None where the model could not compute in it."""
@@ -226,9 +227,17 @@ class GoldenSide(Side):
             raise GoldensError("the goldens have no gradients")
         if double and not training.double:
             raise GoldensError("the goldens are of single precision")
-        course = Course(training.loss, training.gradients, training.states)
+        gradients, states = training.gradients, training.states
+        if training.double and not double:
+            gradients, *states = map(self._narrow, (gradients, *states))
+        course = Course(training.loss, gradients, states)
         own = training.own if double or not training.double else training.coarse
         return Measured(course, training.rate, own, lambda: training.coarse)
+
+    def _narrow(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns arrays that were computed in double precision in that of the model."""
+        held = {**self.model.weights, **self.model.fixed, **self.model.state}
+        return {n: x.astype(held[n].dtype) if n in held else x for n, x in arrays.items()}
 
     @property
     def unit(self) -> float:

@@ -320,14 +320,18 @@ def _copy_closure(function: types.FunctionType, known: dict[int, Any]) -> types.
 
 
 def _find_noise(model: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.nn.Module]:
-    """Returns the submodules whose modes differ only in noise: they hold nothing, and draw."""
+    """Returns the submodules whose modes differ only in noise: they hold nothing, and draw.
+
+    Without dropout, which `_WithoutDropout` leaves out and takes the rates of.
+    """
     found: list[torch.nn.Module] = []
     watched = []
     draws = SameDraws()
     trial = _copy(model)
     for inner, copied in zip(model.modules(), trial.modules(), strict=True):
         held = (inner.parameters(), inner.buffers(), inner.children())
-        if any(next(iter(one), None) is not None for one in held):
+        is_dropout = isinstance(inner, torch.nn.modules.dropout._DropoutNd)
+        if is_dropout or any(next(iter(one), None) is not None for one in held):
             continue
         if type(inner).__module__.startswith("torch."):
             found.append(inner)
