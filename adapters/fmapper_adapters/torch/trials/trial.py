@@ -330,7 +330,7 @@ def _find_noise(model: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.nn
     trial = _copy(model)
     for inner, copied in zip(model.modules(), trial.modules(), strict=True):
         held = (inner.parameters(), inner.buffers(), inner.children())
-        is_dropout = isinstance(inner, torch.nn.modules.dropout._DropoutNd)
+        is_dropout = type(inner).__module__ == torch.nn.Dropout.__module__
         if is_dropout or any(next(iter(one), None) is not None for one in held):
             continue
         if type(inner).__module__.startswith("torch."):
