@@ -29,6 +29,8 @@ _REPEATS = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
 _BASE = ".base_layer."  # PEFT's name of a layer within the one that it has put around it
 _SAVED = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.[^.]+$)")
 # Settings that change what an adapter computes, and that are not read here.
+_PLAIN_BEGINS = ("gaussian", "eva", "orthogonal")  # which leave the base as it is
+_NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
 _OTHER_KINDS = (
     "use_qalora", "use_bdlora", "lora_bias", "layer_replication", "target_parameters",
     "trainable_token_indices", "alora_invocation_tokens", "velora_config", "monteclora_config",
@@ -61,6 +63,13 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
     if kind != "LORA":
         raise CheckpointError(f"{folder}: is an adapter of kind {show(str(kind))}, not LORA")
     _check_settings(folder, settings)
+    begin = settings.get("init_lora_weights", True)
+    if not isinstance(begin, bool | None) and begin not in _PLAIN_BEGINS:
+        raise CheckpointError(
+            f"{folder}: was begun with init_lora_weights={show(str(begin))}, for which PEFT "
+            "changes the weights of the base when it reads the folder. Save it as a plain LoRA: "
+            "save_pretrained has path_initial_model_for_weight_conversion for that."
+        )
     others = [name for name in _OTHER_KINDS if settings.get(name)]
     if others:
         raise CheckpointError(f"{folder}: adapters with {', '.join(others)} are not read")
@@ -171,10 +180,9 @@ def _low_rank(
 
 def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
     """Returns the value of the first pattern that the end of a path matches, as PEFT does."""
-    steps = module.split(".")
-    ends = [".".join(steps[at:]) for at in range(len(steps))]
     for pattern, value in (patterns or {}).items():
-        if any(map(_compile(pattern).fullmatch, ends)):
+        _compile(pattern)
+        if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
 
@@ -250,6 +258,8 @@ def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
     }
     targets = settings.get("target_modules") or []
     is_complete = bool(targets) and all(_is_target(targets, name) for name in updates)
+    if any(settings.get(name) for name in _NARROWING):  # which would leave out what was added
+        is_complete, settings = False, settings | dict.fromkeys(_NARROWING)
     rank, alpha = (_commonest(values.values(), 8) for values in (ranks, alphas))
     return settings | {
         "r": rank,

@@ -276,13 +276,23 @@ def test_a_weight_that_is_replaced_gets_its_update(tmp_path):
     assert np.allclose(merged["q.weight"], arrays["q.base_layer.weight"] + update, atol=1e-6)
 
 
+def test_a_pattern_matches_as_in_peft(tmp_path):
+    """From the begin of a path where it says so, and from any part of it otherwise."""
+    arrays = pair("a.q") | pair("q")
+    how = {"alpha_pattern": {"^q": 8, "a.q": 6}}
+    scales = {n: u.scale for n, u in load_adapter(write(tmp_path, arrays, **how)).updates.items()}
+    assert scales == {"a.q.weight": 3, "q.weight": 4}
+
+
 def test_an_update_that_is_added_is_among_the_targets_that_are_written(tmp_path):
     """Or PEFT would leave it out."""
-    adapter = load_adapter(write(tmp_path, pair(), target_modules=["q"]))
+    how = {"target_modules": ["q"], "exclude_modules": ["k"]}
+    adapter = load_adapter(write(tmp_path, pair(), **how))
     more = {**adapter.updates, "k.weight": LowRank(draw(2, 5), draw(6, 2), scale=1.5)}
     save_adapter(LoraAdapter(more, settings=adapter.settings), tmp_path / "more")
     settings = json.loads((tmp_path / "more" / "adapter_config.json").read_text())
     assert settings["target_modules"] == ["k", "q"]
+    assert settings["exclude_modules"] is None
 
 
 def test_names_of_other_libraries_are_a_matter_of_rules(tmp_path):
@@ -345,6 +355,7 @@ BAD = {
     "no texts": (pair(), {"target_modules": [3]}, "must be positive numbers"),
     "kind": (pair(), {"peft_type": "IA3"}, "of kind 'IA3', not LORA"),
     "qalora": (pair(), {"use_qalora": True}, "adapters with use_qalora are not read"),
+    "pissa": (pair(), {"init_lora_weights": "pissa_niter_4"}, "PEFT changes the weights of the ba"),
     "unknown part": ({**pair(), "q.lora_C.weight": draw(2)}, {}, "not part of a LoRA"),
 }
 
