@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper.verification import Draws, Runner
+from fmapper_adapters.jax.trials.draws import functions_of
 
 
 class JaxRunner(Runner):
@@ -38,7 +39,7 @@ class JaxRunner(Runner):
         update("jax_default_prng_impl", "rbg")  # whose first weights compile ten times as fast
         if double:
             update("jax_enable_x64", True)
-        vars(jax.random).update(_functions(draws))
+        vars(jax.random).update(functions_of(draws))
 
     def array(self, value: Any) -> Any:
         """Returns an array of JAX."""
@@ -142,38 +143,7 @@ def takes_key(function: Any) -> bool:
     return key is not None and key.kind is inspect.Parameter.KEYWORD_ONLY
 
 
-def _functions(draws: Draws) -> dict[str, Any]:
-    """Returns functions of `jax.random` that give the numbers that the source is given."""
-
-    def uniform(
-        key: Any, shape: Any = (), dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0,
-        **_: Any,
-    ) -> Any:  # fmt: skip
-        drawn = draws.take("uniform", shape) * (np.float32(maxval) - np.float32(minval))
-        return jnp.asarray(drawn + np.float32(minval), dtype)
-
-    def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, **_: Any) -> Any:
-        return uniform(key, jnp.shape(p) if shape is None else shape) < p
-
-    def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = int, **_: Any) -> Any:
-        return (jnp.floor(uniform(key, shape) * (maxval - minval)) + minval).astype(dtype)
-
-    def normal(key: Any, shape: Any = (), dtype: Any = float, **_: Any) -> Any:
-        return jnp.asarray(draws.take("normal", shape), dtype)
-
-    def exponential(key: Any, shape: Any = (), dtype: Any = float, **_: Any) -> Any:
-        return -jnp.log1p(-uniform(key, shape, dtype))
-
-    def permutation(key: Any, x: Any, *args: Any, **_: Any) -> Any:
-        return jnp.argsort(uniform(key, (x,)))
-
-    return {
-        "uniform": uniform, "bernoulli": bernoulli, "randint": randint, "normal": normal,
-        "exponential": exponential, "permutation": permutation,
-    }  # fmt: skip
-
-
-OWN_DRAWS = {name: getattr(jax.random, name) for name in _functions(Draws())}
+OWN_DRAWS = {name: getattr(jax.random, name) for name in functions_of(Draws())}
 
 
 def with_own_draws(run: Callable[[], list[Any]]) -> list[Any]:
