@@ -94,6 +94,10 @@ def convert_training(
         >>> type(optimizer).__name__
         'Optimizer'
     """
+    if isinstance(to, str) and rules is not None:
+        raise ConversionError(
+            f"rules= are for a model that somebody wrote: pass that in place of {to!r}"
+        )
     source = _adapter_for(model, optimizer, find_target(to)[0] if isinstance(to, str) else None)
     held = source.read_optimizer(model, optimizer, scheduler, scheduler_every)
     for message in held.warnings:

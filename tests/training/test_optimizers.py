@@ -371,6 +371,29 @@ def test_a_run_goes_on_in_a_twin_and_comes_back(name):
         assert difference(weights(back), weights(net)) < 1e-12
 
 
+def test_rules_need_a_model():
+    with pytest.raises(ConversionError, match="pass that in place of 'jax'"):
+        convert_training(LINEAR, optim.SGD(LINEAR.parameters()), "jax", ONE, rules=TWIN)
+
+
+def test_a_run_goes_on_in_a_twin_of_the_same_framework():
+    with double():
+        net = OfNnx(nnx.Rngs(0))
+        rate = optax.linear_schedule(1e-2, 1e-3, 10)
+        optimizer = nnx.Optimizer(net, optax.adam(rate), wrt=nnx.Param)
+        names = {"a.{x}": "up.{x}", "n.{x}": "norm.{x}", "b.{x}": "down.{x}"}
+        twin = Twin()
+        twin.norm.epsilon = net.n.epsilon
+        twin, moved, _ = convert_training(net, optimizer, twin, rules=Rules([Rename(names)]))
+        grads = nnx.state(net, nnx.Param)
+        optimizer.update(net, grads)
+        moved.update(twin, nnx.state(twin, nnx.Param))
+        assert np.allclose(twin.up.kernel[...], net.a.kernel[...], rtol=1e-12)
+        lion = nnx.Optimizer(net, optax.lion(1e-3), wrt=nnx.Param)
+        with pytest.raises(ConversionError, match="lion of optax cannot be built anew"):
+            convert_training(net, lion, Twin(), rules=Rules([Rename(names)]))
+
+
 def test_rules_that_change_values_have_no_moments():
     net, optimizer, _ = begin("adamw", steps=0)
     rules = TWIN + Rules([Offset("norm.scale", 1)])

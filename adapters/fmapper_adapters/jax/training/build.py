@@ -11,7 +11,7 @@ import optax
 
 from fmapper import ConversionError
 from fmapper.training import Group, OptimizerState, Schedule
-from fmapper_adapters.jax.training.transformations import Moments, transformation
+from fmapper_adapters.jax.training.transformations import RULES, Moments, transformation
 
 _FROZEN = "frozen"
 
@@ -62,9 +62,13 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
     updated, it is an `optax.partition`.
 
     Raises:
-        ConversionError: A parameter has an array of a slot in another shape or dtype than the
-            transformation expects.
+        ConversionError: A parameter has an array of a slot in another shape than the transformation
+            expects, or there is none for the algorithm.
     """
+    if state.algorithm not in RULES:
+        raise ConversionError(
+            f"{state.algorithm} of optax cannot be built anew: use the transformation of the source"
+        )
     labels = [_FROZEN] * len(jax.tree.leaves(params))
     parts = {}
     for number, group in enumerate(state.groups):

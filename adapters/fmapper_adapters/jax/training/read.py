@@ -165,8 +165,8 @@ class _OfCount:
 
     schedule: Callable[[Any], Any]
 
-    def __call__(self, step: Any) -> float:
-        return float(self.schedule(jnp.asarray(step, jnp.int32)))
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(jnp.asarray(step, jnp.int32))
 
 
 def _closure(function: Any) -> dict[str, Any]:
