@@ -242,5 +242,3 @@ PAIRS: dict[str, Make] = {
     # the tables of transformers
     **{f"folder of {name} -> class": _folder(name) for name in FOLDERS},
 }
-# Their names say the opposite of what they compute: nothing but their outputs tells.
-ONLY_WITH_INPUTS = {"trap: gate and up"}
