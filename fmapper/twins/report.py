@@ -25,7 +25,8 @@ class TransferredArrays:
         targets: Their names in the target.
         layout: What was changed: transposed, reshaped, stacked; empty if nothing was.
         witnesses: What shows that they belong together: `names`, `shapes`, `layers` (the classes of
-            both layers), `function` (both models give the same outputs), or `rules`.
+            both layers), `role` (what both programs do with them), `function` (both models give the
+            same outputs), or `rules`.
         sure: Whether nothing else could be meant.
         count: The number of arrays of the target.
     """

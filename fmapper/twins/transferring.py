@@ -43,9 +43,10 @@ def transfer(
 ) -> tuple[T, TransferReport]:
     """Puts the weights of one model into another with other names and layouts.
 
-    Arrays are paired by their names, by their shapes and the classes of their layers, and, with
-    example inputs, by what both models compute: with new random weights, both must give the same
-    outputs. What is not sure is an error that lists the candidates, and never a guess.
+    Arrays are paired by their names, by their shapes and the classes of their layers, by what the
+    programs of both models do with them, and, with example inputs, by what both compute: with new
+    random weights, both must give the same outputs. What is not sure is an error that lists the
+    candidates, and never a guess.
 
     Args:
         source: A model of any framework, a Linen module with its variables as a pair, a dict of
@@ -55,8 +56,8 @@ def transfer(
         rules: How the names and layouts of the source become those of the target; then nothing is
             searched for. Those of a report, or others.
         keep: Patterns for names of the target that stay as they are.
-        example_inputs: What both models are called with, by position. Without them, models that
-            take tokens alone are called with some where names and shapes leave something open.
+        example_inputs: What both models are called with, by position. Without them, models are
+            recorded, and called where something stays open, with inputs that fit their shapes.
         target_inputs: What the target is called with, if that is something else.
         example_kwargs: What the source is called with by keyword.
         target_kwargs: What the target is called with by keyword; None for `example_kwargs`.
@@ -433,7 +434,8 @@ def _ambiguous(
             listed = [*_candidates(decision, target)]
             candidates[target.name] = listed
             lines.append(f"  {target.name} {[*target.shapes[0]]}:")
-            lines += [f"    {name}: {why}. {rule}" for name, why, rule in listed[:6]]
+            shown = dict.fromkeys(f"    {name}: {why}. {rule}" for name, why, rule in listed)
+            lines += [*shown][:6]
     settled = [d for d in found.assignment.decisions if d.settled]
     rules = rules_of(settled, tied={}, dropped=())
     return AmbiguousTransferError(

@@ -275,6 +275,8 @@ def test_a_folder_of_the_hub_is_read_as_its_class(tmp_path):
     filled, report = fmapper.transfer(tmp_path, empty, keep=["*inv_freq"])
     for name, array in model.state_dict().items():
         assert torch.equal(filled.state_dict()[name], array)
+    filled, _ = fmapper.transfer(fmapper.load(tmp_path), model)  # by the tables of transformers
+    assert torch.equal(filled.lm_head.weight, model.lm_head.weight)
     made = fmapper.load(tmp_path, rules=report.rules)
     assert "model.layers.0.mlp.experts.gate_up_proj" in made
 
@@ -292,3 +294,32 @@ def test_two_biases_of_an_lstm_are_added():
     shapes = {"cell.weight_ih": (12, 3), "cell.weight_hh": (12, 4), "cell.bias": (12,)}
     with pytest.raises(fmapper.TransferError, match="has no place in the target"):
         fmapper.transfer(torch.nn.GRU(3, 4), zeros(arrays(shapes)))
+
+
+def test_the_hidden_bias_of_a_gru_is_added_in_two_gates():
+    torch = pytest.importorskip("torch")
+    module = torch.nn.GRU(3, 4)
+    shapes = {"weight_ih": (12, 3), "weight_hh": (12, 4), "bias": (12,), "bias_n": (4,)}
+    wanted = zeros(arrays({f"cell.{name}": shape for name, shape in shapes.items()}))
+    filled, _ = fmapper.transfer(module, wanted)
+    inputs, hidden = module.bias_ih_l0.detach().numpy(), module.bias_hh_l0.detach().numpy()
+    assert (filled["cell.bias"][:8] == (inputs + hidden)[:8]).all()
+    assert (filled["cell.bias"][8:] == inputs[8:]).all()
+    assert (filled["cell.bias_n"] == hidden[8:]).all()
+
+
+def test_a_matrix_of_flattened_images_is_asked_for():
+    """Its rows are in another order where channels come last, which shapes do not tell."""
+    source = arrays({"conv.weight": (6, 4, 3, 3), "fc.weight": (5, 150)})
+    target = zeros(arrays({"conv.kernel": (3, 3, 4, 6), "fc.kernel": (150, 5)}))
+    with pytest.raises(fmapper.AmbiguousTransferError, match=r"fc\.kernel") as caught:
+        fmapper.transfer(source, target)
+    assert {*caught.value.candidates} == {"fc.kernel"}
+
+
+def test_a_pair_that_is_left_alone_needs_a_second_witness():
+    source = arrays({"a.gate.weight": (4, 3), "a.up.weight": (4, 3)})
+    target = zeros(arrays({"b.gate.weight": (4, 3), "b.other.weight": (4, 3)}))
+    with pytest.raises(fmapper.AmbiguousTransferError, match=r"b\.other\.weight") as caught:
+        fmapper.transfer(source, target)
+    assert {*caught.value.candidates} == {"b.other.weight"}
