@@ -84,6 +84,8 @@ def transfer(
     """
     given = example_inputs, example_kwargs, target_inputs, target_kwargs
     a, b, report = plan_transfer(source, target, rules, keep, *given)
+    if rules is None:
+        _check_values(a)
     with step("copying the weights"):
         arrays = report.rules.apply(_lazy(a) if a.stored is None else a.stored)
         return b.fill(_weights_for(arrays, a, b), strict=not report.kept), report
@@ -110,6 +112,27 @@ def plan_transfer(
         given = example_inputs, example_kwargs, target_inputs, target_kwargs
         report = _search(a, b, keep, _inputs(*given))
         return a, b, report if a.rules is None else replace(report, rules=a.rules + report.rules)
+
+
+def _check_values(side: Side) -> None:
+    """Refuses weights in memory that are not numbers.
+
+    Raises:
+        TransferError: Names the first.
+    """
+    import numpy as np
+
+    from fmapper.moves.mover import to_numpy
+
+    for name, entry in side.entries.items():
+        if isinstance(entry.value, LazyArray) or entry.is_abstract or entry.tied_to:
+            continue
+        is_weight = entry.trained and is_inexact(entry.dtype)
+        if is_weight and np.isnan(to_numpy(entry.value, copy=None)).any():
+            raise TransferError(
+                f"{name}: the source has NaN there, as after a training that diverged. Pass "
+                "rules= to copy it all the same, those of a report for other weights"
+            )
 
 
 def _lazy(side: Side) -> dict[str, Any]:

@@ -323,3 +323,13 @@ def test_a_pair_that_is_left_alone_needs_a_second_witness():
     with pytest.raises(fmapper.AmbiguousTransferError, match=r"b\.other\.weight") as caught:
         fmapper.transfer(source, target)
     assert {*caught.value.candidates} == {"b.other.weight"}
+
+
+def test_weights_that_are_not_numbers_are_refused():
+    source = arrays({"fc.weight": (3, 2), "fc.bias": (3,)})
+    _, report = fmapper.transfer(source, zeros(source))
+    source["fc.bias"][1] = np.nan
+    with pytest.raises(fmapper.TransferError, match=r"fc\.bias: the source has NaN"):
+        fmapper.transfer(source, zeros(source))
+    filled, _ = fmapper.transfer(source, zeros(source), rules=report.rules)
+    np.testing.assert_array_equal(filled["fc.bias"], source["fc.bias"])
