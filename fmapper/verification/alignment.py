@@ -68,19 +68,24 @@ class Alignment:
         return ours, _last_form(self.b, self.sources, self.a, other_ends)
 
     def _may_be_same(self, k: int, other: int) -> bool:
-        """Returns whether two constants that differ may stand for each other."""
+        """Returns whether two constants that differ may stand for each other.
+
+        Masks may be repeated along dimensions.
+        """
         a, b = self.a[k], self.b[other]
-        return _kind(a) == _kind(b) and _size(a) == _size(b)
+        return _kind(a) == _kind(b) and (_kind(a) == "bool" or _size(a) == _size(b))
 
     def _first_constants(self, k: int, other: int) -> tuple[int, int]:
         """Returns the first constants that lead to two of them, if there is one of each.
 
-        Of a mask that is made another way some of what leads to it differs in any case.
+        Of a mask that is made another way some of what leads to it differs in any case: then those
+        are meant that are masks, too.
         """
-        ours = _roots(self.a, self.partners, k)
-        theirs = _roots(self.b, self.sources, other)
-        if len(ours) == len(theirs) == 1 and self._may_be_same(ours[0], theirs[0]):
-            return ours[0], theirs[0]
+        for alike in (False, True):
+            ours = _roots(self.a, self.partners, k, alike=alike)
+            theirs = _roots(self.b, self.sources, other, alike=alike)
+            if len(ours) == len(theirs) == 1 and self._may_be_same(ours[0], theirs[0]):
+                return ours[0], theirs[0]
         return k, other
 
     def takes_table(self, ends: Sequence[Any] = (), other_ends: Sequence[Any] = ()) -> bool:
@@ -93,10 +98,14 @@ class Alignment:
 
 @dataclass(slots=True)
 class _Print:
-    """The values of an array without their order, and numbers by which candidates are found."""
+    """The values of an array without their order, and numbers by which candidates are found.
+
+    `body` is the largest element but for a value that several have, as what is masked.
+    """
 
     values: Any
     scale: float
+    body: float
     mean: float
     size: float
     key: tuple[Any, ...]
@@ -163,7 +172,7 @@ def _print(array: Any) -> _Print | None:
         values = np.sort(array, axis=None)
         flat = values.astype(np.float64)
         kind = "bool" if array.dtype.kind == "b" else "int"
-        return _Print(values, 0.0, float(flat.mean()), float(np.abs(flat).mean()),
+        return _Print(values, 0.0, 0.0, float(flat.mean()), float(np.abs(flat).mean()),
                       (kind, array.size), array.shape, array)  # fmt: skip
     wide = widen(array)
     flat = np.sort(np.concatenate([wide.real.ravel(), wide.imag.ravel()])
@@ -175,7 +184,10 @@ def _print(array: Any) -> _Print | None:
     size = scale * float(np.abs(shares).mean()) if finite.size else 0.0
     special = (int(np.isnan(flat).sum()), int(np.isposinf(flat).sum()))
     key = ("float", flat.size, finite.size, *special)
-    return _Print(flat, scale, mean, size, key, array.shape, wide)
+    sizes = np.abs(finite)
+    is_largest = sizes == scale
+    body = float(sizes[~is_largest].max(initial=0.0)) if is_largest.sum() > 1 else scale
+    return _Print(flat, scale, body or scale, mean, size, key, array.shape, wide)
 
 
 def _is_mostly_true(array: Any) -> bool:
@@ -203,9 +215,10 @@ def _same(
     found = []
     for at in np.flatnonzero(near):
         number, other = candidates[int(at)]
-        if other.values is not one.values and not _near(one.values, other.values, allowed):
+        apart = limit * one.body
+        if other.values is not one.values and not _near(one.values, other.values, apart):
             continue
-        alike = one.shape == other.shape and _near(one.array, other.array, allowed)
+        alike = one.shape == other.shape and _near(one.array, other.array, apart)
         found.append((number, 0 if alike else 1, other))
     return found
 
@@ -294,15 +307,16 @@ def _form(seen: Observation) -> tuple[Any, str]:
 
 
 def _roots(
-    run: Sequence[Observation], partners: Sequence[Sequence[int]], last: int
+    run: Sequence[Observation], partners: Sequence[Sequence[int]], last: int, *, alike: bool
 ) -> Sequence[int]:
-    """Returns the first results without partners that lead to one of them."""
+    """Returns the first results without partners that lead to one of them; `alike` of its kind."""
     numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
     found, known, todo = [], {last}, [last]
     while todo:
         k = todo.pop()
         operands = [numbers[name] for name in run[k].operands if name in numbers]
         before = [i for i in operands if not partners[i] and run[i].values and i != k]
+        before = [i for i in before if not alike or _kind(run[i]) == _kind(run[last])]
         if not before:
             found.append(k)
         todo += [i for i in before if i not in known]

@@ -77,13 +77,16 @@ def _part(
     # every result is off a little there: wanted is one that is off as the outputs are
     share = 0.0 if double else max(one.share for one in wrong) / 8
     loose = [max(one, share) for one in measured if math.isfinite(share)]
-    for tolerance in (loose or measured, measured, _CLOSE):
+    tries = [(loose or measured, False), (measured, False), (_CLOSE, False)]
+    for tolerance, is_first in [(_CLOSE, True), *tries] if double else tries:
         found = align(a, b, tolerance)
         ours, theirs = found.first_apart(*ends)
-        if ours is not None or theirs is not None:
-            place = _describe(found, ours, theirs, tolerance, mode, double=double)
-            rounded = place.share <= _ROUNDED or found.takes_table(*ends)
-            return replace(place, rounded=double and rounded)
+        if ours is None and theirs is None:
+            continue
+        place = _describe(found, ours, theirs, tolerance, mode, double=double)
+        rounded = double and (place.share <= _ROUNDED or found.takes_table(*ends))
+        if not (is_first and rounded):  # a table that rounds comes before the mistake
+            return replace(place, rounded=rounded)
     ours, theirs = found.forms_apart(*ends)
     form = next((one for one in wrong if one.note), None)
     if form is None or (ours is None and theirs is None):

@@ -658,7 +658,7 @@ def clip_torch_nnx(fault):
 
 
 @pair(
-    frozen=r"^backward: backbone\.",
+    frozen=r"^(backward|steps: step 1): backbone\.",
     dropout_in_eval=r"self\.dropout\(x, deterministic",
     weight_decay=r"^steps: step 1: .*(bias|norm\.weight):",
 )

@@ -253,3 +253,39 @@ def test_parts_of_flax_nnx_are_named():
 
     report = fmapper.verify(Net(2.0, 3.0), Net(2.0, 4.0), jnp.ones(3))
     assert report.first.a.module == report.first.b.module == "blocks.1"
+
+
+class Masking(nn.Module):
+    def __init__(self, scale, ahead=0):
+        super().__init__()
+        self.q, self.scale, self.ahead = nn.Linear(4, 4), scale, ahead
+
+    def seen(self, length):
+        return torch.ones(length, length, dtype=torch.bool).tril(self.ahead)
+
+    def forward(self, x):
+        scores = self.q(x) @ x.T * self.scale
+        scores = scores.masked_fill(~self.seen(len(x)), torch.finfo(scores.dtype).min)
+        return scores.softmax(-1) @ x
+
+
+def test_what_is_masked_does_not_hide_the_other_numbers():
+    report = fmapper.verify(filled(Masking, 1.0), filled(Masking, 2.0), X)
+    assert report.first.b.op == "aten::mul.Tensor"
+    report = fmapper.verify(filled(Masking, 1.0), filled(Masking, 1.0, 1), X)
+    line = Masking.seen.__code__.co_firstlineno + 1
+    assert report.first.a.source == f"{__file__}:{line}"
+
+
+class Norm(nn.Module):
+    def __init__(self, eps):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(4, eps=eps), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.out(self.out(self.norm(x)))
+
+
+def test_a_small_difference_is_followed_to_where_it_begins():
+    report = fmapper.verify(filled(Norm, 1e-6), filled(Norm, 2e-6), X)
+    assert report.first.a.module == "norm"
