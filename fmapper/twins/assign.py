@@ -399,7 +399,7 @@ def _doubt_rotations(decisions: Sequence[Decision]) -> None:
 
 def _doubt_flattenings(decisions: Sequence[Decision]) -> None:
     """Makes matrices unsure that take flattened images, which have channels first or last."""
-    images = [d.match for d in decisions if min(len(g.shapes[0]) for g in _groups_of(d)) > 3]
+    images = [d.match for d in decisions if min(len(g.shapes[0]) for g in _groups_of(d)) > 2]
     if all(group.shapes == m.one.shapes for m in images for group in m.many):
         return
     channels = {shape[at] for m in images for shape in m.one.shapes for at in (0, -1)}

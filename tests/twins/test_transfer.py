@@ -308,10 +308,11 @@ def test_the_hidden_bias_of_a_gru_is_added_in_two_gates():
     assert (filled["cell.bias_n"] == hidden[8:]).all()
 
 
-def test_a_matrix_of_flattened_images_is_asked_for():
+@pytest.mark.parametrize("space", [(3,), (3, 3)])
+def test_a_matrix_of_flattened_images_is_asked_for(space):
     """Its rows are in another order where channels come last, which shapes do not tell."""
-    source = arrays({"conv.weight": (6, 4, 3, 3), "fc.weight": (5, 150)})
-    target = zeros(arrays({"conv.kernel": (3, 3, 4, 6), "fc.kernel": (150, 5)}))
+    source = arrays({"conv.weight": (6, 4, *space), "fc.weight": (5, 150)})
+    target = zeros(arrays({"conv.kernel": (*space, 4, 6), "fc.kernel": (150, 5)}))
     with pytest.raises(fmapper.AmbiguousTransferError, match=r"fc\.kernel") as caught:
         fmapper.transfer(source, target)
     assert {*caught.value.candidates} == {"fc.kernel"}
