@@ -77,6 +77,7 @@ def _part(
     # every result is off a little there: wanted is one that is off as the outputs are
     share = 0.0 if double else max(one.share for one in wrong) / 8
     loose = [max(one, share) for one in measured if math.isfinite(share)]
+    tries: list[tuple[Sequence[float] | float, bool]]
     tries = [(loose or measured, False), (measured, False), (_CLOSE, False)]
     for tolerance, is_first in [(_CLOSE, True), *tries] if double else tries:
         found = align(a, b, tolerance)

@@ -50,14 +50,14 @@ def operations(
             whole[call.name] = call.args[0].name
             continue
         equation = equations[call.name]
-        given = _operands(equation, [_value(arg, env) for arg in call.args])
+        taken = _operands(equation, [_value(arg, env) for arg in call.args])
         operands = tuple(whole.get(name, name) for name in call.refs())
         steps = loops.Steps(call.name, _words)
         refs = [whole.get(r.name, r.name) if isinstance(r, Ref) else "" for r in call.args]
-        named = zip(given, refs[len(refs) - len(given) :], strict=True)
+        named = zip(taken, refs[len(refs) - len(taken) :], strict=True)
         found = steps.run(equation, [*named], call.module, call.source)
         if found is None:
-            found = [(x, "") for x in custom_derivatives.results_of(equation)(given)]
+            found = [(x, "") for x in custom_derivatives.results_of(equation)(taken)]
         else:
             yield from steps.seen
             operands = tuple(dict.fromkeys(name for _, name in found if name))
