@@ -36,10 +36,6 @@ class Net(torch.nn.Module):
         y = self.last(self.noise(self.first(self.norm(x)).relu()))
         return y if scale is None else y * scale
 
-class Noise(torch.nn.Module):
-    def forward(self, x):
-        return torch.randn_like(x)
-
 class Ours(torch.nn.Module):
     def forward(self, x):
         return torch.ops.fmapper_test_cli.unknown(x)
@@ -204,7 +200,6 @@ def test_what_differs_is_not_saved(
     [
         ("Ours", ["--example", "ones(1)"], "fmapper_test_cli::unknown"),
         ("Net", ["--example", "ones(5, 3)"], "Net"),
-        ("Noise", ["--example", "ones(3)"], "draws random numbers"),
         ("double", ["--example", "ones(1)"], "function cannot be converted to jax"),
         ("X", ["--example", "ones(1)"], "not a model that can be recorded"),
         ("Nothing", [], "there is no Nothing in"),

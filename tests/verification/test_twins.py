@@ -250,3 +250,27 @@ def test_a_structured_model_with_dropout_trains_as_its_source():
     assert report, report
     assert len(report.gradients) == 2
     assert not fmapper.verify(Noisy(0.5), converted, X, train=True)
+
+
+class Sampling(torch.nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.scale = torch.nn.Linear(6, 8), scale
+
+    def forward(self, x):
+        mean = self.up(x)
+        return mean + self.scale * torch.randn_like(mean)
+
+
+@pytest.mark.nightly
+def test_random_numbers_in_evaluation_are_the_same_for_both():
+    source = Sampling().eval()
+    assert fmapper.verify(source, Sampling().eval(), X)
+    assert not fmapper.verify(source, Sampling(1.2).eval(), X)
+    near = fmapper.verify(source, Sampling(1.001).eval(), X)
+    assert "although both were given the same random numbers" in str(near)
+    converted = fmapper.convert(source, "jax", (X,))
+    report = fmapper.verify(source, converted, X)
+    assert report, report
+    assert not fmapper.verify(Sampling(1.5).eval(), converted, X)
