@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ class Pairing:
         shapes: The shapes of the arrays of `a`, by name.
         places: For each array of `b`, the numbers of elements of `a` in their order, from 1; 0 for
             constants.
+        shifts: For arrays of `b` that have a constant added to those of `a`: that constant.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     places: Mapping[str, Any]
+    shifts: Mapping[str, Any] = field(default_factory=dict)
 
     def pull(self, arrays: Arrays, *, add: bool = False) -> dict[str, Any]:
         """Returns arrays of `b` under the names and in the layouts of `a`.
@@ -52,10 +54,10 @@ class Pairing:
             places = self.places.get(name)
             if places is None or places.shape != array.shape:
                 continue
-            if add:
+            if add:  # gradients, which a constant does not change
                 np.add.at(flat, places.ravel(), array.ravel().astype(wide))
             else:
-                flat[places.ravel()] = array.ravel()
+                flat[places.ravel()] = (array - self.shifts.get(name, 0)).ravel()
             seen[places.ravel()] = True
         found, begin = {}, 1
         for (name, shape), size in zip(self.shapes.items(), sizes, strict=True):
@@ -82,7 +84,11 @@ class Pairing:
                 flat[begin : begin + size] = arrays[name].ravel()
                 seen[begin : begin + size] = True
             begin += size
-        return {name: flat[at] for name, at in self.places.items() if seen[at].all()}
+        return {
+            name: flat[at] + self.shifts.get(name, 0)
+            for name, at in self.places.items()
+            if seen[at].all()
+        }
 
 
 def pair_arrays(
@@ -202,10 +208,16 @@ def _filler(model: Any) -> Callable[[Arrays], Arrays]:
 
 def _places(
     apply: Callable[[Arrays], Arrays], ours: Arrays, theirs: Arrays
-) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Any], dict[str, Any]]:
     """Follows the elements of arrays through a function that moves them.
 
     Their numbers go through it digit by digit, which every dtype can hold.
+
+    Returns:
+        What `Pairing` holds.
+
+    Raises:
+        StructureMismatchError: The function adds arrays or multiplies them.
     """
     import numpy as np
 
@@ -214,37 +226,39 @@ def _places(
     most = sum(math.prod(shape) for shape in shapes.values())
 
     def follow(numbers: Arrays) -> dict[str, Any]:
-        moved = {}
+        arrays = {}
         for name, array in apply(numbers).items():
-            own = name if name in theirs else name.removeprefix("1.")  # of (function, parameters)
-            if own in theirs:
-                found = np.asarray(to_host(array)).astype(np.float64)
-                if found.shape == theirs[own].shape:
-                    moved[own] = found
-        return moved
+            place = name if name in theirs else name.removeprefix("1.")  # (function, parameters)
+            if place in theirs:
+                moved = np.asarray(to_host(array)).astype(np.float64)
+                if moved.shape == theirs[place].shape:
+                    arrays[place] = moved
+        return arrays
 
     zeros, ones = (
         follow({name: np.full(shape, x, np.float32) for name, shape in shapes.items()})
         for x in (0, 1)
     )
     for name, array in ones.items():
-        if np.any(array - zeros[name] > 1):
+        if not np.isin(array - zeros[name], (0, 1)).all():
             raise StructureMismatchError(
-                f"{name} of b is a sum of arrays of a, which training changes by other steps. "
-                "Compare the outputs alone, without gradients and steps."
+                f"{name} of b is a sum or a multiple of arrays of a, which training changes by "
+                "other steps. Compare the outputs alone, without gradients and steps."
             )
+    is_moved = {name: array != zeros[name] for name, array in ones.items()}  # not keys of b's own
+    shifts = {name: np.where(is_moved[name], x, 0) for name, x in zeros.items() if np.any(x)}
     places = {name: np.zeros(array.shape, np.int64) for name, array in theirs.items()}
     weight = 1
     while weight <= most:
         digits = {n: ((x // weight) % _BASE).astype(np.float32) for n, x in ids.items()}
         for name, moved in follow(digits).items():
-            is_moved = ones[name] != zeros[name]  # the others keep what they were, such as keys
-            places[name] += np.where(is_moved, np.rint(moved), 0).astype(np.int64) * weight
+            digit = np.where(is_moved[name], np.rint(moved - zeros[name]), 0)
+            places[name] += digit.astype(np.int64) * weight
         weight *= _BASE
-    return shapes, places
+    return shapes, places, shifts
 
 
-_BASE = 256  # which bfloat16 holds exactly
+_BASE = 200  # digits that bfloat16 holds exactly, with a constant added
 
 
 def _inverse(found: Pairing, ours: Arrays) -> Pairing:

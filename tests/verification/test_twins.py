@@ -14,7 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 
 import fmapper  # noqa: E402
-from fmapper.checkpoints import Rename, Rules, Transpose  # noqa: E402
+from fmapper.checkpoints import Offset, Rename, Rules, Scale, Transpose  # noqa: E402
 
 RULES = Rules(
     [
@@ -274,3 +274,27 @@ def test_random_numbers_in_evaluation_are_the_same_for_both():
     report = fmapper.verify(source, converted, X)
     assert report, report
     assert not fmapper.verify(Sampling(1.5).eval(), converted, X)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_a_weight_with_a_constant_added_is_trained_alike():
+    source = Scaled()
+    weight = jnp.asarray(source.weight.detach().numpy())
+    twin = (lambda params, x: x * (1 + params["weight"])), {"weight": weight - 1}
+    to_twin = Rules([Offset("weight", -1.0), Rename("weight", "1.weight")])
+    report = fmapper.verify(source, twin, X, rules=to_twin, gradients=True, steps=1)
+    assert report, report
+    assert len(report.gradients) == len(report.steps[0]) == 1
+    doubled = (lambda params, x: x * params["weight"] / 2), {"weight": 2 * weight}
+    to_doubled = Rules([Scale("weight", 2.0), Rename("weight", "1.weight")])
+    with pytest.raises(fmapper.StructureMismatchError, match="a multiple of arrays of a"):
+        fmapper.verify(source, doubled, X, rules=to_doubled, gradients=True)
