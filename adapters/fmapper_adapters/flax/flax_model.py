@@ -278,8 +278,8 @@ def watch(
     model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> list[Observation] | None:
     """Records every operation of such a call; None where it draws random numbers."""
-    is_training = train is None and not model.deterministic
-    bound = model._programs.bind(_arrays(model), train=True) if is_training else bind(model)
+    is_training = model._programs.trains(model, train=train)
+    bound = model._programs.bind(_arrays(model), train=is_training)
     if bound.is_random:
         return None
     found: list[Observation] = bound.watch(args, kwargs)
