@@ -242,9 +242,15 @@ class Optimizers(Framework):
         )
 
     def detach_low_rank(self, model: Any, layers: Iterable[str]) -> list[tuple[Any, Any]]:
-        """Returns the pairs of matrices that layers of a model have around them."""
-        raise NotImplementedError
+        """Returns the pairs of matrices that layers of a model have around them.
 
+        Raises:
+            StructureMismatchError: Its layers hold none.
+        """
+        raise StructureMismatchError(
+            f"{type(model).__name__} holds no adapter in its layers: pass what attach has returned."
+        )
+
+    @abstractmethod
     def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
         """Returns a copy of an array with other values in a box of it."""
-        raise NotImplementedError

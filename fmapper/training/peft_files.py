@@ -28,9 +28,9 @@ _LONGEST = 1_000  # characters of a pattern
 _REPEATS = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
 _BASE = ".base_layer."  # PEFT's name of a layer within the one that it has put around it
 _SAVED = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.[^.]+$)")
-# Settings that change what an adapter computes, and that are not read here.
 _PLAIN_BEGINS = ("gaussian", "eva", "orthogonal")  # which leave the base as it is
 _NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
+# Settings that change what an adapter computes, and that are not read here.
 _OTHER_KINDS = (
     "use_qalora", "use_bdlora", "lora_bias", "layer_replication", "target_parameters",
     "trainable_token_indices", "alora_invocation_tokens", "velora_config", "monteclora_config",

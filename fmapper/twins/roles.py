@@ -131,23 +131,20 @@ def row_names(name: str, count: int) -> list[str]:
 
 
 def roles_of(a: Side, b: Side, given: Inputs) -> Roles | None:
-    """Returns the roles in two models that are called with inputs; None where that fails.
+    """Returns the roles in two models that are called with inputs.
+
+    None where one of them cannot be recorded, or takes something else.
 
     Args:
         a: The source.
         b: The target.
         given: The inputs.
     """
-    try:
-        sides = [
-            places_of(a, given.args, given.kwargs),
-            places_of(b, given.target_args, given.target_kwargs),
-        ]
-    except Exception:  # of models that cannot be recorded, or take something else
+    mine = places_of(a, given.args, given.kwargs)
+    theirs = places_of(b, given.target_args, given.target_kwargs) if mine else []
+    if not mine or not theirs:
         return None
-    if not all(sides):
-        return None
-    return Roles(sides[0], sides[1], (_sizes(a, sides[0]), _sizes(b, sides[1])))
+    return Roles(mine, theirs, (_sizes(a, mine), _sizes(b, theirs)))
 
 
 def _sizes(side: Side, places: list[_Place]) -> dict[str, int]:
@@ -161,8 +158,7 @@ def _sizes(side: Side, places: list[_Place]) -> dict[str, int]:
 def places_of(side: Side, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Place]:
     """Returns the places where a model uses its parameters, in order, after its inputs and outputs.
 
-    Raises:
-        Exception: It cannot be recorded.
+    Empty where it cannot be recorded, or takes something else.
     """
     import numpy as np
 
@@ -174,20 +170,21 @@ def places_of(side: Side, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
         adapter = framework_of(model)
         if adapter is None:
             return []
-        return [*(adapter.outline(model, *inputs_for(adapter, args, kwargs)) or ())]
+        given = inputs_for(adapter, args, kwargs)
+        try:
+            return [*(adapter.outline(model, *given) or ())]
+        except Exception:  # whatever the model's own code raises for inputs that it does not take
+            return []
 
-    try:
-        seen = record(side.tree)
-    except Exception:
-        if not any(entry.is_abstract for entry in side.entries.values()):
-            raise
+    seen = record(side.tree)
+    if not seen and any(entry.is_abstract for entry in side.entries.values()):
         zeros = {
             name: LazyArray.of(np.zeros(entry.shape, numpy_dtype(entry.dtype)))
             for name, entry in side.entries.items()
             if not (entry.tied_to or entry.random)
         }
         seen = record(side.fill(zeros, strict=False))
-    return _places(seen, _Names(side))
+    return _places(seen, _Names(side)) if seen else []
 
 
 class _Names:

@@ -390,7 +390,7 @@ def test_a_run_goes_on_in_a_twin_of_the_same_framework():
         moved.update(twin, nnx.state(twin, nnx.Param))
         assert np.allclose(twin.up.kernel[...], net.a.kernel[...], rtol=1e-12)
         lion = nnx.Optimizer(net, optax.lion(1e-3), wrt=nnx.Param)
-        with pytest.raises(ConversionError, match="lion of optax cannot be built anew"):
+        with pytest.raises(ConversionError, match="lion cannot be made of its settings alone"):
             convert_training(net, lion, Twin(), rules=Rules([Rename(names)]))
 
 

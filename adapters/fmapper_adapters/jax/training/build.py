@@ -67,7 +67,8 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
     """
     if state.algorithm not in RULES:
         raise ConversionError(
-            f"{state.algorithm} of optax cannot be built anew: use the transformation of the source"
+            f"optax's {state.algorithm} cannot be made of its settings alone: keep the "
+            "transformation of the source."
         )
     labels = [_FROZEN] * len(jax.tree.leaves(params))
     parts = {}
