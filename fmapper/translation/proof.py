@@ -76,14 +76,14 @@ def _arguments(
     source: Source, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the arguments of the file, by name."""
-    known = {identifier(name): arg for name, arg in kwargs.items() if _holds_arrays(arg)}
+    keywords = {identifier(name): arg for name, arg in kwargs.items() if _holds_arrays(arg)}
     for name, arg in kwargs.items():  # options such as Linen's keys, where the file draws
         if isinstance(arg, Mapping):
-            known |= {f"{name}_{key}": one for key, one in arg.items()}
-    told = {name: known[name] for name in source.parameters if name in known}
-    told |= {n: arg for n, arg in zip(source.positional, args, strict=False) if n}
-    every = bind(program, args, kwargs) if source.leaves else []
-    return told | {name: every[at] for name, at in source.leaves.items()}
+            keywords |= {f"{name}_{key}": value for key, value in arg.items()}
+    by_name = {name: keywords[name] for name in source.parameters if name in keywords}
+    by_name |= {n: arg for n, arg in zip(source.positional, args, strict=False) if n}
+    leaves = bind(program, args, kwargs) if source.leaves else []
+    return by_name | {name: leaves[at] for name, at in source.leaves.items()}
 
 
 _HALVES = ("bfloat16", "float16")
