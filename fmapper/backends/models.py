@@ -82,6 +82,10 @@ class Models(Framework):
         """
         return False
 
+    def as_model(self, x: Any) -> Any:
+        """Returns a model, or a bare function of arrays of this framework as one."""
+        return x
+
     def advice(self, x: Any) -> str:
         """Says what to convert in place of an object that stands for a model; empty if it does not.
 

@@ -53,7 +53,13 @@ class Alignment:
             for other in theirs.constants:
                 if self._may_be_same(k, other):  # both take a constant there, such as a mask
                     return self._first_constants(k, other)
-        return ours.place, theirs.place
+        if ours.place is None or theirs.place is None:
+            return ours.place, theirs.place
+        changed = _changed(self.b, self.sources, theirs, _taken(self.a, ours.place, self.partners))
+        if changed is not None:
+            return ours.place, changed
+        changed = _changed(self.a, self.partners, ours, _taken(self.b, theirs.place, self.sources))
+        return ours.place if changed is None else changed, theirs.place
 
     def forms_apart(
         self, ends: Sequence[Any], other_ends: Sequence[Any]
@@ -277,6 +283,43 @@ def _frontier(
             return _Frontier(i, [k for k in constants if run[k].values and _has_place(run[k])])
     first = [i for i in places if not any(k in reached for k in operands[i])]
     return _Frontier(first[0] if first else None)
+
+
+def _taken(
+    run: Sequence[Observation], at: int, partners: Sequence[Sequence[int]]
+) -> frozenset[int]:
+    """Returns the partners of what an operation takes."""
+    names = set(run[at].operands)
+    return frozenset(k for seen, ones in zip(run, partners, strict=True) if seen.name in names
+                     for k in ones)  # fmt: skip
+
+
+def _changed(
+    run: Sequence[Observation], partners: Sequence[Sequence[int]], frontier: _Frontier,
+    taken: frozenset[int],
+) -> int | None:  # fmt: skip
+    """Returns the operation that changes a constant which the other run takes as it is."""
+    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    todo = [*frontier.constants]
+    while todo:
+        k = todo.pop(0)
+        operands = {numbers[name] for name in run[k].operands if name in numbers} - {k}
+        if any(not _repeats(run[k], run[i]) for i in operands & taken):
+            return k
+        todo += [i for i in operands - taken if not partners[i] and run[i].values]
+    return None
+
+
+def _repeats(seen: Observation, other: Observation) -> bool:
+    """Returns whether a result has the elements of another, each as often as all others."""
+    import numpy as np
+
+    (a, often), (b, others) = (
+        np.unique(to_host(one.values[0]), return_counts=True) for one in (seen, other)
+    )
+    if a.shape != b.shape or not bool((a == b).all()):
+        return False
+    return bool((often * others.sum() == others * often.sum()).all())
 
 
 def _last_form(

@@ -15,7 +15,8 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
     """Returns the loss of each model, as a function of its output.
 
     Raises:
-        ConversionError: It is neither a function nor a pair of functions.
+        ConversionError: It is neither a function nor a pair of functions; or, in training, what
+            one gives is no scalar.
     """
     if loss is None:
         return _waves(sides)
@@ -25,10 +26,20 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
             "loss takes a function of the output that gives a scalar, or a pair of such functions."
         )
 
-    def of(side: Side, function: Any) -> Loss:
-        return lambda output, constant: function(side.outputs(output))
+    def of(name: str, side: Side, function: Any) -> Loss:
+        def checked(output: Any, constant: Any) -> Any:
+            found = function(side.outputs(output))
+            shape = tuple(getattr(found, "shape", ()))
+            if shape:
+                raise ConversionError(
+                    f"loss of {name} gives an array of shape {shape}, not a scalar. Return its "
+                    "mean or its sum."
+                )
+            return found
 
-    return of(sides[0], pair[0]), of(sides[1], pair[1])
+        return checked
+
+    return of("a", sides[0], pair[0]), of("b", sides[1], pair[1])
 
 
 def _waves(sides: tuple[Side, Side]) -> tuple[Loss, Loss]:

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import fmapper  # noqa: E402
@@ -289,3 +290,74 @@ class Norm(nn.Module):
 def test_a_small_difference_is_followed_to_where_it_begins():
     report = fmapper.verify(filled(Norm, 1e-6), filled(Norm, 2e-6), X)
     assert report.first.a.module == "norm"
+
+
+class Biased(nn.Module):
+    """Adds a constant that is made of a parameter alone."""
+
+    def __init__(self, times=1, missing=0):
+        super().__init__()
+        self.times, self.missing = times, missing
+        self.table = nn.Parameter(torch.zeros(5, 4))
+        self.proj = nn.Linear(4, 4)
+
+    def forward(self, x):
+        bias = self.table[:3]
+        if self.times > 1:
+            bias = bias * self.times
+        keep = torch.ones(3, 3, dtype=torch.bool).tril()
+        if self.missing:
+            keep = keep | torch.eye(3, dtype=torch.bool)[2:]
+        y = self.proj(x) + bias[None]
+        return (y @ y.mT).masked_fill(~keep, -9.0)
+
+
+@pytest.mark.parametrize("fault", ["times", "missing"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_constant_that_one_side_changes_is_named(fault, swap):
+    pair = filled(Biased), filled(Biased, **{fault: 3})
+    report = fmapper.verify(*(reversed(pair) if swap else pair), X[None].expand(2, 3, 4))
+    place = report.first.a if swap else report.first.b
+    assert place.op == {"times": "aten::mul.Tensor", "missing": "aten::bitwise_or.Tensor"}[fault]
+
+
+def cosines(x):
+    return torch.softmax(2.0 * torch.tanh(x @ x.mT), -1)
+
+
+def test_places_in_bare_functions_are_named():
+    def of_jax(x, scale=2.1):
+        return jax.nn.softmax(scale * jnp.tanh(x @ x.mT), -1)
+
+    x = jnp.asarray(X.numpy())
+    for pair, inputs in [((cosines, of_jax), X), ((of_jax, lambda x: of_jax(x, 2.0)), x)]:
+        report = fmapper.verify(*pair, inputs)
+        assert not report
+        assert report.first.a.op in ("aten::mul.Tensor", "lax::mul")
+    report = fmapper.verify(cosines, lambda x: cosines(x + 0.1), X)
+    assert report.first.b.op == "aten::add.Tensor"
+
+
+def test_a_function_that_no_framework_records_is_called_as_it_is():
+    def of_numpy(x, scale=2.0):
+        assert isinstance(x, np.ndarray)
+        y = np.exp(scale * np.tanh(x @ x.T))
+        return y / y.sum(-1, keepdims=True)
+
+    class Called(nn.Module):
+        def forward(self, x):
+            return cosines(x)
+
+    for model in (cosines, Called()):
+        assert fmapper.verify(model, of_numpy, X, inputs_of_b=(X.numpy(),))
+        assert not fmapper.verify(
+            model, lambda x: of_numpy(x, 2.1), X, inputs_of_b=lambda x: x.numpy()
+        )
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    linear = filled(nn.Linear, 4, 2)
+    with pytest.raises(
+        fmapper.ConversionError, match=r"loss of a gives an array of shape \(3, 2\)"
+    ):
+        fmapper.verify(linear, linear, X, gradients=True, loss=lambda y: y**2)

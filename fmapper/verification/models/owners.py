@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fmapper.backends.device import get_device
@@ -32,6 +32,12 @@ def adapter_of_model(model: Any) -> Models | None:
     except NotAFunctorError:  # a function with arrays in its closure
         return None
     return None if device is None else _of_backend(device.backend)
+
+
+def adapter_of_arrays(arrays: Iterable[Any]) -> Models | None:
+    """Returns the framework of arrays; None if they are not of one."""
+    names = {owner.name for owner in map(adapter_of, arrays) if owner is not None}
+    return _of_backend(names.pop()) if len(names) == 1 else None
 
 
 def _of_backend(name: str) -> Models | None:

@@ -17,7 +17,12 @@ from fmapper.tree.fmap import fmap
 from fmapper.verification.arrays import UNITS, dtype_of, is_floating, move, to_host
 from fmapper.verification.differences import OWN, distances, measure
 from fmapper.verification.goldens.file import Goldens
-from fmapper.verification.models.owners import adapter_of_model, inputs_for, source_of_callable
+from fmapper.verification.models.owners import (
+    adapter_of_arrays,
+    adapter_of_model,
+    inputs_for,
+    source_of_callable,
+)
 from fmapper.verification.models.trial import Call, Trial
 
 SEEDS = (1, 2, 3)  # by which arrays are moved
@@ -214,7 +219,9 @@ def make_sides(
         golden = GoldenSide.of(a)
         _, other = make_sides(None, b, a.args, a.kwargs, a.train, inputs_of_b, outputs_of_b)
         return golden, other
-    models = _with_adapters(a, b)
+    other_args, other_kwargs = _inputs_of_b(inputs_of_b, args, kwargs)
+    given = ((args, kwargs), (other_args, other_kwargs))
+    models = _with_adapters((a, b), given)
     for name, (model, adapter) in zip("ab", models, strict=True):
         if adapter is None and not (model is None or callable(model)):
             raise ConversionError(
@@ -222,8 +229,6 @@ def make_sides(
                 "of any framework, a function, or (function, parameters)."
             )
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
-    other_args, other_kwargs = _inputs_of_b(inputs_of_b, args, kwargs)
-    given = ((args, kwargs), (other_args, other_kwargs))
     ours, theirs = (
         Side(model, adapter, own_args, {
             name: x for name, x in named.items() if name in own or name not in others
@@ -258,14 +263,42 @@ def _inputs_of_b(
     return given, {} if kwargs else kwargs
 
 
-def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
-    """Pairs both models with their frameworks; a bare function takes the remaining one."""
-    known = [adapter_of_model(model) for model in (a, b)]
-    others = known[::-1]
-    for i, (model, other) in enumerate(zip((a, b), others, strict=True)):
-        if known[i] is None and (other is not None or isinstance(model, tuple)):
-            known[i] = source_of_callable(model, other)
-    return list(zip((a, b), known, strict=True))
+def _with_adapters(
+    models: tuple[Any, Any], given: Sequence[tuple[Any, Any]]
+) -> list[tuple[Any, Models | None]]:
+    """Pairs both models with their frameworks.
+
+    A bare function is of the framework, other than that of the other model, which can record it;
+    else of that of its inputs; else of none.
+
+    Args:
+        models: The models.
+        given: The inputs of each, by position and by keyword.
+    """
+    known = [adapter_of_model(model) for model in models]
+    for i, model in enumerate(models):
+        if known[i] is None and isinstance(model, tuple):
+            known[i] = source_of_callable(model, None)
+        elif known[i] is None and callable(model):
+            other = known[1 - i]
+            found = None if other is None else source_of_callable(model, other)
+            if found is None or not _records(found, model, given[i]):
+                found = adapter_of_arrays(arrays_in(given[i]).values())
+            known[i] = found
+    return [
+        (model if adapter is None else adapter.as_model(model), adapter)
+        for model, adapter in zip(models, known, strict=True)
+    ]
+
+
+def _records(adapter: Models, model: Any, given: tuple[Any, Any]) -> bool:
+    """Returns whether a framework can record a function, as one of NumPy it cannot."""
+    try:
+        trial = adapter.trial(model, *inputs_for(adapter, *given), train=None)
+        trial.call(trial.weights).find_dtypes()
+    except Exception:  # of any code that is given what it does not expect
+        return False
+    return True
 
 
 def _move(x: Any, off: float, seed: int) -> Any:

@@ -36,8 +36,7 @@ class TorchTrial(Trial):
     def __init__(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
     ) -> None:
-        if not isinstance(model, torch.nn.Module):
-            model = _Called(model)
+        model = as_module(model)
         original = _private.original_of(model) or model  # a compiled one would call the original
         model = _copy(original)
         if train is not None:
@@ -231,6 +230,11 @@ def _optimizer_for(
     takes_parameters = isinstance(first, type) and issubclass(first, torch.optim.Optimizer)
     made: torch.optim.Optimizer = optimizer([*learned.values()] if takes_parameters else model)
     return made
+
+
+def as_module(model: Any) -> torch.nn.Module:
+    """Returns a module; that of a bare function, which has no mode, calls it."""
+    return model if isinstance(model, torch.nn.Module) else _Called(model).eval()
 
 
 class _Called(torch.nn.Module):
