@@ -32,9 +32,10 @@ class Training(NamedTuple):
     Attributes:
         model: The model, as `convert` returns it.
         optimizer: For `torch` a `torch.optim.Optimizer`, for `flax` an `nnx.Optimizer`; for `jax`
-            and `equinox` a pair of an optax transformation and its state.
+            and `equinox` a pair of an optax transformation and its state. An average of the
+            weights is an `AveragedModel`, or such a pair. A tuple where several were given.
         scheduler: For `torch` an `LRScheduler` where the rate changes; else None: in JAX the
-            optimizer has the schedule.
+            optimizer has the schedule. A tuple where several optimizers were given.
     """
 
     model: Any
@@ -66,12 +67,14 @@ def convert_training(
         model: The model; see `convert`.
         optimizer: A `torch.optim.Optimizer` of its parameters, an `nnx.Optimizer`, or a pair of an
             optax transformation and its state: over the `params` of a `JaxModel`, or the inexact
-            arrays of an Equinox module.
+            arrays of an Equinox module. Or an average of the weights: an `AveragedModel`, or a pair
+            of `optax.ema`. Or a tuple of several.
         to: `torch`, `jax`, `flax` or `equinox`; or a model of any of them that somebody wrote,
             which gets the weights as by `transfer`. What that keeps is not updated.
         example_inputs: As for `convert`.
         example_kwargs: As for `convert`.
-        scheduler: The scheduler of `torch.optim.lr_scheduler` that goes with a torch optimizer.
+        scheduler: The scheduler of `torch.optim.lr_scheduler` that goes with a torch optimizer;
+            with several optimizers a tuple, with None for those that have none.
         scheduler_every: How many updates of the parameters there are between two calls of
             `scheduler.step()`: 1, or the batches of an epoch. None takes it to be 1, which the
             counts of the optimizer must confirm.
@@ -98,9 +101,23 @@ def convert_training(
         raise ConversionError(
             f"rules= are for a model that somebody wrote: pass that in place of {to!r}"
         )
-    source = _adapter_for(model, optimizer, find_target(to)[0] if isinstance(to, str) else None)
-    held = source.read_optimizer(model, optimizer, scheduler, scheduler_every)
-    for message in held.warnings:
+    is_one = not isinstance(optimizer, tuple | list) or any(
+        adapter.is_optimizer(optimizer) for adapter in adapters(Optimizers)
+    )
+    optimizers = [optimizer] if is_one else [*optimizer]
+    schedulers = [scheduler] if is_one or scheduler is None else [*scheduler]
+    schedulers += [None] * (len(optimizers) - len(schedulers)) if scheduler is None else []
+    if len(schedulers) != len(optimizers) or not optimizers:
+        raise ConversionError(
+            f"{len(optimizers)} optimizers and {len(schedulers)} schedulers were given: pass one "
+            "for each, or None"
+        )
+    source = _adapter_for(model, optimizers, find_target(to)[0] if isinstance(to, str) else None)
+    states = [
+        source.read_optimizer(model, *pair, scheduler_every if is_one or pair[1] else None)
+        for pair in zip(optimizers, schedulers, strict=True)
+    ]
+    for message in dict.fromkeys(message for held in states for message in held.warnings):
         warn(message, ConversionWarning)
     given = example_inputs, example_kwargs
     converted, fill = (
@@ -117,8 +134,11 @@ def convert_training(
             f"a {type(converted).__name__} holds no parameters, which an optimizer could update: "
             "its init returns them. Convert to a target whose models hold theirs."
         )
-    carried = _carry(held, source, model, target, fill)
-    return Training(converted, *target.write_optimizer(converted, carried))
+    carried = [_carry(held, source, model, target, fill) for held in states]
+    written = [target.write_optimizer(converted, held) for held in carried]
+    if is_one:
+        return Training(converted, *written[0])
+    return Training(converted, *zip(*written, strict=True))
 
 
 def _convert(
@@ -167,15 +187,19 @@ def _transfer(
     return filled, fill
 
 
-def _adapter_for(model: Any, optimizer: Any, target: Models | None) -> Optimizers:
-    """Returns the adapter of a model that knows an optimizer.
+def _adapter_for(model: Any, optimizers: Sequence[Any], target: Models | None) -> Optimizers:
+    """Returns the adapter of a model that knows its optimizers.
 
     Raises:
         ConversionError: None does.
     """
     adapter = adapter_of_model(model) or source_of_callable(model, target)
-    if isinstance(adapter, Optimizers) and adapter.is_optimizer(optimizer):
+    if not isinstance(adapter, Optimizers):
+        optimizer = optimizers[0]
+    elif all(adapter.is_optimizer(optimizer) for optimizer in optimizers):
         return adapter
+    else:
+        optimizer = next(x for x in optimizers if not adapter.is_optimizer(x))
     known = [other.name for other in adapters(Optimizers) if other.is_optimizer(optimizer)]
     what = f"one of {known[0]}" if known else "not an optimizer that fmapper knows"
     raise ConversionError(

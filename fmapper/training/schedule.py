@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step."""
+"""Learning rates, and other settings, as functions of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A learning rate that changes with the step, in closed form.
+    """A learning rate, or another setting, that changes with the step, in closed form.
 
     Attributes:
         kind: `constant`, `linear`, `step`, `exponential`, `polynomial`, `cosine`, `restarts`,
@@ -31,7 +31,7 @@ class Schedule:
         """Returns the learning rate at a step of the schedule.
 
         Args:
-            base: The rate of the group that the schedule scales.
+            base: The value that the schedule scales: the rate of a group.
             step: How many steps it has made: an int; or an array, with `xp`.
             xp: The array namespace of `step`; None for numbers.
         """
@@ -111,10 +111,13 @@ def restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min:
     return eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * share)) / 2.0
 
 
-def onecycle(base: float, step: Any, xp: Any, *, phases: Any, linear: bool) -> Any:
-    """Follows the one-cycle policy: phases of (last step, factor at its begin, at its end)."""
-    rate, begin = base * phases[0][1], 0.0
-    for end, low, high in phases:
+def onecycle(
+    base: float, step: Any, xp: Any, *, phases: Any, factors: Mapping[str, float], linear: bool
+) -> Any:
+    """Follows the one-cycle policy: phases of (last step, name of the factor at each end)."""
+    rate, begin = base * factors[phases[0][1]], 0.0
+    for end, first, last in phases:
+        low, high = factors[first], factors[last]
         share = xp.minimum(xp.maximum((step - begin) / (end - begin), 0.0), 1.0)
         share = share if linear else (1.0 - xp.cos(math.pi * share)) / 2.0
         rate = xp.where(step >= begin, base * (low + (high - low) * share), rate)

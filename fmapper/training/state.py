@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "momentum": None, "nesterov": None, "ns_coefficients": None, "ns_steps": None,
         "eps": None, "adjust_lr_fn": None, **_DECAY,
     },
+    "average": {"kind": None, "decay": None},  # of the weights: no updates, and no rate
 }
 # fmt: on
 BY_AXES = ("adafactor", "muon")  # which tell rows of a parameter from columns
@@ -42,12 +43,14 @@ class Group:
         settings: `lr`, the base of the schedule if there is one, and those of `SETTINGS`.
         step: How often they have been updated; 0 or 1 for SGD in torch, which does not count.
         numbers: State that is one number for each parameter: `mu_product` of NAdam.
+        schedules: How settings change: `lr`, and `momentum` or the first of the `betas`.
     """
 
     members: tuple[int, ...]
     settings: Mapping[str, Any]
     step: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,11 @@ class OptimizerState:
             which the algorithm takes them. Slots of another shape than the parameter's have that
             order already.
         warnings: What the user has to do, as the other framework does it outside of optimizers.
-        schedule: How the learning rate changes; None where it stays.
     """
 
     algorithm: str
     groups: tuple[Group, ...]
     slots: Mapping[str, Mapping[int, Any]]
-    schedule: Schedule | None = None
     axes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 

@@ -83,6 +83,15 @@ def adapter_case(model: Any, inputs: Arrays, kind: str) -> Found:
             for (_, parameter), array in zip(plain.named_parameters(), before.values(), strict=True)
         )
         worst["unmerged"] /= EXACT
+    there = fmapper.to_torch(adapter)
+    trained = [array.requires_grad_() for array in fmapper.fleaves(there)]
+    named = there(dict(plain.named_parameters()))
+    got = torch.func.functional_call(plain, named, (), copy.deepcopy(inputs))
+    slopes = iter(torch.autograd.grad(loss_of(got, outputs), trained, allow_unused=True))
+    slopes = fmapper.fmap(
+        lambda x: torch.zeros_like(x) if (g := next(slopes)) is None else g, there
+    )
+    worst["gradients in torch"] = off_gradients(slopes, theirs) / TOLERANCE
     converted = fmapper.convert(plain, "jax", (), inputs)
     numbers, joined = split(arrays(inputs))
 

@@ -283,6 +283,22 @@ OF_OPTAX = {
     "named": lambda: optax.named_chain(("clip", optax.identity()), ("adam", optax.adam(1e-2))),
     "a rate of one": lambda: optax.sgd(1.0),
     "injected": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    "injected schedule": lambda: optax.chain(
+        optax.identity(),
+        optax.inject_hyperparams(optax.adamw)(
+            learning_rate=optax.cosine_decay_schedule(1e-2, 20), b1=0.8
+        ),
+    ),
+    "two schedules": lambda: optax.partition(
+        {
+            True: optax.adam(optax.cosine_decay_schedule(1e-2, 20)),
+            False: optax.adam(optax.linear_schedule(1e-2, 1e-3, 20)),
+        },
+        matrices,
+    ),
+    "mean of gradients": lambda: optax.chain(
+        optax.ema(0.9, debias=False), optax.scale_by_learning_rate(0.1)
+    ),
     "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 4, 20)),
 }  # fmt: skip
 
@@ -330,6 +346,205 @@ def test_the_next_steps_are_those_that_equinox_would_have_made(name):
                 scheduler.step()
         net, _ = train_jax(net, optimizer, 5)
         assert difference(fmapper.state(model), fmapper.state(net)) < 1e-12
+
+
+# --- several optimizers, averages, settings that change ------------------------------------------
+
+
+def with_ones(model, optimizer, steps, *, averaged=None, scheduler=None):
+    """Updates with gradients of ones, so that nothing is compiled."""
+    if isinstance(model, torch.nn.Module):
+        for _ in range(steps):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            if averaged is not None:
+                averaged.update_parameters(model)
+        return model
+    (tx, held), params, average = optimizer, model.params, None
+    for _ in range(steps):
+        updates, held = tx.update(jax.tree.map(jnp.ones_like, params), held, params)
+        params = optax.apply_updates(params, updates)
+        if averaged is not None:
+            average, state = averaged[0].update(params, averaged[1])
+            averaged = averaged[0], state
+    return model.replace(params=params), (tx, held), averaged, average
+
+
+def by_layers(net):
+    return [{"params": net[at].parameters(), "lr": rate} for at, rate in ((0, 1e-2), (3, 3e-3))]
+
+
+OF_SETTINGS = {
+    "functions": (optim.Adam, lambda o: schedulers.LambdaLR(o, [lambda s: 0.9**s, lambda s: 0.5])),
+    "one cycle": (optim.AdamW, lambda o: schedulers.OneCycleLR(o, [1e-2, 3e-3], 20)),
+    "of momentum": (
+        lambda p: optim.SGD(p, momentum=0.9, nesterov=True),
+        lambda o: schedulers.OneCycleLR(o, 0.1, 20, three_phase=True, anneal_strategy="linear"),
+    ),
+    "of rmsprop": (
+        lambda p: optim.RMSprop(p, momentum=0.9), lambda o: schedulers.OneCycleLR(o, 0.1, 20)
+    ),
+    "to average": (
+        optim.Adam, lambda o: torch.optim.swa_utils.SWALR(o, [1e-3, 2e-3], anneal_epochs=6)
+    ),
+    "averaged": (
+        optim.Adam,
+        lambda o: torch.optim.swa_utils.SWALR(o, 1e-3, anneal_epochs=2, anneal_strategy="linear"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.daily_cases("of momentum")
+@pytest.mark.parametrize("name", OF_SETTINGS)
+def test_settings_of_groups_change_as_in_torch_and_come_back(name):
+    with double():
+        net = make_net()
+        make, schedule = OF_SETTINGS[name]
+        optimizer = make(by_layers(net))
+        scheduler = schedule(optimizer)
+        with_ones(net, optimizer, 3, scheduler=scheduler)
+        how = {"scheduler": scheduler, "scheduler_every": 1}
+        model, moved, _ = convert_training(net, optimizer, "jax", (torch.from_numpy(X),), **how)
+        model, moved, *_ = with_ones(model, moved, 5)
+        with_ones(net, optimizer, 5, scheduler=scheduler)
+        assert difference(fmapper.state(model), weights(net)) < 1e-12
+        back, again, later = convert_training(model, moved, "torch", (X,))
+        assert name not in ("one cycle", "of momentum") or type(later) is type(scheduler)
+        with_ones(back, again, 5, scheduler=later)
+        with_ones(net, optimizer, 5, scheduler=scheduler)
+        assert difference(fmapper.state(back), weights(net)) < 1e-12
+
+
+def test_several_optimizers_of_one_model_go_along():
+    """As the two of a GAN, each for the parameters that it has."""
+    with double():
+        net = make_net()
+        adam, sgd = optim.Adam(net[0].parameters()), optim.SGD(net[3].parameters(), 0.1)
+        decay = schedulers.ExponentialLR(adam, 0.9)
+        with_ones(net, adam, 3, scheduler=decay)
+        with_ones(net, sgd, 3)
+        how = {"scheduler": (decay, None), "scheduler_every": 1}
+        given = net, (adam, sgd), "jax", (torch.from_numpy(X),)
+        model, (moved, other), none = convert_training(*given, **how)
+        assert none == (None, None)
+        model, moved, *_ = with_ones(model, moved, 2)
+        model, other, *_ = with_ones(model, other, 2)
+        back, again, later = convert_training(model, [moved, other], "torch", (X,))
+        for at in range(2):
+            with_ones(back, again[at], 3, scheduler=later[at])
+        with_ones(net, adam, 5, scheduler=decay)
+        with_ones(net, sgd, 5)
+        assert difference(fmapper.state(back), weights(net)) < 1e-12
+        with pytest.raises(ConversionError, match="2 optimizers and 1 schedulers were given"):
+            convert_training(*given, scheduler=[decay])
+
+
+swa = torch.optim.swa_utils
+AVERAGES = {
+    "ema": lambda net: swa.AveragedModel(net, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9)),
+    "ema by parameter": lambda net: swa.AveragedModel(net, avg_fn=swa.get_ema_avg_fn(0.9)),
+    "equal": swa.AveragedModel,
+}
+
+
+@pytest.mark.daily_cases("equal-3")
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_an_average_of_the_weights_goes_along_and_comes_back(name, steps):
+    with double():
+        net = make_net()
+        sgd, averaged = optim.SGD(net.parameters(), 0.1), AVERAGES[name](net)
+        with_ones(net, sgd, steps, averaged=averaged)
+        given = net, (sgd, averaged), "jax", (torch.from_numpy(X),)
+        model, (moved, there), _ = convert_training(*given)
+        model, moved, there, average = with_ones(model, moved, 4, averaged=there)
+        with_ones(net, sgd, 4, averaged=averaged)
+        assert difference(average, weights(averaged.module)) < 1e-12
+        back, (again, later), _ = convert_training(model, (moved, there), "torch", (X,))
+        assert int(later.n_averaged) == steps + 4
+        with_ones(back, again, 4, averaged=later)
+        with_ones(net, sgd, 4, averaged=averaged)
+        assert difference(weights(later.module), weights(averaged.module)) < 1e-12
+
+
+def change_weights(net):
+    nnx.update(net, jax.tree.map(lambda x: 0.9 * x + 0.1, nnx.state(net, nnx.Param)))
+
+
+@pytest.mark.daily_cases("nnx")
+@pytest.mark.parametrize("kind", ["unbiased", "plain", "nnx"])
+def test_averages_of_jax_go_along_to_torch_and_to_flax(kind):
+    with double():
+        net = nnx.Linear(3, 2, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        params = lambda: nnx.state(net, nnx.Param)  # noqa: E731
+        tx = optax.ema(0.9, debias=kind == "unbiased")
+        held = nnx.EMA(net, 0.9) if kind == "nnx" else tx.init(params())
+
+        def update():
+            nonlocal held
+            change_weights(net)
+            if kind == "nnx":
+                held.update(net)
+                return held.params
+            average, held = tx.update(params(), held)
+            return average
+
+        for _ in range(3):
+            update()
+        model, averaged, _ = convert_training(
+            net, held if kind == "nnx" else (tx, held), "torch", (X,)
+        )
+        twin, (other, there), _ = convert_training(model, averaged, "flax", (torch.from_numpy(X),))
+        want = fmapper.state(nnx.to_pure_dict(update()))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9).add_(0.1)
+        averaged.update_parameters(model)
+        assert difference(fmapper.state(averaged.module), want) < 1e-12
+        change_weights(twin)
+        average, _ = other.update(nnx.state(twin, nnx.Param), there)
+        got = {str(array.shape): array for array in jax.tree.leaves(average)}
+        assert difference(got, {str(array.shape): array for array in want.values()}) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda net: swa.AveragedModel(net, avg_fn=lambda a, b, n: a), "its function is not one"),
+        (lambda net: swa.AveragedModel(torch.nn.Linear(2, 2)), "is one of another model"),
+        (
+            lambda net: swa.AveragedModel(net, use_buffers=True),
+            "use_buffers=True has averages of buffers, too",
+        ),
+    ],
+)
+def test_averages_without_a_counterpart_are_refused(make, what):
+    net = torch.nn.BatchNorm1d(3)
+    with pytest.raises(ConversionError, match=what):
+        convert_training(net, make(net), "jax", ONE)
+
+
+def test_accumulated_gradients_are_said_with_their_count():
+    with double():
+        net = nnx.Linear(3, 2, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        tx = optax.MultiSteps(optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)), 2)
+        optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
+        grads = nnx.state(net, nnx.Param)
+        optimizer.update(net, grads)
+        with pytest.raises(ConversionError, match="only between two updates"):
+            convert_training(net, optimizer, "torch", (X,))
+        optimizer.update(net, grads)
+        said = r"accumulate gradients. Before each step call \(loss / 2\).backward\(\) 2 times"
+        with (
+            pytest.warns(fmapper.ConversionWarning, match=said),
+            pytest.warns(fmapper.ConversionWarning, match="clip_grad_value_"),
+        ):
+            _, moved, _ = convert_training(net, optimizer, "torch", (X,))
+        assert moved.param_groups[0]["momentum"] == 0.9
+        assert len(moved.state) == 2
 
 
 # --- twins, files and meshes -------------------------------------------------------------------
@@ -452,7 +667,13 @@ def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
         (lambda: optax.nadam(1e-3), "nesterov=True"),
         (lambda: optax.adam(1e-3, mu_dtype=jnp.bfloat16), "mu_dtype"),
         (lambda: optax.radam(1e-3), "scale_by_radam has no counterpart in torch: torch's RAdam"),
-        (lambda: optax.MultiSteps(optax.adam(1e-3), 4), "calling backward"),
+        (lambda: optax.MultiSteps(optax.adam(1e-3), lambda step: 4), "only a constant number"),
+        (lambda: optax.chain(optax.ema(0.9), optax.scale(-0.1)), "ema has no counterpart"),
+        (lambda: optax.ema(0.9, debias=False), "ema with debias=False begins at 0"),
+        (
+            lambda: optax.inject_hyperparams(optax.adamw)(1e-3, weight_decay=lambda step: 0.1),
+            "inject_hyperparams: weight_decay follows a schedule",
+        ),
         (lambda: optax.adafactor(1e-3), "scale_by_factored_rms"),
         (lambda: optax.sgd(-1e-3), "positive sign"),
         (
@@ -518,7 +739,6 @@ def test_an_optimizer_of_another_model_is_refused():
     ("make", "what"),
     [
         (schedulers.ReduceLROnPlateau, "ReduceLROnPlateau cannot be converted"),
-        (lambda o: schedulers.OneCycleLR(o, 0.1, 10), "cycle_momentum=True"),
         (
             lambda o: schedulers.ChainedScheduler([schedulers.ConstantLR(o)]),
             "ChainedScheduler cannot be converted",
@@ -551,6 +771,16 @@ def test_a_schedule_that_counts_epochs_is_refused():
         optimizer.step()
     scheduler.step()
     with pytest.raises(ConversionError, match="called 1 times in 3 updates"):
+        convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
+
+
+def test_a_group_that_its_scheduler_does_not_have_is_refused():
+    """One of weights that were frozen before: torch's scheduler goes on with the others alone."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = optim.SGD([net.weight], 0.1)
+    scheduler = schedulers.ExponentialLR(optimizer, 0.9)
+    optimizer.add_param_group({"params": [net.bias]})
+    with pytest.raises(ConversionError, match="group 1 was added to the optimizer after"):
         convert_training(net, optimizer, "jax", ONE, scheduler=scheduler)
 
 

@@ -20,9 +20,10 @@ class FlaxOptimizers(JaxOptimizers):
     """Optimizers of modules of NNX, whose parameters are those of a filter."""
 
     def is_optimizer(self, x: Any) -> bool:
-        """Returns whether it is an `nnx.Optimizer`, or a pair for a Linen module."""
+        """Returns whether it is an `nnx.Optimizer`, an `nnx.EMA`, or a pair."""
         nnx = sys.modules.get("flax.nnx")
-        return (nnx is not None and isinstance(x, nnx.Optimizer)) or super().is_optimizer(x)
+        is_of_nnx = nnx is not None and isinstance(x, nnx.Optimizer | nnx.EMA)
+        return is_of_nnx or super().is_optimizer(x)
 
     def parameters(self, model: Any) -> Any:
         """Returns the state of the parameters of a module of NNX."""
@@ -46,6 +47,8 @@ class FlaxOptimizers(JaxOptimizers):
         """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
         from flax import nnx
 
+        if isinstance(optimizer, nnx.EMA):
+            return self._read_average(model, optimizer)
         if not isinstance(optimizer, nnx.Optimizer):
             return super().read_updates(model, optimizer)
         params = nnx.state(model, optimizer.wrt)
@@ -63,16 +66,33 @@ class FlaxOptimizers(JaxOptimizers):
             state = replace(state, groups=tuple(groups))
         return state.at([places[path] for path in paths])
 
+    def _read_average(self, model: Any, average: Any) -> OptimizerState:
+        """Returns an `nnx.EMA` as plain data, which has the first parameters from the begin."""
+        from flax import nnx
+
+        from fmapper.training import Group, OptimizerState
+
+        arrays = dict(nnx.to_flat_state(average.params))
+        paths = nnx.to_flat_state(self.parameters(model)).paths
+        lost = [".".join(map(str, path)) for path in paths if path not in arrays]
+        if lost:
+            raise ConversionError(f"nnx.EMA: has no average of {lost[0]}")
+        group = Group(tuple(range(len(paths))), {"kind": "ema", "decay": average.decay}, 1)
+        held = {at: arrays[path][...] for at, path in enumerate(paths)}
+        return OptimizerState("average", (group,), {"average": held})
+
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
-        """Returns an `nnx.Optimizer` for the parameters of a module."""
+        """Returns an `nnx.Optimizer` for the parameters of a module; of averages a pair."""
         from flax import nnx
 
         (tx, held), _ = super().write_optimizer(model, state)
+        if state.algorithm == "average":
+            return (tx, held), None
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
         nnx.update(optimizer.opt_state, nnx.state(held))
         steps = [group.step for group in state.groups]
-        steps.append(state.schedule.position if state.schedule else 0)
-        optimizer.step[...] = max(steps)
+        steps += [x.position for group in state.groups for x in group.schedules.values()]
+        optimizer.step[...] = max(steps, default=0)
         return optimizer, None
 
     def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:

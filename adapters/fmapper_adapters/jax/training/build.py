@@ -11,16 +11,17 @@ import optax
 
 from fmapper import ConversionError
 from fmapper.training import Group, OptimizerState, Schedule
+from fmapper_adapters.jax.training import averages
 from fmapper_adapters.jax.training.transformations import RULES, Moments, transformation
 
 _FROZEN = "frozen"
 
 
 class Rate:
-    """A learning rate by the count of updates, as optax takes it.
+    """A learning rate or another setting by the count of updates, as optax takes it.
 
     Args:
-        base: The rate that the schedule scales.
+        base: The value that the schedule scales.
         schedule: The schedule.
     """
 
@@ -28,7 +29,7 @@ class Rate:
         self.base, self.schedule = base, schedule
 
     def __call__(self, count: Any) -> Any:
-        """Returns the rate for an update."""
+        """Returns the value for an update."""
         count = jnp.asarray(count) // self.schedule.every
         step = count.astype(jnp.result_type(float))  # a quotient of int32 is float32
         return self.schedule.rate(self.base, step, _Namespace)
@@ -65,6 +66,8 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
         ConversionError: A parameter has an array of a slot in another shape than the transformation
             expects, or there is none for the algorithm.
     """
+    if state.algorithm == "average":
+        return averages.build(params, state)
     if state.algorithm not in RULES:
         raise ConversionError(
             f"optax's {state.algorithm} cannot be made of its settings alone: keep the "
@@ -76,13 +79,13 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
         members = sorted(group.members)
         for at in members:
             labels[at] = str(number)
-        lr = group.settings["lr"]
-        parts[str(number)] = transformation(
-            state.algorithm,
-            {name: value for name, value in group.settings.items() if name != "lr"},
-            lr if state.schedule is None else Rate(lr, state.schedule),
-            [state.axes[at] for at in members] if state.axes else None,
-        )
+        rates = {}
+        for name, schedule in group.schedules.items():
+            key = "betas" if name == "momentum" and "betas" in group.settings else name
+            base = group.settings[key]
+            rates[name] = Rate(base[0] if key == "betas" else base, schedule)
+        axes = [state.axes[at] for at in members] if state.axes else None
+        parts[str(number)] = transformation(state.algorithm, group.settings, rates, axes)
     if len({*labels}) == 1 and _FROZEN not in labels:
         tx = parts[labels[0]]
         return tx, _fill(tx.init(params), state, state.groups[0])
@@ -105,7 +108,7 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
 
 def _fill(made: Moments, state: OptimizerState, group: Group) -> Moments:
     """Puts the arrays and counts of a state into that of a transformation."""
-    position = state.schedule.position if state.schedule else group.step
+    position = next((x.position for x in group.schedules.values()), group.step)
     numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
     return Moments(
         jnp.asarray(group.step, jnp.int32),

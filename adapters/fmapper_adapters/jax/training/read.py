@@ -18,6 +18,7 @@ import numpy as np
 
 from fmapper import ConversionError
 from fmapper.training import SETTINGS, Group, OptimizerState, Schedule, check_settings
+from fmapper_adapters.jax.training import averages
 from fmapper_adapters.jax.training.build import Rate, is_masked
 from fmapper_adapters.jax.training.transformations import Moments
 
@@ -32,7 +33,10 @@ _CORES = {
 # Where the states of optax hold what torch calls otherwise: algorithm -> state -> field -> slot.
 _ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}
 _SLOTS: dict[str, dict[str, dict[str, str]]] = {
-    "sgd": {"TraceState": {"trace": "momentum_buffer"}},
+    "sgd": {
+        "TraceState": {"trace": "momentum_buffer"},
+        "EmaState": {"ema": "momentum_buffer"},
+    },
     "adam": {"ScaleByAdamState": _ADAM},
     "adamax": {"ScaleByAdamState": {"mu": "exp_avg", "nu": "exp_inf"}},
     "rmsprop": {
@@ -51,14 +55,17 @@ _INSTEAD = {
     "scale_by_amsgrad": "torch's AMSGrad keeps the largest moment before its bias is corrected",
     "scale_by_factored_rms": "torch's Adafactor has another rate and clips otherwise",
     "scale_by_muon": "torch's Muon rounds to bfloat16 in between",
-    "MultiSteps": "in torch gradients are accumulated by calling backward() several times",
+    "ema": "torch's momentum begins with the first gradient, and its bias is not corrected",
 }
 
 
 # What torch does outside of the optimizer, before it.
 _OUTSIDE = {
-    "clip_by_global_norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), {max_norm})",
-    "clip": "torch.nn.utils.clip_grad_value_(model.parameters(), {max_delta})",
+    "MultiSteps": "accumulate gradients. Before each step call ({loss}).backward() {every} times",
+    "clip_by_global_norm": "clip gradients. Before each step call "
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), {max_norm})",
+    "clip": "clip gradients. Before each step call "
+    "torch.nn.utils.clip_grad_value_(model.parameters(), {max_delta})",
 }
 
 
@@ -88,6 +95,8 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
         raise ConversionError("optimizers of complex parameters cannot be converted")
     everything = frozenset(range(len(leaves)))
     pieces = [*_pieces(tx.update, opt_state, params, everything)]
+    if len(pieces) == 1 and pieces[0].name in ("ema", "average"):
+        return averages.read(pieces[0].settings, pieces[0].state, leaves)
     chains: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for at in sorted(everything):
         chain = tuple(i for i, piece in enumerate(pieces) if at in piece.members)
@@ -95,7 +104,7 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
             chains[chain].append(at)
     groups, slots = [], defaultdict[str, dict[int, Any]](dict)
     axes: dict[int, tuple[int, ...]] = {}
-    algorithms, schedules = set(), []
+    algorithms = set()
     notes: tuple[str, ...] = ()
     for chain, members in chains.items():
         reading = _Reading([pieces[i] for i in chain], len(leaves))
@@ -103,20 +112,16 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
         axes |= reading.axes
         notes += reading.warnings
         algorithms.add(reading.algorithm)
-        schedules.append(reading.schedule)
-        groups.append(Group(tuple(members), reading.settings, reading.step, reading.numbers))
+        given = reading.settings, reading.step, reading.numbers, reading.schedules
+        groups.append(Group(tuple(members), *given))
     if len(algorithms) > 1:
         raise ConversionError(
             f"the parameters are divided among {', '.join(sorted(algorithms))}, and an optimizer "
             "of torch has one algorithm for all. Convert each part with a model of its own."
         )
-    forms = {repr(schedule) for schedule in schedules}
-    if len(forms) > 1:
-        raise ConversionError("the groups have different schedules, and torch has one for all")
     algorithm = algorithms.pop() if algorithms else "sgd"
-    schedule = schedules[0] if schedules else None
     notes = tuple(dict.fromkeys(notes))
-    return OptimizerState(algorithm, tuple(groups), dict(slots), schedule, axes, notes)
+    return OptimizerState(algorithm, tuple(groups), dict(slots), axes, notes)
 
 
 def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
@@ -148,13 +153,31 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         yield from _pieces(inner["inner"].update, state.inner_state, params, chosen)
     elif name == "inject_hyperparams":
         values = {key: _number(value) for key, value in state.hyperparams.items()}
-        if getattr(state, "hyperparams_states", None):
+        moving = dict(getattr(state, "hyperparams_states", {}))
+        rate, count = inner["sched_hps"].get("learning_rate"), moving.pop("learning_rate", None)
+        if moving or (not hasattr(rate, "schedule_fn") and count is not None):
             raise ConversionError(
-                "inject_hyperparams: settings that follow schedules have no counterpart, but for "
-                "learning_rate as a schedule that is given to the optimizer itself"
+                f"inject_hyperparams: {', '.join(moving) or 'learning_rate'} follows a schedule, "
+                "and only learning_rate has a counterpart that does, as a function of the step"
             )
+        if count is not None:
+            values["learning_rate"] = rate.schedule_fn
         made = inner["inner_factory"](**inner["other_hps"], **values)
-        yield from _pieces(made.update, state.inner_state, params, members)
+        for piece in _pieces(made.update, state.inner_state, params, members):
+            # Its state is one for a number in place of the schedule.
+            yield replace(piece, state=count) if piece.name == "scale_by_schedule" else piece
+    elif name == "MultiSteps":
+        steps = vars(update.__self__)  # which has no public names for them
+        every = _closure(steps["_every_k_schedule"]).get("every_k_schedule")
+        skips = not steps["_should_skip_update_fn"].__qualname__.startswith("MultiSteps.")
+        if not isinstance(every, int) or skips or int(state.mini_step):
+            raise ConversionError(
+                "MultiSteps: only a constant number of steps, of which none is skipped, has a "
+                "counterpart, and only between two updates, when no gradients are accumulated"
+            )
+        loss = f"loss / {every}" if steps["_use_grad_mean"] else "loss"
+        yield _Piece(name, {"every": every, "loss": loss}, state, members)
+        yield from _pieces(steps["_opt"].update, state.inner_opt_state, params, members)
     elif name not in _NOTHING:
         yield _Piece(name, inner, state, members)
 
@@ -190,7 +213,7 @@ class _Reading:
         count: How many parameters the optimizer has.
         algorithm: Its name in `fmapper.training.SETTINGS`.
         settings: Its settings.
-        schedule: The schedule of the rate.
+        schedules: That of the rate, and of the momentum.
         step: How many updates there were.
         is_whole: Whether a transformation has been read that has its rate in it.
         numbers: State that is one number.
@@ -201,7 +224,7 @@ class _Reading:
     count: int
     algorithm: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    schedule: Schedule | None = None
+    schedules: dict[str, Schedule] = field(default_factory=dict)
     step: int = 0
     is_whole: bool = False
     numbers: dict[str, float] = field(default_factory=dict)
@@ -216,16 +239,15 @@ class _Reading:
             end -= 1
         for at, piece in enumerate(self.pieces[:end]):
             given = piece.settings
-            if piece.name in _OUTSIDE and not at:
+            if piece.name in _OUTSIDE and at == len(self.warnings):
                 if len(piece.members) != self.count:
                     raise ConversionError(
-                        f"{piece.name} of some of the parameters: torch's optimizers do not clip "
-                        "gradients. Clip those of all parameters, or outside of the optimizer."
+                        f"{piece.name} of some of the parameters has no counterpart in torch. "
+                        "Do it for all of them, or outside of the optimizer."
                     )
-                self.warnings += (
-                    f"{piece.name}: torch's optimizers do not clip gradients. Before each step "
-                    f"call {_OUTSIDE[piece.name].format(**given)}",
-                )
+                what = _OUTSIDE[piece.name].format(**given)
+                self.warnings += (f"{piece.name}: torch's optimizers do not {what}",)
+                self.step = int(getattr(piece.state, "gradient_step", 0))
             elif self.is_whole:
                 raise ConversionError(
                     f"{piece.name} after {self.algorithm} has no counterpart in torch: "
@@ -258,7 +280,7 @@ class _Reading:
         for piece in self.pieces[end:]:
             if piece.name == "scale":
                 rate *= float(piece.settings["step_size"])
-            elif self.schedule is None:
+            elif not self.schedules:
                 self._schedule(piece.settings["step_size_fn"], piece.state)
             else:
                 raise ConversionError("two schedules of the rate have no counterpart in torch")
@@ -279,7 +301,7 @@ class _Reading:
                 )
             if "decoupled" in known:
                 self.settings["decoupled"] = after
-        if self.schedule is None:
+        if not self.schedules:
             if rate > 0:
                 raise ConversionError(
                     "the update is added with a positive sign: scale by a negative rate, as "
@@ -301,10 +323,10 @@ class _Reading:
         position = int(state.count)
         if isinstance(rate, Rate):
             self.settings["lr"] = rate.base
-            self.schedule = replace(rate.schedule, position=position)
+            self.schedules["lr"] = replace(rate.schedule, position=position)
         else:
             self.settings["lr"] = float(rate(state.count))
-            self.schedule = Schedule("function", {"function": _OfCount(rate)}, position)
+            self.schedules["lr"] = Schedule("function", {"function": _OfCount(rate)}, position)
 
     def _core(self, piece: _Piece) -> None:
         given, name = piece.settings, piece.name
@@ -313,12 +335,13 @@ class _Reading:
             self.is_whole = True
             self.numbers = {key: float(value) for key, value in piece.state.numbers.items()}
             self.step = int(piece.state.count)
-            rate, members = given["rate"], sorted(piece.members)
-            self.settings["lr"] = rate.base if isinstance(rate, Rate) else rate
-            if isinstance(rate, Rate):
-                self.schedule = replace(rate.schedule, position=int(piece.state.position))
+            position = int(piece.state.position)
+            self.schedules = {
+                name: replace(rate.schedule, position=position)
+                for name, rate in given["rates"].items()
+            }
             if given["axes"] is not None:
-                self.axes = dict(zip(members, given["axes"], strict=True))
+                self.axes = dict(zip(sorted(piece.members), given["axes"], strict=True))
             return
         if name == "trace":
             if self.algorithm not in ("", "rmsprop"):
@@ -330,6 +353,12 @@ class _Reading:
             else:
                 momentum = {"momentum": float(given["decay"]), "nesterov": given["nesterov"]}
                 self._take("sgd", momentum)
+            return
+        if name == "ema" and not given["debias"]:
+            # The state begins at 0, so that its first step is like the others.
+            self.step = max(1, int(piece.state.count))
+            decay = float(given["decay"])
+            self._take("sgd", {"momentum": decay, "dampening": decay})
             return
         if name not in _CORES:
             why = _INSTEAD.get(name, "torch's optimizers have no such step")

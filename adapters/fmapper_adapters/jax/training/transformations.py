@@ -41,15 +41,15 @@ Rule = Callable[..., tuple[Any, dict[str, Any]]]
 def transformation(
     algorithm: str,
     settings: Mapping[str, Any],
-    rate: float | Callable[[Any], Any],
+    rates: Mapping[str, Callable[[Any], Any]],
     axes: Sequence[tuple[int, ...]] | None = None,
 ) -> Any:
     """Returns an algorithm with its rate and decay; its updates are added to the parameters.
 
     Args:
         algorithm: A key of `RULES`.
-        settings: Those of `fmapper.training.SETTINGS`.
-        rate: The learning rate, or a function of how many updates there were.
+        settings: Those of `fmapper.training.SETTINGS`, and `lr`.
+        rates: Those that change: functions of how many updates there were.
         axes: Of each parameter, its axes in the order in which the algorithm takes them; for those
             that distinguish rows and columns. None where they have it.
     """
@@ -71,8 +71,8 @@ def transformation(
     def update_fn(updates: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
         if params is None:
             raise ValueError("pass the parameters: tx.update(updates, state, params)")
-        at = Step(state.count + 1, settings, state.numbers)
-        lr = rate(state.position) if callable(rate) else rate
+        now = _settings_at(settings, rates, state.position)
+        at = Step(state.count + 1, now, state.numbers)
         leaves: list[Any]
         treedef: Any
         leaves, treedef = jax.tree.flatten(updates)
@@ -81,8 +81,8 @@ def transformation(
         new_updates, new_slots = [], []
         for place, (gradient, old) in enumerate(zip(leaves, olds, strict=True)):
             slots = {name: arrays[place] for name, arrays in held.items()}
-            chosen = settings if axes is None else {**settings, "axes": axes[place]}
-            update, slots = _update(algorithm, gradient, old, slots, at, lr, chosen)
+            chosen = now if axes is None else {**now, "axes": axes[place]}
+            update, slots = _update(algorithm, gradient, old, slots, at, chosen)
             new_updates.append(update.astype(gradient.dtype))
             new_slots.append(
                 {name: slots[name].astype(arrays[place].dtype) for name, arrays in held.items()}
@@ -96,13 +96,22 @@ def transformation(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _settings_at(
+    settings: Mapping[str, Any], rates: Mapping[str, Callable[[Any], Any]], position: Any
+) -> dict[str, Any]:
+    """Returns settings with the values that those which change have at a position."""
+    values = {name: rate(position) for name, rate in rates.items()}
+    if "momentum" in values and "betas" in settings:
+        values["betas"] = (values.pop("momentum"), settings["betas"][1])
+    return {**settings, **values}
+
+
 def _update(
     algorithm: str,
     gradient: Any,
     old: Any,
     slots: Mapping[str, Any],
     at: Step,
-    lr: Any,
     settings: Mapping[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
     """Returns what is added to a parameter, and its new moments."""
@@ -112,9 +121,9 @@ def _update(
         gradient = -gradient
     if decay and not is_decoupled:
         gradient = gradient + decay * old
-    update, new = RULES[algorithm][0](gradient, old, slots, at, lr, **settings)
+    update, new = RULES[algorithm][0](gradient, old, slots, at, **settings)
     if decay and is_decoupled:
-        update = update - lr * decay * old
+        update = update - settings["lr"] * decay * old
     return update, new
 
 
@@ -134,9 +143,12 @@ class Step:
         self.number = count.astype(jnp.result_type(float))
         self._settings, self._numbers = settings, numbers
 
-    def correction(self, beta: float) -> Any:
+    def correction(self, beta: Any) -> Any:
         """Returns `1 - beta ** count`."""
-        return -jnp.expm1(self.number * math.log(beta)) if beta else jnp.ones_like(self.number)
+        if isinstance(beta, float) and not beta:
+            return jnp.ones_like(self.number)
+        log = math.log(beta) if isinstance(beta, float) else jnp.log(beta)
+        return -jnp.expm1(self.number * log)
 
     def numbers(self) -> dict[str, Any]:
         """Returns the new state that is one number."""
@@ -184,7 +196,7 @@ def _sgd(
     gradient: Any, old: Any, slots: Any, at: Step, lr: Any, momentum: float, dampening: float,
     nesterov: bool, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    if not momentum:
+    if "momentum_buffer" not in slots:
         return -lr * gradient, {}
     later = momentum * slots["momentum_buffer"] + (1 - dampening) * gradient
     mean = jnp.where(at.count == 1, gradient, later) if dampening else later
@@ -242,7 +254,7 @@ def _rmsprop(
         mean = new["grad_avg"] = alpha * slots["grad_avg"] + (1 - alpha) * gradient
         squares = squares - mean**2
     update = gradient / (jnp.sqrt(squares) + eps)
-    if momentum:
+    if "momentum_buffer" in slots:
         update = new["momentum_buffer"] = momentum * slots["momentum_buffer"] + update
     return -lr * update, new
 

@@ -17,8 +17,8 @@ class TorchOptimizers(Optimizers):
     """Optimizers of `torch.optim`."""
 
     def is_optimizer(self, x: Any) -> bool:
-        """Returns whether it is a `torch.optim.Optimizer`."""
-        return isinstance(x, torch.optim.Optimizer)
+        """Returns whether it is a `torch.optim.Optimizer`, or an average of the weights."""
+        return isinstance(x, torch.optim.Optimizer | torch.optim.swa_utils.AveragedModel)
 
     def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a module."""

@@ -12,7 +12,7 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.training import Group, OptimizerState, Schedule
-from fmapper_adapters.torch.training import schedulers
+from fmapper_adapters.torch.training import averages, schedulers
 
 
 class _Kind(NamedTuple):
@@ -53,7 +53,7 @@ _KINDS = (
 # Settings that say how it is computed, not what; and what schedulers keep in groups.
 _HOW = {
     "params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names",
-    "max_lr", "min_lr", "max_momentum", "base_momentum",
+    "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr",
 }  # fmt: skip
 _EXCHANGED = {"row_var": "col_var", "col_var": "row_var"}
 _UNCOUNTED = ("sgd", "muon")  # which keep no count of their steps
@@ -78,9 +78,11 @@ def with_trainable(model: torch.nn.Module, arrays: Sequence[Any]) -> Any:
 
 
 def read(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, every: int | None
+    model: torch.nn.Module, optimizer: Any, scheduler: Any, every: int | None
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`."""
+    if isinstance(optimizer, torch.optim.swa_utils.AveragedModel):
+        return averages.read(model, optimizer)
     name = type(optimizer).__name__
     kind = next((kind for kind in _KINDS if type(optimizer) is kind.cls), None)
     if kind is None:
@@ -123,17 +125,25 @@ def read(
             # SGD does not count its steps: that there was one matters for its first momentum.
             step = int(state.get("step", state.get("momentum_buffer") is not None))
             found[number, step, numbers].append(at)
+    steps = max((step for _, step, _ in found), default=0)
+    schedules: list[dict[str, Schedule]] = [{}] * len(settings)
+    if scheduler is not None:
+        counted = None if kind.algorithm in _UNCOUNTED else steps
+        schedules = schedulers.read(scheduler, counted, every)
+        _check_rates(optimizer, settings, schedules)
     groups = tuple(
-        Group(tuple(at), settings[number], step, dict(zip(kind.numbers, numbers, strict=False)))
+        Group(
+            tuple(at), settings[number], step, dict(zip(kind.numbers, numbers, strict=False)),
+            schedules[number],
+        )
         for (number, step, numbers), at in found.items()
-    )
-    steps = max((group.step for group in groups), default=0)
+    )  # fmt: skip
     parameters = [*model.parameters()]
     has_gradients = any(parameters[at].grad is not None for g in groups for at in g.members)
     problems += [
         f"{names[id(parameters[at])]}: has had no gradient in the steps of the others, so that "
         "torch leaves it as it is, and weight decay changes it where gradients are 0 instead. "
-        "Leave it out of the optimizer"
+        "Leave it out of the optimizer; if it was frozen until now, make one step in torch first"
         for group in groups
         for at in group.members
         if group.settings["weight_decay"]
@@ -144,18 +154,13 @@ def read(
     ]
     if problems:
         raise ConversionError(f"{name} cannot be converted:\n  " + "\n  ".join(problems))
-    schedule = None
-    if scheduler is not None:
-        counted = None if kind.algorithm in _UNCOUNTED else steps
-        schedule = schedulers.read(scheduler, counted, every)
-        _check_rates(optimizer, [settings[number]["lr"] for number in settings], schedule)
     notes: tuple[str, ...] = ()
     if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
         notes = (
             f"{name} has a scheduler, which was not passed: the rate stays as it is now. Pass "
             "scheduler= for it to go on.",
         )
-    return OptimizerState(kind.algorithm, groups, dict(slots), schedule, warnings=notes)
+    return OptimizerState(kind.algorithm, groups, dict(slots), warnings=notes)
 
 
 def _hooks(optimizer: torch.optim.Optimizer) -> list[str]:
@@ -189,12 +194,15 @@ def _is_stateless(kind: _Kind, group: Group) -> bool:
 
 
 def _check_rates(
-    optimizer: torch.optim.Optimizer, bases: Sequence[float], schedule: Schedule
+    optimizer: torch.optim.Optimizer,
+    settings: Mapping[int, Mapping[str, Any]],
+    schedules: Sequence[Mapping[str, Schedule]],
 ) -> None:
     """Raises where a schedule does not give the rates that the groups have."""
-    step = schedule.position // schedule.every
     for number, group in enumerate(optimizer.param_groups):
-        expected = schedule.rate(bases[number], step)
+        schedule = schedules[number]["lr"]
+        step = schedule.position // schedule.every
+        expected = schedule.rate(settings[number]["lr"], step)
         if not math.isclose(float(group["lr"]), expected, rel_tol=1e-6, abs_tol=1e-12):
             raise ConversionError(
                 f"{type(optimizer).__name__}: group {number} has the rate {float(group['lr'])}, "
@@ -204,9 +212,16 @@ def _check_rates(
 
 
 def _settings(kind: _Kind, group: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
-    """Returns the settings of a group, with the rate that a schedule begins with."""
-    rate = group["initial_lr"] if scheduler is not None else group["lr"]
-    values = {"lr": float(rate), **kind.fixed}
+    """Returns the settings of a group, with the rate and momentum that a schedule begins with."""
+    values = {"lr": float(group["lr"]), **kind.fixed}
+    if scheduler is not None:
+        values["lr"] = float(group["initial_lr"])
+    if scheduler is not None and getattr(scheduler, "cycle_momentum", False):
+        first = float(group["max_momentum"])
+        cycled = (
+            {"betas": (first, *group["betas"][1:])} if "betas" in group else {"momentum": first}
+        )
+        group = {**group, **cycled}
     for key, value in group.items():
         name = "decoupled" if key == _DECOUPLED else key
         if key in _HOW or key == "lr" or name in kind.fixed or key in kind.unnamed:
@@ -223,20 +238,27 @@ def _plain(value: Any) -> Any:
 
 def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
     """Returns an optimizer of torch and a scheduler; see `Optimizers.write_optimizer`."""
+    if state.algorithm == "average":
+        return averages.write(model, state), None
     kind = _kind_for(state)
     parameters = [*model.parameters()]
     groups: list[dict[str, Any]] = []
     steps: dict[int, Group] = {}
     for group in state.groups:
         steps |= dict.fromkeys(group.members, group)
-    merged: dict[Any, list[int]] = defaultdict(list)  # torch counts for each parameter
-    values: dict[Any, Mapping[str, Any]] = {}
+    merged: list[tuple[Group, list[int]]] = []  # torch counts for each parameter
     for group in state.groups:
-        key = tuple(sorted((name, str(value)) for name, value in group.settings.items()))
-        merged[key] += group.members
-        values[key] = group.settings
-    for key, members in merged.items():
-        given = dict(values[key])
+        like = (
+            members
+            for other, members in merged
+            if (other.settings, other.schedules) == (group.settings, group.schedules)
+        )
+        members = next(like, None)
+        if members is None:
+            merged.append((group, members := []))
+        members += group.members
+    for group, members in merged:
+        given = dict(group.settings)
         for name in kind.fixed:
             given.pop(name, None)
         if "decoupled" in given:
@@ -267,9 +289,7 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
             entry["step"] = torch.tensor(float(group.step))  # of the default dtype, as torch has it
         entry |= {name: torch.tensor(value) for name, value in group.numbers.items()}
         optimizer.state[parameters[at]] = entry
-    if state.schedule is None:
-        return optimizer, None
-    return optimizer, schedulers.write(optimizer, state.schedule)
+    return optimizer, schedulers.write(optimizer, [group.schedules for group, _ in merged])
 
 
 def _kind_for(state: OptimizerState) -> _Kind:
