@@ -277,7 +277,7 @@ class _Assigner:
         That is a word of both names, a module that is known, or that nothing ever had such shapes.
         """
         mine, theirs = row.words, column.words
-        if "{}".join(row.pieces) == "{}".join(column.pieces) or mine.path & theirs.path:
+        if row.pattern == column.pattern or mine.path & theirs.path:
             return True
         if mine.leaf != theirs.leaf:
             return False

@@ -39,15 +39,20 @@ class Group:
         return len(self.pieces) - 1
 
     @cached_property
+    def pattern(self) -> str:
+        """The name with braces for numbers."""
+        return "{}".join(self.pieces)
+
+    @cached_property
     def words(self) -> Words:
         """The words of the name, and of its layer if that is a norm or an embedding."""
-        leaf, path = words_of("{}".join(self.pieces), len(self.shapes[0]))
+        leaf, path = words_of(self.pattern, len(self.shapes[0]))
         return Words(leaf, path | (words_of(self.layer).path & {"norm", "embed"}))
 
     @cached_property
     def parent(self) -> str:
         """The name without its last part."""
-        return "{}".join(self.pieces).rpartition(".")[0]
+        return self.pattern.rpartition(".")[0]
 
     @cached_property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import isqrt
@@ -30,7 +31,35 @@ def guesses(a: Side, b: Side) -> Iterator[Inputs]:
         yield Inputs((mine,), {}, (theirs,), {})
     by_kind = {(x.dtype.kind, x.ndim): (x, y) for x, y in reversed(single)}
     for (x, y), (z, w) in product(by_kind.values(), repeat=2):
-        yield Inputs((x, z), {}, (y, w), {})
+        second = (_others(z), _others(w)) if z is x else (z, w)
+        yield Inputs((x, second[0]), {}, (y, second[1]), {})
+
+
+def are_alike(a: Side, b: Side, inputs: Inputs) -> bool:
+    """Returns whether two models take guessed inputs in the same order.
+
+    That is not known of inputs of one kind whose arguments have other names.
+    """
+    kinds = [(x.dtype.kind, x.ndim) for x in inputs.args]
+    if len({*kinds}) == len(kinds):
+        return True
+    mine, theirs = _arguments(a.tree), _arguments(b.tree)
+    return mine[: len(kinds)] == theirs[: len(kinds)]
+
+
+def _arguments(model: Any) -> list[str]:
+    """Returns the names of the arguments of a model."""
+    skipped = isinstance(model, tuple) and not hasattr(model[0], "apply")
+    model = model[0] if isinstance(model, tuple) else model
+    call = getattr(model, "forward", model if skipped else model.__call__)
+    return [*inspect.signature(call).parameters][skipped:]
+
+
+def _others(array: Any) -> Any:
+    """Returns an array of the same kind with other elements."""
+    if array.dtype.kind == "f":
+        return array[..., ::-1] * array.dtype.type(0.5)
+    return array[..., ::2].repeat(2, -1)
 
 
 def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
@@ -48,8 +77,15 @@ def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
             image = random.normal(size=(1, channels, size, size)).astype("f4")
             last = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
             yield from product((image, last), repeat=2)
-    matrices = [e.shape for e in entries if len(e.shape) in (2, 3)]
-    for size in _first(n for shape in matrices for n in (shape[-1], shape[0])):
+    rows = [e.shape[-2] for e in entries if len(e.shape) == 2]
+    for channels in _first(e.shape[1] for e in entries if len(e.shape) == 3):
+        for length in _first(n * stride for n in (*rows, _IMAGE) for stride in (1, 2)):
+            signal = random.normal(size=(1, channels, length)).astype("f4")
+            last = np.ascontiguousarray(signal.transpose(0, 2, 1))
+            yield from product((signal, last), repeat=2)
+    shapes = [e.shape for e in entries if len(e.shape) in (2, 3)]
+    shapes += [e.shape for e in entries if len(e.shape) == 1]
+    for size in _first(n for shape in shapes for n in (shape[-1], shape[0])):
         for shape in ((1, 5, size), (2, size)):  # also what takes vectors takes sequences, mostly
             vectors = random.normal(size=shape).astype("f4")
             yield vectors, vectors

@@ -88,9 +88,19 @@ def _convention(group: Group) -> str:
     return group.entries[0].layout
 
 
-def match_of(group: Group, one: Group, over: tuple[int, ...] = (), *, back: bool) -> Match | None:
-    """Returns how a group can become another of as many elements; None if it cannot."""
-    a, b = _convention(group), _convention(one)
+def match_of(
+    group: Group, one: Group, over: tuple[int, ...] = (), *, back: bool, classes: bool = True
+) -> Match | None:
+    """Returns how a group can become another of as many elements; None if it cannot.
+
+    Args:
+        group: The group.
+        one: The other.
+        over: Which numbers of the first are dimensions of the other.
+        back: Whether the other is of the source.
+        classes: Whether the layouts are those of their layers.
+    """
+    a, b = (_convention(group), _convention(one)) if classes else ("", "")
     if ("float" in group.entries[0].dtype) != ("float" in one.entries[0].dtype):
         return None
     bare = Match((group,), one, over, back)
@@ -221,6 +231,14 @@ def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iter
                         for pair, layout in option.layouts[0].items()
                     }
                     yield Option((found,), option.axes)
+
+
+def other_layouts(match: Match) -> Iterator[Option]:
+    """Yields the options of a match whose layers have other layouts than their classes say."""
+    if len(match.many) == 1:
+        found = match_of(match.many[0], match.one, match.over, back=match.back, classes=False)
+        usual = [option.layouts for option in match.options]
+        yield from (o for o in (found.options if found else ()) if o.layouts not in usual)
 
 
 def offsets(match: Match) -> Iterator[Option]:

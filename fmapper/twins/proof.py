@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.errors import TransferError
 from fmapper.twins.sides import Entry, Side, framework_of
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fmapper.backends.compute import Observation
+
+Path: TypeAlias = tuple[Any, ...]
 
 _CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
 
@@ -92,26 +94,33 @@ class Proof:
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     operations: list[str] = field(default_factory=list)
 
-    def prepare(self, entries: Iterable[Entry], seed: int = 0) -> None:
+    def prepare(self, entries: Iterable[Entry], equal: Mapping[str, str]) -> None:
         """Fills the source with new random weights, and calls it.
 
         Args:
             entries: The weights.
-            seed: The seed.
+            equal: Names of others -> the names of those that they are equal to.
 
         Raises:
             TransferError: The source draws random numbers, or its outputs are not finite.
         """
-        self.arrays = {entry.name: _random(entry, at, seed) for at, entry in enumerate(entries)}
-        tied = {n: e.tied_to for n, e in self.source.entries.items() if e.tied_to in self.arrays}
-        self.arrays |= {name: self.arrays[first] for name, first in tied.items()}
+        import numpy as np
+
+        self.arrays = {entry.name: _random(entry, at) for at, entry in enumerate(entries)}
+        ties = {n: e.tied_to for n, e in self.source.entries.items() if e.tied_to} | dict(equal)
+        self.arrays |= {n: self.arrays[of] for n, of in ties.items() if of in self.arrays}
         given = {n: x for n, x in self.arrays.items() if not self.source.entries[n].tied_to}
         model = _fill(self.source, given)
-        self._outputs = [*_arrays(_call(model, self.inputs.args, self.inputs.kwargs))]
-        again = [*_arrays(_call(model, self.inputs.args, self.inputs.kwargs))]
+        self._outputs = dict(_named(_call(model, self.inputs.args, self.inputs.kwargs)))
+        again = dict(_named(_call(model, self.inputs.args, self.inputs.kwargs)))
         if not self._outputs:
             raise TransferError("the source returns no floating arrays, so nothing can be compared")
-        if not all(map(_close, self._outputs, again)):
+        if not all(np.isfinite(x).all() for x in self._outputs.values()):
+            raise TransferError(
+                "the source gives infinities or NaN with random weights, so nothing can be "
+                "compared. Pass other example_inputs=, or rules="
+            )
+        if not all(map(_close, self._outputs.values(), again.values())):
             raise TransferError(
                 "the source gives other outputs in a second call: it draws random numbers. Set it "
                 "to evaluation, or pass the argument that does (deterministic=True) in "
@@ -132,11 +141,12 @@ class Proof:
 
         model = _fill(self.target, arrays)
         args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
-        outputs = [*_arrays(_call(model, args, kwargs))]
+        outputs = dict(_named(_call(model, args, kwargs)))
         agrees, shapes = self._agree(outputs), ""
-        sizes = [{tuple(sorted(x.shape)) for x in side} for side in (self._outputs, outputs)]
+        both = (self._outputs.values(), outputs.values())
+        sizes = [{_size(x) for x in side} for side in both]
         if not sizes[0] & sizes[1]:
-            shapes = " and ".join(str([x.shape for x in side]) for side in (self._outputs, outputs))
+            shapes = " and ".join(str([x.shape for x in side]) for side in both)
         if not watch:
             return Trial(agrees, shapes)
         if self._seen is None:
@@ -166,19 +176,30 @@ class Proof:
         assert self._seen is not None
         return any(print_.is_like(other) for other in self._seen[print_.size])
 
-    def _agree(self, outputs: list[np.ndarray[Any, Any]]) -> bool:
-        """Returns whether all outputs of the side that has fewer are among those of the other."""
+    def _agree(self, outputs: Mapping[Path, np.ndarray[Any, Any]]) -> bool:
+        """Returns whether all outputs of the side that has fewer are among those of the other.
+
+        They are compared by their places if both have them at the same ones, else in their order.
+        """
         few, many = sorted((self._outputs, outputs), key=len)
-        return bool(few) and all(any(_alike(x, y) for y in many) for x in few)
+        if few.keys() == many.keys() and all(_size(few[at]) == _size(many[at]) for at in few):
+            return bool(few) and all(_alike(few[at], many[at]) for at in few)
+        left = defaultdict(list)
+        for y in many.values():
+            left[_size(y)].append(y)
+        rest = {size: iter(found) for size, found in left.items()}
+        return bool(few) and all(
+            any(_alike(x, y) for y in rest.get(_size(x), ())) for x in few.values()
+        )
 
 
-def _random(entry: Entry, at: int, seed: int) -> np.ndarray[Any, Any]:
+def _random(entry: Entry, at: int) -> np.ndarray[Any, Any]:
     """Returns random values that a model can compute with, also where they are variances."""
     import numpy as np
 
     from fmapper.files.dtypes import numpy_dtype
 
-    generator = np.random.default_rng([seed, at])
+    generator = np.random.default_rng([0, at])
     if len(entry.shape) < 2:
         values = generator.uniform(0.5, 1.5, entry.shape)
     else:
@@ -212,7 +233,11 @@ def _adapter(model: Any) -> Any:
 
 
 def _arrays(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the floating arrays of an output on the host, in double precision."""
+    return (array for _, array in _named(tree))
+
+
+def _named(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray[Any, Any]]]:
+    """Yields the floating arrays of an output on the host, in double precision, by their places."""
     import numpy as np
 
     from fmapper.backends.discovery import adapter_of
@@ -222,10 +247,15 @@ def _arrays(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
 
     adapter = adapter_of(tree)
     if adapter is None:
-        for part in (parts_of(tree) or {}).values():
-            yield from _arrays(part)
+        for key, part in (parts_of(tree) or {}).items():
+            yield from _named(part, (*path, key))
     elif is_inexact(adapter.dtype(tree)):
-        yield np.asarray(to_numpy(tree, copy=None)).astype(np.float64)
+        yield path, np.asarray(to_numpy(tree, copy=None)).astype(np.float64)
+
+
+def _size(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Returns a shape whose order is that of images with channels first and last alike."""
+    return tuple(sorted(array.shape))
 
 
 def _close(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:

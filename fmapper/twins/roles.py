@@ -78,8 +78,8 @@ class Roles:
         target: list[_Place],
         sizes: tuple[Mapping[str, int], Mapping[str, int]],
     ) -> None:
-        self._twins: dict[str, str | None] = {}
-        self._sources: dict[str, str | None] = {}
+        self._twins: dict[str, set[str]] = defaultdict(set)
+        self._sources: dict[str, set[str]] = defaultdict(set)
         self._parts: dict[str, frozenset[str]] = {}  # of a parameter, those of the other side
         twins = _pairs(source, target, sizes)
         for whole, parts in _wholes(twins, sizes):
@@ -91,12 +91,8 @@ class Roles:
                 mine = [name for name, of in a.weights.items() if of is root]
                 theirs = [name for name, of in b.weights.items() if of is root]
                 if len(mine) == len(theirs) == 1:
-                    self._note(mine[0], theirs[0])
-
-    def _note(self, a: str, b: str) -> None:
-        """Keeps a pair; what has several, as a layer that is used again, has none."""
-        self._twins[a] = b if self._twins.get(a, b) == b else None
-        self._sources[b] = a if self._sources.get(b, a) == a else None
+                    self._twins[mine[0]].add(theirs[0])
+                    self._sources[theirs[0]].add(mine[0])
 
     def agree(self, match: Match) -> bool | None:
         """Returns whether parameters have the same roles; None where that is not known."""
@@ -119,10 +115,9 @@ class Roles:
         return name in self._parts.get(whole, ())
 
     def _agree(self, a: str, b: str) -> bool | None:
-        twin, source = self._twins.get(a), self._sources.get(b)
-        if twin is None and source is None:
-            return None
-        return twin == b and source == a
+        if a in self._twins or b in self._sources:  # several where one side alone is tied
+            return b in self._twins.get(a, ())
+        return None
 
 
 def row_names(name: str, count: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fmapper.errors import TransferError
 from fmapper.twins.assign import FUNCTION, ROLE, Decision
-from fmapper.twins.matches import Match, match_of, offsets
+from fmapper.twins.matches import Match, Option, match_of, offsets, other_layouts
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
 
@@ -34,11 +34,16 @@ class Search:
         self._proof, self._make, self._roles = proof, make, roles
         self.decisions = decisions
 
-    def run(self) -> None:
+    def run(self) -> str:
         """Changes the decisions until both models agree, and marks those as sure that are proved.
 
+        A decision is proved if the outputs depend on it.
+
+        Returns:
+            Where they first differ, whatever is changed; empty if they agree.
+
         Raises:
-            TransferError: They do not agree, whatever is changed; names the first difference.
+            TransferError: Their outputs cannot be compared.
         """
         first = self._trial(self.decisions)
         if first.shapes:
@@ -46,23 +51,23 @@ class Search:
                 "the outputs of both models have other shapes, so they cannot be compared: "
                 f"{first.shapes}. Pass inputs of both as example_inputs= and target_inputs="
             )
-        if not first.agrees:
-            self._repair()
-        for decision in self.decisions:
-            if decision.settled:
-                decision.witnesses = (*decision.witnesses, FUNCTION)
-        for decision in [one for one in self.decisions if not one.settled]:
-            if not self._is_blind(decision):
+        if not first.agrees and (problem := self._repair()):
+            return problem
+        arrays = self._make(self.decisions)
+        for at, decision in enumerate(self.decisions):
+            has_role = decision.settled and ROLE in decision.witnesses
+            if has_role or not self._is_blind(at, decision, arrays):
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)
+        return ""
 
     def _trial(self, decisions: Sequence[Decision], *, watch: bool = False) -> Trial:
         return self._proof.run(self._make(decisions), watch=watch)
 
     # where they disagree
 
-    def _repair(self) -> None:
+    def _repair(self) -> str:
         best = self._trial(self.decisions, watch=True)
         for every in (False, True):
             before = None
@@ -72,16 +77,8 @@ class Search:
                     if every or not self.decisions[at].settled:
                         best = self._improve(at, best)
                     if best.agrees:
-                        return
-        raise TransferError(self._message(best))
-
-    def _without(self, decision: Decision) -> dict[str, Any]:
-        """Returns the arrays of the target, with others for a decision."""
-        arrays = dict(self._make(self.decisions))
-        for target in decision.match.targets:
-            for entry in target.entries:
-                arrays[entry.name] = _other_values(arrays[entry.name])
-        return arrays
+                        return ""
+        return self._message(best)
 
     def _improve(self, at: int, best: Trial) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
@@ -95,23 +92,33 @@ class Search:
         return best
 
     def _alternatives(self, at: int, current: list[Decision]) -> Iterator[list[Decision]]:
-        """Yields the decisions with another option for one of them, or with two exchanged."""
+        """Yields the decisions with another option for one of them, or with some exchanged."""
         decision = current[at]
-        for option in (*decision.match.options, *offsets(decision.match)):
+        match = decision.match
+        for option in (*match.options, *offsets(match), *other_layouts(match)):
             if option is not decision.option:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
+                if len(option.order) > 1:
+                    yield [_in_order(other, decision, option) for other in current]
+        if ROLE in decision.witnesses:
+            return
         for other in range(len(current)):
-            if other == at or ROLE in decision.witnesses:
-                continue
-            for first, second in _swap(decision, current[other]) or ():
-                roles = self._roles
-                if roles is None or False not in (
-                    roles.agree(first.match),
-                    roles.agree(second.match),
-                ):
-                    changed = [*current]
-                    changed[at], changed[other] = first, second
-                    yield changed
+            if other != at:
+                for pairs in ([(at, other)], _modules(current, at, other)):
+                    yield from self._exchange(current, pairs)
+
+    def _exchange(
+        self, current: list[Decision], pairs: Sequence[tuple[int, int]]
+    ) -> Iterator[list[Decision]]:
+        """Yields the decisions with the targets of pairs exchanged, unless roles contradict."""
+        found = [_swap(current[at], current[other]) for at, other in pairs]
+        for ways in zip(*(way or () for way in found), strict=False):
+            changed = [*current]
+            for (at, other), new in zip(pairs, ways, strict=True):
+                changed[at], changed[other] = new
+            matches = [decision.match for way in ways for decision in way]
+            if self._roles is None or False not in map(self._roles.agree, matches):
+                yield changed
 
     def _message(self, best: Trial) -> str:
         last = max((at for at, ok in enumerate(best.matches) if ok), default=-1)
@@ -131,21 +138,22 @@ class Search:
 
     # what outputs do not depend on
 
-    def _is_blind(self, decision: Decision) -> bool:
+    def _is_blind(self, at: int, decision: Decision, arrays: Mapping[str, Any]) -> bool:
         """Returns whether the outputs say nothing of a decision: they stay the same without it."""
-        at = self.decisions.index(decision)
-        if self._proof.run(self._without(decision)).agrees:
+        names = [entry.name for target in decision.match.targets for entry in target.entries]
+        other = {id(arrays[name]): _other_values(arrays[name]) for name in names}
+        without = {name: other.get(id(array), array) for name, array in arrays.items()}
+        if self._proof.run(without).agrees:
             return True
+        if decision.settled:
+            return False
         rivals = {group for match in decision.others for group in match.targets}
-        for other, one in enumerate(self.decisions):
-            if other == at or not rivals & {*one.match.targets}:
-                continue
-            for first, second in _swap(decision, one) or ():
-                changed = [*self.decisions]
-                changed[at], changed[other] = first, second
-                if self._trial(changed).agrees:
-                    return True
-        return False
+        return any(
+            self._trial(changed).agrees
+            for other, one in enumerate(self.decisions)
+            if other != at and rivals & {*one.match.targets}
+            for changed in self._exchange(self.decisions, [(at, other)])
+        )
 
 
 def _other_values(array: Any) -> Any:
@@ -181,3 +189,33 @@ def _with_target(match: Match, other: Match) -> Match | None:
     if len(found) > 1:
         return None
     return match_of(many, one, match.over, back=match.back)
+
+
+def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[int, int]]:
+    """Returns pairs of decisions about the parts of two modules; none if they have only one part.
+
+    The modules are where the names of two targets differ: `actor` and `critic` of `actor.0.bias`.
+    """
+    names = {decision.match.targets[0].pattern: i for i, decision in enumerate(decisions)}
+    a, b = (decisions[i].match.targets[0].pattern.split(".") for i in (at, other))
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    first, second = ".".join(a), ".".join(b)
+    pairs = [
+        (i, names[second + name[len(first) :]])
+        for name, i in names.items()
+        if name.startswith(f"{first}.") and second + name[len(first) :] in names
+    ]
+    return pairs if a and b and len(pairs) > 1 else []
+
+
+def _in_order(other: Decision, decision: Decision, option: Option) -> Decision:
+    """Returns a decision with its parts in the order of an option, if they are of its modules."""
+    parents = [group.parent for group in decision.match.many]
+    if decision.match.one.parent != other.match.one.parent:
+        return other
+    if parents != [group.parent for group in other.match.many]:
+        return other
+    options = (o for o in other.match.options if (o.order, o.axis) == (option.order, option.axis))
+    same = option if other is decision else next(options, None)
+    return replace(other, option=same) if same else other

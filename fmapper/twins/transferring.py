@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import isroutine
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmapper.backends.dtypes import is_inexact
@@ -12,11 +15,12 @@ from fmapper.errors import AmbiguousTransferError, CheckpointError, TransferErro
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.pattern import pattern
-from fmapper.twins.assign import Assignment, Decision, assign
+from fmapper.twins.assign import FUNCTION, ROLE, Assignment, Decision, assign
 from fmapper.twins.groups import Group
 from fmapper.twins.proof import Inputs, Proof
 from fmapper.twins.report import TransferredArrays, TransferReport
 from fmapper.twins.sides import Entry, Side, framework_of, read_side
+from fmapper.twins.words import words_of
 from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ T = TypeVar("T")
 
 # Of batch norms in torch: how many batches there were. No other framework counts them.
 _COUNTERS = ("num_batches_tracked",)
+_WORDS = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}  # of a random key, by its dtype
 
 
 @short_traceback
@@ -84,11 +89,12 @@ def transfer(
     """
     given = example_inputs, example_kwargs, target_inputs, target_kwargs
     a, b, report = plan_transfer(source, target, rules, keep, *given)
-    if rules is None:
-        _check_values(a)
     with step("copying the weights"):
         arrays = report.rules.apply(_lazy(a) if a.stored is None else a.stored)
-        return b.fill(_weights_for(arrays, a, b), strict=not report.kept), report
+        filled = b.fill(_weights_for(arrays, a, b) | _zeros(b, keep), strict=not report.kept)
+    if rules is None:
+        _check_values(filled, a)
+    return filled, report
 
 
 def plan_transfer(
@@ -114,25 +120,57 @@ def plan_transfer(
         return a, b, report if a.rules is None else replace(report, rules=a.rules + report.rules)
 
 
-def _check_values(side: Side) -> None:
-    """Refuses weights in memory that are not numbers.
+def _check_values(filled: Any, a: Side) -> None:
+    """Refuses weights that are not numbers.
 
     Raises:
-        TransferError: Names the first.
+        TransferError: Names the first, of the source if that has it as it is.
     """
+    names = [n for n, e in read_side(filled, "target").entries.items() if _has_nan(e)]
+    if names:
+        first = next((f"{n}: the source" for n, e in a.entries.items() if _has_nan(e)), names[0])
+        raise TransferError(
+            f"{first} has NaN there, as after a training that diverged. Pass "
+            "rules= to copy it all the same, those of a report for other weights"
+        )
+
+
+def _has_nan(entry: Entry) -> bool:
     import numpy as np
 
     from fmapper.moves.mover import to_numpy
 
-    for name, entry in side.entries.items():
-        if isinstance(entry.value, LazyArray) or entry.is_abstract or entry.tied_to:
-            continue
-        is_weight = entry.trained and is_inexact(entry.dtype)
-        if is_weight and np.isnan(to_numpy(entry.value, copy=None)).any():
-            raise TransferError(
-                f"{name}: the source has NaN there, as after a training that diverged. Pass "
-                "rules= to copy it all the same, those of a report for other weights"
-            )
+    if entry.is_abstract or entry.tied_to or not is_inexact(entry.dtype):
+        return False
+    value = entry.value
+    array = value.read() if isinstance(value, LazyArray) else to_numpy(value, copy=None)
+    return bool(np.isnan(array).any())
+
+
+def _zeros(b: Side, keep: Sequence[str]) -> dict[str, Any]:
+    """Returns zeros for counters and random states of the target that have no values.
+
+    Random keys of JAX then have the seed 0.
+    """
+    import numpy as np
+
+    from fmapper.files.dtypes import numpy_dtype
+
+    free = [
+        entry
+        for entry in b.entries.values()
+        if entry.is_abstract and (entry.random or _is_counter(entry)) and not _is_kept(entry, keep)
+    ]
+    return {
+        entry.name: np.zeros((*entry.shape, _WORDS[entry.dtype]), np.uint32)
+        if entry.dtype in _WORDS
+        else np.zeros(entry.shape, numpy_dtype(entry.dtype))
+        for entry in free
+    }
+
+
+def _is_kept(entry: Entry, keep: Sequence[str]) -> bool:
+    return any(pattern(text).match(entry.name) is not None for text in keep)
 
 
 def _lazy(side: Side) -> dict[str, Any]:
@@ -162,7 +200,8 @@ def _weights_for(arrays: Mapping[str, Any], a: Side, b: Side) -> dict[str, Any]:
 
 
 def _is_needed(entry: Entry) -> bool:
-    return entry.trained and not (entry.random or entry.transient or _is_counter(entry))
+    is_weight = entry.trained or words_of(entry.name).leaf in ("mean", "var")
+    return is_weight and not (entry.random or entry.transient or _is_counter(entry))
 
 
 def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferReport:
@@ -212,9 +251,8 @@ def _split_kept(entries: Iterable[Entry], keep: Sequence[str]) -> tuple[list[str
     kept: list[str] = []
     lacking: list[str] = []
     for entry in entries:
-        asked = any(pattern(text).match(entry.name) is not None for text in keep)
-        free = entry.random or entry.transient or _is_counter(entry)
-        (kept if asked or (free and not entry.is_abstract) else lacking).append(entry.name)
+        free = entry.random or _is_counter(entry) or (entry.transient and not entry.is_abstract)
+        (kept if free or _is_kept(entry, keep) else lacking).append(entry.name)
     return kept, lacking
 
 
@@ -250,20 +288,18 @@ def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> Tra
         with step("recording what uses the arrays of both models"):
             given, roles = _roles(a, b, inputs)
     found = _find(a, b, keep, roles)
-    rules = _rules(found, a)
+    _rules(found, a)
     proved = False
-    if inputs is not None:
+    if given is not None:
         with step("comparing what both models compute"):
-            _prove(found, a, b, inputs, roles)
-        proved = True
-    elif given is not None and not all(d.settled for d in found.assignment.decisions):
-        proved = _try_to_prove(found, a, b, given, roles)
-    if proved:
-        rules = _rules(found, a)
+            proved = _prove(found, a, b, given, roles, guessed=inputs is None)
+    if a.callable and b.callable and not _is_same_class(a, b):
+        _doubt_single_witnesses(found.assignment.decisions)
     unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
         raise _ambiguous(unsure, found, a, b)
     arrays = tuple(map(_describe, found.assignment.decisions))
+    rules = _rules(found, a)
     return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept), proved)
 
 
@@ -279,34 +315,82 @@ def _roles(a: Side, b: Side, inputs: Inputs | None) -> tuple[Inputs | None, Role
     return inputs, None
 
 
-def _try_to_prove(found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None) -> bool:
-    """Compares both models on inputs that nobody gave; returns whether they agree."""
-    before = found.assignment.decisions
-    found.assignment.decisions = [replace(decision) for decision in before]
-    try:
-        with step("comparing what both models compute of inputs that they take"):
-            _prove(found, a, b, inputs, roles)
-    except Exception:  # of models that take something else
-        found.assignment.decisions = before
-        return False
-    return True
+def _prove(
+    found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None, *, guessed: bool
+) -> bool:
+    """Compares both models with new random weights, and changes decisions until they agree.
 
+    Returns:
+        Whether they agree; False as well if they cannot be compared on inputs that are guessed.
 
-def _prove(found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None) -> None:
-    """Compares both models with new random weights, and changes decisions until they agree."""
+    Raises:
+        TransferError: They differ, or cannot be compared on inputs that were given.
+    """
+    from fmapper.twins.guesses import are_alike
     from fmapper.twins.search import Search
 
-    proof = Proof(a, b, inputs)
     decisions, dropped = found.assignment.decisions, {*found.dropped}
-    needed = [e for name, e in a.entries.items() if name not in dropped and not e.tied_to]
-    proof.prepare([e for e in needed if is_inexact(e.dtype) and not e.random])
+    needed = [e for name, e in a.entries.items() if name not in {*dropped, *found.tied}]
+    needed = [e for e in needed if not e.tied_to]
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
+    proof = Proof(a, b, inputs)
 
     def make(chosen: Sequence[Decision]) -> dict[str, Any]:
         given = outline | {n: LazyArray.of(array) for n, array in proof.arrays.items()}
         return _apply(chosen, found, given)[1]
 
-    Search(proof, decisions, make, roles).run()
+    if guessed and not are_alike(a, b, inputs):
+        return False
+    try:
+        proof.prepare([e for e in needed if is_inexact(e.dtype) and not e.random], found.tied)
+        problem = Search(proof, decisions, make, roles).run()
+    except Exception:  # of models that take something else
+        if not guessed:
+            raise
+        return False
+    if problem and guessed:
+        problem += ". They were called with inputs that fit their shapes: if they take others, "
+        problem += "pass example_inputs="
+    if problem:
+        raise TransferError(problem)
+    return True
+
+
+def _is_same_class(a: Side, b: Side) -> bool:
+    first, second = (x.tree[0] if isinstance(x.tree, tuple) else x.tree for x in (a, b))
+    same = first is second or (type(first) is type(second) and not isroutine(first))
+    names = {*a.entries}, {*b.entries}
+    return same and (names[0] <= names[1] or names[0] >= names[1])
+
+
+def _doubt_single_witnesses(decisions: Sequence[Decision]) -> None:
+    """Makes decisions unsure on which one witness alone agrees, be that names, role or shapes.
+
+    Shapes are a witness where no other array has them. What the outputs do not depend on, such as
+    the bias of keys, goes with the rest of its module.
+    """
+    counts = Counter(map(_sizes, decisions))
+    modules = {
+        (s.parent, t.parent)
+        for d in decisions
+        if FUNCTION in d.witnesses
+        for s in d.match.sources
+        for t in d.match.targets
+    }
+    for decision in decisions:
+        pairs = [(s, t) for s in decision.match.sources for t in decision.match.targets]
+        witnesses = (
+            any(s.words.path & t.words.path or s.pattern == t.pattern for s, t in pairs),
+            counts[_sizes(decision)] == 1,
+            ROLE in decision.witnesses,
+            all((s.parent, t.parent) in modules for s, t in pairs),
+        )
+        if FUNCTION not in decision.witnesses and sum(witnesses) < 2:
+            decision.sure = False
+
+
+def _sizes(decision: Decision) -> tuple[int, ...]:
+    return tuple(prod(e.shape) for group in decision.match.targets for e in group.entries)
 
 
 def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
@@ -325,7 +409,7 @@ def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search
 
 def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rules) -> _Search:
     """Pairs the arrays of both sides, without looking at values."""
-    asked = [e.name for e in b.entries.values() if any(pattern(k).match(e.name) for k in keep)]
+    asked = [e.name for e in b.entries.values() if _is_kept(e, keep)]
     targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
     sources = [e for e in a.entries.values() if not (e.random or e.tied_to)]
     free = {e.name for e in a.entries.values() if e.random or _is_counter(e)}
@@ -340,7 +424,9 @@ def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rul
     lacking = [e for group in assignment.targets for e in group.entries]
     kept, missing = _split_kept(lacking, keep)
     left = [e for group in assignment.sources for e in group.entries]
-    needed = [e.name for e in left if e.trained and not e.transient]
+    needed = [e.name for e in left if _is_needed(e)]
+    tied |= _ties_of(needed, assignment, a, b)
+    needed = [name for name in needed if name not in tied]
     if missing or needed:
         raise _no_counterpart(missing, needed, a, b)
     order = {name: at for at, name in enumerate(b.entries)}
@@ -376,6 +462,43 @@ def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
         for group in decision.match.sources:
             for entry in group.entries:
                 del tied[entry.name]
+
+
+def _ties_of(needed: Sequence[str], assignment: Assignment, a: Side, b: Side) -> Mapping[str, str]:
+    """Returns for arrays of the source that have no place those in the place of which they go.
+
+    They are equal, as where the target ties what the source has twice.
+
+    Raises:
+        TransferError: They differ.
+    """
+    ties = {}
+    taken = [(d, e) for d in assignment.decisions for g in d.match.sources for e in g.entries]
+    for name in needed:
+        entry = a.entries[name]
+        for decision, other in taken:
+            if sorted(other.shape) != sorted(entry.shape) or len(entry.shape) < 2:
+                continue
+            if _equal(entry, other):
+                ties[name] = other.name
+                break
+            tied = [e.name for e in b.entries.values() if e.tied_to]
+            names = {e.name for group in decision.match.targets for e in group.entries}
+            if names & {b.entries[second].tied_to for second in tied}:
+                raise TransferError(
+                    f"{name} and {other.name} have different values in the source, but the target "
+                    f"has one array for both, {', '.join(sorted(names))}. Untie that, or drop one "
+                    "of them with rules="
+                )
+    return ties
+
+
+def _equal(a: Entry, b: Entry) -> bool:
+    import numpy as np
+
+    if a.shape != b.shape or a.dtype != b.dtype or a.is_abstract or b.is_abstract:
+        return False
+    return np.array_equal(a.lazy().read(), b.lazy().read())
 
 
 def _rules(found: _Search, a: Side) -> Rules:
@@ -434,10 +557,14 @@ def _no_counterpart(
         f"{name}: {[*b.entries[name].shape]} of the target, has no counterpart in the source"
         for name in missing
     ]
-    lines += [
-        f"{name}: {[*a.entries[name].shape]} of the source, has no place in the target"
-        for name in needed
-    ]
+    for name in needed:
+        shape = a.entries[name].shape
+        alike = [n for n, e in a.entries.items() if e.shape == shape and n not in needed]
+        hint = f" (of one shape with {_some(alike)}: what a target ties must be equal)"
+        lines.append(
+            f"{name}: {[*shape]} of the source, has no place in the target"
+            + (hint if alike and len(shape) > 1 else "")
+        )
     shown = lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20)
     return TransferError(
         "the architectures differ, or the arrays are not alike enough to be paired:\n"

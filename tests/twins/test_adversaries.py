@@ -1,0 +1,156 @@
+"""`transfer` where names lie or say nothing: nothing is sure that only one witness says."""
+
+import numpy as np
+import pytest
+
+import fmapper
+
+torch = pytest.importorskip("torch")
+
+
+def with_values(module):
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def tower():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+class Critics(torch.nn.Module):
+    """Two towers of equal shapes, whose names say nothing."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.names = first, second
+        for name in sorted(self.names):
+            self.add_module(name, tower())
+
+    def forward(self, x):
+        return tuple(getattr(self, name)(x) for name in self.names)
+
+
+def test_outputs_are_compared_in_their_order():
+    source, x = with_values(Critics("a", "b")), torch.randn(3, 4)
+    for inputs in (None, (x,)):
+        filled, _ = fmapper.transfer(source, Critics("d", "c"), example_inputs=inputs)
+        for mine, theirs in zip(source(x), filled(x), strict=True):
+            assert torch.allclose(mine, theirs)
+
+
+class Towers(torch.nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.names = first, second
+        for name in sorted(self.names):
+            self.add_module(name, tower())
+
+    def forward(self, x, y):
+        first, second = (getattr(self, name) for name in self.names)
+        return first(x) + second(y)
+
+
+class OtherArguments(Towers):
+    def forward(self, query, document):
+        return super().forward(query, document)
+
+
+def test_inputs_that_nobody_gave_are_not_equal():
+    source, x, y = with_values(Towers("a", "b")), torch.randn(3, 4), torch.randn(3, 4)
+    filled, _ = fmapper.transfer(source, Towers("d", "c"))
+    assert torch.allclose(source(x, y), filled(x, y))
+
+
+def test_the_order_of_inputs_is_not_guessed():
+    source = with_values(Towers("a", "b"))
+    with pytest.raises(fmapper.AmbiguousTransferError):
+        fmapper.transfer(source, OtherArguments("d", "c"))
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    filled, _ = fmapper.transfer(source, OtherArguments("d", "c"), example_inputs=(x, y))
+    assert torch.allclose(source(x, y), filled(x, y))
+
+
+class Glu(torch.nn.Module):
+    def __init__(self, curved, straight, **more):
+        super().__init__()
+        self.names, self.more = (curved, straight), more
+        for name in sorted(self.names):
+            self.add_module(name, torch.nn.Linear(4, 4))
+
+    def forward(self, x):
+        first, second = (getattr(self, name) for name in self.names)
+        return torch.tanh(first(x)) * torch.sigmoid(second(x))
+
+
+class Masked(Glu):
+    def forward(self, batch, *, gain):
+        return super().forward(batch["x"] * gain)
+
+
+class OtherMasked(Masked):
+    pass
+
+
+def test_names_that_lie_are_not_believed_alone():
+    source, x = with_values(Glu("gate", "filter")), torch.randn(3, 4)
+    filled, report = fmapper.transfer(
+        source,
+        Masked("filter", "gate"),
+        example_inputs=(x,),
+        target_inputs=({"x": x},),
+        target_kwargs={"gain": 1.0},
+    )
+    assert torch.equal(filled.filter.weight, source.gate.weight)
+    assert report.proved
+    masked = with_values(Masked("gate", "filter"))
+    with pytest.raises(fmapper.AmbiguousTransferError):  # no inputs are guessed for such models
+        fmapper.transfer(masked, OtherMasked("filter", "gate"))
+
+
+class Kernel(torch.nn.Module):
+    """A weight with the name that it has in Flax, and torch's layout."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = torch.nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.kernel)
+
+
+def test_a_layout_that_a_name_promises_is_checked():
+    source, x = with_values(Kernel()), torch.randn(3, 4)
+    target = torch.nn.Linear(4, 4, bias=False)
+    filled, _ = fmapper.transfer(source, target)
+    assert torch.allclose(filled(x), source(x))
+
+
+def test_another_activation_is_named_without_inputs_too():
+    source = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    target = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.SiLU(), torch.nn.Linear(3, 2))
+    before = {name: array.clone() for name, array in target.state_dict().items()}
+    with pytest.raises(fmapper.TransferError, match=r"first difference is at 1: .*sigmoid.*inputs"):
+        fmapper.transfer(source, target)
+    assert all(torch.equal(array, before[name]) for name, array in target.state_dict().items())
+
+
+def test_weights_that_outputs_do_not_depend_on_need_two_other_witnesses():
+    """Zeros show nothing of the weights that they are multiplied by."""
+    source, target = with_values(Glu("gate", "filter")), OtherGlu("filter", "gate")
+    with pytest.raises(fmapper.AmbiguousTransferError):
+        fmapper.transfer(source, target, example_inputs=(torch.zeros(3, 4),))
+
+
+class OtherGlu(Glu):
+    pass
+
+
+def test_infinite_outputs_are_not_called_random():
+    class Roots(torch.nn.Linear):
+        def forward(self, x):
+            return torch.sqrt(-super().forward(x).square() - 1)
+
+    with pytest.raises(fmapper.TransferError, match="infinities or NaN"):
+        fmapper.transfer(Roots(3, 2), Roots(3, 2), example_inputs=np.ones((1, 3), "f4"))

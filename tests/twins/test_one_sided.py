@@ -1,0 +1,130 @@
+"""`transfer` where one side has what the other lacks: ties, values, counters, statistics."""
+
+import numpy as np
+import pytest
+
+import fmapper
+
+torch = pytest.importorskip("torch")
+
+
+class Language(torch.nn.Module):
+    def __init__(self, *, tied):
+        super().__init__()
+        self.emb = torch.nn.Embedding(7, 4)
+        self.mid = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 7, bias=False)
+        if tied:
+            self.head.weight = self.emb.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.mid(self.emb(ids))))
+
+
+IDS = torch.tensor([[1, 4, 2]])
+
+
+def test_an_array_that_only_the_source_ties_fills_both():
+    source = Language(tied=True)
+    filled, _ = fmapper.transfer(source, Language(tied=False))
+    assert filled.head.weight is not filled.emb.weight
+    assert torch.equal(filled(IDS), source(IDS))
+
+
+def test_arrays_that_only_the_target_ties_must_be_equal():
+    source, target = Language(tied=False), Language(tied=True)
+    with pytest.raises(fmapper.TransferError, match=r"head\.weight and emb\.weight have different"):
+        fmapper.transfer(source, target)
+    source.head.weight.data.copy_(source.emb.weight)
+    filled, report = fmapper.transfer(source, target)
+    assert filled.head.weight is filled.emb.weight
+    assert torch.equal(filled(IDS), source(IDS))
+    back, _ = fmapper.transfer(filled, Language(tied=False), rules=report.rules.inverse())
+    for name, array in source.state_dict().items():
+        assert torch.equal(back.state_dict()[name], array)
+
+
+def test_a_use_of_one_array_in_two_places_is_filled_by_equal_ones():
+    class Attending(Language):
+        def __init__(self):
+            super().__init__(tied=True)
+            del self.head
+
+        def forward(self, ids):
+            return torch.tanh(self.mid(self.emb(ids))) @ self.emb.weight.T
+
+    source = Language(tied=False)
+    with pytest.raises(fmapper.TransferError, match=r"head\.weight: .*emb\.weight.*be equal"):
+        fmapper.transfer(source, Attending())
+    source.head.weight.data.copy_(source.emb.weight)
+    filled, _ = fmapper.transfer(source, Attending())
+    assert torch.allclose(filled(IDS), source(IDS))
+
+
+def test_a_target_that_is_half_filled_is_filled():
+    source, target = Language(tied=False), Language(tied=False)
+    target.mid = torch.nn.Linear(4, 4, device="meta")
+    filled, _ = fmapper.transfer(source, target)
+    assert torch.equal(filled(IDS), source(IDS))
+    assert target.mid.weight.is_meta
+    with pytest.raises(fmapper.TransferError, match=r"emb\.weight: \[7, 4\] of the target"):
+        fmapper.transfer(source.mid, target)
+
+
+def test_counters_and_random_states_without_values_are_zeros():
+    nnx = pytest.importorskip("flax.nnx")
+    jax = pytest.importorskip("jax")
+
+    class Norm(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(3, use_running_average=True, epsilon=1e-5, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, deterministic=True, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.norm(x))
+
+    source = torch.nn.BatchNorm1d(3).eval()
+    filled, _ = fmapper.transfer(source, nnx.eval_shape(lambda: Norm(nnx.Rngs(0))))
+    state = fmapper.state(filled)
+    assert not any(isinstance(array, jax.ShapeDtypeStruct) for array in state.values())
+    assert jax.random.key_data(state["dropout.rngs.key"]).tolist() == [0, 0]
+    back, _ = fmapper.transfer(filled, torch.nn.BatchNorm1d(3, device="meta"))
+    assert back.num_batches_tracked.item() == 0
+
+
+def test_statistics_that_the_target_lacks_are_not_dropped():
+    nnx = pytest.importorskip("flax.nnx")
+    jnp = pytest.importorskip("jax.numpy")
+
+    class Affine(nnx.Module):
+        def __init__(self):
+            self.scale, self.bias = nnx.Param(jnp.ones(3)), nnx.Param(jnp.zeros(3))
+
+        def __call__(self, x):
+            return x * self.scale[...] + self.bias[...]
+
+    with pytest.raises(fmapper.TransferError, match=r"running_mean: \[3\] of the source"):
+        fmapper.transfer(torch.nn.BatchNorm1d(3).eval(), Affine())
+    with pytest.raises(
+        fmapper.TransferError, match=r"running_mean: \[3\] of the target.*\n.*\n.*keep="
+    ):
+        fmapper.transfer(Affine(), torch.nn.BatchNorm1d(3))
+
+
+def test_nan_in_a_file_is_named(tmp_path):
+    source = torch.nn.Linear(3, 2)
+    state = {name: array.clone() for name, array in source.state_dict().items()}
+    state["bias"][1] = np.nan
+    fmapper.save(state, tmp_path / "model.safetensors")
+    target = torch.nn.Linear(3, 2)
+    before = target.bias.clone()
+    with pytest.raises(fmapper.TransferError, match=r"bias: the source has NaN"):
+        fmapper.transfer(tmp_path / "model.safetensors", target)
+    assert torch.equal(target.bias, before)
+
+
+def test_another_width_names_both():
+    with pytest.raises(fmapper.TransferError, match=r"weight: \[2, 5\] of the target") as caught:
+        fmapper.transfer(torch.nn.Linear(3, 2), torch.nn.Linear(5, 2))
+    assert "weight: [2, 3] of the source, has no place" in str(caught.value)
+    assert "rules=" in str(caught.value)
