@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, groups_of
-from fmapper.twins.matches import Match, Option, flattenings, joins, kind_of, match_of, rotations
+from fmapper.twins.matches import Match, Option, joins, kind_of, match_of
 from fmapper.twins.sides import Entry
+from fmapper.twins.turns import flattenings, rotations
 from fmapper.twins.words import PLACES, place_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _Index: TypeAlias = dict[Key, list[tuple[Group, tuple[int, ...]]]]
 
 NAMES, SHAPES, LAYERS, ROLE = "names", "shapes", "layers", "role"
 FUNCTION, RULES = "function", "rules"
-_FEW = 32  # numbers that may each be something else, rather than layers
+FEW = 32  # numbers that may each be something else, rather than layers
 
 
 @dataclass(eq=False)
@@ -147,7 +148,7 @@ def _splits(
             if len(modules[group.pieces[: slot + 1]]) > 1:
                 continue  # a block of several modules is one of equal layers
             parts = [*group.split(slot)]
-            if 1 < len(parts) <= _FEW:
+            if 1 < len(parts) <= FEW:
                 met = {other for part in parts for other in _fits_of(part, index)}
                 if met & unmatched or len(met) >= len(parts):
                     score = len(met & unmatched), len(group.members), slot
@@ -155,7 +156,7 @@ def _splits(
 
 
 def _alone(group: Group) -> list[Group]:
-    while group.slots and len(group.members) <= _FEW:
+    while group.slots and len(group.members) <= FEW:
         return [part for inner in group.split(group.slots - 1) for part in _alone(inner)]
     return [group]
 

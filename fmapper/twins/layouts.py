@@ -10,9 +10,10 @@ from itertools import permutations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.rule import OnEach
+    from fmapper.checkpoints.rules.rule import OnEach, Rule
 
 Shape: TypeAlias = tuple[int, ...]
+Steps: TypeAlias = tuple[tuple[object, ...], ...]
 
 # Where a layer has the outputs of a matrix or kernel; see `Models.weight_layouts`.
 _OUT, _IN, _TABLE = "outputs first", "outputs last", "rows"
@@ -25,16 +26,19 @@ class Layout:
 
     Attributes:
         steps: `("transpose", axes)`, `("reshape", shape, shape before)`,
-            `("interleave", groups, axis, back)` or `("offset", value)`.
+            `("interleave", groups, axis, back)`, `("blocks", order, axis)` or `("offset", value)`.
         certain: The classes of both layers say so, or nothing else fits.
     """
 
-    steps: tuple[tuple[object, ...], ...] = ()
+    steps: Steps = ()
     certain: bool = False
 
-    def rules(self, names: Sequence[str]) -> Iterator[OnEach]:
+    def rules(self, names: Sequence[str]) -> Iterator[Rule]:
         """Yields the rules for arrays of these names."""
         for kind, *values in self.steps:
+            if kind == "blocks":
+                yield from _exchange(names, *values)  # type: ignore[arg-type]
+                continue
             yield _rule(str(kind), tuple(names) if len(names) > 1 else names[0], values)
 
     def __str__(self) -> str:
@@ -43,6 +47,16 @@ class Layout:
 
 def _say(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _exchange(names: Sequence[str], order: tuple[int, ...], axis: int) -> Iterator[Rule]:
+    """Yields the rules that put equal parts of arrays in another order."""
+    from fmapper.checkpoints.rules.joining import Concatenate, Split
+
+    for name in names:
+        parts = [f"{name}.part{at}" for at in range(len(order))]
+        yield Split(name, parts, axis)
+        yield Concatenate([parts[at] for at in order], name, axis)
 
 
 def _rule(kind: str, names: str | tuple[str, ...], values: list[object]) -> OnEach:
@@ -75,7 +89,7 @@ def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layo
     known = _by_convention(a, b, shape, wanted)
     if known is not None:
         return (Layout(known, certain=True),)
-    found: dict[object, tuple[tuple[object, ...], ...]] = {}
+    found: dict[object, Steps] = {}
     usual: dict[object, bool] = {}
     for steps in _options(shape, wanted):
         order, keeps = _trace(shape, steps)
@@ -86,9 +100,7 @@ def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layo
     return tuple(Layout(found[o], certain=count == 1 and usual[o]) for o in ranked)
 
 
-def _by_convention(
-    a: str, b: str, shape: Shape, wanted: Shape
-) -> tuple[tuple[object, ...], ...] | None:
+def _by_convention(a: str, b: str, shape: Shape, wanted: Shape) -> Steps | None:
     if not a or not b or (_TABLE in (a, b) and a != b):
         return None
     if a == b:
@@ -110,7 +122,7 @@ def _by_convention(
     return None
 
 
-def _reshape(shape: Shape, wanted: Shape) -> tuple[tuple[object, ...], ...]:
+def _reshape(shape: Shape, wanted: Shape) -> Steps:
     return () if shape == wanted else (("reshape", wanted, shape),)
 
 
@@ -133,7 +145,7 @@ def _is_regrouping(shape: Shape, wanted: Shape) -> bool:
     return i == len(old) and j == len(new)
 
 
-def _options(shape: Shape, wanted: Shape) -> Iterator[tuple[tuple[object, ...], ...]]:
+def _options(shape: Shape, wanted: Shape) -> Iterator[Steps]:
     """Yields the steps from one shape to another: a permutation, before or after a reshape."""
     if len(shape) == len(wanted):
         usual = [axes for axes in _usual(len(shape)) if _permute(shape, axes) == wanted]
@@ -176,7 +188,7 @@ def _usual(n: int) -> list[tuple[int, ...]]:
     ]
 
 
-def _trace(shape: Shape, steps: tuple[tuple[object, ...], ...]) -> tuple[object, bool]:
+def _trace(shape: Shape, steps: Steps) -> tuple[object, bool]:
     """Returns what identifies the order in which steps leave the elements, and if it is usual.
 
     It is where parts of a dimension, such as heads and what is in one, stay in their order.

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations, product
 from typing import TypeAlias
 
 from fmapper.twins.groups import Group, Shape
-from fmapper.twins.layouts import Layout, layouts
+from fmapper.twins.layouts import Layout, Steps, layouts
 from fmapper.twins.sides import Entry
 
 Pair: TypeAlias = tuple[Shape, Shape]
 
-_OUTPUTS = ("outputs first", "outputs last")  # by the axis of the outputs of a matrix
 _MOST_PARTS = 4  # that one array is joined of: the gates of a recurrent cell
 _PARTS = "q k v gate up ii if ig io hi hf hg ho ir iz in hr hz hn"
 _ORDER = _PARTS.split()  # as most have them
@@ -32,6 +31,7 @@ class Option:
         axis: The dimension along which they are joined.
         new: That dimension is a new one.
         certain: Conventions or shapes leave no other.
+        after: The steps that follow where groups are joined.
     """
 
     layouts: tuple[dict[Pair, Layout], ...]
@@ -40,12 +40,14 @@ class Option:
     axis: int = 0
     new: bool = False
     certain: bool = False
+    after: Steps = ()
 
     def __str__(self) -> str:
         words = [str(layout) for known in self.layouts[:1] for layout in known.values()][:1]
         if len(self.order) > 1:
             words.append(f"{'stack' if self.new else 'concatenate'} along {self.axis}")
         words += [f"stack along {axis}" for axis in self.axes]
+        words += [str(Layout(self.after))] if self.after else []
         return ", ".join(filter(None, words))
 
 
@@ -173,87 +175,12 @@ def kind_of(layout: Layout) -> object:
     return tuple(step[:2] if step[0] == "transpose" else step[:1] for step in layout.steps)
 
 
-def rotations(match: Match) -> Iterator[Option]:
-    """Yields the options of a match with the halves of each head interleaved, and the reverse.
-
-    Rotary positions turn pairs of elements that are neighbours, or that are half a head apart.
-    """
-    if len(match.many) > 1:
-        return
-    shape = match.many[0].shapes[0]
-    layout = match.many[0].entries[0].layout
-    axes = {"outputs first": (0,), "outputs last": (len(shape) - 1,)}.get(layout, range(len(shape)))
-    for back, axis in product((True, False), axes):
-        size = shape[axis]
-        for head in range(size, 3, -1) if len(shape) < 3 else (size,):
-            if size % head or head % 2:
-                continue
-            split = (*shape[:axis], size // head, head, *shape[axis + 1 :])
-            turn = ("interleave", 2, axis + 1, back)
-            steps: tuple[tuple[object, ...], ...]
-            steps = (("reshape", split, shape), turn, ("reshape", shape, split))
-            if split == (*shape[:axis], 1, *shape[axis:]):
-                steps = (("interleave", 2, axis, back),)
-            for option in match.options[:2]:
-                known = {
-                    pair: Layout((*steps, *layout.steps))
-                    for pair, layout in option.layouts[0].items()
-                }
-                yield Option((known,), option.axes)
-
-
-def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iterator[Option]:
-    """Yields the options of a matrix that takes flattened images, with channels last or first.
-
-    It takes a number of inputs that nothing else has, a multiple of the channels of a convolution.
-
-    Args:
-        match: The match.
-        channels: The numbers of outputs of convolutions.
-        known: The sizes that other arrays have.
-    """
-    shape = match.many[0].shapes[0]
-    if len(match.many) > 1 or match.over or len(shape) != 2 or len(match.one.shapes[0]) != 2:
-        return
-    for axis in (0, 1):
-        size = shape[axis]
-        if size in known or match.many[0].entries[0].layout == _OUTPUTS[axis]:
-            continue
-        for count in sorted(n for n in channels if size % n == 0 and 1 < n < size):
-            for outer, inner in ((count, size // count), (size // count, count)):
-                split = (*shape[:axis], outer, inner, *shape[axis + 1 :])
-                axes = (1, 0, 2) if axis == 0 else (0, 2, 1)
-                turned = tuple(split[at] for at in axes)
-                steps = (("reshape", split, shape), ("transpose", axes), ("reshape", shape, turned))
-                for option in match.options[:2]:
-                    found = {
-                        pair: Layout((*steps, *layout.steps))
-                        for pair, layout in option.layouts[0].items()
-                    }
-                    yield Option((found,), option.axes)
-
-
 def other_layouts(match: Match) -> Iterator[Option]:
     """Yields the options of a match whose layers have other layouts than their classes say."""
     if len(match.many) == 1:
         found = match_of(match.many[0], match.one, match.over, back=match.back, classes=False)
         usual = [option.layouts for option in match.options]
         yield from (o for o in (found.options if found else ()) if o.layouts not in usual)
-
-
-def offsets(match: Match) -> Iterator[Option]:
-    """Yields the options of a match with one added to the weights, or subtracted.
-
-    Some norms multiply by one more than their weights, which are zeros at first.
-    """
-    if len(match.many) == 1 and all(len(shape) == 1 for shape in match.many[0].shapes):
-        for value in (1.0, -1.0):
-            option = match.options[0]
-            known = {
-                pair: Layout((("offset", value), *layout.steps))
-                for pair, layout in option.layouts[0].items()
-            }
-            yield Option((known,), option.axes)
 
 
 def join_groups(groups: Sequence[Group], one: Group, *, back: bool) -> Match | None:

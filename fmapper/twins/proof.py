@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.errors import TransferError
+from fmapper.twins.programs import Names, is_product
 from fmapper.twins.sides import Entry, Side, framework_of
 
 if TYPE_CHECKING:
@@ -60,15 +61,17 @@ class Trial(NamedTuple):
         agrees: Whether the outputs are those of the source.
         shapes: The shapes of the outputs of both, if none are the same but for their order.
         matches: For each operation, whether its result is one of the source.
-        places: The places of these operations.
         parts: How many results without their biases and scales are those of the source.
+        place: The place of the first operation from which on results differ.
+        weights: The names of the target's weights shortly before such operations.
     """
 
     agrees: bool
     shapes: str = ""
     matches: tuple[bool, ...] = ()
-    places: tuple[str, ...] = ()
     parts: int = 0
+    place: str = ""
+    weights: frozenset[str] = frozenset()
 
     @property
     def score(self) -> tuple[bool, int]:
@@ -159,11 +162,20 @@ class Proof:
         if self._watch is None:
             adapter = _adapter(model)
             self._watch = adapter.watcher(model, *inputs_for(adapter, args, kwargs))
-        steps = [*_steps(self._watch(model))]
+        steps = [*_steps(self._watch(model), Names(self.target).find)]
         matches = tuple(all(map(self._is_seen, step.prints)) for step in steps)
         parts = sum(self._is_seen(print_) for step in steps for print_ in step.parts)
-        places = tuple(step.place for step in steps)
-        return Trial(agrees, shapes, matches, places, parts)
+        recovers = [*matches]  # whether results that depend on one match again
+        for at in reversed(range(len(steps))):
+            for parent in steps[at].parents:
+                recovers[parent] = recovers[parent] or recovers[at]
+        first = [
+            step
+            for at, step in enumerate(steps)
+            if not recovers[at] and all(recovers[parent] for parent in step.parents)
+        ]
+        weights = frozenset(name for step in first for near in step.weights for name in near)
+        return Trial(agrees, shapes, matches, parts, first[0].place if first else "", weights)
 
     def _note(self, seen: Iterable[Observation] | None) -> Iterator[Observation]:
         """Yields the operations of the source, and keeps their names."""
@@ -300,36 +312,56 @@ class _Step(NamedTuple):
         prints: Its results.
         parts: The results without weights that it may have added or multiplied by, as another
             framework does in an operation of its own.
+        parents: The numbers of the steps whose results it takes.
+        weights: The weights that it depends on from the last product with one, and those from the
+            product before that.
     """
 
     place: str
     prints: tuple[Print, ...]
     parts: tuple[Print, ...]
+    parents: frozenset[int]
+    weights: tuple[frozenset[str], frozenset[str]]
 
 
-def _steps(seen: Iterable[Observation] | None) -> Iterator[_Step]:
+def _steps(
+    seen: Iterable[Observation] | None, name_of: Callable[[str], str] = str
+) -> Iterator[_Step]:
     """Yields the operations that depend on the inputs of a model."""
     weights: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}  # of results of weights alone
-    data: set[str] = set()
+    names: dict[str, frozenset[str]] = defaultdict(frozenset)  # of the weights in these
+    data: dict[str, tuple[frozenset[int], frozenset[str], frozenset[str]]] = {}
+    count = 0
     for one in seen or ():
         values = tuple(plain for array in one.values for plain in _arrays(array))
         if one.op == "input":
-            data.add(one.name)
-        elif data.isdisjoint(one.operands):
+            data[one.name] = (frozenset(), frozenset(), frozenset())
+            continue
+        if one.op == "weight":
+            names[one.name] = frozenset([name_of(one.module).partition("#")[0]])
+        own = frozenset(name for operand in one.operands for name in names[operand])
+        given = [data[operand] for operand in one.operands if operand in data]
+        if not given:
             weights[one.name] = values
-        else:
-            data.add(one.name)
-            prints = tuple(p for x in values if (p := print_of_values(x)) is not None)
+            names[one.name] |= own
+            continue
+        parents, last, before = (frozenset().union(*sets) for sets in zip(*given, strict=True))
+        last, before = (own, last) if own and is_product(one.op) else (last | own, before)
+        prints = tuple(p for x in values if (p := print_of_values(x)) is not None)
+        if prints:
             where = f"{one.module}: " if one.module else ""
             line = f" ({one.source})" if one.source else ""
             vectors = [x for name in one.operands for x in weights.get(name, ()) if x.ndim == 1]
             parts = (print_of_values(x) for value in values[:1] for x in _parts(value, vectors))
-            if prints:
-                yield _Step(
-                    f"{where}{one.op}{line}",
-                    prints,
-                    tuple(p for p in parts if p is not None),
-                )
+            yield _Step(
+                f"{where}{one.op}{line}",
+                prints,
+                tuple(p for p in parts if p is not None),
+                parents,
+                (last, before),
+            )
+            parents, count = frozenset([count]), count + 1
+        data[one.name] = (parents, last, before)
 
 
 def _parts(

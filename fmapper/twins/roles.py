@@ -15,21 +15,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fmapper.twins.matches import Match
+from fmapper.twins.programs import KINDS, Names, plain
 from fmapper.twins.proof import Inputs
 from fmapper.twins.sides import Side, framework_of
 
 if TYPE_CHECKING:
     from fmapper.backends.compute import Observation
 
-_OPERATIONS = {
-    "product": "mm addmm bmm baddbmm matmul linear dot_general mv dot addmv",
-    "convolution": "convolution _convolution conv_general_dilated",
-    "lookup": "embedding gather index index_select take",
-    "factor": "mul div",
-    "term": "add sub",
-    "part": "cat concatenate",
-}
-_KINDS = {op: kind for kind, ops in _OPERATIONS.items() for op in ops.split()}
 # Norms as one operation: what they do with the weights that they take, by how many these are.
 _NORMS: dict[int, tuple[str, ...]] = {1: ("factor",), 2: ("factor", "term"), 4: ()}
 _WITH_STATISTICS = ("term", "factor", "term")
@@ -179,44 +171,16 @@ def places_of(side: Side, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
             if not (entry.tied_to or entry.random)
         }
         seen = record(side.fill(zeros, strict=False))
-    return _places(seen, _Names(side)) if seen else []
+    return _places(seen, Names(side)) if seen else []
 
 
-class _Names:
-    """The names of parameters in programs, as those of a side and the rows of these."""
-
-    def __init__(self, side: Side) -> None:
-        self._entries = side.entries
-        self._ends: dict[str, list[str]] = defaultdict(list)
-        for name in side.entries:
-            parts = name.split(".")
-            for at in range(len(parts)):
-                self._ends[".".join(parts[at:])].append(name)
-
-    def find(self, name: str) -> str:
-        """Returns the name of a parameter, `layers.weight#0` for a row; empty for no weight."""
-        parts = name.split(".")
-        first = self._find(name)
-        for at, part in enumerate(parts):
-            if not first and part.isdigit():
-                stacked = self._find(".".join((*parts[:at], *parts[at + 1 :])))
-                first = f"{stacked}#{part}" if stacked else ""
-        return first
-
-    def _find(self, name: str) -> str:
-        names = [name] if name in self._entries else self._ends.get(name, [])
-        if len(names) != 1 or self._entries[names[0]].random or self._entries[names[0]].transient:
-            return ""
-        return self._entries[names[0]].tied_to or names[0]
-
-
-def _places(seen: Iterable[Observation], names: _Names) -> list[_Place]:
+def _places(seen: Iterable[Observation], names: Names) -> list[_Place]:
     inputs = _Place("inputs", {}, {})
     places = [inputs]
     weights: dict[str, Weights] = {}  # of results of parameters alone
     fronts: dict[str, dict[_Place, bool]] = {}  # of results that depend on the inputs
     for one in seen:
-        op = one.op.rpartition("::")[2].partition(".")[0]
+        op = plain(one.op)
         if one.op == "weight":
             name = names.find(one.module)
             if name:
@@ -266,7 +230,7 @@ def _uses(op: str, own: list[Weights], *, first: bool) -> Iterator[tuple[str, We
             own, kinds = [own[0], dict.fromkeys(own[1], True)], _WITH_STATISTICS[:2]
         yield from zip(kinds, own, strict=True)
         return
-    kind = _KINDS.get(op, op)
+    kind = KINDS.get(op, op)
     if kind in ("product", "convolution") and own:
         own = own if first else own[::-1]
         yield kind, own[0]

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from fmapper.errors import TransferError
-from fmapper.twins.assign import FUNCTION, ROLE, Decision
-from fmapper.twins.matches import Match, Option, match_of, offsets, other_layouts
+from fmapper.twins.assign import FEW, FUNCTION, ROLE, Decision
+from fmapper.twins.groups import Group
+from fmapper.twins.matches import Match, Option, match_of, other_layouts
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
+from fmapper.twins.turns import Turn, offsets, rotations, turned, turns
 
 _DRAWS = re.compile(r"::(rand|bernoulli|normal|random_bits|threefry|multinomial)")
 
@@ -68,22 +70,35 @@ class Search:
     # where they disagree
 
     def _repair(self) -> str:
+        """Changes decisions, unsure ones first; returns where the outputs differ after all."""
         best = self._trial(self.decisions, watch=True)
-        for every in (False, True):
-            before = None
-            while before != best.score:
-                before = best.score
+        for stage in ("unsure", "all", "apart", "turned"):
+            if stage == "apart":
+                before = len(self.decisions)
+                self.decisions[:] = [part for one in self.decisions for part in _apart(one)]
+                if len(self.decisions) == before:
+                    continue
+            last = None
+            while last != best.score:
+                last = best.score
                 for at in range(len(self.decisions)):
-                    if every or not self.decisions[at].settled:
-                        best = self._improve(at, best)
+                    if self._may_be_wrong(self.decisions[at], best, stage):
+                        best = self._improve(at, best, turn=stage == "turned")
                     if best.agrees:
                         return ""
         return self._message(best)
 
-    def _improve(self, at: int, best: Trial) -> Trial:
+    @staticmethod
+    def _may_be_wrong(decision: Decision, best: Trial, stage: str) -> bool:
+        if stage == "unsure" and decision.settled:
+            return False
+        names = {entry.name for group in decision.match.targets for entry in group.entries}
+        return not best.weights or not names.isdisjoint(best.weights)
+
+    def _improve(self, at: int, best: Trial, *, turn: bool) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
         current = [*self.decisions]
-        for changed in self._alternatives(at, current):
+        for changed in self._turns(at, current) if turn else self._alternatives(at, current):
             trial = self._trial(changed, watch=True)
             if trial.score > best.score:
                 best, self.decisions[:] = trial, changed
@@ -107,6 +122,17 @@ class Search:
                 for pairs in ([(at, other)], _modules(current, at, other)):
                     yield from self._exchange(current, pairs)
 
+    def _turns(self, at: int, current: list[Decision]) -> Iterator[list[Decision]]:
+        """Yields the decisions with turns in one of them, or in all of its module."""
+        match = current[at].match
+        for option in rotations(match):
+            yield [*current[:at], replace(current[at], option=option), *current[at + 1 :]]
+        groups = [g for d in current for g in (*d.match.many, d.match.one)]
+        sizes = {size for group in groups for shape in group.shapes for size in shape}
+        for size, turn in turns(match, sizes):
+            for order in {option.order for option in match.options}:
+                yield [_turn(one, match, size, turn, order) for one in current]
+
     def _exchange(
         self, current: list[Decision], pairs: Sequence[tuple[int, int]]
     ) -> Iterator[list[Decision]]:
@@ -121,9 +147,7 @@ class Search:
                 yield changed
 
     def _message(self, best: Trial) -> str:
-        last = max((at for at, ok in enumerate(best.matches) if ok), default=-1)
-        place = next(iter(best.places[last + 1 :]), "the output")
-        draws = next(filter(_DRAWS.search, (*self._proof.operations, *best.places)), "")
+        draws = next(filter(_DRAWS.search, self._proof.operations), "")
         if draws:
             return (
                 f"the outputs of both models differ, as one draws random numbers, at {draws}. Set "
@@ -131,9 +155,9 @@ class Search:
             )
         return (
             "both models give different outputs with the same weights, however these are paired. "
-            f"The first difference is at {place} of the target. The architectures differ there, "
-            "such as in an activation, an epsilon or a mask; or a pair was not found: pass it with "
-            "rules="
+            f"The first difference is at {best.place or 'the output'} of the target. The "
+            "architectures differ there, such as in an activation, an epsilon or a mask; or a pair "
+            "was not found: pass it with rules="
         )
 
     # what outputs do not depend on
@@ -211,11 +235,43 @@ def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[i
 
 def _in_order(other: Decision, decision: Decision, option: Option) -> Decision:
     """Returns a decision with its parts in the order of an option, if they are of its modules."""
-    parents = [group.parent for group in decision.match.many]
-    if decision.match.one.parent != other.match.one.parent:
-        return other
-    if parents != [group.parent for group in other.match.many]:
+    if not _is_beside(other.match, decision.match):
         return other
     options = (o for o in other.match.options if (o.order, o.axis) == (option.order, option.axis))
     same = option if other is decision else next(options, None)
     return replace(other, option=same) if same else other
+
+
+def _is_beside(match: Match, other: Match) -> bool:
+    """Returns whether two matches are of the same modules, such as weights and biases."""
+    return match.one.parent == other.one.parent and [g.parent for g in match.many] == [
+        g.parent for g in other.many
+    ]
+
+
+def _turn(
+    decision: Decision, match: Match, size: int, turn: Turn, order: tuple[int, ...]
+) -> Decision:
+    """Returns a decision with a turn if it is beside a match, and has that size."""
+    options = [option for option in decision.match.options if option.order == order]
+    if not options or not _is_beside(decision.match, match):
+        return decision
+    usual = decision.option if decision.option in options else options[0]
+    option = turned(decision.match, usual, size, turn)
+    return replace(decision, option=option) if option else decision
+
+
+def _apart(decision: Decision) -> Iterator[Decision]:
+    """Yields decisions about the arrays of a group that are fields or layers of one module.
+
+    Their names differ in numbers that may count anything, as in `a1` and `a2`.
+    """
+    match = decision.match
+    last = len(match.one.pattern.split(".")) - 2
+    few = len(match.one.members) <= FEW and len(match.many) == 1 and not match.over
+    if not few or "{}" in match.one.pattern.split(".")[: max(last, 0)]:
+        yield decision
+        return
+    for entry, other in zip(match.many[0].entries, match.one.entries, strict=True):
+        groups = [Group((e.name,), {(): e}) for e in (entry, other)]
+        yield replace(decision, match=replace(match, many=(groups[0],), one=groups[1]), others=[])

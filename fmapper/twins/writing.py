@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from fmapper.tree.pattern import Pattern
 from fmapper.twins.assign import Decision
 from fmapper.twins.groups import Group, Index
-from fmapper.twins.layouts import Layout
+from fmapper.twins.layouts import Layout, Steps
 from fmapper.twins.matches import Match, Option
 from fmapper.twins.sides import Entry
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 _LETTERS = "ijklmnop"
-Steps: TypeAlias = tuple[tuple[object, ...], ...]
 
 
 def rules_of(
@@ -207,3 +206,4 @@ class _Writer:
         for many, one in _patterns(groups, (), match.one):
             old, new = [self._source(match, name) for name in many], self._target(match, one)
             self._joins.append(Concatenate(old, new, option.axis, uneven))
+            self._joins += Layout(option.after).rules([new])
