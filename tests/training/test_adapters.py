@@ -295,22 +295,131 @@ def test_an_update_that_is_added_is_among_the_targets_that_are_written(tmp_path)
     assert settings["exclude_modules"] is None
 
 
-def test_names_of_other_libraries_are_a_matter_of_rules(tmp_path):
-    """Those of qwix, which has its matrices beside the kernel, with heads apart."""
-    adapter = load_adapter(write(tmp_path, pair("layers.0.q", outer=4)))
-    rules = Rules([
-        Rename("updates.layers.{i}.q.weight.{m}", "blocks.{i}.q_proj.w_lora_{m}"),
-        Transpose("blocks.{i}.q_proj.w_lora_{m}"),
-        Reshape("blocks.{i}.q_proj.w_lora_b", (2, 2, 2), back=(2, 4)),
-    ])  # fmt: skip
-    theirs = {n: array.read() for n, array in rules.apply(fmapper.state(adapter)).items()}
-    shapes = {name: array.shape for name, array in theirs.items()}
-    assert shapes == {"blocks.0.q_proj.w_lora_a": (6, 2), "blocks.0.q_proj.w_lora_b": (2, 2, 2)}
+# The Llama 3 of Tunix, and of MaxText with scanned layers: two layers of width 16, with four heads
+# and two of keys. What they have of each weight, with the update that qwix puts beside the first,
+# and that MaxText's own adapters hold for the second.
+TUNIX = {
+    "weights": Rules([
+        Rename("model.layers.{i}.self_attn.{p}.weight", "layers.{i}.attn.{p}.w"),
+        Rename("model.layers.{i}.mlp.{p}.weight", "layers.{i}.mlp.{p}.kernel"),
+        Transpose(["layers.{i}.attn.{p}.w", "layers.{i}.mlp.{p}.kernel"]),
+        Reshape("layers.{i}.attn.q_proj.w", (16, 4, 4), back=(16, 16)),
+        Reshape([f"layers.{{i}}.attn.{p}_proj.w" for p in "kv"], (16, 2, 4), back=(16, 8)),
+        Reshape("layers.{i}.attn.o_proj.w", (4, 4, 16), back=(16, 16)),
+    ]),
+    "adapter": Rules([
+        Rename(
+            "updates.model.layers.{i}.self_attn.{p}.weight.{m}", "layers.{i}.attn.{p}.w_lora_{m}"
+        ),
+        Rename("updates.model.layers.{i}.mlp.{p}.weight.{m}", "layers.{i}.mlp.{p}.kernel_lora_{m}"),
+        Transpose(["layers.{i}.attn.{p}.w_lora_{m}", "layers.{i}.mlp.{p}.kernel_lora_{m}"]),
+        Reshape("layers.{i}.attn.q_proj.w_lora_b", (3, 4, 4), back=(3, 16)),
+        Reshape([f"layers.{{i}}.attn.{p}_proj.w_lora_b" for p in "kv"], (3, 2, 4), back=(3, 8)),
+        Reshape("layers.{i}.attn.o_proj.w_lora_a", (4, 4, 3), back=(16, 3)),
+    ]),
+    "shapes": {
+        f"layers.{i}.{name}_lora_{m}": shape
+        for i in range(2)
+        for name, shapes in {
+            "attn.q_proj.w": ((16, 3), (3, 4, 4)),
+            "attn.k_proj.w": ((16, 3), (3, 2, 4)),
+            "attn.v_proj.w": ((16, 3), (3, 2, 4)),
+            "attn.o_proj.w": ((4, 4, 3), (3, 16)),
+            "mlp.gate_proj.kernel": ((16, 3), (3, 24)),
+            "mlp.down_proj.kernel": ((24, 3), (3, 16)),
+        }.items()
+        for m, shape in zip("ab", shapes, strict=True)
+    },
+    "product": lambda a, b: np.tensordot(a, b, 1),
+}  # fmt: skip
+
+
+def to_maxtext(begin, end):
+    """Rules of what MaxText does to a weight, and to the second matrix of its update."""
+    heads = {"query": (begin, 2, 4, 4), "key": (begin, 2, 2, 4), "value": (begin, 2, 2, 4)}
+    flat = {"query": (begin, 2, 16), "key": (begin, 2, 8), "value": (begin, 2, 8)}
+    rules = [
+        Reshape(f"decoder.layers.self_attention.{p}.{end}", heads[p], back=flat[p]) for p in heads
+    ]
+    for p in ("query", "key"):  # whose halves for rotation alternate there
+        name, shape = f"decoder.layers.self_attention.{p}.{end}", heads[p]
+        halves = (*shape[:-1], 2, 2)
+        rules += [
+            Reshape(name, halves, back=shape),
+            Transpose(name, (0, 1, 2, 4, 3)),
+            Reshape(name, shape, back=halves),
+        ]
+    return [*rules, Scale(f"decoder.layers.self_attention.query.{end}", 0.5)]  # of sqrt(4)
+
+
+MODULES = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+MAXTEXT = {
+    "weights": Rules([
+        Rename({
+            f"model.layers.{{i}}.self_attn.{p}.weight": f"decoder.{{i}}.{q}.kernel"
+            for p, q in MODULES.items()
+        }),
+        Transpose("decoder.{i}.{p}.kernel"),
+        Stack(
+            "decoder.{i}.{p}.kernel", "decoder.layers.self_attention.{p}.kernel", over="i", axis=1
+        ),
+        *to_maxtext(16, "kernel"),
+    ]),
+    "adapter": Rules([
+        Rename({
+            f"updates.model.layers.{{i}}.self_attn.{p}.weight.{{m}}": f"decoder.{{i}}.{q}.{{m}}"
+            for p, q in MODULES.items()
+        }),
+        Transpose("decoder.{i}.{p}.{m}"),
+        Stack(
+            "decoder.{i}.{p}.{m}", "decoder.layers.self_attention.{p}.lora_{m}.kernel",
+            over="i", axis=1,
+        ),
+        *to_maxtext(3, "lora_b.kernel"),
+    ]),
+    "shapes": {
+        f"decoder.layers.self_attention.{name}.lora_{m}.kernel": shape
+        for name, shapes in {
+            "query": ((16, 2, 3), (3, 2, 4, 4)),
+            "key": ((16, 2, 3), (3, 2, 2, 4)),
+            "value": ((16, 2, 3), (3, 2, 2, 4)),
+        }.items()
+        for m, shape in zip("ab", shapes, strict=True)
+    },
+    "product": lambda a, b: np.einsum("ilr,rl...->il...", a, b),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("table", "modules"),
+    [(TUNIX, "qkvo"), (MAXTEXT, "qkv")],
+    ids=["tunix", "maxtext"],
+)
+def test_names_of_other_libraries_are_a_matter_of_rules(tmp_path, table, modules):
+    """Tables carry an adapter to their matrices, whose product is the update there; and back."""
+    sizes = {"q": (16, 16), "k": (8, 16), "v": (8, 16), "o": (16, 16)}
+    sizes = {f"self_attn.{p}_proj": sizes[p] for p in modules}
+    sizes |= {"mlp.gate_proj": (24, 16), "mlp.down_proj": (16, 24)} if table is TUNIX else {}
+    arrays = {}
+    for i in range(2):
+        for name, (outer, inner) in sizes.items():
+            arrays |= pair(f"model.layers.{i}.{name}", 3, inner, outer)
+    adapter = load_adapter(write(tmp_path, arrays, r=3, lora_alpha=6))
+    theirs = table["adapter"].apply(fmapper.state(adapter))
+    theirs = {name: array.read() for name, array in theirs.items()}
+    assert {name: array.shape for name, array in theirs.items()} == table["shapes"]
+    updates = adapter({name: np.zeros(u.shape) for name, u in adapter.updates.items()})
+    for name, array in table["weights"].apply(updates).items():
+        a, b = (
+            theirs[f"{name}_lora_{m}"] if table is TUNIX
+            else theirs[name.replace("kernel", f"lora_{m}.kernel")]
+            for m in "ab"
+        )  # fmt: skip
+        assert np.allclose(2 * table["product"](a, b), array.read(), atol=1e-5)
     trained = {name: array + 1 for name, array in theirs.items()}
-    back = {n: array.read() for n, array in rules.inverse().apply(trained).items()}
-    again = fmapper.load_state(adapter, back)
-    for name, array in fmapper.state(again).items():
-        assert np.allclose(array, fmapper.state(adapter)[name] + 1)
+    back = {n: array.read() for n, array in table["adapter"].inverse().apply(trained).items()}
+    again = table["adapter"].apply(fmapper.state(fmapper.load_state(adapter, back)))
+    assert all(np.allclose(again[name].read(), trained[name], atol=1e-6) for name in trained)
 
 
 def test_a_structured_flax_model_holds_an_adapter(tmp_path):
