@@ -23,7 +23,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr_decay": 0.0, "eps": None, **_DECAY},
     "adadelta": {"rho": None, "eps": None, **_DECAY},
     "adafactor": {"beta2_decay": None, "eps": None, "d": None, **_DECAY},
-    "lion": {"betas": None, **_DECAY},
     "muon": {
         "momentum": None, "nesterov": None, "ns_coefficients": None, "ns_steps": None,
         "eps": None, "adjust_lr_fn": None, **_DECAY,

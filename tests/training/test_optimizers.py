@@ -605,7 +605,7 @@ def test_a_run_goes_on_in_a_twin_of_the_same_framework():
         moved.update(twin, nnx.state(twin, nnx.Param))
         assert np.allclose(twin.up.kernel[...], net.a.kernel[...], rtol=1e-12)
         lion = nnx.Optimizer(net, optax.lion(1e-3), wrt=nnx.Param)
-        with pytest.raises(ConversionError, match="lion cannot be made of its settings alone"):
+        with pytest.raises(ConversionError, match="scale_by_lion has no counterpart in torch"):
             convert_training(net, lion, Twin(), rules=Rules([Rename(names)]))
 
 
@@ -668,7 +668,7 @@ def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
         (lambda: optax.adam(1e-3, mu_dtype=jnp.bfloat16), "mu_dtype"),
         (lambda: optax.radam(1e-3), "scale_by_radam has no counterpart in torch: torch's RAdam"),
         (lambda: optax.MultiSteps(optax.adam(1e-3), lambda step: 4), "only a constant number"),
-        (lambda: optax.chain(optax.ema(0.9), optax.scale(-0.1)), "ema has no counterpart"),
+        (lambda: optax.chain(optax.ema(0.9), optax.scale(-0.1)), "counterpart for debias=True"),
         (lambda: optax.ema(0.9, debias=False), "ema with debias=False begins at 0"),
         (
             lambda: optax.inject_hyperparams(optax.adamw)(1e-3, weight_decay=lambda step: 0.1),
@@ -678,12 +678,12 @@ def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
         (lambda: optax.sgd(-1e-3), "positive sign"),
         (
             lambda: optax.chain(optax.adam(1.0), optax.add_decayed_weights(0.1)),
-            "scale before add_decayed_weights has no counterpart",
+            "add_decayed_weights after scale has no counterpart",
         ),
-        (lambda: optax.chain(optax.scale(0.5), optax.adam(1.0)), "scale before scale_by_adam"),
+        (lambda: optax.chain(optax.scale(0.5), optax.adam(1.0)), "scale_by_adam after scale"),
         (
             lambda: optax.rmsprop(1e-3, momentum=0.9, eps_in_sqrt=False),
-            "scale before trace has no counterpart",
+            "trace after scale has no counterpart",
         ),
         (
             lambda: optax.chain(optax.stateless(lambda updates, _: updates), optax.sgd(0.1)),
@@ -698,7 +698,7 @@ def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
             lambda: optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(len)),
             "only optax.scale_by_learning_rate",
         ),
-        (lambda: optax.chain(optax.scale_by_adam(), optax.adam(1e-3)), "adam is followed by adam"),
+        (lambda: optax.chain(optax.scale_by_adam(), optax.adam(1e-3)), "after scale_by_adam"),
         (lambda: optax.chain(optax.set_to_zero(), optax.adamw(1e-3)), "set_to_zero has no counter"),
         (
             lambda: optax.chain(

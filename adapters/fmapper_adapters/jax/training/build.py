@@ -12,7 +12,7 @@ import optax
 from fmapper import ConversionError
 from fmapper.training import Group, OptimizerState, Schedule
 from fmapper_adapters.jax.training import averages
-from fmapper_adapters.jax.training.transformations import RULES, Moments, transformation
+from fmapper_adapters.jax.training.transformations import Moments, transformation
 
 _FROZEN = "frozen"
 
@@ -64,15 +64,10 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
 
     Raises:
         ConversionError: A parameter has an array of a slot in another shape than the transformation
-            expects, or there is none for the algorithm.
+            expects.
     """
     if state.algorithm == "average":
         return averages.build(params, state)
-    if state.algorithm not in RULES:
-        raise ConversionError(
-            f"optax's {state.algorithm} cannot be made of its settings alone: keep the "
-            "transformation of the source."
-        )
     labels = [_FROZEN] * len(jax.tree.leaves(params))
     parts = {}
     for number, group in enumerate(state.groups):

@@ -7,10 +7,11 @@ refused, and so is what torch's optimizers do not have.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,41 +23,62 @@ from fmapper_adapters.jax.training import averages
 from fmapper_adapters.jax.training.build import Rate, is_masked
 from fmapper_adapters.jax.training.transformations import Moments
 
+
+class _Core(NamedTuple):
+    """A transformation of optax that an algorithm of torch has.
+
+    Attributes:
+        algorithm: A key of `fmapper.training.SETTINGS`.
+        settings: Its settings, by the names of optax.
+        slots: Fields of its state -> slots.
+        fixed: Settings that torch does not have, with the values that they have in it.
+    """
+
+    algorithm: str
+    settings: Mapping[str, str | tuple[str, str]]
+    slots: Mapping[str, str]
+    fixed: Mapping[str, Any] = {}
+
+
+_BETAS: dict[str, str | tuple[str, str]] = {"betas": ("b1", "b2"), "eps": "eps"}
+_ALPHA = {"alpha": "decay", "eps": "eps"}
+_ROOT = {"eps_in_sqrt": False, "bias_correction": False}
 _CORES = {
-    "scale_by_adam": "adam",
-    "scale_by_adamax": "adamax",
-    "scale_by_rms": "rmsprop",
-    "scale_by_stddev": "rmsprop",
-    "scale_by_adadelta": "adadelta",
-    "scale_by_lion": "lion",
-}
-# Where the states of optax hold what torch calls otherwise: algorithm -> state -> field -> slot.
-_ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}
-_SLOTS: dict[str, dict[str, dict[str, str]]] = {
-    "sgd": {
-        "TraceState": {"trace": "momentum_buffer"},
-        "EmaState": {"ema": "momentum_buffer"},
-    },
-    "adam": {"ScaleByAdamState": _ADAM},
-    "adamax": {"ScaleByAdamState": {"mu": "exp_avg", "nu": "exp_inf"}},
-    "rmsprop": {
-        "ScaleByRmsState": {"nu": "square_avg"},
-        "ScaleByRStdDevState": {"mu": "grad_avg", "nu": "square_avg"},
-        "TraceState": {"trace": "momentum_buffer"},
-    },
-    "adadelta": {"ScaleByAdaDeltaState": {"e_g": "square_avg", "e_x": "acc_delta"}},
-    "lion": {"ScaleByLionState": {"mu": "exp_avg"}},
-}
-_NOTHING = ("identity",)
-_RATES = ("scale", "scale_by_schedule")
+    "scale_by_adam": _Core(
+        "adam", _BETAS, {"mu": "exp_avg", "nu": "exp_avg_sq"},
+        {"eps_root": 0.0, "nesterov": False, "mu_dtype": None},
+    ),
+    "scale_by_adamax": _Core("adamax", _BETAS, {"mu": "exp_avg", "nu": "exp_inf"}),
+    "scale_by_rms": _Core("rmsprop", _ALPHA, {"nu": "square_avg"}, _ROOT),
+    "scale_by_stddev": _Core("rmsprop", _ALPHA, {"mu": "grad_avg", "nu": "square_avg"}, _ROOT),
+    "scale_by_adadelta": _Core(
+        "adadelta", {"rho": "rho", "eps": "eps"}, {"e_g": "square_avg", "e_x": "acc_delta"}
+    ),
+    "trace": _Core(
+        "sgd", {"momentum": "decay", "nesterov": "nesterov"}, {"trace": "momentum_buffer"},
+        {"accumulator_dtype": None},
+    ),
+    "ema": _Core(
+        "sgd", {"momentum": "decay", "dampening": "decay"}, {"ema": "momentum_buffer"},
+        {"debias": False, "accumulator_dtype": None},
+    ),
+}  # fmt: skip
 _INSTEAD = {
+    "scale_by_lion": "torch.optim has no Lion",
     "scale_by_rss": "torch's Adagrad adds eps to the root, and optax's within",
     "scale_by_radam": "torch's RAdam adds eps to the root before its bias is corrected",
     "scale_by_amsgrad": "torch's AMSGrad keeps the largest moment before its bias is corrected",
     "scale_by_factored_rms": "torch's Adafactor has another rate and clips otherwise",
     "scale_by_muon": "torch's Muon rounds to bfloat16 in between",
-    "ema": "torch's momentum begins with the first gradient, and its bias is not corrected",
 }
+# A chain in letters, which is one of torch's where it has this order: what torch does outside, then
+# a sign, a decay, a scaling, a decay, and rates.
+_ORDER = re.compile(r"a?o*(m|(?P<sign>s(?=.))?d?(c|vt?|t|e)?d?[rs]*)")
+_LETTERS = {
+    "MultiSteps": "a", "clip": "o", "clip_by_global_norm": "o", "add_decayed_weights": "d",
+    "scale_by_rms": "v", "scale_by_stddev": "v", "trace": "t", "ema": "e", "scale": "r",
+    "scale_by_schedule": "r",
+}  # fmt: skip
 
 
 # What torch does outside of the optimizer, before it.
@@ -107,8 +129,8 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
     algorithms = set()
     notes: tuple[str, ...] = ()
     for chain, members in chains.items():
-        reading = _Reading([pieces[i] for i in chain], len(leaves))
-        reading.collect(members, leaves, slots)
+        reading = _read_chain([pieces[i] for i in chain], len(leaves))
+        _collect(reading, members, leaves, slots)
         axes |= reading.axes
         notes += reading.warnings
         algorithms.add(reading.algorithm)
@@ -117,7 +139,8 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
     if len(algorithms) > 1:
         raise ConversionError(
             f"the parameters are divided among {', '.join(sorted(algorithms))}, and an optimizer "
-            "of torch has one algorithm for all. Convert each part with a model of its own."
+            "of torch has one algorithm for all. Make one transformation for each, with "
+            "optax.set_to_zero for the parameters of the others, and pass both as a tuple."
         )
     algorithm = algorithms.pop() if algorithms else "sgd"
     notes = tuple(dict.fromkeys(notes))
@@ -178,7 +201,7 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         loss = f"loss / {every}" if steps["_use_grad_mean"] else "loss"
         yield _Piece(name, {"every": every, "loss": loss}, state, members)
         yield from _pieces(steps["_opt"].update, state.inner_opt_state, params, members)
-    elif name not in _NOTHING:
+    elif name != "identity":
         yield _Piece(name, inner, state, members)
 
 
@@ -206,228 +229,195 @@ def _number(value: Any) -> Any:
 
 @dataclass(slots=True)
 class _Reading:
-    """A chain, read as an algorithm of torch with its settings.
+    """What is read of a chain: the parts of a `Group`, and of the state.
 
     Attributes:
-        pieces: Its transformations, in order.
-        count: How many parameters the optimizer has.
         algorithm: Its name in `fmapper.training.SETTINGS`.
-        settings: Its settings.
-        schedules: That of the rate, and of the momentum.
-        step: How many updates there were.
-        is_whole: Whether a transformation has been read that has its rate in it.
-        numbers: State that is one number.
+        settings, step, numbers, schedules: As those of a `Group`.
         axes, warnings: As those of an `OptimizerState`.
+        trees: Slots -> the trees that hold their arrays.
     """
 
-    pieces: Sequence[_Piece]
-    count: int
-    algorithm: str = ""
+    algorithm: str = "sgd"
     settings: dict[str, Any] = field(default_factory=dict)
-    schedules: dict[str, Schedule] = field(default_factory=dict)
     step: int = 0
-    is_whole: bool = False
     numbers: dict[str, float] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
     axes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    trees: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        decays: list[tuple[bool, float]] = []
-        is_negative = False
-        end = len(self.pieces)
-        while end and self.pieces[end - 1].name in _RATES:
-            end -= 1
-        for at, piece in enumerate(self.pieces[:end]):
-            given = piece.settings
-            if piece.name in _OUTSIDE and at == len(self.warnings):
-                if len(piece.members) != self.count:
-                    raise ConversionError(
-                        f"{piece.name} of some of the parameters has no counterpart in torch. "
-                        "Do it for all of them, or outside of the optimizer."
-                    )
-                what = _OUTSIDE[piece.name].format(**given)
-                self.warnings += (f"{piece.name}: torch's optimizers do not {what}",)
-                self.step = int(getattr(piece.state, "gradient_step", 0))
-            elif self.is_whole:
-                raise ConversionError(
-                    f"{piece.name} after {self.algorithm} has no counterpart in torch: "
-                    "its rate has been applied"
-                )
-            elif piece.name in _RATES:
-                is_sign = piece.name == "scale" and _number(given["step_size"]) == -1.0
-                if not is_sign or self.algorithm or decays:
-                    later = self.pieces[at + 1].name
-                    raise ConversionError(
-                        f"{piece.name} before {later} has no counterpart: torch's optimizers "
-                        "scale by the learning rate last"
-                    )
-                is_negative = not is_negative
-            elif piece.name == "add_decayed_weights":
-                value = _number(given["weight_decay"])
-                if not isinstance(value, int | float):
-                    raise ConversionError(
-                        f"add_decayed_weights: a weight decay of {value!r} has no counterpart in "
-                        "torch, which has a number for each group"
-                    )
-                decays.append((bool(self.algorithm), value))
-            else:
-                self._core(piece)
-        if self.is_whole:
-            if decays or is_negative or self.pieces[end:]:
-                raise ConversionError(f"{self.algorithm} with a second rate, sign or decay")
-            return
-        rate = 1.0
-        for piece in self.pieces[end:]:
-            if piece.name == "scale":
-                rate *= float(piece.settings["step_size"])
-            elif not self.schedules:
-                self._schedule(piece.settings["step_size_fn"], piece.state)
-            else:
-                raise ConversionError("two schedules of the rate have no counterpart in torch")
-        self.algorithm = self.algorithm or "sgd"
-        known = SETTINGS[self.algorithm]
-        self.settings = {**known, **self.settings}
-        decays = [(after, value) for after, value in decays if value]
-        if self.algorithm == "sgd" and not self.settings["momentum"]:
-            decays = [(False, value) for _, value in decays]  # the same for both
-        if len(decays) > 1:
-            raise ConversionError("weights decay twice, which no optimizer of torch does")
-        for after, value in decays:
-            self.settings["weight_decay"] = value
-            if after and "decoupled" not in known and self.algorithm != "lion":
-                raise ConversionError(
-                    f"{self.algorithm}: weights decay after the gradient was scaled, which torch's "
-                    "does not: put add_decayed_weights first"
-                )
-            if "decoupled" in known:
-                self.settings["decoupled"] = after
-        if not self.schedules:
-            if rate > 0:
-                raise ConversionError(
-                    "the update is added with a positive sign: scale by a negative rate, as "
-                    "optax.scale_by_learning_rate does"
-                )
-            self.settings["lr"] = -rate
-        elif rate != 1.0:
-            raise ConversionError(f"the schedule of the rate is scaled by {rate}")
-        self.settings["maximize"] = is_negative
 
-    def _schedule(self, function: Any, state: Any) -> None:
-        """Reads the function of a learning rate: that of `scale_by_learning_rate`."""
-        inner = _closure(function)
-        rate = inner.get("learning_rate")
-        if rate is None or inner.get("m") != -1:
+def _letter(piece: _Piece) -> str:
+    """Returns the letter for `_ORDER`; x for what torch does not have."""
+    if isinstance(piece.state, Moments):
+        return "m"
+    if piece.name == "scale" and _number(piece.settings["step_size"]) == -1.0:
+        return "s"
+    return _LETTERS.get(piece.name, "c" if piece.name in _CORES else "x")
+
+
+def _read_chain(pieces: Sequence[_Piece], count: int) -> _Reading:
+    """Reads a chain as an algorithm of torch with its settings.
+
+    Args:
+        pieces: Its transformations, in order.
+        count: How many parameters the optimizer has.
+
+    Raises:
+        ConversionError: One of them has no counterpart, or not at its place; names it.
+    """
+    letters = "".join(map(_letter, pieces))
+    order = _ORDER.fullmatch(letters)
+    if order is None:
+        at = next(at for at in range(len(letters)) if not _ORDER.fullmatch(letters[: at + 1]))
+        name, is_known = pieces[at].name, letters[at] != "x"
+        why = _INSTEAD.get(name, "torch's optimizers have no such step")
+        if is_known:
+            name += f" after {pieces[at - 1].name}" * bool(at)
+            why = "its optimizers decay weights, scale by one algorithm, and last by the rate"
+        raise ConversionError(f"{name} has no counterpart in torch: {why}")
+    reading, decays, rate = _Reading(), [], 1.0
+    for at, (letter, piece) in enumerate(zip(letters, pieces, strict=True)):
+        given = piece.settings
+        if letter in "ao":
+            if len(piece.members) != count:
+                raise ConversionError(
+                    f"{piece.name} of some of the parameters has no counterpart in torch. "
+                    "Do it for all of them, or outside of the optimizer."
+                )
+            what = _OUTSIDE[piece.name].format(**given)
+            reading.warnings += (f"{piece.name}: torch's optimizers do not {what}",)
+            reading.step = int(getattr(piece.state, "gradient_step", 0))
+        elif letter == "m":
+            _read_moments(piece, reading)
+            return reading
+        elif letter == "d":
+            value = _number(given["weight_decay"])
+            if not isinstance(value, int | float):
+                raise ConversionError(
+                    f"add_decayed_weights: a weight decay of {value!r} has no counterpart in "
+                    "torch, which has a number for each group"
+                )
+            decays += [(bool(reading.trees), value)] if value else []
+        elif letter in "cvte":
+            _read_core(piece, reading)
+        elif piece.name == "scale_by_schedule":
+            _read_schedule(given["step_size_fn"], int(piece.state.count), reading)
+        elif at != order.start("sign"):
+            rate *= float(given["step_size"])
+    settings = reading.settings = {**SETTINGS[reading.algorithm], **reading.settings}
+    settings["maximize"] = bool(order["sign"])
+    if len(decays) > 1:
+        raise ConversionError("weights decay twice, which no optimizer of torch does")
+    for after, value in decays:
+        settings["weight_decay"] = value
+        if "decoupled" in settings:
+            settings["decoupled"] = after
+        elif after:
             raise ConversionError(
-                "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a counterpart"
+                f"{reading.algorithm}: weights decay after the gradient was scaled, which torch's "
+                "does not: put add_decayed_weights first"
             )
-        position = int(state.count)
-        if isinstance(rate, Rate):
-            self.settings["lr"] = rate.base
-            self.schedules["lr"] = replace(rate.schedule, position=position)
-        else:
-            self.settings["lr"] = float(rate(state.count))
-            self.schedules["lr"] = Schedule("function", {"function": _OfCount(rate)}, position)
+    if reading.schedules and rate != 1.0:
+        raise ConversionError(f"the schedule of the rate is scaled by {rate}")
+    if not reading.schedules and rate > 0:
+        raise ConversionError(
+            "the update is added with a positive sign: scale by a negative rate, as "
+            "optax.scale_by_learning_rate does"
+        )
+    return replace(reading, settings={"lr": -rate, **settings})
 
-    def _core(self, piece: _Piece) -> None:
-        given, name = piece.settings, piece.name
-        if isinstance(piece.state, Moments):
-            self._take(given["algorithm"], given["settings"])
-            self.is_whole = True
-            self.numbers = {key: float(value) for key, value in piece.state.numbers.items()}
-            self.step = int(piece.state.count)
-            position = int(piece.state.position)
-            self.schedules = {
-                name: replace(rate.schedule, position=position)
-                for name, rate in given["rates"].items()
-            }
-            if given["axes"] is not None:
-                self.axes = dict(zip(sorted(piece.members), given["axes"], strict=True))
-            return
-        if name == "trace":
-            if self.algorithm not in ("", "rmsprop"):
-                raise ConversionError(f"trace after {self.algorithm} has no counterpart in torch")
-            check_settings("trace", given, {"accumulator_dtype": None})
-            if self.algorithm == "rmsprop":
-                check_settings("trace after scale_by_rms", given, {"nesterov": False})
-                self.settings["momentum"] = float(given["decay"])
-            else:
-                momentum = {"momentum": float(given["decay"]), "nesterov": given["nesterov"]}
-                self._take("sgd", momentum)
-            return
-        if name == "ema" and not given["debias"]:
-            # The state begins at 0, so that its first step is like the others.
-            self.step = max(1, int(piece.state.count))
-            decay = float(given["decay"])
-            self._take("sgd", {"momentum": decay, "dampening": decay})
-            return
-        if name not in _CORES:
-            why = _INSTEAD.get(name, "torch's optimizers have no such step")
-            raise ConversionError(f"{name} has no counterpart in torch: {why}")
-        settings = self._settings(name, given)
-        self._take(_CORES[name], settings)
-        if "count" in piece.state._fields:
-            self.step = int(piece.state.count)
 
-    def _settings(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of one of optax's own, by torch's names."""
-        if name in ("scale_by_adam", "scale_by_adamax", "scale_by_lion"):
-            settings: dict[str, Any] = {"betas": (float(given["b1"]), float(given["b2"]))}
-            fixed = {"eps_root": 0.0, "nesterov": False, "mu_dtype": None, "mode": "hard"}
-            check_settings(name, given, fixed)
-            return settings | ({"eps": float(given["eps"])} if "eps" in given else {})
-        if name == "scale_by_adadelta":
-            return {"rho": float(given["rho"]), "eps": float(given["eps"])}
-        check_settings(name, given, {"eps_in_sqrt": False, "bias_correction": False})
-        return {
-            "alpha": float(given["decay"]),
-            "eps": float(given["eps"]),
-            "centered": name == "scale_by_stddev",
-        }
+def _read_schedule(function: Any, position: int, reading: _Reading) -> None:
+    """Reads the function of a learning rate: that of `scale_by_learning_rate`."""
+    inner = _closure(function)
+    rate = inner.get("learning_rate")
+    if rate is None or inner.get("m") != -1:
+        raise ConversionError(
+            "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a counterpart"
+        )
+    if reading.schedules:
+        raise ConversionError("two schedules of the rate have no counterpart in torch")
+    if isinstance(rate, Rate):
+        reading.settings["lr"] = rate.base
+        reading.schedules["lr"] = replace(rate.schedule, position=position)
+    else:
+        reading.settings["lr"] = float(rate(jnp.asarray(position, jnp.int32)))
+        reading.schedules["lr"] = Schedule("function", {"function": _OfCount(rate)}, position)
 
-    def _take(self, algorithm: str, settings: Mapping[str, Any]) -> None:
-        if self.algorithm:
+
+def _read_moments(piece: _Piece, reading: _Reading) -> None:
+    """Reads a transformation of ours, which has decay and rate in it."""
+    given, state = piece.settings, piece.state
+    reading.algorithm, reading.settings = given["algorithm"], dict(given["settings"])
+    reading.numbers = {key: float(value) for key, value in state.numbers.items()}
+    reading.step = int(state.count)
+    position = int(state.position)
+    reading.schedules = {
+        name: replace(rate.schedule, position=position) for name, rate in given["rates"].items()
+    }
+    if given["axes"] is not None:
+        reading.axes = dict(zip(sorted(piece.members), given["axes"], strict=True))
+    # Before its first step dampened SGD has no buffer in torch, which is not 0.
+    is_new = reading.algorithm == "sgd" and not reading.step
+    reading.trees = {} if is_new else state.arrays
+
+
+def _read_core(piece: _Piece, reading: _Reading) -> None:
+    """Reads one of optax's own."""
+    core, given = _CORES[piece.name], piece.settings
+    check_settings(piece.name, given, core.fixed)
+    values = {
+        name: tuple(float(given[key]) for key in keys) if isinstance(keys, tuple) else given[keys]
+        for name, keys in core.settings.items()
+    }
+    if reading.trees:  # momentum after RMSprop
+        check_settings("trace after scale_by_rms", given, {"nesterov": False})
+        del values["nesterov"]
+    else:
+        reading.algorithm = core.algorithm
+    reading.settings |= {key: _number(value) for key, value in values.items()}
+    if "grad_avg" in core.slots.values():
+        reading.settings["centered"] = True
+    reading.trees |= {slot: getattr(piece.state, name) for name, slot in core.slots.items()}
+    if "count" in piece.state._fields:
+        reading.step = int(piece.state.count)
+    if piece.name == "ema":  # begins at 0, so that its first step is like the others
+        reading.step = max(1, reading.step)
+
+
+def _collect(
+    reading: _Reading,
+    members: Sequence[int],
+    params: Sequence[Any],
+    slots: Mapping[str, dict[int, Any]],
+) -> None:
+    """Adds the arrays that are held for some parameters.
+
+    Raises:
+        ConversionError: The state is one for other parameters, or of another dtype.
+    """
+    for slot, tree in reading.trees.items():
+        leaves = jax.tree.leaves(tree, is_leaf=is_masked)
+        if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
+            leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
+        if len(leaves) != len(params):
             raise ConversionError(
-                f"{self.algorithm} is followed by {algorithm}, and torch's optimizers have one"
+                f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
+                f"{len(params)}. Pass the model that it was made for."
             )
-        self.algorithm = algorithm
-        self.settings |= settings
-
-    def collect(
-        self, members: Sequence[int], params: Sequence[Any], slots: Mapping[str, dict[int, Any]]
-    ) -> None:
-        """Adds the arrays that the states hold for some parameters.
-
-        Raises:
-            ConversionError: The state is one for other parameters, or of another dtype.
-        """
-        for piece in self.pieces:
-            if isinstance(piece.state, Moments):
-                # Before its first step dampened SGD has no buffer in torch, which is not 0.
-                is_new = self.algorithm == "sgd" and not self.step
-                trees = {} if is_new else piece.state.arrays
-            else:
-                fields = _SLOTS.get(self.algorithm, {}).get(type(piece.state).__name__, {})
-                trees = {slot: getattr(piece.state, name) for name, slot in fields.items()}
-            for slot, tree in trees.items():
-                leaves = jax.tree.leaves(tree, is_leaf=is_masked)
-                if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
-                    leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
-                if len(leaves) != len(params):
-                    raise ConversionError(
-                        f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
-                        f"{len(params)}. Pass the model that it was made for."
-                    )
-                for at in members:
-                    leaf, like = leaves[at], params[at]
-                    if leaf.dtype != like.dtype:
-                        raise ConversionError(
-                            f"{slot} of parameter {at} is of {leaf.dtype}, and the parameter of "
-                            f"{like.dtype}; torch has one dtype for both"
-                        )
-                    if self.algorithm != "adafactor" and leaf.shape != like.shape:
-                        raise ConversionError(
-                            f"{slot} of parameter {at} has the shape {leaf.shape}, and the "
-                            f"parameter {like.shape}. Pass the model that it was made for."
-                        )
-                    if leaf.size:
-                        slots[slot][at] = leaf
+        for at in members:
+            leaf, like = leaves[at], params[at]
+            if leaf.dtype != like.dtype:
+                raise ConversionError(
+                    f"{slot} of parameter {at} is of {leaf.dtype}, and the parameter of "
+                    f"{like.dtype}; torch has one dtype for both"
+                )
+            if reading.algorithm != "adafactor" and leaf.shape != like.shape:
+                raise ConversionError(
+                    f"{slot} of parameter {at} has the shape {leaf.shape}, and the "
+                    f"parameter {like.shape}. Pass the model that it was made for."
+                )
+            if leaf.size:
+                slots[slot][at] = leaf

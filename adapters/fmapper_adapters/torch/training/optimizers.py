@@ -293,18 +293,15 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
 
 
 def _kind_for(state: OptimizerState) -> _Kind:
-    """Returns the class for an algorithm.
-
-    Raises:
-        ConversionError: torch has none.
-    """
+    """Returns the class for an algorithm: AdamW where all decay is decoupled."""
     decoupled = {
         bool(group.settings["decoupled"])
         for group in state.groups
         if "decoupled" in group.settings and group.settings["weight_decay"]
     }
-    for kind in _KINDS:
-        is_adamw = "decoupled" in kind.fixed
-        if kind.algorithm == state.algorithm and not (is_adamw and decoupled != {True}):
-            return kind
-    raise ConversionError(f"torch.optim has no {state.algorithm.capitalize()}")
+    return next(
+        kind
+        for kind in _KINDS
+        if kind.algorithm == state.algorithm
+        and ("decoupled" not in kind.fixed or decoupled == {True})
+    )
