@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, groups_of
-from fmapper.twins.matches import Match, Option, joins, kind_of, match_of
+from fmapper.twins.matches import (
+    LAYERS,
+    NAMES,
+    ROLE,
+    SHAPES,
+    Decision,
+    Match,
+    Option,
+    flattenings,
+    joins,
+    kind_of,
+    match_of,
+    rotations,
+)
 from fmapper.twins.sides import Entry
-from fmapper.twins.turns import flattenings, rotations
 from fmapper.twins.words import PLACES, place_of
 
 if TYPE_CHECKING:
@@ -24,33 +36,7 @@ Key: TypeAlias = tuple[int, tuple[int, ...]]
 
 _Index: TypeAlias = dict[Key, list[tuple[Group, tuple[int, ...]]]]
 
-NAMES, SHAPES, LAYERS, ROLE = "names", "shapes", "layers", "role"
-FUNCTION, RULES = "function", "rules"
 FEW = 32  # numbers that may each be something else, rather than layers
-
-
-@dataclass(eq=False)
-class Decision:
-    """A match, and how it was found.
-
-    Attributes:
-        match: The match.
-        option: The way that was chosen.
-        sure: Whether nothing else could be meant.
-        witnesses: Who agrees on it.
-        others: The other matches that its groups could have.
-    """
-
-    match: Match
-    option: Option
-    sure: bool
-    witnesses: tuple[str, ...]
-    others: list[Match] = field(default_factory=list)
-
-    @property
-    def settled(self) -> bool:
-        """Whether both the groups and their layout are sure."""
-        return self.sure and self.option.certain
 
 
 @dataclass(eq=False)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.errors import TransferError
-from fmapper.twins.programs import Names, is_product
 from fmapper.twins.sides import Entry, Side, framework_of
 
 if TYPE_CHECKING:
@@ -20,6 +19,17 @@ if TYPE_CHECKING:
 Path: TypeAlias = tuple[Any, ...]
 
 _CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
+
+
+_OPERATIONS = {
+    "product": "mm addmm bmm baddbmm matmul linear dot_general mv dot addmv",
+    "convolution": "convolution _convolution conv_general_dilated",
+    "lookup": "embedding gather index index_select take",
+    "factor": "mul div",
+    "term": "add sub",
+    "part": "cat concatenate",
+}
+KINDS = {op: kind for kind, ops in _OPERATIONS.items() for op in ops.split()}
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,8 @@ class Proof:
         self.arrays |= {n: self.arrays[of] for n, of in ties.items() if of in self.arrays}
         given = {n: x for n, x in self.arrays.items() if not self.source.entries[n].tied_to}
         model = _fill(self.source, given)
-        self._outputs = dict(_named(_call(model, self.inputs.args, self.inputs.kwargs)))
-        again = dict(_named(_call(model, self.inputs.args, self.inputs.kwargs)))
+        self._outputs = dict(_by_place(_call(model, self.inputs.args, self.inputs.kwargs)))
+        again = dict(_by_place(_call(model, self.inputs.args, self.inputs.kwargs)))
         if not self._outputs:
             raise TransferError("the source returns no floating arrays, so nothing can be compared")
         if not all(np.isfinite(x).all() for x in self._outputs.values()):
@@ -144,7 +154,7 @@ class Proof:
 
         model = _fill(self.target, arrays)
         args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
-        outputs = dict(_named(_call(model, args, kwargs)))
+        outputs = dict(_by_place(_call(model, args, kwargs)))
         agrees, shapes = self._agree(outputs), ""
         both = (self._outputs.values(), outputs.values())
         sizes = [{_size(x) for x in side} for side in both]
@@ -245,10 +255,10 @@ def _adapter(model: Any) -> Any:
 
 
 def _arrays(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
-    return (array for _, array in _named(tree))
+    return (array for _, array in _by_place(tree))
 
 
-def _named(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray[Any, Any]]]:
+def _by_place(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray[Any, Any]]]:
     """Yields the floating arrays of an output on the host, in double precision, by their places."""
     import numpy as np
 
@@ -260,7 +270,7 @@ def _named(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray[Any, A
     adapter = adapter_of(tree)
     if adapter is None:
         for key, part in (parts_of(tree) or {}).items():
-            yield from _named(part, (*path, key))
+            yield from _by_place(part, (*path, key))
     elif is_inexact(adapter.dtype(tree)):
         yield path, np.asarray(to_numpy(tree, copy=None)).astype(np.float64)
 
@@ -379,3 +389,44 @@ def _parts(
             for scale in fitting:
                 if scale is not bias and scale.all():
                     yield (value - bias) / scale
+
+
+# --- the weights of programs ---------------------------------------------------------------------
+
+
+def is_product(op: str) -> bool:
+    """Returns whether an operation is a matrix product or a convolution."""
+    return KINDS.get(plain(op)) in ("product", "convolution")
+
+
+def plain(op: str) -> str:
+    """Returns the name of an operation without its framework and overload."""
+    return op.rpartition("::")[2].partition(".")[0]
+
+
+class Names:
+    """The names of parameters in programs, as those of a side and the rows of these."""
+
+    def __init__(self, side: Side) -> None:
+        self._entries = side.entries
+        self._ends: dict[str, list[str]] = defaultdict(list)
+        for name in side.entries:
+            parts = name.split(".")
+            for at in range(len(parts)):
+                self._ends[".".join(parts[at:])].append(name)
+
+    def find(self, name: str) -> str:
+        """Returns the name of a parameter, `layers.weight#0` for a row; empty for no weight."""
+        parts = name.split(".")
+        first = self._find(name)
+        for at, part in enumerate(parts):
+            if not first and part.isdigit():
+                stacked = self._find(".".join((*parts[:at], *parts[at + 1 :])))
+                first = f"{stacked}#{part}" if stacked else ""
+        return first
+
+    def _find(self, name: str) -> str:
+        names = [name] if name in self._entries else self._ends.get(name, [])
+        if len(names) != 1 or self._entries[names[0]].random or self._entries[names[0]].transient:
+            return ""
+        return self._entries[names[0]].tied_to or names[0]

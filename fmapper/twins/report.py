@@ -1,12 +1,17 @@
-"""The result of a transfer: which array became which, why that is known, and the rules."""
+"""The result of a transfer: which array became which, why that is known, and what is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fmapper.errors import AmbiguousTransferError, TransferError
 from fmapper.render import as_html, columns, table
+from fmapper.twins.groups import Group
+from fmapper.twins.matches import Decision
+from fmapper.twins.sides import Side
+from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,3 +93,81 @@ class TransferReport:
 
     def _repr_html_(self) -> str:
         return as_html(self)
+
+
+def describe(decision: Decision) -> TransferredArrays:
+    """Returns what a report says of a decision."""
+    match = decision.match
+    return TransferredArrays(
+        tuple(group.name for group in match.sources),
+        tuple(group.name for group in match.targets),
+        str(decision.option),
+        decision.witnesses,
+        decision.settled,
+        sum(len(group.members) for group in match.targets),
+    )
+
+
+def no_counterpart(
+    missing: Sequence[str], needed: Sequence[str], a: Side, b: Side
+) -> TransferError:
+    """Returns the error that lists what of the target and of the source is left."""
+    lines = [
+        f"{name}: {[*b.entries[name].shape]} of the target, has no counterpart in the source"
+        for name in missing
+    ]
+    for name in needed:
+        shape = a.entries[name].shape
+        alike = [n for n, e in a.entries.items() if e.shape == shape and n not in needed]
+        hint = f" (of one shape with {some(alike)}: what a target ties must be equal)"
+        lines.append(
+            f"{name}: {[*shape]} of the source, has no place in the target"
+            + (hint if alike and len(shape) > 1 else "")
+        )
+    shown = lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20)
+    return TransferError(
+        "the architectures differ, or the arrays are not alike enough to be paired:\n"
+        + "\n".join(f"  {line}" for line in shown)
+        + "\nkeep= lists names of the target that stay as they are; rules= says what becomes what, "
+        "and drops what is not needed."
+    )
+
+
+def ambiguous(unsure: Sequence[Decision], decisions: Sequence[Decision]) -> AmbiguousTransferError:
+    """Returns the error that lists for what is unsure the candidates and their rules."""
+    candidates: dict[str, list[tuple[str, str, str]]] = {}
+    lines = []
+    for decision in unsure:
+        for target in decision.match.targets:
+            listed = [*_candidates(decision, target)]
+            candidates[target.name] = listed
+            lines.append(f"  {target.name} {[*target.shapes[0]]}:")
+            shown = dict.fromkeys(f"    {name}: {why}. {rule}" for name, why, rule in listed)
+            lines += [*shown][:6]
+    settled = [d for d in decisions if d.settled]
+    rules = rules_of(settled, tied={}, dropped=())
+    return AmbiguousTransferError(
+        f"{len(lines)} lines on what names and shapes leave open:\n"
+        + "\n".join(lines)
+        + "\nPass example_inputs=, with which both models are compared; or the rule that is right, "
+        "in rules=, after error.rules, those for all that is settled.",
+        candidates,
+        rules,
+    )
+
+
+def _candidates(decision: Decision, target: Group) -> Iterable[tuple[str, str, str]]:
+    """Yields the sources that a target may be made of, the evidence, and the rules for that."""
+    matches = [decision.match, *(m for m in decision.others if target in m.targets)]
+    for match in matches:
+        for option in match.options[: 1 if decision.option.certain and len(matches) > 1 else 4]:
+            rules = rules_of([Decision(match, option, True, ())], tied={}, dropped=())
+            words = {word for g in match.sources for word in g.words.path & target.words.path}
+            why = f"the names share {', '.join(sorted(words))}" if words else "the shapes agree"
+            names = " + ".join(group.name for group in match.sources)
+            yield names, why + (f" ({option})" if str(option) else ""), "; ".join(map(str, rules))
+
+
+def some(names: Sequence[str]) -> str:
+    """Returns the first of some names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

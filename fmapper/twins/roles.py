@@ -15,8 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fmapper.twins.matches import Match
-from fmapper.twins.programs import KINDS, Names, plain
-from fmapper.twins.proof import Inputs
+from fmapper.twins.proof import KINDS, Inputs, Names, plain
 from fmapper.twins.sides import Side, framework_of
 
 if TYPE_CHECKING:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from fmapper.errors import TransferError
-from fmapper.twins.assign import FEW, FUNCTION, ROLE, Decision
+from fmapper.twins.assign import FEW
 from fmapper.twins.groups import Group
-from fmapper.twins.matches import Match, Option, match_of, other_layouts
+from fmapper.twins.matches import (
+    FUNCTION,
+    ROLE,
+    Decision,
+    Match,
+    Option,
+    Turn,
+    match_of,
+    offsets,
+    other_layouts,
+    rotations,
+    turn_option,
+    turns,
+)
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
-from fmapper.twins.turns import Turn, offsets, rotations, turned, turns
 
 _DRAWS = re.compile(r"::(rand|bernoulli|normal|random_bits|threefry|multinomial)")
 
@@ -98,7 +111,8 @@ class Search:
     def _improve(self, at: int, best: Trial, *, turn: bool) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
         current = [*self.decisions]
-        for changed in self._turns(at, current) if turn else self._alternatives(at, current):
+        more = self._turns(at, current) if turn or not current[at].settled else ()
+        for changed in chain(() if turn else self._alternatives(at, current), more):
             trial = self._trial(changed, watch=True)
             if trial.score > best.score:
                 best, self.decisions[:] = trial, changed
@@ -257,7 +271,7 @@ def _turn(
     if not options or not _is_beside(decision.match, match):
         return decision
     usual = decision.option if decision.option in options else options[0]
-    option = turned(decision.match, usual, size, turn)
+    option = turn_option(decision.match, usual, size, turn)
     return replace(decision, option=option) if option else decision
 
 

@@ -11,16 +11,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmapper.backends.dtypes import is_inexact
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.errors import AmbiguousTransferError, CheckpointError, TransferError
+from fmapper.errors import CheckpointError, TransferError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.pattern import pattern
-from fmapper.twins.assign import FUNCTION, ROLE, Assignment, Decision, assign
-from fmapper.twins.groups import Group
+from fmapper.twins.assign import Assignment, assign
+from fmapper.twins.matches import FUNCTION, ROLE, Decision
+from fmapper.twins.one_sided import (
+    has_nan,
+    is_counter,
+    is_kept,
+    is_needed,
+    ties_of,
+    with_added_biases,
+    zeros,
+)
 from fmapper.twins.proof import Inputs, Proof
-from fmapper.twins.report import TransferredArrays, TransferReport
+from fmapper.twins.report import (
+    TransferredArrays,
+    TransferReport,
+    ambiguous,
+    describe,
+    no_counterpart,
+    some,
+)
 from fmapper.twins.sides import Entry, Side, framework_of, read_side
-from fmapper.twins.words import words_of
 from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
@@ -28,10 +42,6 @@ if TYPE_CHECKING:
     from fmapper.twins.roles import Roles
 
 T = TypeVar("T")
-
-# Of batch norms in torch: how many batches there were. No other framework counts them.
-_COUNTERS = ("num_batches_tracked",)
-_WORDS = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}  # of a random key, by its dtype
 
 
 @short_traceback
@@ -91,7 +101,7 @@ def transfer(
     a, b, report = plan_transfer(source, target, rules, keep, *given)
     with step("copying the weights"):
         arrays = report.rules.apply(_lazy(a) if a.stored is None else a.stored)
-        filled = b.fill(_weights_for(arrays, a, b) | _zeros(b, keep), strict=not report.kept)
+        filled = b.fill(_weights_for(arrays, a, b) | zeros(b, keep), strict=not report.kept)
     if rules is None:
         _check_values(filled, a)
     return filled, report
@@ -126,51 +136,13 @@ def _check_values(filled: Any, a: Side) -> None:
     Raises:
         TransferError: Names the first, of the source if that has it as it is.
     """
-    names = [n for n, e in read_side(filled, "target").entries.items() if _has_nan(e)]
+    names = [n for n, e in read_side(filled, "target").entries.items() if has_nan(e)]
     if names:
-        first = next((f"{n}: the source" for n, e in a.entries.items() if _has_nan(e)), names[0])
+        first = next((f"{n}: the source" for n, e in a.entries.items() if has_nan(e)), names[0])
         raise TransferError(
             f"{first} has NaN there, as after a training that diverged. Pass "
             "rules= to copy it all the same, those of a report for other weights"
         )
-
-
-def _has_nan(entry: Entry) -> bool:
-    import numpy as np
-
-    from fmapper.moves.mover import to_numpy
-
-    if entry.is_abstract or entry.tied_to or not is_inexact(entry.dtype):
-        return False
-    value = entry.value
-    array = value.read() if isinstance(value, LazyArray) else to_numpy(value, copy=None)
-    return bool(np.isnan(array).any())
-
-
-def _zeros(b: Side, keep: Sequence[str]) -> dict[str, Any]:
-    """Returns zeros for counters and random states of the target that have no values.
-
-    Random keys of JAX then have the seed 0.
-    """
-    import numpy as np
-
-    from fmapper.files.dtypes import numpy_dtype
-
-    free = [
-        entry
-        for entry in b.entries.values()
-        if entry.is_abstract and (entry.random or _is_counter(entry)) and not _is_kept(entry, keep)
-    ]
-    return {
-        entry.name: np.zeros((*entry.shape, _WORDS[entry.dtype]), np.uint32)
-        if entry.dtype in _WORDS
-        else np.zeros(entry.shape, numpy_dtype(entry.dtype))
-        for entry in free
-    }
-
-
-def _is_kept(entry: Entry, keep: Sequence[str]) -> bool:
-    return any(pattern(text).match(entry.name) is not None for text in keep)
 
 
 def _lazy(side: Side) -> dict[str, Any]:
@@ -190,18 +162,13 @@ def _weights_for(arrays: Mapping[str, Any], a: Side, b: Side) -> dict[str, Any]:
         TransferError: There are weights that the target has no place for.
     """
     left = [name for name in arrays if name not in b.entries]
-    known = {name for name in left if name in a.entries and not _is_needed(a.entries[name])}
+    known = {name for name in left if name in a.entries and not is_needed(a.entries[name])}
     if {*left} - known:
         raise TransferError(
-            f"the target has no {_some([n for n in left if n not in known])}. Rename or drop them "
+            f"the target has no {some([n for n in left if n not in known])}. Rename or drop them "
             "with rules="
         )
     return {name: array for name, array in arrays.items() if name not in known}
-
-
-def _is_needed(entry: Entry) -> bool:
-    is_weight = entry.trained or words_of(entry.name).leaf in ("mean", "var")
-    return is_weight and not (entry.random or entry.transient or _is_counter(entry))
 
 
 def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferReport:
@@ -212,7 +179,7 @@ def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferRe
     kept, lacking = _split_kept([b.entries[name] for name in missing], keep)
     if lacking:
         raise TransferError(
-            f"the rules give nothing for {_some(lacking)}. Add rules for them, or list the names "
+            f"the rules give nothing for {some(lacking)}. Add rules for them, or list the names "
             "in keep="
         )
     arrays = tuple(
@@ -251,8 +218,8 @@ def _split_kept(entries: Iterable[Entry], keep: Sequence[str]) -> tuple[list[str
     kept: list[str] = []
     lacking: list[str] = []
     for entry in entries:
-        free = entry.random or _is_counter(entry) or (entry.transient and not entry.is_abstract)
-        (kept if free or _is_kept(entry, keep) else lacking).append(entry.name)
+        free = entry.random or is_counter(entry) or (entry.transient and not entry.is_abstract)
+        (kept if free or is_kept(entry, keep) else lacking).append(entry.name)
     return kept, lacking
 
 
@@ -297,8 +264,8 @@ def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> Tra
         _doubt_single_witnesses(found.assignment.decisions)
     unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
-        raise _ambiguous(unsure, found, a, b)
-    arrays = tuple(map(_describe, found.assignment.decisions))
+        raise ambiguous(unsure, found.assignment.decisions)
+    arrays = tuple(map(describe, found.assignment.decisions))
     rules = _rules(found, a)
     return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept), proved)
 
@@ -396,7 +363,6 @@ def _sizes(decision: Decision) -> tuple[int, ...]:
 def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
     """Pairs the arrays of both sides, as they are or with the biases of recurrent layers added."""
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.twins.recurrent import with_added_biases
 
     try:
         return _pair(a, b, keep, roles, Rules())
@@ -409,11 +375,11 @@ def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search
 
 def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rules) -> _Search:
     """Pairs the arrays of both sides, without looking at values."""
-    asked = [e.name for e in b.entries.values() if _is_kept(e, keep)]
+    asked = [e.name for e in b.entries.values() if is_kept(e, keep)]
     targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
     sources = [e for e in a.entries.values() if not (e.random or e.tied_to)]
-    free = {e.name for e in a.entries.values() if e.random or _is_counter(e)}
-    optional = {e.name for e in b.entries.values() if e.random or _is_counter(e)}
+    free = {e.name for e in a.entries.values() if e.random or is_counter(e)}
+    optional = {e.name for e in b.entries.values() if e.random or is_counter(e)}
     both = bool({e.name for e in sources} & free) and bool({e.name for e in targets} & optional)
     if not both:
         sources = [e for e in sources if e.name not in free]
@@ -424,11 +390,11 @@ def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rul
     lacking = [e for group in assignment.targets for e in group.entries]
     kept, missing = _split_kept(lacking, keep)
     left = [e for group in assignment.sources for e in group.entries]
-    needed = [e.name for e in left if _is_needed(e)]
-    tied |= _ties_of(needed, assignment, a, b)
+    needed = [e.name for e in left if is_needed(e)]
+    tied |= ties_of(needed, assignment.decisions, a, b)
     needed = [name for name in needed if name not in tied]
     if missing or needed:
-        raise _no_counterpart(missing, needed, a, b)
+        raise no_counterpart(missing, needed, a, b)
     order = {name: at for at, name in enumerate(b.entries)}
     assignment.decisions.sort(key=lambda d: order[d.match.targets[0].entries[0].name])
     random = [name for name, e in b.entries.items() if e.random and name not in asked]
@@ -439,14 +405,10 @@ def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rul
         for entry in group.entries
     }
     dropped = [n for n in a.entries if n not in taken and n not in tied]
-    counters = [e.name for e in b.entries.values() if not both and _is_counter(e)]
+    counters = [e.name for e in b.entries.values() if not both and is_counter(e)]
     filled = {e.name for d in assignment.decisions for g in d.match.targets for e in g.entries}
     ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
     return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties, first)
-
-
-def _is_counter(entry: Entry) -> bool:
-    return entry.name.endswith(_COUNTERS)
 
 
 def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
@@ -462,43 +424,6 @@ def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
         for group in decision.match.sources:
             for entry in group.entries:
                 del tied[entry.name]
-
-
-def _ties_of(needed: Sequence[str], assignment: Assignment, a: Side, b: Side) -> Mapping[str, str]:
-    """Returns for arrays of the source that have no place those in the place of which they go.
-
-    They are equal, as where the target ties what the source has twice.
-
-    Raises:
-        TransferError: They differ.
-    """
-    ties = {}
-    taken = [(d, e) for d in assignment.decisions for g in d.match.sources for e in g.entries]
-    for name in needed:
-        entry = a.entries[name]
-        for decision, other in taken:
-            if sorted(other.shape) != sorted(entry.shape) or len(entry.shape) < 2:
-                continue
-            if _equal(entry, other):
-                ties[name] = other.name
-                break
-            tied = [e.name for e in b.entries.values() if e.tied_to]
-            names = {e.name for group in decision.match.targets for e in group.entries}
-            if names & {b.entries[second].tied_to for second in tied}:
-                raise TransferError(
-                    f"{name} and {other.name} have different values in the source, but the target "
-                    f"has one array for both, {', '.join(sorted(names))}. Untie that, or drop one "
-                    "of them with rules="
-                )
-    return ties
-
-
-def _equal(a: Entry, b: Entry) -> bool:
-    import numpy as np
-
-    if a.shape != b.shape or a.dtype != b.dtype or a.is_abstract or b.is_abstract:
-        return False
-    return np.array_equal(a.lazy().read(), b.lazy().read())
 
 
 def _rules(found: _Search, a: Side) -> Rules:
@@ -536,79 +461,3 @@ def _apply(
         if {name: tuple(array.shape) for name, array in made.items()} == wanted:
             return rules, made
     raise TransferError(f"the rules that were found do not fit both sides: {problem}")
-
-
-def _describe(decision: Decision) -> TransferredArrays:
-    match = decision.match
-    return TransferredArrays(
-        tuple(group.name for group in match.sources),
-        tuple(group.name for group in match.targets),
-        str(decision.option),
-        decision.witnesses,
-        decision.settled,
-        sum(len(group.members) for group in match.targets),
-    )
-
-
-def _no_counterpart(
-    missing: Sequence[str], needed: Sequence[str], a: Side, b: Side
-) -> TransferError:
-    lines = [
-        f"{name}: {[*b.entries[name].shape]} of the target, has no counterpart in the source"
-        for name in missing
-    ]
-    for name in needed:
-        shape = a.entries[name].shape
-        alike = [n for n, e in a.entries.items() if e.shape == shape and n not in needed]
-        hint = f" (of one shape with {_some(alike)}: what a target ties must be equal)"
-        lines.append(
-            f"{name}: {[*shape]} of the source, has no place in the target"
-            + (hint if alike and len(shape) > 1 else "")
-        )
-    shown = lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20)
-    return TransferError(
-        "the architectures differ, or the arrays are not alike enough to be paired:\n"
-        + "\n".join(f"  {line}" for line in shown)
-        + "\nkeep= lists names of the target that stay as they are; rules= says what becomes what, "
-        "and drops what is not needed."
-    )
-
-
-def _ambiguous(
-    unsure: Sequence[Decision], found: _Search, a: Side, b: Side
-) -> AmbiguousTransferError:
-    candidates: dict[str, list[tuple[str, str, str]]] = {}
-    lines = []
-    for decision in unsure:
-        for target in decision.match.targets:
-            listed = [*_candidates(decision, target)]
-            candidates[target.name] = listed
-            lines.append(f"  {target.name} {[*target.shapes[0]]}:")
-            shown = dict.fromkeys(f"    {name}: {why}. {rule}" for name, why, rule in listed)
-            lines += [*shown][:6]
-    settled = [d for d in found.assignment.decisions if d.settled]
-    rules = rules_of(settled, tied={}, dropped=())
-    return AmbiguousTransferError(
-        f"{len(lines)} lines on what names and shapes leave open:\n"
-        + "\n".join(lines)
-        + "\nPass example_inputs=, with which both models are compared; or the rule that is right, "
-        "in rules=, after error.rules, those for all that is settled.",
-        candidates,
-        rules,
-    )
-
-
-def _candidates(decision: Decision, target: Group) -> Iterable[tuple[str, str, str]]:
-    """Yields the sources that a target may be made of, the evidence, and the rules for that."""
-    matches = [decision.match, *(m for m in decision.others if target in m.targets)]
-    for match in matches:
-        for option in match.options[: 1 if decision.option.certain and len(matches) > 1 else 4]:
-            rules = rules_of([Decision(match, option, True, ())], tied={}, dropped=())
-            words = {word for g in match.sources for word in g.words.path & target.words.path}
-            why = f"the names share {', '.join(sorted(words))}" if words else "the shapes agree"
-            names = " + ".join(group.name for group in match.sources)
-            yield names, why + (f" ({option})" if str(option) else ""), "; ".join(map(str, rules))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

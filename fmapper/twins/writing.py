@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fmapper.tree.pattern import Pattern
-from fmapper.twins.assign import Decision
 from fmapper.twins.groups import Group, Index
 from fmapper.twins.layouts import Layout, Steps
-from fmapper.twins.matches import Match, Option
+from fmapper.twins.matches import Decision, Match, Option
 from fmapper.twins.sides import Entry
 
 if TYPE_CHECKING:
