@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapters
 from fmapper.backends.models import Models
-from fmapper.backends.namespace import array_namespace
 from fmapper.errors import ConversionError, ConversionWarning
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.steps import find_target
 from fmapper.states.state import load_state, state, weights_of
 from fmapper.tracebacks import short_traceback
+from fmapper.training.places import carry_numbers
 from fmapper.training.state import BY_AXES, OptimizerState
 from fmapper.verification.models.owners import adapter_of_model, source_of_callable
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.checkpoints import Rules
-
-_BASE = 200  # smaller than the first integer that bfloat16 lacks
 
 
 class Training(NamedTuple):
@@ -234,7 +234,7 @@ def _carry(
         for at in group.members:
             marks[at] = number
     members: dict[int, list[int]] = defaultdict(list)
-    for at, mark in enumerate(_follow(marks, old, through)):
+    for at, mark in enumerate(_mark(marks, old, through)):
         if mark is None:
             raise ConversionError(
                 f"parameter {at} of the result is made of several of the source, for "
@@ -250,8 +250,7 @@ def _carry(
     axes = {}
     if held.algorithm in BY_AXES:
         trained = {at for group in groups for at in group.members}
-        sources = _follow(range(1, len(old) + 1), old, through)
-        orders = _orders(held, old, through, trained, sources)
+        orders = _orders(held, old, through, trained)
         axes = {at: order for at, (_, order) in orders.items()}
     slots = {}
     for slot, arrays in held.slots.items():
@@ -259,26 +258,36 @@ def _carry(
             moved = {at: arrays[origin] for at, (origin, _) in orders.items() if origin in arrays}
             slots[slot] = mover_to(target)(moved)
             continue
-        new = through([arrays.get(at, _full_like(x, 0)) for at, x in enumerate(old)])
-        has = _follow([int(at in arrays) for at in range(len(old))], old, through)
+        # Where there is none, the parameter stands for it, and is left out again.
+        new = through([arrays.get(at, x) for at, x in enumerate(old)])
+        has = _mark([int(at in arrays) for at in range(len(old))], old, through)
         slots[slot] = {at: new[at] for at, mark in enumerate(has) if mark}
     return replace(held, groups=groups, slots=slots, axes=axes)
 
 
 def _follow(
+    numbers: Sequence[Any], old: Sequence[Any], through: Callable[[Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """Returns whole numbers in the places of the new parameters, from some for each old one."""
+    import numpy as np
+
+    full = [np.broadcast_to(x, tuple(like.shape)) for x, like in zip(numbers, old, strict=True)]
+
+    def carry(digits: Sequence[Any]) -> list[Any]:
+        filled = load_state([*old], {str(at): array for at, array in enumerate(digits)})
+        return [np.asarray(to_numpy(array), np.float64) for array in through(filled)]
+
+    return carry_numbers(full, carry)
+
+
+def _mark(
     marks: Sequence[int], old: Sequence[Any], through: Callable[[Sequence[Any]], list[Any]]
 ) -> list[int | None]:
     """Returns the mark of each new parameter, from one for each old one; None where it is mixed."""
-    marked: list[int | None] = [0] * len(through(old))
-    unit = 1
-    while unit <= max(marks, default=0):  # digits, as a small dtype has no large integers
-        digits = [_full_like(x, at // unit % _BASE) for x, at in zip(old, marks, strict=True)]
-        for at, array in enumerate(through(digits)):
-            low, high = _range(array)
-            before = marked[at]
-            marked[at] = None if before is None or low != high else before + int(low) * unit
-        unit *= _BASE
-    return marked
+    return [
+        None if (array != array.flat[0]).any() else int(array.flat[0])
+        for array in _follow(marks, old, through)
+    ]
 
 
 def _orders(
@@ -286,7 +295,6 @@ def _orders(
     old: Sequence[Any],
     through: Callable[[Sequence[Any]], list[Any]],
     trained: Collection[int],
-    sources: Sequence[int | None],
 ) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Returns, for each new parameter that is trained, which old one it is, and its axes.
 
@@ -297,57 +305,30 @@ def _orders(
     """
     import numpy as np
 
-    axes_of: dict[int, dict[int, int]] = {at: {} for at in trained}
-    for axis in range(max((len(x.shape) for x in old), default=0)):
-        along = through([_positions(x, axis) for x in old])
-        for at in trained:
-            array = np.asarray(to_numpy(along[at]), np.float64)
-            for dimension, size in enumerate(array.shape):
-                shape = [1] * array.ndim
-                shape[dimension] = size
-                if size > 1 and (array == np.reshape(np.arange(size) % _BASE, shape)).all():
-                    axes_of[at][axis] = dimension
+    sources = _mark(range(len(old)), old, through)
+    grids = [np.reshape(np.arange(math.prod(x.shape)), tuple(x.shape)) for x in old]
+    numbers = _follow(grids, old, through)
     orders = {}
     for at in trained:
-        origin, here = sources[at], axes_of[at]
-        sizes = None if origin is None else tuple(old[origin - 1].shape)
-        # An axis of size 1 may be any that is left.
-        left = [axis for axis in range(len(sizes or ())) if axis not in here.values()]
-        if sizes is None or sum(size > 1 for size in sizes) != len(here):
+        origin, array = sources[at], numbers[at]
+        axes = next(
+            (
+                axes
+                for axes in permutations(range(array.ndim))
+                if origin is not None and np.array_equal(array.transpose(axes), grids[origin])
+            ),
+            None,
+        )
+        if origin is None or axes is None:
             raise ConversionError(
                 f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
                 "the converted model is not one of the source with its axes in another order. "
                 "Convert without structure=True."
             )
-        axes = [here[axis] if axis in here else left.pop(0) for axis in range(len(sizes))]
-        before = held.axes.get(origin - 1, tuple(range(len(axes)))) if origin else ()
-        orders[at] = (origin or 0) - 1, tuple(axes[axis] for axis in before)
+        before = held.axes.get(origin, range(len(axes)))
+        orders[at] = origin, tuple(axes[axis] for axis in before)
     return orders
-
-
-def _positions(array: Any, axis: int) -> Any:
-    """Returns an array like another, of the position of each element along an axis."""
-    import numpy as np
-
-    numbers: Any = np.zeros(tuple(array.shape), np.int64)
-    if axis < numbers.ndim:
-        shape = [1] * numbers.ndim
-        shape[axis] = -1
-        numbers = numbers + np.reshape(np.arange(numbers.shape[axis]) % _BASE, shape)
-    filled: list[Any] = load_state([array], {"0": numbers.astype(np.float32)})
-    return filled[0]
 
 
 def _is_like(array: Any, parameter: Any) -> bool:
     return array is None or tuple(array.shape) == tuple(parameter.shape)
-
-
-def _full_like(array: Any, value: int) -> Any:
-    return array_namespace(array).full_like(array, value)
-
-
-def _range(array: Any) -> tuple[float, float]:
-    if not array.size if isinstance(array.size, int) else not array.numel():
-        return 0.0, 0.0
-    xp = array_namespace(array)
-    return float(xp.min(array)), float(xp.max(array))

@@ -87,7 +87,16 @@ def find_places(weights: Mapping[str, Shape], model: Any, rules: Rules | None) -
     carry: Callable[[dict[str, Any]], Mapping[str, Any]]
     if rules is None:
         shapes = {name: tuple(x.shape) for name, x in state(model, source=True).items()}
-        carry = lambda numbers: _carry_into(model, numbers)  # noqa: E731
+        there = list(state(model))
+
+        def carry_digits(digits: Sequence[Any]) -> list[Any]:
+            filled = load_state(model, dict(zip(shapes, digits, strict=True)), source=True)
+            return [np.asarray(to_numpy(x)).astype(np.float64) for x in state(filled).values()]
+
+        def carry(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+            arrays = carry_numbers([numbers[name] for name in shapes], carry_digits)
+            return dict(zip(there, arrays, strict=True))
+
     else:
         from fmapper.checkpoints import Cast, Rules
 
@@ -139,19 +148,15 @@ def find_places(weights: Mapping[str, Shape], model: Any, rules: Rules | None) -
     return Places(places)
 
 
-def _carry_into(model: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Carries numbers by way of a copy of a converted model, digit by digit."""
+def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    """Carries arrays of whole numbers, digit by digit, as a small dtype has no large integers."""
     import numpy as np
 
-    carried: dict[str, Any] = {}
-    unit, largest = 1, max(int(array.max(initial=0)) for array in numbers.values())
-    while unit == 1 or unit <= largest:
-        digits = {
-            name: (array // unit % _BASE).astype(np.float32) for name, array in numbers.items()
-        }
-        for name, array in state(load_state(model, digits, source=True)).items():
-            digit = np.asarray(to_numpy(array)).astype(np.float64)
-            carried[name] = carried.get(name, 0) + digit * unit
+    largest = max((int(array.max(initial=0)) for array in numbers), default=0)
+    carried, unit = carry([(array % _BASE).astype(np.float32) for array in numbers]), _BASE
+    while unit <= largest:
+        digits = carry([(array // unit % _BASE).astype(np.float32) for array in numbers])
+        carried = [low + unit * high for low, high in zip(carried, digits, strict=True)]
         unit *= _BASE
     return carried
 

@@ -35,30 +35,9 @@ class Schedule:
             step: How many steps it has made: an int; or an array, with `xp`.
             xp: The array namespace of `step`; None for numbers.
         """
-        return _KINDS[self.kind](base, step, xp or _Numbers, **self.settings)
+        import numpy as np
 
-
-class _Numbers:
-    """The functions of an array namespace that schedules use, for numbers."""
-
-    @staticmethod
-    def where(condition: bool, a: float, b: float) -> float:
-        return a if condition else b
-
-    cos, floor, log = math.cos, math.floor, math.log
-    minimum, maximum = min, max
-
-    @staticmethod
-    def power(a: float, b: float) -> float:
-        return float(a**b)
-
-    @staticmethod
-    def take(values: Any, at: int) -> float:
-        return float(values[at])
-
-    @staticmethod
-    def call(function: Any, step: float) -> float:
-        return float(function(int(step)))
+        return _KINDS[self.kind](base, step, xp or np, **self.settings)
 
 
 def constant(base: float, step: Any, xp: Any, *, factor: float, total_iters: int) -> Any:
@@ -127,12 +106,12 @@ def onecycle(
 
 def table(base: float, step: Any, xp: Any, *, values: Any) -> Any:
     """Looks factors up that were computed one by one; the last one holds from then on."""
-    return base * xp.take(values, xp.minimum(step, len(values) - 1))
+    return base * xp.asarray(values)[xp.asarray(xp.minimum(step, len(values) - 1), int)]
 
 
 def factor(base: float, step: Any, xp: Any, *, function: Any) -> Any:
     """Calls a function of Python that gives a factor."""
-    return base * xp.call(function, step)
+    return base * (xp.call(function, step) if hasattr(xp, "call") else function(int(step)))
 
 
 def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any) -> Any:

@@ -962,12 +962,12 @@ class Many(torch.nn.Module):
 
 
 def test_a_mark_is_exact_in_a_small_dtype():
-    from fmapper.training.convert import _follow
+    from fmapper.training.convert import _mark
 
-    old = [torch.zeros(2, dtype=torch.bfloat16)] * 3
-    assert _follow([7, 257, 70_001], old, list) == [7, 257, 70_001]
+    old = [torch.zeros(2, dtype=torch.bfloat16) for _ in range(3)]
+    assert _mark([7, 257, 70_001], old, list) == [7, 257, 70_001]
     mixed = lambda arrays: [torch.cat(arrays[:2]), arrays[2]]  # noqa: E731
-    assert _follow([1, 201, 5], old, mixed) == [None, 5]
+    assert _mark([1, 201, 5], old, mixed) == [None, 5]
 
 
 @pytest.mark.nightly

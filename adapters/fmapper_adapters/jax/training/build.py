@@ -40,11 +40,7 @@ class Rate:
 
 class _Namespace:
     where, cos, floor, log = jnp.where, jnp.cos, jnp.floor, jnp.log
-    minimum, maximum, power = jnp.minimum, jnp.maximum, jnp.power
-
-    @staticmethod
-    def take(values: Any, at: Any) -> Any:
-        return jnp.asarray(values)[at.astype(int)]
+    minimum, maximum, power, asarray = jnp.minimum, jnp.maximum, jnp.power, jnp.asarray
 
     @staticmethod
     def call(function: Callable[[int], float], step: Any) -> Any:

@@ -229,7 +229,7 @@ def _number(value: Any) -> Any:
 
 @dataclass(slots=True)
 class _Reading:
-    """What is read of a chain: the parts of a `Group`, and of the state.
+    """A chain as an algorithm of torch: the parts of a `Group`, and of the state.
 
     Attributes:
         algorithm: Its name in `fmapper.training.SETTINGS`.
