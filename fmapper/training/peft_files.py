@@ -106,17 +106,21 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
     numbers = [settings.get("r", 1), settings.get("lora_alpha")]
     numbers += [x for table in patterns if isinstance(table, dict) for x in table.values()]
-    targets = settings.get("target_modules") or []
+    targets, excluded = (settings.get(x) or [] for x in ("target_modules", "exclude_modules"))
     saved = settings.get("modules_to_save") or []
     if (
         not all(isinstance(table, dict) for table in patterns)
         or not all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in numbers)
-        or not (isinstance(targets, str) or all(isinstance(target, str) for target in targets))
+        or not all(
+            isinstance(names, str)
+            or (isinstance(names, list) and all(isinstance(name, str) for name in names))
+            for names in (targets, excluded)
+        )
         or not (isinstance(saved, list) and all(isinstance(module, str) for module in saved))
     ):
         raise CheckpointError(
             f"{folder / _CONFIG}: r, lora_alpha, rank_pattern and alpha_pattern must be positive "
-            "numbers and tables of those, target_modules and modules_to_save texts"
+            "numbers and tables of those, target_modules, exclude_modules and modules_to_save texts"
         )
 
 
@@ -127,7 +131,13 @@ def _check_targets(
     targets, saved = settings.get("target_modules") or (), settings.get("modules_to_save") or ()
     each: list[str | list[str]] = [[target] for target in targets]
     each = [targets] if isinstance(targets, str) else each
-    lost = [target for target in each if not any(_is_target(target, module) for module in modules)]
+    excluded = settings.get("exclude_modules") or []
+    lost = [
+        target
+        for target in each  # among which PEFT writes what it excludes
+        if not any(_is_target(target, module) for module in modules)
+        and not _is_target(excluded, "".join(target))
+    ]
     paths = [f".{name}" for name in replaced]
     lost += [[module] for module in saved if not any(f".{module}." in path for path in paths)]
     if lost:

@@ -284,6 +284,13 @@ def test_a_pattern_matches_as_in_peft(tmp_path):
     assert scales == {"a.q.weight": 3, "q.weight": 4}
 
 
+@pytest.mark.parametrize("excluded", [["k"], r".*k"])
+def test_modules_that_are_excluded_have_no_weights(tmp_path, excluded):
+    """PEFT writes `all-linear` as all linear layers, with those that are excluded."""
+    how = {"target_modules": ["q", "layers.0.k"], "exclude_modules": excluded}
+    assert load_adapter(write(tmp_path, pair(), **how)).updates.keys() == {"q.weight"}
+
+
 def test_an_update_that_is_added_is_among_the_targets_that_are_written(tmp_path):
     """Or PEFT would leave it out."""
     how = {"target_modules": ["q"], "exclude_modules": ["k"]}
@@ -462,6 +469,7 @@ BAD = {
     "no table": (pair(), {"rank_pattern": [2]}, "must be positive numbers"),
     "no number": (pair(), {"alpha_pattern": {"q": "3"}}, "must be positive numbers"),
     "no texts": (pair(), {"target_modules": [3]}, "must be positive numbers"),
+    "no names": (pair(), {"exclude_modules": {"q": 1}}, "must be positive numbers"),
     "kind": (pair(), {"peft_type": "IA3"}, "of kind 'IA3', not LORA"),
     "qalora": (pair(), {"use_qalora": True}, "adapters with use_qalora are not read"),
     "pissa": (pair(), {"init_lora_weights": "pissa_niter_4"}, "PEFT changes the weights of the ba"),
