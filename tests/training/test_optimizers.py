@@ -586,6 +586,29 @@ def test_a_run_goes_on_in_a_twin_and_comes_back(name):
         assert difference(weights(back), weights(net)) < 1e-12
 
 
+def test_a_run_goes_on_in_a_linen_module_and_comes_back():
+    """Whose optimizer is a pair for its `params`."""
+    linen = pytest.importorskip("flax.linen")
+    with double():
+        net = torch.nn.Linear(3, 2)
+        groups = [{"params": [net.weight], "lr": 1e-2}, {"params": [net.bias]}]
+        optimizer = optim.Adam(groups)
+        with_ones(net, optimizer, 2)
+        module = linen.Dense(2, param_dtype=jnp.float64)
+        twin = module, module.init(jax.random.key(0), jnp.ones((1, 3)))
+        rules = Rules([
+            Rename({"weight": "params.kernel", "bias": "params.bias"}), Transpose("params.kernel")
+        ])  # fmt: skip
+        (_, variables), (tx, held), _ = convert_training(net, optimizer, twin, rules=rules)
+        params = variables["params"]
+        updates, held = tx.update(jax.tree.map(jnp.ones_like, params), held, params)
+        twin = module, {"params": optax.apply_updates(params, updates)}
+        back, again, _ = convert_training(twin, (tx, held), net, rules=rules.inverse())
+        with_ones(back, again, 2)
+        with_ones(net, optimizer, 3)
+        assert difference(weights(back), weights(net)) < 1e-12
+
+
 def test_rules_need_a_model():
     with pytest.raises(ConversionError, match="pass that in place of 'jax'"):
         convert_training(LINEAR, optim.SGD(LINEAR.parameters()), "jax", ONE, rules=TWIN)

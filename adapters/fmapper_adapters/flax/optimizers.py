@@ -82,11 +82,11 @@ class FlaxOptimizers(JaxOptimizers):
         return OptimizerState("average", (group,), {"average": held})
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
-        """Returns an `nnx.Optimizer` for the parameters of a module; of averages a pair."""
+        """Returns an `nnx.Optimizer` for a module; a pair of averages, or of a Linen module."""
         from flax import nnx
 
         (tx, held), _ = super().write_optimizer(model, state)
-        if state.algorithm == "average":
+        if state.algorithm == "average" or not isinstance(model, nnx.Module):
             return (tx, held), None
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
         nnx.update(optimizer.opt_state, nnx.state(held))
