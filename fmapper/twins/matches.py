@@ -329,9 +329,9 @@ def rotations(match: Match) -> Iterator[Option]:
 
     Rotary positions turn pairs of elements that are neighbours, or that are half a head apart.
     """
-    if len(match.many) > 1:
-        return
     shape = match.many[0].shapes[0]
+    if len(match.many) > 1 or len({*match.many[0].shapes}) > 1 or len(shape) > 3:
+        return
     layout = match.many[0].entries[0].layout
     axes = {"outputs first": (0,), "outputs last": (len(shape) - 1,)}.get(layout, range(len(shape)))
     for back, axis in product((True, False), axes):
@@ -367,6 +367,24 @@ def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iter
         for count in sorted(n for n in channels if size % n == 0 and 1 < n < size):
             for outer, inner in ((count, size // count), (size // count, count)):
                 yield from _after(match, _exchange(shape, axis, outer, inner))
+
+
+def flips(match: Match) -> Iterator[Option]:
+    """Yields the options of a match of kernels with their space in the reverse order.
+
+    That is what a transposed convolution and the convolution of a dilated image differ in.
+    """
+    shape = match.many[0].shapes[0]
+    if len(match.many) > 1 or match.over or min(len(shape), len(match.one.shapes[0])) < 3:
+        return
+    last = match.many[0].entries[0].layout == _OUTPUTS[1]
+    space = range(len(shape) - 2) if last else range(2, len(shape))
+    steps = tuple(
+        ("blocks", tuple(reversed(range(shape[axis]))), axis) for axis in space if shape[axis] > 1
+    )
+    if steps and len({*match.many[0].shapes}) == 1:
+        for option in (*match.options, *other_layouts(match)):
+            yield from _after(replace(match, options=(option,)), steps)
 
 
 def offsets(match: Match) -> Iterator[Option]:

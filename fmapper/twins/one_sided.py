@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.dtypes import is_inexact
@@ -160,3 +161,71 @@ def with_added_biases(side: Side) -> tuple[Side, Rules] | None:
                 for new in [last if key == name else key]
             }
     return (replace(side, entries=entries), Rules(rules)) if rules else None
+
+
+def with_one_bias(side: Side) -> tuple[Side, Rules] | None:
+    """Returns a target with one bias for the two of each recurrent layer, and the rules for both.
+
+    The second one is then zero, or has the part of the last gate of a GRU alone.
+
+    Returns:
+        None where there are no such layers.
+    """
+    from fmapper.checkpoints.rules.joining import Concatenate
+    from fmapper.checkpoints.rules.naming import AddConstant
+    from fmapper.checkpoints.rules.rules import Rules
+
+    added = with_added_biases(side)
+    if added is None:
+        return None
+    rules: list[Rule] = []
+    for name, entry in side.entries.items():
+        last = name.replace("bias_hh", "bias_hn")
+        if name in added[0].entries or entry.tied_to:
+            continue
+        text = Pattern.escape(name)
+        if last not in added[0].entries:
+            rules.append(AddConstant(text, entry.shape, 0.0, entry.dtype))
+            continue
+        (size,), (part,) = entry.shape, added[0].entries[last].shape
+        rules += [
+            AddConstant(f"{text}.gates", [size - part], 0.0, entry.dtype),
+            Concatenate([f"{text}.gates", Pattern.escape(last)], text, 0, [size - part, part]),
+        ]
+    return added[0], Rules(rules)
+
+
+def with_rows_cut(a: Side, b: Side) -> tuple[Side, Rules, str] | None:
+    """Returns a side without the first rows of a table, the rules for that, and its name.
+
+    Some models have rows before that of the first position, which they never look up.
+
+    Returns:
+        None where no single table of the target has fewer rows than one of the source.
+    """
+    from fmapper.checkpoints.rules.joining import Split
+    from fmapper.checkpoints.rules.naming import Drop
+    from fmapper.checkpoints.rules.rules import Rules
+
+    mine, theirs = _tables(a, b), _tables(b, a)
+    if len(mine) != 1 or len(theirs) != 1:
+        return None
+    (table,), (other,) = mine, theirs
+    more = table.shape[0] - other.shape[0]
+    if more < 1 or table.shape[1] != other.shape[1]:
+        return None
+    text = Pattern.escape(table.name)
+    sizes = [more, other.shape[0]]
+    rules = Rules([Split(text, [f"{text}.unused", text], 0, sizes), Drop(f"{text}.unused")])
+    cut = replace(table, shape=other.shape, value=table.lazy().slice(more, table.shape[0]))
+    return replace(a, entries={**a.entries, table.name: cut}), rules, table.name
+
+
+def _tables(side: Side, other: Side) -> list[Entry]:
+    """Returns the tables of a side whose size no array of the other has."""
+    sizes = {prod(entry.shape) for entry in other.entries.values()}
+    return [
+        entry
+        for entry in side.entries.values()
+        if len(entry.shape) == 2 and entry.layout in ("rows", "") and prod(entry.shape) not in sizes
+    ]

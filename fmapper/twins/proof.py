@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fmapper.backends.compute import Observation
+    from fmapper.checkpoints.lazy import LazyArray
+    from fmapper.checkpoints.rules.rules import Rules
 
 Path: TypeAlias = tuple[Any, ...]
 
@@ -97,6 +99,7 @@ class Proof:
         source: The source.
         target: The target.
         inputs: The inputs.
+        last: The rules that follow those of the decisions.
         arrays: The random weights of the source by name.
         operations: The operations of the source, where it was watched.
     """
@@ -104,6 +107,7 @@ class Proof:
     source: Side
     target: Side
     inputs: Inputs
+    last: Rules
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     operations: list[str] = field(default_factory=list)
 
@@ -152,7 +156,7 @@ class Proof:
         """
         from fmapper.verification.models.owners import inputs_for
 
-        model = _fill(self.target, arrays)
+        model = _fill(self.target, self.last.apply(_lazy(arrays)))
         args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
         outputs = dict(_by_place(_call(model, args, kwargs)))
         agrees, shapes = self._agree(outputs), ""
@@ -231,10 +235,17 @@ def _random(entry: Entry, at: int) -> np.ndarray[Any, Any]:
 
 
 def _fill(side: Side, arrays: Mapping[str, Any]) -> Any:
+    return side.fill(_lazy(arrays), strict=False)
+
+
+def _lazy(arrays: Mapping[str, Any]) -> dict[str, LazyArray]:
     from fmapper.checkpoints.lazy import LazyArray
 
-    lazy = {n: x if isinstance(x, LazyArray) else LazyArray.of(x) for n, x in arrays.items()}
-    return side.fill(lazy, strict=False)
+    made: dict[int, LazyArray] = {}  # what is tied stays one object
+    for x in arrays.values():
+        if id(x) not in made:
+            made[id(x)] = x if isinstance(x, LazyArray) else LazyArray.of(x)
+    return {name: made[id(x)] for name, x in arrays.items()}
 
 
 def _call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from fmapper.twins.matches import (
     Match,
     Option,
     Turn,
+    flips,
     match_of,
     offsets,
     other_layouts,
@@ -124,7 +125,7 @@ class Search:
         """Yields the decisions with another option for one of them, or with some exchanged."""
         decision = current[at]
         match = decision.match
-        for option in (*match.options, *offsets(match), *other_layouts(match)):
+        for option in (*match.options, *offsets(match), *other_layouts(match), *flips(match)):
             if option is not decision.option:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
                 if len(option.order) > 1:

@@ -23,6 +23,8 @@ from fmapper.twins.one_sided import (
     is_needed,
     ties_of,
     with_added_biases,
+    with_one_bias,
+    with_rows_cut,
     zeros,
 )
 from fmapper.twins.proof import Inputs, Proof
@@ -38,6 +40,7 @@ from fmapper.twins.sides import Entry, Side, framework_of, read_side
 from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.twins.roles import Roles
 
@@ -230,7 +233,8 @@ class _Search:
     tied: dict[str, str]
     dropped: list[str]
     ties: dict[str, str]
-    first: Rules
+    first: Iterable[Rule] = ()
+    last: Iterable[Rule] = ()
 
 
 def _inputs(
@@ -293,6 +297,7 @@ def _prove(
     Raises:
         TransferError: They differ, or cannot be compared on inputs that were given.
     """
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.twins.guesses import are_alike
     from fmapper.twins.search import Search
 
@@ -300,7 +305,7 @@ def _prove(
     needed = [e for name, e in a.entries.items() if name not in {*dropped, *found.tied}]
     needed = [e for e in needed if not e.tied_to]
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
-    proof = Proof(a, b, inputs)
+    proof = Proof(a, b, inputs, Rules(found.last))
 
     def make(chosen: Sequence[Decision]) -> dict[str, Any]:
         given = outline | {n: LazyArray.of(array) for n, array in proof.arrays.items()}
@@ -361,19 +366,27 @@ def _sizes(decision: Decision) -> tuple[int, ...]:
 
 
 def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
-    """Pairs the arrays of both sides, as they are or with the biases of recurrent layers added."""
-    from fmapper.checkpoints.rules.rules import Rules
-
+    """Pairs the arrays of both sides, if need be with biases added or without some rows."""
     try:
-        return _pair(a, b, keep, roles, Rules())
-    except TransferError:
-        added = with_added_biases(a)
-        if added is None:
-            raise
-    return _pair(added[0], b, keep, roles, added[1])
+        return _pair(a, b, keep, roles)
+    except TransferError as error:
+        problem = error
+    added, one = with_added_biases(a), with_one_bias(b)
+    if added is not None:
+        return replace(_pair(added[0], b, keep, roles), first=added[1])
+    if one is not None:
+        return replace(_pair(a, one[0], keep, roles), last=one[1])
+    cut = with_rows_cut(a, b)
+    if cut is None:
+        raise problem
+    found = replace(_pair(cut[0], b, keep, roles), first=cut[1])
+    for decision in found.assignment.decisions:  # only outputs say which rows are unused
+        names = {entry.name for group in decision.match.sources for entry in group.entries}
+        decision.sure = decision.sure and cut[2] not in names
+    return found
 
 
-def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rules) -> _Search:
+def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
     """Pairs the arrays of both sides, without looking at values."""
     asked = [e.name for e in b.entries.values() if is_kept(e, keep)]
     targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
@@ -408,7 +421,7 @@ def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None, first: Rul
     counters = [e.name for e in b.entries.values() if not both and is_counter(e)]
     filled = {e.name for d in assignment.decisions for g in d.match.targets for e in g.entries}
     ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
-    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties, first)
+    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties)
 
 
 def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
@@ -428,8 +441,10 @@ def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
 
 def _rules(found: _Search, a: Side) -> Rules:
     """Writes the rules, and checks that they give what the target has."""
+    from fmapper.checkpoints.rules.rules import Rules
+
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
-    return _apply(found.assignment.decisions, found, outline)[0]
+    return Rules([*_apply(found.assignment.decisions, found, outline)[0], *found.last])
 
 
 def _apply(
@@ -443,6 +458,8 @@ def _apply(
         for entry in group.entries
     }
     wanted |= {name: wanted[first] for name, first in found.ties.items()}
+    from fmapper.checkpoints.rules.rules import Rules
+
     problem: Exception | None = None
     for prefix in ("", "source."):
         rules = rules_of(
@@ -452,7 +469,7 @@ def _apply(
             ties=found.ties,
             prefix=prefix,
         )
-        rules = found.first + rules
+        rules = Rules([*found.first, *rules])
         try:
             made = rules.apply(arrays)
         except CheckpointError as error:  # a name of the target is one of the source, too

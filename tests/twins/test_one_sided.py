@@ -128,3 +128,25 @@ def test_another_width_names_both():
         fmapper.transfer(torch.nn.Linear(3, 2), torch.nn.Linear(5, 2))
     assert "weight: [2, 3] of the source, has no place" in str(caught.value)
     assert "rules=" in str(caught.value)
+
+
+def test_rows_that_stand_before_the_first_position_are_cut():
+    class Positions(Language):
+        def __init__(self, offset):
+            super().__init__(tied=False)
+            self.offset, self.pos = offset, torch.nn.Embedding(6 + offset, 4)
+
+        def forward(self, ids):
+            at = torch.arange(ids.shape[1]) + self.offset
+            return self.head(torch.tanh(self.mid(self.emb(ids) + self.pos(at))))
+
+    source, target = Positions(2), Positions(0)
+    filled, report = fmapper.transfer(source, target, example_inputs=(IDS,))
+    assert torch.equal(filled.pos.weight, source.pos.weight[2:])
+    assert torch.allclose(filled(IDS), source(IDS))
+    with pytest.raises(fmapper.CheckpointError, match="what it drops is not kept"):
+        report.rules.inverse()
+    with pytest.raises(fmapper.AmbiguousTransferError, match=r"pos\.weight"):
+        fmapper.transfer(source.state_dict(), target)
+    with pytest.raises(fmapper.TransferError, match=r"pos\.weight: \[8, 4\] of the target"):
+        fmapper.transfer(target, source)
