@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import isqrt
 from typing import Any
@@ -69,7 +70,8 @@ def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
     random = np.random.default_rng(0)
     tables = [e.shape[0] for e in entries if e.layout == "rows" and len(e.shape) == 2]
     if tables:
-        tokens = np.arange(1, 7, dtype=np.int32).reshape(1, 6) * 5 % max(tables)
+        least = min([rows for rows in tables if rows > 6] or tables)  # not of types of tokens
+        tokens = np.arange(1, 7, dtype=np.int32).reshape(1, 6) * 5 % least
         yield tokens, tokens
     kernels = [e.shape for e in entries if len(e.shape) == 4]
     for channels in _first(n for shape in kernels for n in (shape[1], shape[2])):
@@ -85,7 +87,9 @@ def _arrays(entries: Sequence[Entry]) -> Iterator[tuple[Any, Any]]:
             yield from product((signal, last), repeat=2)
     shapes = [e.shape for e in entries if len(e.shape) in (2, 3)]
     shapes += [e.shape for e in entries if len(e.shape) == 1]
-    for size in _first(n for shape in shapes for n in (shape[-1], shape[0])):
+    sizes = [n for shape in shapes for n in (shape[-1], shape[0])]
+    common = [size for size, _ in Counter(sizes).most_common(_MOST)]
+    for size in dict.fromkeys([*_first(sizes), *common]):
         for shape in ((1, 5, size), (2, size)):  # also what takes vectors takes sequences, mostly
             vectors = random.normal(size=shape).astype("f4")
             yield vectors, vectors
@@ -100,5 +104,5 @@ def _image_sizes(entries: Sequence[Entry]) -> list[int]:
     return [*_first(patch * root for root, n in roots if root * root == n)[:2], _IMAGE]
 
 
-def _first(sizes: Iterator[int]) -> list[int]:
+def _first(sizes: Iterable[int]) -> list[int]:
     return [*dict.fromkeys(sizes)][:_MOST]

@@ -382,7 +382,7 @@ def flips(match: Match) -> Iterator[Option]:
     steps = tuple(
         ("blocks", tuple(reversed(range(shape[axis]))), axis) for axis in space if shape[axis] > 1
     )
-    if steps and len({*match.many[0].shapes}) == 1:
+    if steps and len({tuple(each[at] for at in space) for each in match.many[0].shapes}) == 1:
         for option in (*match.options, *other_layouts(match)):
             yield from _after(replace(match, options=(option,)), steps)
 
