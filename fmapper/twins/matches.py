@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, permutations, product
 from typing import TypeAlias
 
@@ -305,13 +305,18 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
 # --- the order of the elements of one dimension ---------------------------------------------------
 
 
-def _after(match: Match, steps: Steps) -> Iterator[Option]:
-    """Yields the first options of a match with steps before their own."""
+def _after(match: Match, steps_of: Callable[[Shape], Steps]) -> Iterator[Option]:
+    """Yields the first options of a match with steps for each shape before their own."""
     for option in match.options[:2]:
         known = {
-            pair: Layout((*steps, *layout.steps)) for pair, layout in option.layouts[0].items()
+            pair: Layout((*steps_of(pair[0]), *layout.steps))
+            for pair, layout in option.layouts[0].items()
         }
         yield Option((known,), option.axes)
+
+
+def _same(steps: Steps, shape: Shape) -> Steps:
+    return steps
 
 
 def _exchange(shape: Shape, axis: int, outer: int, inner: int, rest: int = 1) -> Steps:
@@ -344,7 +349,7 @@ def rotations(match: Match) -> Iterator[Option]:
             if size > head:
                 turn = ("interleave", 2, axis + 1, back)
                 steps = (("reshape", split, shape), turn, ("reshape", shape, split))
-            yield from _after(match, steps)
+            yield from _after(match, partial(_same, steps))
 
 
 def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iterator[Option]:
@@ -366,7 +371,7 @@ def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iter
             continue
         for count in sorted(n for n in channels if size % n == 0 and 1 < n < size):
             for outer, inner in ((count, size // count), (size // count, count)):
-                yield from _after(match, _exchange(shape, axis, outer, inner))
+                yield from _after(match, partial(_same, _exchange(shape, axis, outer, inner)))
 
 
 def flips(match: Match) -> Iterator[Option]:
@@ -379,12 +384,17 @@ def flips(match: Match) -> Iterator[Option]:
         return
     last = match.many[0].entries[0].layout == _OUTPUTS[1]
     space = range(len(shape) - 2) if last else range(2, len(shape))
-    steps = tuple(
-        ("blocks", tuple(reversed(range(shape[axis]))), axis) for axis in space if shape[axis] > 1
-    )
-    if steps and len({tuple(each[at] for at in space) for each in match.many[0].shapes}) == 1:
+
+    def steps_of(shape: Shape) -> Steps:
+        return tuple(
+            ("blocks", tuple(reversed(range(shape[axis]))), axis)
+            for axis in space
+            if shape[axis] > 1
+        )
+
+    if any(map(steps_of, match.many[0].shapes)):
         for option in (*match.options, *other_layouts(match)):
-            yield from _after(replace(match, options=(option,)), steps)
+            yield from _after(replace(match, options=(option,)), steps_of)
 
 
 def offsets(match: Match) -> Iterator[Option]:
@@ -394,7 +404,8 @@ def offsets(match: Match) -> Iterator[Option]:
     """
     if len(match.many) == 1 and all(len(shape) == 1 for shape in match.many[0].shapes):
         for value in (1.0, -1.0):
-            yield from _after(replace(match, options=match.options[:1]), (("offset", value),))
+            once = replace(match, options=match.options[:1])
+            yield from _after(once, partial(_same, (("offset", value),)))
 
 
 def turns(match: Match, sizes: Collection[int]) -> Iterator[tuple[int, Turn]]:
@@ -444,4 +455,4 @@ def turn_option(match: Match, option: Option, size: int, turn: Turn) -> Option |
         steps = _exchange(shape, axis, *numbers)
     if len(match.many) > 1:
         return replace(option, after=steps)
-    return next(_after(replace(match, options=(option,)), steps))
+    return next(_after(replace(match, options=(option,)), partial(_same, steps)))

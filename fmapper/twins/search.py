@@ -210,9 +210,16 @@ def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]] | None:
         return None
     return [
         (replace(a, match=first, option=x), replace(b, match=second, option=y))
-        for x in first.options[:2]
-        for y in second.options[:2]
+        for x in _options_like(a.option, first)
+        for y in _options_like(b.option, second)
     ]
+
+
+def _options_like(option: Option, match: Match) -> tuple[Option, ...]:
+    """Returns the first options of a match, and before them another match's if that fits."""
+    fits = match.options[0].layouts[0].keys() == option.layouts[0].keys()
+    usual = match.options[:2]
+    return (option, *usual) if fits and option not in usual else usual
 
 
 def _with_target(match: Match, other: Match) -> Match | None:

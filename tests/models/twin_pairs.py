@@ -14,6 +14,7 @@ import fmapper
 from models import twin_decoders as decoders
 from models import twin_encoders as encoders
 from models import twin_images as images
+from models import twin_layouts as layouts
 from models import twin_traps as traps
 from support.hub_folders import saved
 
@@ -169,7 +170,7 @@ FOLDERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", {}),
 }
 
-_D, _E, _I, _T = decoders, encoders, images, traps
+_D, _E, _I, _L, _T = decoders, encoders, images, layouts, traps
 _of = images.shapes_of
 PAIRS: dict[str, Make] = {
     # Hugging Face to one's own classes
@@ -225,6 +226,20 @@ PAIRS: dict[str, Make] = {
     "lstm -> nnx": _pair(_I.Lstm, lambda: _of(_I.NnxLstm), STEPS),
     "gru -> equinox": _pair(_I.Gru, lambda: _of(_I.EqxGru), STEPS),
     "equinox -> nnx, lstm": _pair(lambda: _of(_I.EqxLstm), lambda: _of(_I.NnxLstm), STEPS),
+    "nnx -> lstm": _pair(lambda: _of(_I.NnxLstm), _I.Lstm, STEPS),
+    "equinox -> lstm": _pair(lambda: _of(_I.EqxLstm), _I.Lstm, STEPS),
+    "equinox -> gru": _pair(lambda: _of(_I.EqxGru), _I.Gru, STEPS),
+    # layouts of their own
+    "experts -> stacked": _pair(_L.Experts, lambda: _of(_L.NnxExperts), SEQUENCE),
+    "stacked -> experts": _pair(lambda: _of(_L.NnxExperts), _L.Experts, SEQUENCE),
+    "neox -> nnx": _pair(_L.NeoX, lambda: _of(_L.NnxHeads), SEQUENCE),
+    "nnx -> neox": _pair(lambda: _of(_L.NnxHeads), _L.NeoX, SEQUENCE),
+    "deconvolution -> linen": _pair(_L.Upsample, _L.linen_upsample, IMAGES),
+    "linen -> deconvolution": _pair(_L.linen_upsample, _L.Upsample, IMAGES),
+    "grouped -> equinox": _pair(_L.Grouped, lambda: _of(_L.EqxGrouped), IMAGES),
+    "grouped -> nnx": _pair(_L.Grouped, lambda: _of(_L.NnxGrouped), IMAGES),
+    "gates in another order": _pair(_L.Gates, _L.OtherGates, STEPS),
+    "neighbours -> halves": _pair(_L.Neighbours, lambda: _of(_L.Halves), SEQUENCE),
     # policies
     "policy -> nnx": _pair(_I.Policy, lambda: _of(_I.NnxPolicy), VECTORS),
     "policy -> linen": _pair(_I.Policy, _I.linen_policy, VECTORS),
