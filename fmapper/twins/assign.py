@@ -177,6 +177,8 @@ class _Assigner:
         self._settle()
         while self._join(sure=True) or self._learn_layouts():
             self._settle()
+        while self._join(sure=False, lonely=True):
+            pass
         self._propose()
         while self._join(sure=False):
             pass
@@ -273,13 +275,21 @@ class _Assigner:
 
     # what is joined or split
 
-    def _join(self, *, sure: bool) -> bool:
-        """Decides one match of several groups with one; returns whether there was any."""
+    def _join(self, *, sure: bool, lonely: bool = False) -> bool:
+        """Decides one match of several groups with one; returns whether there was any.
+
+        Args:
+            sure: Whether names must list the parts.
+            lonely: Whether the one must fit nothing else.
+        """
+        rows, columns = [*self.rows], [*self.columns]
+        if lonely:
+            rows, columns = _lonely(rows, columns), _lonely(columns, rows)
         found = [
             match
             for ones, many, back in (
-                (self.columns, self.rows, False),
-                (self.rows, self.columns, True),
+                (columns, self.rows, False),
+                (rows, self.columns, True),
             )
             for one in ones
             for match in joins(

@@ -211,18 +211,22 @@ def other_layouts(match: Match) -> Iterator[Option]:
         yield from (o for o in (found.options if found else ()) if o.layouts not in usual)
 
 
-def join_groups(groups: Sequence[Group], one: Group, *, back: bool) -> Match | None:
-    """Returns how several groups can be joined to another; None if they cannot."""
-    if len({len(group.members) for group in groups}) != 1 or len(groups) > _MOST_PARTS:
-        return None
+def join_groups(
+    groups: Sequence[Group], one: Group, over: tuple[int, ...], *, back: bool
+) -> Match | None:
+    """Returns how several groups can be joined to another; None if they cannot.
+
+    Args:
+        groups: The groups.
+        one: The other.
+        over: Which number of their names is a dimension of the other, as that of experts.
+        back: Whether the other is of the source.
+    """
     ordered = sorted(groups, key=_order)
-    over: tuple[int, ...] = ()
-    if len(groups[0].members) != len(one.members):
-        return None
     options = [
         option
         for order in permutations(range(len(ordered)))
-        for option in _ways_to_join([ordered[at] for at in order], one, order)
+        for option in _ways_to_join_rows([ordered[at] for at in order], one, over, order)
     ]
     if not options:
         return None
@@ -245,6 +249,33 @@ _IN_ORDER = ("MultiheadAttention", "Conv1D")
 def _order(group: Group) -> tuple[int, str]:
     found = [at for at, word in enumerate(_ORDER) if word in group.words.path]
     return (found[0] if found else len(_ORDER), group.name)
+
+
+def _ways_to_join_rows(
+    groups: Sequence[Group], one: Group, over: tuple[int, ...], order: tuple[int, ...]
+) -> Iterator[Option]:
+    """Yields the ways in which groups are parts of another, or of its rows along a dimension."""
+    if not over:
+        yield from _ways_to_join(groups, one, order)
+        return
+    counts = [len({index[slot] for index in groups[0].members}) for slot in over]
+    blocks = [group.without(over) or {} for group in groups]
+    firsts = [
+        Group(group.pieces, {index: parts[0] for index, parts in block.items()})
+        for group, block in zip(groups, blocks, strict=True)
+    ]
+    for axes in _stack_axes(one.shapes[0], counts):
+        rows = {shape: _remove_axes(shape, axes, counts) for shape in one.shapes}
+        row = Group(
+            one.pieces, {i: replace(e, shape=rows[e.shape]) for i, e in one.members.items()}
+        )
+        wholes = {inner: shape for shape, inner in rows.items()}
+        for option in _ways_to_join(firsts, row, order):
+            known = tuple(
+                {(shape, wholes[inner]): layout for (shape, inner), layout in layouts.items()}
+                for layouts in option.layouts
+            )
+            yield replace(option, layouts=known, axes=axes)
 
 
 def _ways_to_join(groups: Sequence[Group], one: Group, order: tuple[int, ...]) -> Iterator[Option]:
@@ -282,24 +313,24 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
     They are of one module, and are the same there: weights, or biases.
     """
     sizes = [math.prod(shape) for shape in one.shapes]
-    by_module: dict[tuple[str, str], list[Group]] = {}
+    by_module: dict[tuple[object, ...], list[tuple[Group, list[int]]]] = {}
     for group in groups:
         module = group.parent.rpartition(".")[0]
-        if len(group.members) == len(sizes):
-            by_module.setdefault((module, group.words.leaf), []).append(group)
-    for (_, leaf), parts in by_module.items():
-        if (leaf and one.words.leaf and leaf != one.words.leaf) or len(parts) > 16:
+        for over in group.removals():
+            rest = group.without(over) if len(over) < 2 else None
+            if rest is not None and len(rest) == len(sizes):
+                parts = [sum(math.prod(entry.shape) for entry in row) for row in rest.values()]
+                key = (module, group.words.leaf, over)
+                by_module.setdefault(key, []).append((group, parts))
+    for (_, leaf, over), found in by_module.items():
+        if (leaf and one.words.leaf and leaf != one.words.leaf) or len(found) > 16:
             continue
         for count in range(2, _MOST_PARTS + 1):
-            for chosen in combinations(parts, count):
-                totals = [
-                    sum(map(math.prod, column))
-                    for column in zip(*(group.shapes for group in chosen), strict=True)
-                ]
-                if totals == sizes:
-                    found = join_groups(chosen, one, back=back)
-                    if found is not None:
-                        yield found
+            for chosen in combinations(found, count):
+                if [*map(sum, zip(*(parts for _, parts in chosen), strict=True))] == sizes:
+                    match = join_groups([group for group, _ in chosen], one, over, back=back)
+                    if match is not None:
+                        yield match
 
 
 # --- the order of the elements of one dimension ---------------------------------------------------
@@ -448,6 +479,8 @@ def turn_option(match: Match, option: Option, size: int, turn: Turn) -> Option |
     usual = {"outputs first": 0, "outputs last": len(shape) - 1}.get(layout)
     axis = usual if usual in axes else axes[0] if axes and usual is None else None
     if axis is None or len({*group.shapes}) > 1:
+        return None
+    if len(match.many) > 1 and match.over:
         return None
     kind, numbers = turn
     steps: Steps = (("blocks", numbers, axis),)

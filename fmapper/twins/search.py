@@ -130,6 +130,7 @@ class Search:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
                 if len(option.order) > 1:
                     yield [_in_order(other, decision, option) for other in current]
+        yield from _exchange_parts(at, current)
         if ROLE in decision.witnesses:
             return
         for other in range(len(current)):
@@ -235,6 +236,24 @@ def _with_target(match: Match, other: Match) -> Match | None:
     if len(found) > 1:
         return None
     return match_of(many, one, match.over, back=match.back)
+
+
+def _exchange_parts(at: int, current: list[Decision]) -> Iterator[list[Decision]]:
+    """Yields the decisions with one of several joined groups exchanged for that of another."""
+    decision = current[at]
+    many = {*decision.match.many}
+    for match in decision.others if len(many) > 1 else ():
+        taken, free = {*match.many} - many, many - {*match.many}
+        if len(taken) != 1:
+            continue
+        for other, one in enumerate(current):
+            if {*one.match.many} == taken:
+                new = match_of(*free, one.match.one, one.match.over, back=one.match.back)
+                for option in match.options if new else ():
+                    changed = [*current]
+                    changed[at] = replace(decision, match=match, option=option)
+                    changed[other] = replace(one, match=new, option=new.options[0])
+                    yield changed
 
 
 def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[int, int]]:

@@ -187,13 +187,14 @@ class _Writer:
             self._joins.append(Stack(between, new, "i", option.axes[0]))
 
     def join(self, match: Match, option: Option) -> None:
-        """Adds the rules for arrays that become parts of one."""
-        from fmapper.checkpoints.rules.joining import Concatenate
+        """Adds the rules for arrays that become parts of one, or of the rows of one."""
+        from fmapper.checkpoints.rules.joining import Concatenate, Stack
 
         (parts, entry), *_ = match.rows()
-        row = math.prod(entry.shape) // entry.shape[option.axis]
+        inner = tuple(n for axis, n in enumerate(entry.shape) if axis not in option.axes)
+        row = math.prod(inner) // inner[option.axis]
         for at in range(len(match.many)):
-            shape = (*entry.shape[: option.axis], *entry.shape[option.axis + 1 :])
+            shape = (*inner[: option.axis], *inner[option.axis + 1 :])
             more: Steps = ()
             if option.new:
                 whole = (*shape[: option.axis], 1, *shape[option.axis :])
@@ -202,7 +203,13 @@ class _Writer:
         sizes = [math.prod(parts[at][0].shape) // row for at in option.order]
         uneven = sizes if len({*sizes}) > 1 else None
         groups = [match.many[at] for at in option.order]
-        for many, one in _patterns(groups, (), match.one):
+        for many, one in _patterns(groups, match.over, match.one):
             old, new = [self._source(match, name) for name in many], self._target(match, one)
+            if match.over:
+                first, last = (f(i[match.over[0]] for i in groups[0].members) for f in (min, max))
+                between = f"{new}.{{i:{first}-{last}}}"
+                self._joins.append(Concatenate(old, between, option.axis, uneven))
+                self._joins.append(Stack(between, new, "i", option.axes[0]))
+                continue
             self._joins.append(Concatenate(old, new, option.axis, uneven))
             self._joins += Layout(option.after).rules([new])
