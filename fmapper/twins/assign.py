@@ -266,9 +266,9 @@ class _Assigner:
         That is a word of both names, a module that is known, or that nothing ever had such shapes.
         """
         mine, theirs = row.words, column.words
-        if row.pattern == column.pattern or mine.path & theirs.path:
+        if row.pattern == column.pattern or (mine.path & theirs.path) - {"norm"}:
             return True
-        if mine.leaf != theirs.leaf:
+        if not mine.leaf or mine.leaf != theirs.leaf:
             return False
         inside = column.parent in self.parents.get(row.parent, ())
         return inside or self._fits[row] == self._fits[column] == 1

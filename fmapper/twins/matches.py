@@ -313,7 +313,7 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
     They are of one module, and are the same there: weights, or biases.
     """
     sizes = [math.prod(shape) for shape in one.shapes]
-    by_module: dict[tuple[object, ...], list[tuple[Group, list[int]]]] = {}
+    by_module: dict[tuple[str, str, tuple[int, ...]], list[tuple[Group, list[int]]]] = {}
     for group in groups:
         module = group.parent.rpartition(".")[0]
         for over in group.removals():

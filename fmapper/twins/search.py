@@ -243,13 +243,15 @@ def _exchange_parts(at: int, current: list[Decision]) -> Iterator[list[Decision]
     decision = current[at]
     many = {*decision.match.many}
     for match in decision.others if len(many) > 1 else ():
-        taken, free = {*match.many} - many, many - {*match.many}
-        if len(taken) != 1:
+        taken, free = {*match.many} - many, [*many - {*match.many}]
+        if len(taken) != 1 or len(free) != 1:
             continue
         for other, one in enumerate(current):
             if {*one.match.many} == taken:
-                new = match_of(*free, one.match.one, one.match.over, back=one.match.back)
-                for option in match.options if new else ():
+                new = match_of(free[0], one.match.one, one.match.over, back=one.match.back)
+                for option in match.options:
+                    if new is None:
+                        break
                     changed = [*current]
                     changed[at] = replace(decision, match=match, option=option)
                     changed[other] = replace(one, match=new, option=new.options[0])
