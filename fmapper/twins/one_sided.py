@@ -1,4 +1,4 @@
-"""What one side alone has: counters, random states, ties, a second bias of recurrent layers."""
+"""Parts of one side alone: counters, random states, ties, a second bias of recurrent layers."""
 
 from __future__ import annotations
 
