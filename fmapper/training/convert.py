@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -275,7 +274,7 @@ def _follow(
 
     def carry(digits: Sequence[Any]) -> list[Any]:
         filled = load_state([*old], {str(at): array for at, array in enumerate(digits)})
-        return [np.asarray(to_numpy(array), np.float64) for array in through(filled)]
+        return [np.asarray(to_numpy(array), np.float32) for array in through(filled)]
 
     return carry_numbers(full, carry)
 
@@ -285,7 +284,7 @@ def _mark(
 ) -> list[int | None]:
     """Returns the mark of each new parameter, from one for each old one; None where it is mixed."""
     return [
-        None if (array != array.flat[0]).any() else int(array.flat[0])
+        None if array.size and array.min() < array.max() else int(array.max(initial=0))
         for array in _follow(marks, old, through)
     ]
 
@@ -306,25 +305,35 @@ def _orders(
     import numpy as np
 
     sources = _mark(range(len(old)), old, through)
-    grids = [np.reshape(np.arange(math.prod(x.shape)), tuple(x.shape)) for x in old]
-    numbers = _follow(grids, old, through)
+    shapes = [tuple(x.shape) for x in old]
+    left = {
+        at: [] if (origin := sources[at]) is None else [*permutations(range(len(shapes[origin])))]
+        for at in trained
+    }
+    for axis in range(max(map(len, shapes), default=0)):
+        grids = [
+            np.reshape(np.arange(shape[axis]), [-1 if d == axis else 1 for d in range(len(shape))])
+            if axis < len(shape)
+            else np.zeros(())
+            for shape in shapes
+        ]
+        grids = [np.broadcast_to(grid, shape) for grid, shape in zip(grids, shapes, strict=True)]
+        for at, array in enumerate(_follow(grids, old, through)):
+            left[at] = [
+                axes
+                for axes in left.get(at, ())
+                if np.array_equal(array.transpose(axes), grids[sources[at] or 0])
+            ]
     orders = {}
     for at in trained:
-        origin, array = sources[at], numbers[at]
-        axes = next(
-            (
-                axes
-                for axes in permutations(range(array.ndim))
-                if origin is not None and np.array_equal(array.transpose(axes), grids[origin])
-            ),
-            None,
-        )
-        if origin is None or axes is None:
+        origin = sources[at]
+        if origin is None or not left[at]:
             raise ConversionError(
                 f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
                 "the converted model is not one of the source with its axes in another order. "
                 "Convert without structure=True."
             )
+        axes = left[at][0]
         before = held.axes.get(origin, range(len(axes)))
         orders[at] = origin, tuple(axes[axis] for axis in before)
     return orders

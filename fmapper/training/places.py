@@ -91,7 +91,7 @@ def find_places(weights: Mapping[str, Shape], model: Any, rules: Rules | None) -
 
         def carry_digits(digits: Sequence[Any]) -> list[Any]:
             filled = load_state(model, dict(zip(shapes, digits, strict=True)), source=True)
-            return [np.asarray(to_numpy(x)).astype(np.float64) for x in state(filled).values()]
+            return [np.asarray(to_numpy(x)).astype(np.float32) for x in state(filled).values()]
 
         def carry(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
             arrays = carry_numbers([numbers[name] for name in shapes], carry_digits)
@@ -153,10 +153,11 @@ def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[
     import numpy as np
 
     largest = max((int(array.max(initial=0)) for array in numbers), default=0)
+    dtype = np.float32 if largest < 2**24 else np.float64  # the smaller that has all of them
     carried, unit = carry([(array % _BASE).astype(np.float32) for array in numbers]), _BASE
     while unit <= largest:
         digits = carry([(array // unit % _BASE).astype(np.float32) for array in numbers])
-        carried = [low + unit * high for low, high in zip(carried, digits, strict=True)]
+        carried = [low + dtype(unit) * high for low, high in zip(carried, digits, strict=True)]
         unit *= _BASE
     return carried
 

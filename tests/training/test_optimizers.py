@@ -989,6 +989,7 @@ def test_a_mark_is_exact_in_a_small_dtype():
 
     old = [torch.zeros(2, dtype=torch.bfloat16) for _ in range(3)]
     assert _mark([7, 257, 70_001], old, list) == [7, 257, 70_001]
+    assert _mark([7, 7], [torch.zeros(0), torch.zeros(1)], list) == [0, 7]
     mixed = lambda arrays: [torch.cat(arrays[:2]), arrays[2]]  # noqa: E731
     assert _mark([1, 201, 5], old, mixed) == [None, 5]
 
