@@ -28,7 +28,8 @@ def guesses(a: Side, b: Side) -> Iterator[Inputs]:
         if not (entry.random or entry.transient)
     ]
     single = [*_arrays(entries)]
-    for mine, theirs in single:
+    alone = [(x[0], y[0]) for x, y in single if x.ndim > 1]  # as models of Equinox take them
+    for mine, theirs in (*single, *alone):
         yield Inputs((mine,), {}, (theirs,), {})
     by_kind = {(x.dtype.kind, x.ndim): (x, y) for x, y in reversed(single)}
     for (x, y), (z, w) in product(by_kind.values(), repeat=2):
