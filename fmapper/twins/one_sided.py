@@ -172,7 +172,7 @@ def with_one_bias(side: Side) -> tuple[Side, Rules] | None:
         None where there are no such layers.
     """
     from fmapper.checkpoints.rules.joining import Concatenate
-    from fmapper.checkpoints.rules.naming import AddConstant
+    from fmapper.checkpoints.rules.naming import AddConstant, Tie
     from fmapper.checkpoints.rules.rules import Rules
 
     added = with_added_biases(side)
@@ -192,6 +192,11 @@ def with_one_bias(side: Side) -> tuple[Side, Rules] | None:
             AddConstant(f"{text}.gates", [size - part], 0.0, entry.dtype),
             Concatenate([f"{text}.gates", Pattern.escape(last)], text, 0, [size - part, part]),
         ]
+    rules += [
+        Tie(Pattern.escape(entry.tied_to), Pattern.escape(name))
+        for name, entry in side.entries.items()
+        if entry.tied_to and name not in added[0].entries
+    ]
     return added[0], Rules(rules)
 
 

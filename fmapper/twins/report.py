@@ -69,10 +69,24 @@ class TransferReport:
         """Those whose layout was changed."""
         return tuple(one for one in self.arrays if one.layout)
 
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """The rules that have no inverse, or one that restores values up to rounding."""
+        from fmapper.checkpoints.rules.arithmetic import Offset, Sum
+        from fmapper.checkpoints.rules.naming import Drop
+
+        return tuple(
+            str(rule)
+            for rule in self.rules
+            if isinstance(rule, Sum | Offset)
+            or (isinstance(rule, Drop) and not rule.tied_to and not rule.forget)
+        )
+
     def __str__(self) -> str:
         lines = [columns([_HEADINGS, *self.rows()])]
         lines += [f"unused: {name}" for name in self.unused]
         lines += [f"kept: {name}" for name in self.kept]
+        lines += [f"not exactly invertible: {rule}" for rule in self.lossy]
         if self.proved:
             lines.append("both models give the same outputs with new random weights")
         return "\n".join(lines)

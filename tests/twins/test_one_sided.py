@@ -150,3 +150,18 @@ def test_rows_that_stand_before_the_first_position_are_cut():
         fmapper.transfer(source.state_dict(), target)
     with pytest.raises(fmapper.TransferError, match=r"pos\.weight: \[8, 4\] of the target"):
         fmapper.transfer(target, source)
+
+
+def test_rules_that_are_not_exactly_invertible_are_named():
+    recurrent = torch.nn.LSTM(3, 4)
+    shapes = {"cell.weight_ih": (16, 3), "cell.weight_hh": (16, 4), "cell.bias": (16,)}
+    target = {name: np.zeros(shape, "f4") for name, shape in shapes.items()}
+    filled, report = fmapper.transfer(recurrent, target)
+    assert "not exactly invertible: Sum(" in str(report)
+    back, report = fmapper.transfer(filled, recurrent)
+    assert torch.equal(back.bias_ih_l0, torch.from_numpy(filled["cell.bias"]))
+    assert not back.bias_hh_l0.any()
+    assert not report.lossy
+    again, _ = fmapper.transfer(back, target, rules=report.rules.inverse())
+    for name, array in filled.items():
+        np.testing.assert_array_equal(again[name], array)

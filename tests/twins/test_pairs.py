@@ -10,11 +10,29 @@ pytest.importorskip("equinox")
 from models import twin_pairs
 from sweeps import twins
 
-COMPLETE = ["gpt2 -> nanogpt", "whisper -> nnx", "convnext -> nnx", "mixer -> linen", "unet -> nnx"]
+COMPLETE = [
+    "gpt2 -> nanogpt",
+    "whisper -> nnx",
+    "convnext -> nnx",
+    "mixer -> linen",
+    "unet -> nnx",
+    "equinox -> gru",
+    "equinox -> lstm",
+    "stacked -> experts",
+    "experts -> stacked",
+    "nnx -> neox",
+    "neox -> nnx",
+    "linen -> deconvolution",
+    "deconvolution -> linen",
+    "grouped -> nnx",
+    "gates in another order",
+    "neighbours -> halves",
+]
+DAILY = ["gpt2 -> nanogpt", "equinox -> gru", "stacked -> experts", "linen -> deconvolution"]
 HARD = ["trap: norms, gate, projections", "trap: equal layers", "gru -> equinox"]
 
 
-@pytest.mark.daily_cases("gpt2 -> nanogpt")
+@pytest.mark.daily_cases(*DAILY)
 @pytest.mark.parametrize("name", COMPLETE)
 def test_a_pair_is_complete_without_a_rule(name):
     found = twins.outcome(twin_pairs.PAIRS[name](), with_inputs=False)
@@ -28,4 +46,4 @@ def test_nothing_is_guessed(name):
 
 
 def test_there_are_many_pairs():
-    assert len(twin_pairs.PAIRS) >= 60
+    assert len(twin_pairs.PAIRS) >= 70
