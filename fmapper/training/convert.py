@@ -51,7 +51,7 @@ def convert_training(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     scheduler: Any = None,
-    scheduler_every: int | None = None,
+    scheduler_every: int | Sequence[int | None] | None = None,
     rules: Rules | None = None,
     **options: Any,
 ) -> Training:
@@ -76,7 +76,7 @@ def convert_training(
             with several optimizers a tuple, with None for those that have none.
         scheduler_every: How many updates of the parameters there are between two calls of
             `scheduler.step()`: 1, or the batches of an epoch. None takes it to be 1, which the
-            counts of the optimizer must confirm.
+            counts of the optimizer must confirm. A tuple where several schedulers differ in it.
         rules: As for `transfer`, where `to` is a model.
         options: As for `convert`, such as `structure=True`; or for `transfer`.
 
@@ -104,17 +104,21 @@ def convert_training(
         adapter.is_optimizer(optimizer) for adapter in adapters(Optimizers)
     )
     optimizers = [optimizer] if is_one else [*optimizer]
-    schedulers = [scheduler] if is_one or scheduler is None else [*scheduler]
-    schedulers += [None] * (len(optimizers) - len(schedulers)) if scheduler is None else []
-    if len(schedulers) != len(optimizers) or not optimizers:
+    schedulers, counts = (
+        [*x]
+        if not is_one and isinstance(x, tuple | list)
+        else [x] * (len(optimizers) if x is None or isinstance(x, int) else 1)
+        for x in (scheduler, scheduler_every)
+    )
+    if not len(optimizers) == len(schedulers) == len(counts) > 0:
         raise ConversionError(
-            f"{len(optimizers)} optimizers and {len(schedulers)} schedulers were given: pass one "
-            "for each, or None"
+            f"{len(optimizers)} optimizers, {len(schedulers)} schedulers and {len(counts)} numbers "
+            "of updates were given: pass a tuple with one for each, or None"
         )
     source = _adapter_for(model, optimizers, find_target(to)[0] if isinstance(to, str) else None)
     states = [
-        source.read_optimizer(model, *pair, scheduler_every if is_one or pair[1] else None)
-        for pair in zip(optimizers, schedulers, strict=True)
+        source.read_optimizer(model, each, schedule, every if is_one or schedule else None)
+        for each, schedule, every in zip(optimizers, schedulers, counts, strict=True)
     ]
     for message in dict.fromkeys(message for held in states for message in held.warnings):
         warn(message, ConversionWarning)

@@ -426,7 +426,7 @@ def test_several_optimizers_of_one_model_go_along():
         decay = schedulers.ExponentialLR(adam, 0.9)
         with_ones(net, adam, 3, scheduler=decay)
         with_ones(net, sgd, 3)
-        how = {"scheduler": (decay, None), "scheduler_every": 1}
+        how = {"scheduler": (decay, None), "scheduler_every": (1, None)}
         given = net, (adam, sgd), "jax", (torch.from_numpy(X),)
         model, (moved, other), none = convert_training(*given, **how)
         assert none == (None, None)
@@ -438,8 +438,9 @@ def test_several_optimizers_of_one_model_go_along():
         with_ones(net, adam, 5, scheduler=decay)
         with_ones(net, sgd, 5)
         assert difference(fmapper.state(back), weights(net)) < 1e-12
-        with pytest.raises(ConversionError, match="2 optimizers and 1 schedulers were given"):
-            convert_training(*given, scheduler=[decay])
+        for wrong in ([decay], decay):
+            with pytest.raises(ConversionError, match="2 optimizers, 1 schedulers and 2 numbers"):
+                convert_training(*given, scheduler=wrong)
 
 
 swa = torch.optim.swa_utils
