@@ -526,6 +526,8 @@ def test_averages_without_a_counterpart_are_refused(make, what):
     net = torch.nn.BatchNorm1d(3)
     with pytest.raises(ConversionError, match=what):
         convert_training(net, make(net), "jax", ONE)
+    with pytest.raises(ConversionError, match="has no rate, and so no scheduler"):
+        convert_training(net, swa.AveragedModel(net), "jax", ONE, scheduler=object())
 
 
 def test_accumulated_gradients_are_said_with_their_count():
@@ -880,6 +882,18 @@ def one_update(net, optimizer):
     optimizer.step()
     optimizer.zero_grad()
     return net, optimizer
+
+
+def test_groups_keep_what_users_write_in_them():
+    net = torch.nn.Linear(3, 2)
+    groups = [{"params": [p], "name": name, "at": 1} for name, p in net.named_parameters()]
+    net, optimizer = one_update(net, optim.Adam(groups))
+    model, pair, _ = convert_training(net, optimizer, "jax", ONE)
+    model, pair, *_ = with_ones(model, pair, 1)
+    _, again, _ = convert_training(model, pair, "torch", (jnp.ones((1, 3)),))
+    shapes = {group["name"]: group["params"][0].shape for group in again.param_groups}
+    assert shapes == {"weight": (2, 3), "bias": (2,)}
+    assert again.defaults.keys() == optimizer.defaults.keys()
 
 
 def test_the_count_of_updates_of_sgd_is_asked_for():

@@ -193,7 +193,7 @@ def _moments(gradient: Any, slots: Mapping[str, Any], betas: tuple[float, float]
 
 
 def _sgd(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, momentum: float, dampening: float,
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, momentum: float, dampening: float,
     nesterov: bool, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     if "momentum_buffer" not in slots:
@@ -205,8 +205,8 @@ def _sgd(
 
 
 def _adam(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, amsgrad: bool,
-    **_: Any,
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float,
+    amsgrad: bool, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     new = _moments(gradient, slots, betas)
     squares = new["exp_avg_sq"]
@@ -217,7 +217,7 @@ def _adam(
 
 
 def _adamax(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     mean = betas[0] * slots["exp_avg"] + (1 - betas[0]) * gradient
     largest = jnp.maximum(betas[1] * slots["exp_inf"], jnp.abs(gradient) + eps)
@@ -226,7 +226,7 @@ def _adamax(
 
 
 def _nadam(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     new = _moments(gradient, slots, betas)
     of_gradient, of_mean = at.nesterov()
@@ -235,7 +235,7 @@ def _nadam(
 
 
 def _radam(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, betas: Any, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     new = _moments(gradient, slots, betas)
     rectified = at.rectification(betas[1])
@@ -245,7 +245,7 @@ def _radam(
 
 
 def _rmsprop(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, alpha: float, eps: float,
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, alpha: float, eps: float,
     momentum: float, centered: bool, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     squares = alpha * slots["square_avg"] + (1 - alpha) * gradient**2
@@ -260,7 +260,7 @@ def _rmsprop(
 
 
 def _adagrad(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, lr_decay: float, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, lr_decay: float, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     total = slots["sum"] + gradient**2
     rate = lr / (1 + (at.number - 1) * lr_decay)
@@ -268,7 +268,7 @@ def _adagrad(
 
 
 def _adadelta(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, rho: float, eps: float, **_: Any
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, rho: float, eps: float, **_: Any
 ) -> tuple[Any, dict[str, Any]]:
     squares = rho * slots["square_avg"] + (1 - rho) * gradient**2
     delta = jnp.sqrt(slots["acc_delta"] + eps) / jnp.sqrt(squares + eps) * gradient
@@ -277,7 +277,7 @@ def _adadelta(
 
 
 def _adafactor(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, beta2_decay: float, eps: Any,
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, beta2_decay: float, eps: Any,
     d: float, axes: Sequence[int] | None = None, **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     small, floor = eps
@@ -305,7 +305,7 @@ def _adafactor(
 
 
 def _muon(
-    gradient: Any, old: Any, slots: Any, at: Step, lr: Any, momentum: float, nesterov: bool,
+    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, momentum: float, nesterov: bool,
     ns_coefficients: tuple[float, float, float], ns_steps: int, eps: float,
     adjust_lr_fn: str | None, axes: Sequence[int] = (0, 1), **_: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fmapper import ConversionError
-from fmapper.training import Group, OptimizerState, Schedule
+from fmapper.training import SETTINGS, Group, OptimizerState, Schedule
 from fmapper_adapters.torch.training import averages, schedulers
 
 
@@ -82,6 +82,8 @@ def read(
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`."""
     if isinstance(optimizer, torch.optim.swa_utils.AveragedModel):
+        if scheduler is not None:
+            raise ConversionError("AveragedModel: has no rate, and so no scheduler")
         return averages.read(model, optimizer)
     name = type(optimizer).__name__
     kind = next((kind for kind in _KINDS if type(optimizer) is kind.cls), None)
@@ -266,7 +268,8 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
         groups.append({"params": [parameters[at] for at in sorted(members)], **given})
     if not groups:
         raise ConversionError("no parameter is updated, and torch has no optimizer of nothing")
-    defaults = {name: value for name, value in groups[0].items() if name != "params"}
+    known = {"lr", _DECOUPLED, *SETTINGS[kind.algorithm]}  # beside which users name their groups
+    defaults = {name: value for name, value in groups[0].items() if name in known}
     optimizer = kind.cls(groups, **defaults)
     for at, group in steps.items():
         held = {slot: arrays[at] for slot, arrays in state.slots.items() if at in arrays}
