@@ -104,7 +104,7 @@ def transfer(
     a, b, report = plan_transfer(source, target, rules, keep, *given)
     with step("copying the weights"):
         arrays = report.rules.apply(_lazy(a) if a.stored is None else a.stored)
-        filled = b.fill(_weights_for(arrays, a, b) | zeros(b, keep), strict=not report.kept)
+        filled = b.fill(zeros(b, keep) | _weights_for(arrays, a, b), strict=not report.kept)
     if rules is None:
         _check_values(filled, a)
     return filled, report

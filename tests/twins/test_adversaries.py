@@ -154,3 +154,36 @@ def test_infinite_outputs_are_not_called_random():
 
     with pytest.raises(fmapper.TransferError, match="infinities or NaN"):
         fmapper.transfer(Roots(3, 2), Roots(3, 2), example_inputs=np.ones((1, 3), "f4"))
+
+
+class Routed(torch.nn.Module):
+    """Each row goes to one of two experts of equal shape; a call may leave one without a row."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.names = first, second
+        self.router = torch.nn.Linear(4, 2)
+        for name in sorted(self.names):
+            self.add_module(name, torch.nn.Linear(4, 4))
+
+    def forward(self, x):
+        chosen = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for at, name in enumerate(self.names):
+            rows = chosen == at
+            if rows.any():
+                out[rows] = getattr(self, name)(x[rows])
+        return out
+
+
+class OtherRouted(Routed):
+    pass
+
+
+def test_experts_without_a_row_are_not_paired_by_names_that_lie():
+    source, target = with_values(Routed("e1", "e2")), OtherRouted("e2", "e1")
+    with pytest.raises(fmapper.AmbiguousTransferError, match="e1"):
+        fmapper.transfer(source, target, example_inputs=(torch.ones(1, 4),))
+    filled, _ = fmapper.transfer(source, target, example_inputs=(torch.randn(50, 4),))
+    x = torch.randn(20, 4)
+    assert torch.allclose(filled(x), source(x))

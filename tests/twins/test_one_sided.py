@@ -90,6 +90,9 @@ def test_counters_and_random_states_without_values_are_zeros():
     assert jax.random.key_data(state["dropout.rngs.key"]).tolist() == [0, 0]
     back, _ = fmapper.transfer(filled, torch.nn.BatchNorm1d(3, device="meta"))
     assert back.num_batches_tracked.item() == 0
+    source.num_batches_tracked += 5
+    again, _ = fmapper.transfer(source, torch.nn.BatchNorm1d(3, device="meta"))
+    assert again.num_batches_tracked.item() == 5
 
 
 def test_statistics_that_the_target_lacks_are_not_dropped():
