@@ -109,6 +109,16 @@ class Decision:
     others: list[Match] = field(default_factory=list)
 
     @property
+    def pairs(self) -> list[tuple[Group, Group]]:
+        """Each group of the source with each of the target."""
+        return [*product(self.match.sources, self.match.targets)]
+
+    @property
+    def named(self) -> bool:
+        """Whether names of both sides share a word that is not of all weights, or are equal."""
+        return any(s.words.path & t.words.path or s.pattern == t.pattern for s, t in self.pairs)
+
+    @property
     def settled(self) -> bool:
         """Whether both the groups and their layout are sure."""
         return self.sure and self.option.certain

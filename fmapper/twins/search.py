@@ -71,8 +71,8 @@ class Search:
             return problem
         arrays = self._make(self.decisions)
         for at, decision in enumerate(self.decisions):
-            has_role = decision.settled and ROLE in decision.witnesses
-            if has_role or not self._is_blind(at, decision, arrays):
+            two = decision.settled and decision.named and ROLE in decision.witnesses
+            if two or not self._is_blind(at, decision, arrays):
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)

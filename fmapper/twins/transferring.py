@@ -342,20 +342,14 @@ def _doubt_single_witnesses(decisions: Sequence[Decision]) -> None:
     the bias of keys, goes with the rest of its module.
     """
     counts = Counter(map(_sizes, decisions))
-    modules = {
-        (s.parent, t.parent)
-        for d in decisions
-        if FUNCTION in d.witnesses
-        for s in d.match.sources
-        for t in d.match.targets
-    }
+    proved = [pair for d in decisions if FUNCTION in d.witnesses for pair in d.pairs]
+    modules = {(source.parent, target.parent) for source, target in proved}
     for decision in decisions:
-        pairs = [(s, t) for s in decision.match.sources for t in decision.match.targets]
         witnesses = (
-            any(s.words.path & t.words.path or s.pattern == t.pattern for s, t in pairs),
+            decision.named,
             counts[_sizes(decision)] == 1,
             ROLE in decision.witnesses,
-            all((s.parent, t.parent) in modules for s, t in pairs),
+            all((source.parent, target.parent) in modules for source, target in decision.pairs),
         )
         if FUNCTION not in decision.witnesses and sum(witnesses) < 2:
             decision.sure = False
