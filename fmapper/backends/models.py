@@ -16,6 +16,7 @@ from fmapper.errors import ConversionError
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.pretrained import Pretrained
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from fmapper.generation.generator import Generator
     from fmapper.programs.lowering import Lowering
     from fmapper.programs.program import Program
-    from fmapper.verification.files.process import Runner
     from fmapper.verification.models.trial import Trial
 
 
@@ -46,6 +46,7 @@ class Models(Framework):
         compares: `convert` compares what it makes of its models with them, by `outcome`.
         fixes_sizes: `export_program` heeds `Auto.fixed`; else a recording for fewer varying sizes
             would be the same again.
+        sorts_keys: Dicts are flattened in the order of their sorted keys.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
         targets: Other names of targets than that of the framework, with the options of
             `from_program` that each stands for.
@@ -63,6 +64,7 @@ class Models(Framework):
     compiles: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     fixes_sizes: ClassVar[bool] = False
+    sorts_keys: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
     targets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     conversion_options: ClassVar[tuple[str, ...] | None] = None
@@ -242,18 +244,17 @@ class Models(Framework):
     def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
         """Returns the model of the classes that `translate` writes, with the program's arrays.
 
-        Args:
-            program: The program.
-            scan: As for `translate`.
-            modes: As for `translate`.
-
-        Raises:
-            ConversionError: As `translate` does.
+        It takes what `translate` takes, and raises as that does.
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
-    def file_runner(self) -> type[Runner]:
-        """Returns the class that runs files of `translate`; raises as `translate` does."""
+    def open_file(
+        self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the model of a file that `translate` has written, and what a call takes besides.
+
+        `weights` are the NumPy arrays of the source, by name.
+        """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def trial(

@@ -84,10 +84,10 @@ def translate(
         translate_proved,
     )
     from fmapper.translation.source import translate as run
-    from fmapper.verification.files.written_test import files_of_test, write_test
+    from fmapper.verification.files.written_test import file_of_test, write_test
 
     check_folders(out)
-    edited = [path for path in (out, *(files_of_test(out) if tests else ())) if is_edited(path)]
+    edited = [path for path in (out, *((file_of_test(out),) if tests else ())) if is_edited(path)]
     if edited and not force:
         raise TargetError(
             f"{', '.join(map(str, edited))} would be overwritten, but was edited or not written by "

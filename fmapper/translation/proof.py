@@ -62,8 +62,8 @@ def prove(
     inputs = [_describe(arg, arrays, origin.as_argument, source.objects) for arg in ((), by_name)]
     weights = whole_arrays(program, to_numpy, np.stack)
     file = File(
-        source.code, source.name, source.modes, target.file_runner(), program.aliases, weights,
-        inputs, arrays, _find_halves(program),
+        source.code, source.name, source.modes, target.name, program.aliases, weights, inputs,
+        arrays, origin.sorts_keys, _find_halves(program),
     )  # fmt: skip
 
     def trial(train: bool) -> Trial:

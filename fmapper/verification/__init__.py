@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fmapper.verification.alignment import Alignment, align
     from fmapper.verification.comparison import verify
     from fmapper.verification.differences import Difference
-    from fmapper.verification.files.process import Runner
     from fmapper.verification.models.draws import Draws
     from fmapper.verification.models.trial import Call, Loss, Slope, Stepper, Trial
     from fmapper.verification.report import Operation, Parting, Report
@@ -37,7 +36,6 @@ __all__ = [
     "Operation",
     "Parting",
     "Report",
-    "Runner",
     "Slope",
     "Stepper",
     "Trial",
@@ -48,7 +46,6 @@ __all__ = [
 _PLACES = {
     "fmapper.verification.alignment": "Alignment align",
     "fmapper.verification.differences": "Difference",
-    "fmapper.verification.files.process": "Runner",
     "fmapper.verification.models.draws": "Draws",
     "fmapper.verification.report": "Operation Parting Report",
     "fmapper.verification.models.trial": "Call Loss Slope Stepper Trial",

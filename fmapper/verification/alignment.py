@@ -55,11 +55,15 @@ class Alignment:
                     return self._first_constants(k, other)
         if ours.place is None or theirs.place is None:
             return ours.place, theirs.place
-        changed = _changed(self.b, self.sources, theirs, _taken(self.a, ours.place, self.partners))
-        if changed is not None:
-            return ours.place, changed
-        changed = _changed(self.a, self.partners, ours, _taken(self.b, theirs.place, self.sources))
-        return ours.place if changed is None else changed, theirs.place
+        change = _find_change(
+            self.b, self.sources, theirs, _partners_of_operands(self.a, ours.place, self.partners)
+        )
+        if change is not None:
+            return ours.place, change
+        change = _find_change(
+            self.a, self.partners, ours, _partners_of_operands(self.b, theirs.place, self.sources)
+        )
+        return ours.place if change is None else change, theirs.place
 
     def forms_apart(
         self, ends: Sequence[Any], other_ends: Sequence[Any]
@@ -285,7 +289,7 @@ def _frontier(
     return _Frontier(first[0] if first else None)
 
 
-def _taken(
+def _partners_of_operands(
     run: Sequence[Observation], at: int, partners: Sequence[Sequence[int]]
 ) -> frozenset[int]:
     """Returns the partners of what an operation takes."""
@@ -294,7 +298,7 @@ def _taken(
                      for k in ones)  # fmt: skip
 
 
-def _changed(
+def _find_change(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], frontier: _Frontier,
     taken: frozenset[int],
 ) -> int | None:  # fmt: skip

@@ -16,7 +16,7 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
 
     Raises:
         ConversionError: It is neither a function nor a pair of functions; or, in training, what
-            one gives is no scalar.
+            one gives is not a scalar.
     """
     if loss is None:
         return _waves(sides)
@@ -27,7 +27,7 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
         )
 
     def of(name: str, side: Side, function: Any) -> Loss:
-        def checked(output: Any, constant: Any) -> Any:
+        def check(output: Any, constant: Any) -> Any:
             found = function(side.outputs(output))
             shape = tuple(getattr(found, "shape", ()))
             if shape:
@@ -37,7 +37,7 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
                 )
             return found
 
-        return checked
+        return check
 
     return of("a", sides[0], pair[0]), of("b", sides[1], pair[1])
 

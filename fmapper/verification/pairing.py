@@ -109,7 +109,7 @@ def pair_arrays(
     Raises:
         StructureMismatchError: Arrays cannot be paired; says what to pass.
     """
-    ours, theirs = map(_arrays_of, trials)
+    ours, theirs = map(arrays_of, trials)
     if isinstance(rules, str):
         rules = _transfer(a, b, rules, inputs)
     if rules is not None:
@@ -120,13 +120,13 @@ def pair_arrays(
             applied: Arrays = given.apply(named, strict=False)
             return applied
 
-        return _check(Pairing(*_places(apply, ours, theirs)), trials)
+        return _check(Pairing(*follow_elements(apply, ours, theirs)), trials)
     if _have_equal_names(ours, theirs, trials):
         return _identity(ours, theirs, trials)
     if of[1] is not None and of[1].source_weights(b) is not None:
-        return _check(Pairing(*_places(_filler(b), ours, theirs)), trials)
+        return _check(Pairing(*follow_elements(_filler(b), ours, theirs)), trials)
     if of[0] is not None and of[0].source_weights(a) is not None:
-        return _check(_inverse(Pairing(*_places(_filler(a), theirs, ours)), ours), trials)
+        return _check(_inverse(Pairing(*follow_elements(_filler(a), theirs, ours)), ours), trials)
     only = [n for n in trials[0].weights if n not in theirs][:3]
     other = [n for n in trials[1].weights if n not in ours][:3]
     raise StructureMismatchError(
@@ -137,7 +137,7 @@ def pair_arrays(
     )
 
 
-def _arrays_of(trial: Trial) -> dict[str, Any]:
+def arrays_of(trial: Trial) -> dict[str, Any]:
     """Returns all arrays of a model by name, without keys."""
     state = {name: to_host(x) for name, x in trial.state.items()}
     return {**trial.weights, **trial.fixed, **state}
@@ -206,7 +206,7 @@ def _filler(model: Any) -> Callable[[Arrays], Arrays]:
     return fill
 
 
-def _places(
+def follow_elements(
     apply: Callable[[Arrays], Arrays], ours: Arrays, theirs: Arrays
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, Any], dict[str, Any]]:
     """Follows the elements of arrays through a function that moves them.

@@ -15,8 +15,9 @@ from fmapper_adapters.jax.libraries import (
 )
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from fmapper.translation import Source
-    from fmapper.verification import Runner
 
 
 class EquinoxAdapter(JaxModels):
@@ -83,11 +84,13 @@ class EquinoxAdapter(JaxModels):
         has_modes = program.evaluation is not None and not program.starts_in_training
         return _build.for_evaluation(model) if has_modes else model
 
-    def file_runner(self) -> type[Runner]:
-        """Returns what runs a file for this framework."""
-        from fmapper_adapters.equinox.translation.proof import EquinoxRunner
+    def open_file(
+        self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the model of a file, filled with the arrays of its source, and options."""
+        from fmapper_adapters.equinox.translation import build as _build
 
-        return EquinoxRunner
+        return _build.open_file(net, name, weights, train=train)
 
     def is_model(self, x: Any) -> bool:
         """Returns False: they are JAX's."""

@@ -15,9 +15,10 @@ from fmapper_adapters.flax.optimizers import FlaxOptimizers
 from fmapper_adapters.jax.libraries import JaxModels
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from fmapper.checkpoints import Format
     from fmapper.translation import Source
-    from fmapper.verification import Runner
 
 
 class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
@@ -202,11 +203,13 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
 
         return _build.build(program, self.translate(program, scan=scan, modes=modes))
 
-    def file_runner(self) -> type[Runner]:
-        """Returns what runs a file for this framework."""
-        from fmapper_adapters.flax.translation.proof import FlaxRunner
+    def open_file(
+        self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the model of a file, filled with the arrays of its source, and options."""
+        from fmapper_adapters.flax.translation import build as _build
 
-        return FlaxRunner
+        return _build.open_file(net, name, weights, train=train)
 
     def is_model(self, x: Any) -> bool:
         """Returns whether an object is a module of NNX, or one of Linen with its variables."""

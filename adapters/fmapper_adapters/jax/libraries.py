@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.training.facet import JaxOptimizers
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
-    from fmapper_adapters.jax.translation.functions.runner import (
-        JaxRunner,
-        StatelessRunner,
-        descend,
-        takes_key,
-        uphill,
-        with_own_draws,
-    )
+    from fmapper_adapters.jax.translation.functions.opening import key_for
     from fmapper_adapters.jax.translation.helpers import MULTIHEAD_CALL
     from fmapper_adapters.jax.translation.layers import prepare_program
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
@@ -60,30 +53,25 @@ __all__ = [
     "JaxDialect",
     "JaxModels",
     "JaxOptimizers",
-    "JaxRunner",
     "Lifted",
     "PackedArray",
     "ProgramArrays",
     "Slices",
     "Source",
-    "StatelessRunner",
     "call_and_restore",
     "classes_at",
-    "descend",
     "draws",
     "from_program",
+    "key_for",
     "objects_at",
     "parts",
     "prepare_program",
     "refuse_changes",
     "registered_type",
     "slices_by_suffix",
-    "takes_key",
     "train_flags",
     "tree_source",
-    "uphill",
     "with_key",
-    "with_own_draws",
     "with_shared_statistics",
 ]
 
@@ -94,30 +82,25 @@ _MODULES = {
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "JaxOptimizers": "training.facet",
-    "JaxRunner": "translation.functions.runner",
     "Lifted": "record.closure",
     "PackedArray": "arrays.packed",
     "ProgramArrays": "translation.layers.arrays",
     "Slices": "translation.layers.slices",
     "Source": "record.trace",
-    "StatelessRunner": "translation.functions.runner",
     "call_and_restore": "record.source",
     "classes_at": "record.closure",
-    "descend": "translation.functions.runner",
     "draws": "translation.print_numbers",
     "from_program": "model.jax_model",
+    "key_for": "translation.functions.opening",
     "refuse_changes": "translation.dialect",
     "registered_type": "tree",
     "objects_at": "record.closure",
     "parts": "record",
     "prepare_program": "translation.layers",
     "slices_by_suffix": "translation.layers.slices",
-    "takes_key": "translation.functions.runner",
     "train_flags": "record",
     "tree_source": "record",
-    "uphill": "translation.functions.runner",
     "with_key": "translation.dialect",
-    "with_own_draws": "translation.functions.runner",
     "with_shared_statistics": "translation.layers.statistics",
 }
 
@@ -138,6 +121,7 @@ class JaxModels(Models):
     """Models that JAX computes: JAX's own, and those of libraries that build on it."""
 
     fixes_sizes: ClassVar[bool] = True
+    sorts_keys: ClassVar[bool] = True
 
     def check_options(self, **options: Any) -> None:
         """Checks that JAX knows the precision.

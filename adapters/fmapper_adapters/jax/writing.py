@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from fmapper.programs import Program
     from fmapper.translation import Source
-    from fmapper.verification import Runner
 
 
 class Writing:
@@ -30,8 +32,10 @@ class Writing:
         dialect = FunctionsDialect(slices, keys=program.train or draws(program))
         return write(program, dialect, scan=scan)
 
-    def file_runner(self) -> type[Runner]:
-        """Returns what runs a file for this framework."""
-        from fmapper_adapters.jax.translation.functions.proof import FunctionRunner
+    def open_file(
+        self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the model of a file, filled with the arrays of its source, and options."""
+        from fmapper_adapters.jax.translation.functions import opening as _opening
 
-        return FunctionRunner
+        return _opening.open_file(net, name, weights, train=train)

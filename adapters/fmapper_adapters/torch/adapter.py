@@ -369,12 +369,6 @@ class TorchAdapter(Files, TorchMeshes, Writing, Layers, TorchOptimizers, Adapter
         """Returns whether an object is a module."""
         return isinstance(x, torch.nn.Module)
 
-    def as_model(self, x: Any) -> Any:
-        """Returns a module; that of a bare function calls it."""
-        from fmapper_adapters.torch.trials.trial import as_module
-
-        return as_module(x)
-
     def advice(self, x: Any) -> str:
         """Returns what to convert instead of an exported program."""
         is_exported = isinstance(x, torch.export.ExportedProgram)

@@ -10,9 +10,11 @@ from fmapper.backends import Models
 from fmapper.programs.reading import origin_of_written, source_of_model
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from fmapper.programs import Program
     from fmapper.translation import Source
-    from fmapper.verification import Runner, Trial
+    from fmapper.verification import Trial
 
 
 class Writing(Models):
@@ -65,11 +67,19 @@ class Writing(Models):
         """Returns the folder of weights that a model was made from."""
         return super().origin_of(model) or origin_of_written(model)
 
-    def file_runner(self) -> type[Runner]:
-        """Returns what runs a file for this framework."""
-        from fmapper_adapters.torch.translation.proof import TorchRunner
+    def as_model(self, x: Any) -> Any:
+        """Returns a module; that of a bare function calls it."""
+        from fmapper_adapters.torch.trials.trial import as_module
 
-        return TorchRunner
+        return as_module(x)
+
+    def open_file(
+        self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the model of a file, filled with the arrays of its source, and options."""
+        from fmapper_adapters.torch.translation import build as _build
+
+        return _build.open_file(net, name, weights, train=train)
 
     def trial(
         self,

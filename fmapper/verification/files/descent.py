@@ -6,14 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fmapper.verification.arrays import dtype_of, move, to_host, widen
-from fmapper.verification.files.process import STEPS
-from fmapper.verification.models.trial import Trial
+from fmapper.verification.models.trial import Call, Trial
+
+STEPS = 5
 
 
-def descent(trial: Trial) -> Callable[..., dict[str, Any]]:
+def descent(
+    trial: Trial, leaves: Callable[[Call], list[Any]] = lambda call: call.leaves
+) -> Callable[..., dict[str, Any]]:
     """Returns a function that runs a model and trains it for five steps.
 
     The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
+
+    Args:
+        trial: The model.
+        leaves: Returns the arrays in the output of a call, in order.
 
     Returns:
         A function of the rate of descent, of a disturbance `off` and, by keyword, of whether to
@@ -21,16 +28,21 @@ def descent(trial: Trial) -> Callable[..., dict[str, Any]]:
         cos(1), ...` first. It gives NumPy arrays: `output.0` and so on, `gradient.NAME`, and
         `after.NAME`, the parameters after the steps; or the outputs and `refused`, where the
         framework cannot differentiate the model: why. With a disturbance also `weight.NAME`, the
-        parameters before the steps. With `seeds` it gives what `Trial.draw` does instead.
+        parameters before the steps. With `seeds` it gives what `Trial.draw` does instead. `weights`
+        are others than those of the model.
     """
 
-    def run(rate: float, off: float, *, double: bool = False, seeds: Sequence[int] = ()) -> Any:
-        weights = {name: move(widen(x) if double else x, off) for name, x in trial.weights.items()}
+    def run(
+        rate: float, off: float, *, double: bool = False, seeds: Sequence[int] = (),
+        weights: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        held = trial.weights if weights is None else weights
+        weights = {name: move(widen(x) if double else x, off) for name, x in held.items()}
         if seeds:
             return trial.draw(weights, seeds, double=double)
         found = {f"weight.{name}": x for name, x in weights.items()} if off else {}
         call = trial.call(weights, double=double)
-        outputs = [to_host(x) for x in call.leaves]
+        outputs = [to_host(x) for x in leaves(call)]
         found |= {f"output.{i}": x for i, x in enumerate(outputs)}
         if call.draws is not None:
             found["draws"] = call.draws

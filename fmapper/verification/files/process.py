@@ -1,7 +1,10 @@
 """Compares a translated file with what its source gave, in a process of its own.
 
-There is no fmapper and no framework of the source in that process: `script_of` makes one script of
-this module, of those that it imports, and of the runner of a framework.
+The process does not import the framework of the source:
+
+    python -m fmapper.verification.files.process FRAMEWORK FILE DATA NAME [MODE ...]
+
+It prints the distances as JSON.
 """
 
 from __future__ import annotations
@@ -9,115 +12,109 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 from typing import Any
 
-from fmapper.verification.models.draws import Draws
+from fmapper.backends.discovery import get_adapter
+from fmapper.backends.models import Models
+from fmapper.verification.arrays import is_floating, widen
+from fmapper.verification.files.descent import descent
 from fmapper.verification.models.spreads import Spread
+from fmapper.verification.models.trial import Call, Trial
+from fmapper.verification.pairing import Pairing, arrays_of, follow_elements
 
-STEPS = 5
 Arrays = dict[str, Any]
 
 
-class Runner(ABC):
-    """Runs and trains the model of a file in its framework.
+@dataclass
+class Translated:
+    """The model of a file in a mode.
 
-    Args:
+    Attributes:
         net: The file, as a module.
         name: The class of the model, or its function.
+        target: The adapter of its framework.
         given: What the file is compared with; see `compare_file`.
-        draws: The random numbers of calls.
+        train: The mode.
     """
 
-    def __init__(self, net: Any, name: str, given: Mapping[str, Any], draws: Draws) -> None:
-        self.net, self.name, self.draws = net, name, draws
-        self.double = "double" in given
-        self.weights = {k: self.array(value) for k, value in pick(given, "weight.").items()}
-        self.given = given
-        self.args, self.kwargs = map(self._build, json.loads(str(given["inputs"])))
+    net: ModuleType
+    name: str
+    target: Models
+    given: Mapping[str, Any]
+    train: bool
 
-    @classmethod
-    @abstractmethod
-    def prepare(cls, draws: Draws, *, double: bool) -> None:
-        """Has the framework compute in a precision and draw from `draws`, before a file is run."""
+    @cached_property
+    def weights(self) -> Arrays:
+        """The arrays of the source by name, moved where they were moved."""
+        return pick(self.given, "weight.")
 
-    @abstractmethod
-    def array(self, value: Any) -> Any:
-        """Returns an array of the framework."""
+    @cached_property
+    def trial(self) -> Trial:
+        """The model as it is called and trained, with the arrays of the source."""
+        return self._fill(self.weights)
 
-    @abstractmethod
-    def order(self, value: dict[str, Any]) -> list[str]:
-        """Returns the keys of a dict in the order in which the source flattens it."""
+    @cached_property
+    def pairing(self) -> Pairing:
+        """The elements of the source that those of the model are, as `load_weights` puts them."""
+        ours = {name: x for name, x in self.weights.items() if is_floating(x)}
 
-    @abstractmethod
-    def make(self, *, train: bool) -> Any:
-        """Returns the model with `weights` and without dropout."""
+        def fill(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+            return arrays_of(self._fill({**self.weights, **numbers}))
 
-    @abstractmethod
-    def run(self, model: Any, *, train: bool) -> list[Any]:
-        """Returns the outputs of a model."""
+        return Pairing(*follow_elements(fill, ours, arrays_of(self.trial)))
 
-    @abstractmethod
-    def learn(self, model: Any, *, train: bool) -> tuple[list[Any], Any]:
-        """Returns the outputs of a model, and its gradients."""
+    def run(self, rate: float) -> Arrays:
+        """Returns what `descent` gives, by the names and in the layouts of the source.
 
-    @abstractmethod
-    def descend(self, model: Any, slopes: Any, rate: float) -> Any:
-        """Returns the model after a step."""
-
-    @abstractmethod
-    def run_with_dropout(
-        self, rate_of: Callable[[Any], float]
-    ) -> Callable[[int], list[Any]] | None:
-        """Returns a function of a seed that gives the outputs in training, with its own draws.
-
-        Dropout has the rates that those of layers which share no mask become; None where neither
-        dropout nor other random numbers are drawn.
+        What the model does not hold has no gradient, and stays as it is.
         """
-
-    @abstractmethod
-    def gradients_by_name(self, model: Any, slopes: Any) -> Arrays:
-        """Returns gradients by the names of the source, and in its layouts."""
-
-    @abstractmethod
-    def arrays_by_name(self, model: Any) -> Arrays:
-        """Returns the arrays of the model by the names of the source, and in its layouts."""
-
-    def leaves(self, value: Any) -> list[Any]:
-        """Returns the arrays in an output, in the order of the source."""
-        if isinstance(value, dict):
-            value = [value[key] for key in self.order(value)]
-        if isinstance(value, tuple | list):
-            return [leaf for item in value for leaf in self.leaves(item)]
-        return [value] if hasattr(value, "dtype") else []
-
-    def join(self, arrays: Arrays) -> Arrays:
-        """Puts slices and rows of arrays together as in the source."""
         import numpy as np
 
-        for end, slices in getattr(self.net, "SLICES", {}).items():
-            for name in [name for name in self.weights if f".{name}".endswith(f".{end}")]:
-                parts = [name.removesuffix(end) + key for key in slices]
-                if all(part in arrays for part in parts):
-                    arrays[name] = np.concatenate([arrays.pop(part) for part in parts])
-        for path, count in reversed(getattr(self.net, "STACKED", {}).items()):
-            for name in [name for name in arrays if name.startswith(f"{path}.0")]:
-                rest = name[len(path) + 2 :]
-                rows = [arrays.pop(f"{path}.{i}{rest}") for i in range(count)]
-                arrays[path + rest] = np.stack(rows)
-        return arrays
+        pushed = self.pairing.push({n: x for n, x in self.weights.items() if is_floating(x)})
+        weights = {
+            n: pushed.get(n, x).astype(widen(x).dtype if self.double else x.dtype)
+            for n, x in self.trial.weights.items()
+        }
+        run = descent(self.trial, self._leaves)
+        found = run(rate, 0.0, double=self.double, weights=weights)
+        slopes = self.pairing.pull(pick(found, "gradient."), add=True)
+        after = self.pairing.pull(pick(found, "after."))
+        rest = {name: x for name, x in found.items() if name.startswith(("output.", "draws"))}
+        return {
+            **rest,
+            **{f"gradient.{n}": slopes.get(n, np.zeros(x.shape)) for n, x in self.weights.items()},
+            **{f"after.{n}": after.get(n, x) for n, x in self.weights.items()},
+        }
 
-    def split(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the arrays of blocks that are one module, with their names."""
-        for path, count in getattr(self.net, "SCANNED", {}).items():
-            rest = name.removeprefix(f"{path}.")
-            if rest != name and not rest[0].isdigit():
-                for i in range(count):
-                    yield from self.split(f"{path}.{i}.{rest}", value[i])
-                return
-        yield name, value
+    def draw(self, seeds: Sequence[int]) -> dict[float, list[list[Any]]]:
+        """Returns the outputs for each seed by the rate of dropout, as `Trial.draw` does."""
+        drawn = self.trial.draw(self.trial.weights, seeds, double=self.double)
+        return {rate: [[x[i] for i in self._order] for x in every] for rate, every in drawn.items()}
+
+    def _leaves(self, call: Call) -> list[Any]:
+        """Returns the arrays in an output in the order of the source."""
+        flat = call.leaves
+        places = {id(x): i for i, x in enumerate(flat)}
+        order = [places[id(x)] for x in _arrays_in(call.output, by_key="by_key" in self.given)]
+        self._order = order if len(order) == len(flat) else [*range(len(flat))]
+        return [flat[i] for i in self._order]
+
+    @property
+    def double(self) -> bool:
+        """Whether both compute in double precision."""
+        return "double" in self.given
+
+    def _fill(self, weights: Mapping[str, Any]) -> Trial:
+        """Returns the model with other arrays."""
+        args, kwargs = map(self._build, json.loads(str(self.given["inputs"])))
+        model, options = self.target.open_file(self.net, self.name, weights, train=self.train)
+        return self.target.trial(model, args, {**kwargs, **options}, train=None)
 
     def _build(self, encoded: Any) -> Any:
         """Returns an argument from its encoding."""
@@ -129,7 +126,16 @@ class Runner(ABC):
             return getattr(self.net, encoded["record"])(**self._build(encoded["held"]))
         if "dict" in encoded:
             return {key: self._build(item) for key, item in encoded["dict"].items()}
-        return self.array(self.given[f"input.{encoded['array']}"])
+        return self.given[f"input.{encoded['array']}"]
+
+
+def _arrays_in(value: Any, *, by_key: bool) -> list[Any]:
+    """Returns the arrays in an output, those of dicts in the order of their keys or as they are."""
+    if isinstance(value, dict):
+        value = [value[key] for key in (sorted(value) if by_key else value)]
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in _arrays_in(item, by_key=by_key)]
+    return [value] if hasattr(value, "dtype") else []
 
 
 def pick(given: Mapping[str, Any], prefix: str) -> Arrays:
@@ -137,13 +143,75 @@ def pick(given: Mapping[str, Any], prefix: str) -> Arrays:
     return {key[len(prefix) :]: given[key] for key in given if key.startswith(prefix)}
 
 
-def distance(value: Any, wanted: Any, scale: float) -> float:
+def compare_mode(model: Translated) -> dict[str, float]:
+    """Returns the distances of outputs, gradients and steps in a mode."""
+    import numpy as np
+
+    mode = "train" if model.train else "eval"
+    given = pick(model.given, f"{mode}.")
+    expected = pick(given, "gradient.")
+    found = model.run(float(given.get("rate", 0.0)))
+    report = {}
+    if "draws" in given and found.get("draws", given["draws"]) != given["draws"]:
+        report[f"{mode} draws"] = 1.0  # though these numbers may make no difference
+    ours, theirs = pick(given, "output."), pick(found, "output.")
+    if ours.keys() != theirs.keys():
+        return report | {f"{mode} outputs": math.inf}
+    report[f"{mode} outputs"] = _largest_distance(theirs, ours, 1e-6)
+    if "rates" in given:
+        report[f"{mode} dropout"] = _distance_of_dropout(model, given)
+    if not expected:
+        return report
+    if "refused" in found:
+        raise ValueError(f"it has no gradients: {found['refused']}")
+    largest = max(float(np.abs(g).max(initial=0)) for g in expected.values())
+    slopes = pick(found, "gradient.")
+    fixed = {k: np.zeros_like(slopes[k]) for k in pick(given, "fixed.") if k in slopes}
+    report[f"{mode} gradients"] = _largest_distance(slopes, fixed | expected, 1e-3 * largest)
+    after = pick(given, "after.")
+    report[f"{mode} steps"] = _largest_distance(pick(found, "after."), after, 1e-3)
+    return report
+
+
+def _distance_of_dropout(model: Translated, given: Mapping[str, Any]) -> float:
+    """Returns how far means and spreads over seeds are from those of the source.
+
+    Dropout of one rate at a time is on, at one half at least: where dropout is does not depend on
+    its rate, and shows best there. Under nan there is none, but all other noise.
+    """
+    ours = pick(given, "output.")
+    still = [ours[str(i)] for i in range(len(ours))]
+    seeds = range(int(given["seeds"]))
+    drawn = {str(rate): outputs for rate, outputs in model.draw(seeds).items()}
+    rates = [*map(str, given["rates"].tolist())]
+    if {*drawn} - {"nan"} != {*rates} - {"nan"}:
+        return math.inf
+    errors = []
+    for i, rate in enumerate(rates):
+        spread = Spread(still)
+        outputs = drawn.get(rate) or [still]
+        for seed in seeds:
+            spread.add(outputs[seed % len(outputs)])
+        errors.append(spread.distance(given[f"spread.{i}"]))
+    return max(errors)
+
+
+def _largest_distance(arrays: Arrays, wanted: Arrays, scale: float) -> float:
+    """Returns the largest distance of arrays from those of the same name."""
+    errors = [
+        _distance(arrays[key], value, scale) if key in arrays else math.inf
+        for key, value in wanted.items()
+    ]
+    return max([*errors, 0.0])
+
+
+def _distance(value: Any, wanted: Any, scale: float) -> float:
     """Returns the largest difference, relative to the largest element or a scale."""
     import numpy as np
 
     value, wanted = np.asarray(value), np.asarray(wanted)
     if value.shape != wanted.shape:
-        return float("inf")
+        return math.inf
     if not value.size:
         return 0.0
     a, b = value.astype(np.complex128), wanted.astype(np.complex128)
@@ -151,106 +219,54 @@ def distance(value: Any, wanted: Any, scale: float) -> float:
     apart = np.abs(np.where(both, 0, a) - np.where(both, 0, b))
     finite = np.abs(b[np.isfinite(b)])
     error = float(apart.max() / max(finite.max(initial=0.0), scale, 1e-30))
-    return float("inf") if math.isnan(error) else error
+    return math.inf if math.isnan(error) else error
 
 
-def largest_distance(arrays: Arrays, wanted: Arrays, scale: float) -> float:
-    """Returns the largest distance of arrays from those of the same name."""
-    errors = [
-        distance(arrays[key], value, scale) if key in arrays else float("inf")
-        for key, value in wanted.items()
-    ]
-    return max([*errors, 0.0])
-
-
-def distance_with_dropout(runner: Runner, still: list[Any]) -> float:
-    """Returns how far means and spreads over seeds are from those of the source.
-
-    Dropout of one rate of the source is on at a time, or of none of them (nan). It is drawn at one
-    half at least: where dropout is does not depend on its rate, and shows best there.
-    """
-    errors = []
-    given = runner.given
-    rates = given["train.rates"].tolist()
-    for i, chosen in enumerate(rates):
-
-        def rate_of(rate: Any, chosen: float = chosen) -> Any:
-            if rate not in rates:
-                return rate
-            return max(rate, 0.5) if rate == chosen else 0.0
-
-        spread = Spread(still)
-        run = runner.run_with_dropout(rate_of)
-        for seed in range(int(given["train.seeds"])):
-            spread.add(still if run is None else run(seed))
-        errors.append(spread.distance(given[f"train.spread.{i}"]))
-    return max(errors)
-
-
-def compare_mode(runner: Runner, mode: str) -> dict[str, float]:
-    """Returns the distances of outputs, gradients and steps in a mode."""
-    import numpy as np
-
-    given, train = runner.given, mode == "train"
-    numbered = pick(given, f"{mode}.output.")
-    wanted = [numbered[str(i)] for i in range(len(numbered))]
-    expected = pick(given, f"{mode}.gradient.")
-    model = runner.make(train=train)
-    slopes = None
-    if expected:
-        outputs, slopes = runner.learn(model, train=train)
-    else:
-        outputs = runner.run(model, train=train)
-    report = {}
-    drawn = runner.draws.drawn
-    if drawn != given.get(f"{mode}.draws", drawn):
-        report[f"{mode} draws"] = 1.0  # though these numbers may make no difference
-    if len(outputs) != len(wanted):
-        return report | {f"{mode} outputs": float("inf")}
-    errors = [distance(a, b, 1e-6) for a, b in zip(outputs, wanted, strict=True)]
-    report[f"{mode} outputs"] = max([*errors, 0.0])
-    if f"{mode}.rates" in given:
-        report[f"{mode} dropout"] = distance_with_dropout(runner, wanted)
-    if not expected:
-        return report
-    largest = max([float(np.abs(g).max(initial=0)) for g in expected.values()] + [0.0])
-    arrays = runner.join(runner.gradients_by_name(model, slopes))
-    fixed = {k: 0 * arrays[k] for k in pick(given, f"{mode}.fixed.") if k in arrays}
-    report[f"{mode} gradients"] = largest_distance(arrays, fixed | expected, 1e-3 * largest)
-    for step in range(STEPS):
-        if step:
-            _, slopes = runner.learn(model, train=train)
-        model = runner.descend(model, slopes, float(given[f"{mode}.rate"]))
-    arrays = runner.join(runner.arrays_by_name(model))
-    report[f"{mode} steps"] = largest_distance(arrays, pick(given, f"{mode}.after."), 1e-3)
-    return report
-
-
-def compare_file(kind: type[Runner], file: str, data: str, name: str, modes: list[str]) -> None:
-    """Prints the distances of a file from its source, as JSON.
+def compare_file(
+    framework: str, file: str, data: str, name: str, modes: Sequence[str]
+) -> dict[str, float]:
+    """Returns the distances of a file from its source.
 
     Args:
-        kind: Runs the model.
-        file: The path of the file.
+        framework: The framework of the file.
+        file: Its path.
         data: That of the arrays, an `npz`: `weight.NAME` and `input.N`; `inputs`, the arguments as
-            JSON; `double`, if both compute in double precision; and of each mode what `descent`
-            gives.
+            JSON; `double`, if both compute in double precision; `by_key`, if the source flattens
+            dicts by their sorted keys; and of each mode what `descent` gives.
         name: The class of the model, or its function.
         modes: `eval`, `train` or both.
     """
     import numpy as np
 
     given = dict(np.load(data, allow_pickle=False))
-    draws = Draws()
-    kind.prepare(draws, double="double" in given)
+    target = get_adapter(framework, Models)
     spec = importlib.util.spec_from_file_location("translated", file)
     assert spec is not None
     assert spec.loader is not None
     net = importlib.util.module_from_spec(spec)
     sys.modules["translated"] = net
     spec.loader.exec_module(net)
-    runner = kind(net, name, given, draws)
     report: dict[str, float] = {}
+    known: Pairing | None = None
     for mode in modes:
-        report |= compare_mode(runner, mode)
-    print(json.dumps(report))
+        model = Translated(net, name, target, given, mode == "train")
+        if known is not None and known.places.keys() == arrays_of(model.trial).keys():
+            model.pairing = known
+        report |= compare_mode(model)
+        known = model.pairing
+    return report
+
+
+# XLA can wait for itself forever where computations are dispatched while others run; and the first
+# weights compile ten times as fast with keys of rbg.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_TRACEBACK_FILTERING": "off",
+    "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+}
+
+if __name__ == "__main__":
+    os.environ.update(ENVIRONMENT)
+    _framework, _file, _data, _name, *_modes = sys.argv[1:]
+    print(json.dumps(compare_file(_framework, _file, _data, _name, _modes)))

@@ -34,11 +34,9 @@ from fmapper.verification.files.conditions import (
     learn_plainly,
 )
 from fmapper.verification.files.descent import descent
-from fmapper.verification.files.script import script_of
 from fmapper.verification.models.spreads import Spread
 
 if TYPE_CHECKING:
-    from fmapper.verification.files.process import Runner
     from fmapper.verification.models.trial import Trial
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
@@ -54,7 +52,7 @@ class Proof:
             draws more or fewer random numbers, even if these make no difference.
         own: Likewise, how far the source is from itself when its weights are off by a rounding.
         data: What was compared with: the arrays of the source, what it was given, and what it gave.
-        script: The script that compares.
+        framework: The framework of the file.
         name: The class of the model in the file.
         refused: Modes in which the source cannot be differentiated, so that its outputs alone were
             compared -> why.
@@ -66,7 +64,7 @@ class Proof:
     errors: Mapping[str, float] = field(default_factory=dict)
     own: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    script: str = field(default="", repr=False)
+    framework: str = ""
     name: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     away: float = 0.0
@@ -141,28 +139,30 @@ class File:
         code: The file.
         name: The class of the model in it, or its function.
         modes: `eval`, `train` or both.
-        runner: Runs the model in its framework.
+        framework: Its framework.
         names: Names of the model's arrays -> those of `weights`, where they differ.
         weights: What the file loads: NumPy arrays by name.
-        inputs: The arguments by position and by keyword, as JSON; see `Runner`.
+        inputs: The arguments by position and by keyword, as JSON.
         arrays: The NumPy arrays in these, as `input.N`.
+        by_key: Whether the model's framework flattens dicts in the order of their sorted keys.
         coarse: Where the model computes in half precision; empty where it does not.
     """
 
     code: str
     name: str
     modes: Sequence[str]
-    runner: type[Runner]
+    framework: str
     names: Mapping[str, str]
     weights: Mapping[str, Any]
     inputs: Any
     arrays: Mapping[str, Any]
+    by_key: bool = False
     coarse: str = ""
 
     def prove(self, trial: Callable[[bool], Trial], *, only_evaluation: bool = False) -> Proof:
         """Measures the distance of outputs, gradients and five steps from those of the model.
 
-        The file runs in a fresh process, which imports neither fmapper nor the model's framework.
+        The file runs in a fresh process, which does not import the model's framework.
 
         Args:
             trial: Returns the model in a mode, in training if it is given True.
@@ -230,11 +230,12 @@ class File:
         if conditions.double:
             arrays = {name: _double(array) for name, array in arrays.items()}
             arrays["double"] = np.array(1)
+        if self.by_key:
+            arrays["by_key"] = np.array(1)
         arrays["inputs"] = np.array(json.dumps(self.inputs))
-        script = script_of(self.runner)
-        errors = self._run(script, arrays, [*results])
+        errors = self._run(arrays, [*results])
         how = conditions.away, conditions.double
-        return Proof(errors, own, arrays, script, self.name, refused, *how, self.coarse)
+        return Proof(errors, own, arrays, self.framework, self.name, refused, *how, self.coarse)
 
     def _draw(self, train: Run, result: Results, conditions: Conditions) -> dict[str, Any]:
         """Returns how far outputs in training are from those without dropout, over many seeds.
@@ -256,7 +257,7 @@ class File:
             arrays[f"train.spread.{i}"] = spread.result()
         return arrays
 
-    def _run(self, script: str, arrays: Mapping[str, Any], modes: list[str]) -> dict[str, float]:
+    def _run(self, arrays: Mapping[str, Any], modes: list[str]) -> dict[str, float]:
         """Returns the errors that a process of its own finds.
 
         Raises:
@@ -269,16 +270,10 @@ class File:
             file.write_text(self.code, encoding="utf-8")
             given: dict[str, Any] = {key: np.asarray(value) for key, value in arrays.items()}
             np.savez(data, **given)
-            proof = Path(folder) / "proof.py"
-            proof.write_text(script, encoding="utf-8")
-            files = [str(proof), str(file), str(data)]
-            command = [sys.executable, *files, self.name, json.dumps(modes)]
-            environment = {
-                "JAX_COMPILATION_CACHE_DIR": _cache(),
-                **os.environ,
-                "JAX_PLATFORMS": "cpu",
-                "JAX_TRACEBACK_FILTERING": "off",
-            }
+            command = [sys.executable, "-m", "fmapper.verification.files.process"]
+            command += [self.framework, str(file), str(data), self.name, *modes]
+            environment = {"JAX_COMPILATION_CACHE_DIR": _cache(), **os.environ}
+            environment["PYTHONPATH"] = os.pathsep.join(sys.path)
             done = subprocess.run(
                 command, capture_output=True, text=True, env=environment, check=False
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +14,28 @@ if TYPE_CHECKING:
 def write_test(file: Path, proof: Proof) -> Path:
     """Writes a test of a translated file, and the data of the test, next to it.
 
-    It runs with pytest, and needs neither fmapper nor the framework of the source.
+    It runs with pytest, and does not need the framework of the source.
 
     Returns:
         The test.
     """
     import numpy as np
 
-    data = file.with_name(f"{file.stem}_data.npz")
-    test, script = files_of_test(file)
+    test, data = file_of_test(file), file.with_name(f"{file.stem}_data.npz")
     given: dict[str, Any] = {key: np.asarray(value) for key, value in proof.data.items()}
     np.savez(data, **given)
-    script.write_text(with_stamp(proof.script), encoding="utf-8")
     modes = sorted({what.split()[0] for what in proof.errors})
     code = _TEST.format(
-        file=file.name, script=script.name, data=data.name, name=proof.name,
-        modes=json.dumps(modes), limits=proof.bounds,
+        file=file.name, data=data.name, limits=proof.bounds, framework=proof.framework,
+        name=proof.name, modes=", ".join(f'"{mode}"' for mode in modes),
     )  # fmt: skip
     test.write_text(with_stamp(code), encoding="utf-8")
     return test
 
 
-def files_of_test(file: Path) -> tuple[Path, Path]:
-    """Returns the paths of the test of a translated file, and of the script that the test runs."""
-    return file.with_name(f"test_{file.stem}.py"), file.with_name(f"{file.stem}_proof.py")
+def file_of_test(file: Path) -> Path:
+    """Returns the path of the test of a translated file."""
+    return file.with_name(f"test_{file.stem}.py")
 
 
 _TEST = '''"""{file} gives what its source gave: outputs, gradients, five steps of training."""
@@ -53,8 +50,8 @@ LIMITS = {limits}
 
 
 def test_it_computes_what_its_source_does():
-    files = [HERE / "{script}", HERE / "{file}", HERE / "{data}"]
-    command = [sys.executable, *map(str, files), "{name}", \'{modes}\']
+    command = [sys.executable, "-m", "fmapper.verification.files.process", "{framework}"]
+    command += [HERE / "{file}", HERE / "{data}", "{name}", {modes}]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     errors = json.loads(done.stdout.splitlines()[-1])
     assert errors

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from fmapper import ConversionError
@@ -33,6 +35,21 @@ def build(program: Program, source: Source) -> Any:
     if not program.train:
         _refuse_training(type(model), program.name, program.lacks_training)
     return model
+
+
+def open_file(
+    net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the module of a file in a mode, and no options; see `Models.open_file`."""
+
+    def make() -> Any:
+        return getattr(net, name)(rngs=nnx.Rngs(0))
+
+    model = nnx.eval_shape(make)
+    net.load_weights(model, jax.tree.map(jnp.asarray, dict(weights)))
+    _compute_rest(model, make)
+    model.train() if train else model.eval()
+    return model, {}
 
 
 def _refuse_training(cls: Any, name: str, lack: str) -> None:

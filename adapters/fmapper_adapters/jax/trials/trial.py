@@ -16,6 +16,7 @@ from fmapper import to_jax
 from fmapper.verification import Call, Draws, Loss, Slope, Stepper, Trial
 from fmapper_adapters.jax.arrays import prng_keys
 from fmapper_adapters.jax.record.trace import Source
+from fmapper_adapters.jax.trials import dropout
 from fmapper_adapters.jax.trials.precision import double_precision, dtypes_in, traced_apart
 from fmapper_adapters.jax.trials.same_draws import same_draws
 from fmapper_adapters.jax.verify import double
@@ -275,7 +276,7 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
         return call
 
     try:
-        for library in ("flax.nnx", "flax.linen", "equinox.nn"):
+        for library in (dropout.__name__, "flax.nnx", "flax.linen", "equinox.nn"):
             cls = getattr(sys.modules.get(library), "Dropout", None)
             if cls is not None:
                 changed.append((cls, vars(cls)["__call__"]))

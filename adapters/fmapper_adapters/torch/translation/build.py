@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,3 +25,12 @@ def build(program: Program, source: Source) -> Any:
     source.weights = source.weights.rename(lambda name: names.get(name, name))
     model.train(program.starts_in_training and not source.lacks_training)
     return model
+
+
+def open_file(
+    net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the module of a file in a mode, and no options; see `Models.open_file`."""
+    model: torch.nn.Module = getattr(net, name)()
+    net.load_weights(model, {key: to_torch(x, copy=True) for key, x in weights.items()})
+    return model.train(train), {}

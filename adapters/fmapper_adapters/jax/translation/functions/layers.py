@@ -48,8 +48,8 @@ _ARRAYS = {
 
 
 def restate(layer: Layer | None) -> Layer | None:
-    """Returns a layer as a function of its inputs and arrays."""
-    if layer is None or layer.kind in ("WeightNorm", "SpectralNorm", "EmbeddingBag"):
+    """Returns a layer as a function of its inputs and arrays; None for one that has none."""
+    if layer is None or layer.kind not in _FUNCTIONS:
         return None
     assert isinstance(layer.made, ast.Call)
     keywords = {
