@@ -6,6 +6,7 @@ fused norm has the same result as the last operation of one that is written out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,29 @@ class Alignment:
         change = _find_change(
             self.a, self.partners, ours, _partners_of_operands(self.b, theirs.place, self.sources)
         )
-        return ours.place if change is None else change, theirs.place
+        if change is not None:
+            return change, theirs.place
+        return self._first_reordering(ours.place, theirs.place) or (ours.place, theirs.place)
+
+    def _first_reordering(self, ours: int, theirs: int) -> tuple[int, int] | None:
+        """Returns the operations that bring an operand of two others into different orders.
+
+        None if there is no such operand, or more than one: then it may be how weights are laid out.
+        """
+        operands = _operands(self.b, theirs)
+        found = [
+            (i, k)
+            for i in _operands(self.a, ours)
+            for k in self.partners[i]
+            if k in operands and _are_reordered(self.a[i], self.b[k])
+        ]
+        if len(found) != 1:
+            return None
+        ((i, k),) = found
+        return (
+            _first_of_order(self.a, self.partners, self.b, i),
+            _first_of_order(self.b, self.sources, self.a, k),
+        )
 
     def forms_apart(
         self, ends: Sequence[Any], other_ends: Sequence[Any]
@@ -324,6 +347,47 @@ def _repeats(seen: Observation, other: Observation) -> bool:
     if a.shape != b.shape or not bool((a == b).all()):
         return False
     return bool((often * others.sum() == others * often.sum()).all())
+
+
+def _operands(run: Sequence[Observation], at: int) -> list[int]:
+    """Returns the results that an operation takes; no inputs or weights."""
+    names = set(run[at].operands)
+    ops = (INPUT, WEIGHT)
+    return [i for i, one in enumerate(run) if one.name in names and one.op not in ops and i != at]
+
+
+def _first_of_order(
+    run: Sequence[Observation], partners: Sequence[Sequence[int]], other: Sequence[Observation],
+    at: int,
+) -> int:  # fmt: skip
+    """Returns the operation from which on a result is in another order than in the other run."""
+    while True:
+        before = [
+            i
+            for i in _operands(run, at)
+            if partners[i] and all(_are_reordered(run[i], other[k]) for k in partners[i])
+        ]
+        if len(before) != 1:
+            return at
+        at = before[0]
+
+
+def _are_reordered(seen: Observation, other: Observation) -> bool:
+    """Returns whether no order of the axes makes the same of two results with the same elements."""
+    import numpy as np
+
+    x, y = (np.squeeze(widen(to_host(one.values[0]))) for one in (seen, other))
+    if x.ndim > _MOST_AXES or sorted(x.shape) != sorted(y.shape):
+        return False  # which is not known
+    allowed = _SAME * float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+    return not any(
+        _near(x.transpose(axes), y, allowed)
+        for axes in itertools.permutations(range(x.ndim))
+        if tuple(x.shape[i] for i in axes) == y.shape
+    )
+
+
+_MOST_AXES = 6
 
 
 def _last_form(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -361,3 +363,26 @@ def test_a_loss_that_is_no_scalar_is_refused():
         fmapper.ConversionError, match=r"loss of a gives an array of shape \(3, 2\)"
     ):
         fmapper.verify(linear, linear, X, gradients=True, loss=lambda y: y**2)
+
+
+class Grouped(nn.Module):
+    """Repeats heads of keys, and joins heads; each may be in another order."""
+
+    def __init__(self, *, tiled=False, turned=False):
+        super().__init__()
+        self.tiled, self.turned = tiled, turned
+        self.kv, self.out = nn.Linear(4, 8), nn.Linear(16, 2)
+
+    def forward(self, x):
+        k = self.kv(x).unflatten(-1, (2, 4))
+        k = k.tile(1, 2, 1) if self.tiled else k.repeat_interleave(2, 1)
+        y = torch.tanh(k * torch.arange(4.0)[:, None])
+        return self.out((y.mT if self.turned else y).flatten(1))
+
+
+@pytest.mark.parametrize(("fault", "code"), [("tiled", "k.tile(1"), ("turned", "y.mT if")])
+def test_elements_in_another_order_are_named_where_they_come_into_it(fault, code):
+    report = fmapper.verify(filled(Grouped), filled(Grouped, **{fault: True}), X)
+    for place in (report.first.a, report.first.b):
+        file, _, line = place.source.rpartition(":")
+        assert code in linecache.getline(file, int(line))
