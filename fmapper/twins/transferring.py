@@ -259,18 +259,18 @@ def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> Tra
         with step("recording what uses the arrays of both models"):
             given, roles = _roles(a, b, inputs)
     found = _find(a, b, keep, roles)
-    _rules(found, a)
-    proved = False
+    rules, proved = _rules(found, a), False
     if given is not None:
         with step("comparing what both models compute"):
             proved = _prove(found, a, b, given, roles, guessed=inputs is None)
+    if proved:
+        rules = _rules(found, a)
     if a.callable and b.callable and not _is_same_class(a, b):
         _doubt_single_witnesses(found.assignment.decisions)
     unsure = [d for d in found.assignment.decisions if not d.settled]
     if unsure:
         raise ambiguous(unsure, found.assignment.decisions)
     arrays = tuple(map(describe, found.assignment.decisions))
-    rules = _rules(found, a)
     return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept), proved)
 
 
