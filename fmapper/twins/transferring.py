@@ -302,6 +302,7 @@ def _prove(
     from fmapper.twins.search import Search
 
     decisions, dropped = found.assignment.decisions, {*found.dropped}
+    before = [replace(decision) for decision in decisions]
     needed = [e for name, e in a.entries.items() if name not in {*dropped, *found.tied}]
     needed = [e for e in needed if not e.tied_to]
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
@@ -319,6 +320,7 @@ def _prove(
     except Exception:  # of models that take something else
         if not guessed:
             raise
+        decisions[:] = before
         return False
     if problem and guessed:
         problem += ". They were called with inputs that fit their shapes: if they take others, "
