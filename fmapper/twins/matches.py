@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations, permutations, product
@@ -447,31 +447,6 @@ def offsets(match: Match) -> Iterator[Option]:
         for value in (1.0, -1.0):
             once = replace(match, options=match.options[:1])
             yield from _after(once, partial(_same, (("offset", value),)))
-
-
-def turns(match: Match, sizes: Collection[int]) -> Iterator[tuple[int, Turn]]:
-    """Yields sizes of a match, and what may be turned there: parts that are fused in a dimension.
-
-    Those are the gates of a recurrent cell, queries with keys and values, or gate with up; whole
-    ones after each other, or those of each head.
-
-    Args:
-        match: The match.
-        sizes: The sizes of all arrays, of which a part has one.
-    """
-    shape = match.one.shapes[0]
-    for size, count in product(dict.fromkeys(shape[:: len(shape) - 1 or 1]), (2, 3, 4)):
-        part = size // count
-        if size % count or part not in sizes:
-            continue
-        if len(match.many) == 1:
-            for order in permutations(range(count)):
-                if order != tuple(range(count)):
-                    yield size, ("blocks", order)
-        for heads in range(2, part):
-            if part % heads == 0:
-                yield size, ("heads", (count, heads, part // heads))
-                yield size, ("heads", (heads, count, part // heads))
 
 
 def turn_option(match: Match, option: Option, size: int, turn: Turn) -> Option | None:

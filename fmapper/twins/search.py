@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, permutations, product
 from typing import Any
 
 from fmapper.errors import TransferError
@@ -24,7 +24,6 @@ from fmapper.twins.matches import (
     other_layouts,
     rotations,
     turn_option,
-    turns,
 )
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
@@ -145,7 +144,7 @@ class Search:
             yield [*current[:at], replace(current[at], option=option), *current[at + 1 :]]
         groups = [g for d in current for g in (*d.match.many, d.match.one)]
         sizes = {size for group in groups for shape in group.shapes for size in shape}
-        for size, turn in turns(match, sizes):
+        for size, turn in _turns(match, sizes):
             for order in {option.order for option in match.options}:
                 yield [_turn(one, match, size, turn, order) for one in current]
 
@@ -318,3 +317,28 @@ def _apart(decision: Decision) -> Iterator[Decision]:
     for entry, other in zip(match.many[0].entries, match.one.entries, strict=True):
         groups = [Group((e.name,), {(): e}) for e in (entry, other)]
         yield replace(decision, match=replace(match, many=(groups[0],), one=groups[1]), others=[])
+
+
+def _turns(match: Match, sizes: Collection[int]) -> Iterator[tuple[int, Turn]]:
+    """Yields sizes of a match, and what may be turned there: parts that are fused in a dimension.
+
+    Those are the gates of a recurrent cell, queries with keys and values, or gate with up; whole
+    ones after each other, or those of each head.
+
+    Args:
+        match: The match.
+        sizes: The sizes of all arrays, of which a part has one.
+    """
+    shape = match.one.shapes[0]
+    for size, count in product(dict.fromkeys(shape[:: len(shape) - 1 or 1]), (2, 3, 4)):
+        part = size // count
+        if size % count or part not in sizes:
+            continue
+        if len(match.many) == 1:
+            for order in permutations(range(count)):
+                if order != tuple(range(count)):
+                    yield size, ("blocks", order)
+        for heads in range(2, part):
+            if part % heads == 0:
+                yield size, ("heads", (count, heads, part // heads))
+                yield size, ("heads", (heads, count, part // heads))
