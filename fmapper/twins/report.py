@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fmapper.checkpoints.rules.rules import Rules
 
-_HEADINGS = ("from", "to", "layout", "witnesses", "certainty")
+_HEADINGS = ("from", "to", "layout", "witnesses", "sure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class TransferReport:
                 ", ".join(one.sources),
                 ", ".join(one.targets),
                 one.layout,
-                ", ".join(one.witnesses),
-                "sure" if one.sure else "unsure",
+                " ".join(one.witnesses),
+                "yes" if one.sure else "no",
             )
 
     def __rich__(self) -> RenderableType:
