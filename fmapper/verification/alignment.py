@@ -373,18 +373,23 @@ def _first_of_order(
 
 
 def _are_reordered(seen: Observation, other: Observation) -> bool:
-    """Returns whether no order of the axes makes the same of two results with the same elements."""
+    """Returns whether no order of the axes makes the same of results with the same elements."""
     import numpy as np
 
-    x, y = (np.squeeze(widen(to_host(one.values[0]))) for one in (seen, other))
-    if x.ndim > _MOST_AXES or sorted(x.shape) != sorted(y.shape):
-        return False  # which is not known
-    allowed = _SAME * float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-    return not any(
-        _near(x.transpose(axes), y, allowed)
-        for axes in itertools.permutations(range(x.ndim))
-        if tuple(x.shape[i] for i in axes) == y.shape
-    )
+    is_known = False
+    for pair in itertools.product(seen.values, other.values):
+        x, y = (np.squeeze(widen(to_host(one))) for one in pair)
+        if x.ndim > _MOST_AXES or sorted(x.shape) != sorted(y.shape):
+            continue
+        allowed = _SAME * float(np.abs(x[np.isfinite(x)] * 1.0).max(initial=0.0))
+        if not _near(np.sort(x, axis=None), np.sort(y, axis=None), allowed):
+            continue
+        is_known = True
+        for axes in itertools.permutations(range(x.ndim)):
+            turned = x.transpose(axes)
+            if turned.shape == y.shape and _near(turned, y, allowed):
+                return False
+    return is_known
 
 
 _MOST_AXES = 6

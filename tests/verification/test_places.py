@@ -386,3 +386,18 @@ def test_elements_in_another_order_are_named_where_they_come_into_it(fault, code
     for place in (report.first.a, report.first.b):
         file, _, line = place.source.rpartition(":")
         assert code in linecache.getline(file, int(line))
+
+
+def test_chunks_that_are_taken_in_another_order_are_named_where_they_are_used():
+    class Gated(nn.Module):
+        def __init__(self, *, swapped=False):
+            super().__init__()
+            self.swapped, self.inner = swapped, nn.Linear(4, 6)
+
+        def forward(self, x):
+            gate, up = self.inner(x).chunk(2, -1)
+            gate, up = (up, gate) if self.swapped else (gate, up)
+            return gate.sigmoid() * up
+
+    report = fmapper.verify(filled(Gated), filled(Gated, swapped=True), X)
+    assert report.first.a.op == report.first.b.op == "aten::sigmoid.default"
