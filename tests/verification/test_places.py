@@ -389,15 +389,22 @@ def test_elements_in_another_order_are_named_where_they_come_into_it(fault, code
 
 
 def test_chunks_that_are_taken_in_another_order_are_named_where_they_are_used():
+    def gated(p, x, *, swapped=False):
+        rest, gate, up = jnp.split(x @ p, 3, -1)
+        gate, up = (up, gate) if swapped else (gate, up)
+        return jax.nn.sigmoid(gate) * up + rest
+
     class Gated(nn.Module):
-        def __init__(self, *, swapped=False):
+        def __init__(self):
             super().__init__()
-            self.swapped, self.inner = swapped, nn.Linear(4, 6)
+            self.inner = nn.Linear(4, 6, bias=False)
 
         def forward(self, x):
-            gate, up = self.inner(x).chunk(2, -1)
-            gate, up = (up, gate) if self.swapped else (gate, up)
-            return gate.sigmoid() * up
+            rest, gate, up = self.inner(x).chunk(3, -1)
+            return gate.sigmoid() * up + rest
 
-    report = fmapper.verify(filled(Gated), filled(Gated, swapped=True), X)
-    assert report.first.a.op == report.first.b.op == "aten::sigmoid.default"
+    model = filled(Gated)
+    p = jnp.asarray(model.inner.weight.detach().numpy().T)
+    report = fmapper.verify(model, (lambda p, x: gated(p, x, swapped=True), p), X)
+    assert report.first.a.op == "aten::sigmoid.default"
+    assert report.first.b.op == "lax::logistic"
