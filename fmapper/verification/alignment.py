@@ -327,13 +327,15 @@ def _find_change(
 ) -> int | None:  # fmt: skip
     """Returns the operation that changes a constant which the other run takes as it is."""
     numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
-    todo = [*frontier.constants]
+    todo, visited = [*frontier.constants], set(frontier.constants)
     while todo:
         k = todo.pop(0)
         operands = {numbers[name] for name in run[k].operands if name in numbers} - {k}
         if any(not _repeats(run[k], run[i]) for i in operands & taken):
             return k
-        todo += [i for i in operands - taken if not partners[i] and run[i].values]
+        before = operands - taken - visited
+        todo += [i for i in before if not partners[i] and run[i].values]
+        visited |= before
     return None
 
 
@@ -365,7 +367,7 @@ def _first_of_order(
         before = [
             i
             for i in _operands(run, at)
-            if partners[i] and all(_are_reordered(run[i], other[k]) for k in partners[i])
+            if i < at and partners[i] and all(_are_reordered(run[i], other[k]) for k in partners[i])
         ]
         if len(before) != 1:
             return at
@@ -392,7 +394,7 @@ def _are_reordered(seen: Observation, other: Observation) -> bool:
     return is_known
 
 
-_MOST_AXES = 6
+_MOST_AXES = 6  # more have thousands of orders to try
 
 
 def _last_form(

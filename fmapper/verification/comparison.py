@@ -63,9 +63,9 @@ def verify(
     Args:
         a: A model of any framework, or any callable; or the path of goldens, which
             `record_goldens` has written. These hold inputs and mode, and what was recorded is
-            compared: outputs, gradients, steps. A function is of the framework, other than that of
-            the other model, which can record it, or of that of its inputs; one of neither, as of
-            NumPy, is called with the inputs as they are.
+            compared: outputs, gradients, steps. A bare function belongs to the framework that
+            the other model is not of, if that can trace it; otherwise to the framework of its
+            inputs. A NumPy function is called with the inputs as they are.
         b: The other one.
         inputs: What both are called with; arrays are brought to the backend of each model.
         example_kwargs: The same by keyword, as `convert` takes them.

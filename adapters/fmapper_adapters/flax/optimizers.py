@@ -67,7 +67,7 @@ class FlaxOptimizers(JaxOptimizers):
         return state.at([places[path] for path in paths])
 
     def _read_average(self, model: Any, average: Any) -> OptimizerState:
-        """Returns an `nnx.EMA` as plain data, which has the first parameters from the begin."""
+        """Returns an `nnx.EMA` as plain data, which starts with the first parameters."""
         from flax import nnx
 
         from fmapper.training import Group, OptimizerState

@@ -268,8 +268,8 @@ def _with_adapters(
 ) -> list[tuple[Any, Models | None]]:
     """Pairs both models with their frameworks.
 
-    A bare function is of the framework, other than that of the other model, which can record it;
-    else of that of its inputs; else of none.
+    A bare function belongs to the framework that the other model is not of, if that can trace it;
+    otherwise to the framework of its inputs, or to none.
 
     Args:
         models: The models.
