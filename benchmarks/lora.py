@@ -1,4 +1,4 @@
-"""How much memory and time does a step of training an adapter take, merged or beside weights?
+"""How much memory and time does a step of training an adapter take, of a model and merged?
 
     python benchmarks/lora.py [--rounds 5]
 
@@ -43,16 +43,17 @@ def steps() -> tuple[dict[str, Any], dict[str, int], int]:
     adapter = fmapper.to_jax(adapter)
     adam = optax.adam(1e-3)
 
-    def step(merge: bool, adapter: Any, state: Any, params: Any, x: Any) -> Any:
+    def step(merge: bool, adapter: Any, state: Any, model: Any, x: Any) -> Any:
         def loss(adapter: Any) -> Any:
-            return (model.replace(params=adapter(params, merge=merge))(x) ** 2).mean()
+            tuned = model.replace(params=adapter(model.params)) if merge else adapter(model)
+            return (tuned(x) ** 2).mean()
 
         updates, state = adam.update(jax.grad(loss)(adapter), state)
         return optax.apply_updates(adapter, updates), state
 
-    given = adapter, adam.init(adapter), model.params, jnp.asarray(x.numpy())
+    given = adapter, adam.init(adapter), model, jnp.asarray(x.numpy())
     calls, memory = {}, {}
-    for name, merge in (("merged", True), ("beside", False)):
+    for name, merge in (("merged", True), ("model", False)):
         run = jax.jit(step, static_argnums=0).lower(merge, *given).compile()
         used = run.memory_analysis()
         memory[name] = used.argument_size_in_bytes + used.temp_size_in_bytes

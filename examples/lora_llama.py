@@ -59,21 +59,20 @@ def train_in_jax(model, adapter, first, steps):
     adamw = optax.adamw(1e-2)
     state = adamw.init(adapter)
 
-    def loss_of(adapter, params, tokens):
-        tuned = model.replace(params=adapter(params, merge=False))  # less memory
-        logits = tuned(input_ids=tokens[:, :-1], use_cache=False)["logits"]
+    def loss_of(adapter, model, tokens):
+        logits = adapter(model)(input_ids=tokens[:, :-1], use_cache=False)["logits"]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean()
 
     @jax.jit
-    def update(adapter, state, params, tokens):
-        loss, gradients = jax.value_and_grad(loss_of)(adapter, params, tokens)
+    def update(adapter, state, model, tokens):
+        loss, gradients = jax.value_and_grad(loss_of)(adapter, model, tokens)
         updates, state = adamw.update(gradients, state, adapter)
         return optax.apply_updates(adapter, updates), state, loss
 
     losses = []
     for step in range(first, first + steps):
-        adapter, state, loss = update(adapter, state, model.params, jnp.asarray(batch(step)))
+        adapter, state, loss = update(adapter, state, model, jnp.asarray(batch(step)))
         losses.append(float(loss))
         print(f"JAX    {step:3}  {losses[-1]:.3f}")
     return adapter, losses

@@ -227,8 +227,19 @@ class Optimizers(Framework):
         return array
 
     def low_rank_sum(self, weight: Any, left: Any, right: Any) -> Any:
-        """Returns `weight + left @ right`; in parts, if models take it so."""
+        """Returns `weight + left @ right` in parts, as models take it that `with_named` returns."""
         return weight + left @ right
+
+    def with_named(self, model: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """Returns a copy of a model, of whose parameters a function of their names returns others.
+
+        Raises:
+            StructureMismatchError: Its parameters are not arrays by name.
+        """
+        raise StructureMismatchError(
+            f"{type(model).__name__} has no parameters by name that an adapter could be beside: "
+            "pass these, such as dict(module.named_parameters()) or fmapper.state(model)."
+        )
 
     def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:
         """Returns a copy of a model with pairs of matrices around its linear layers, by path.

@@ -11,12 +11,12 @@ from fmapper.backends.namespace import array_namespace
 from fmapper.errors import StructureMismatchError
 from fmapper.moves.mover import mover_to
 from fmapper.states.state import load_state, state
+from fmapper.training.places import Place, Places, find_places
 from fmapper.tree.functor import functor
 from fmapper.verification.models.owners import adapter_of_model
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.training.places import Place, Places
 
 
 @functor(children=("a", "b", "magnitude"))
@@ -60,19 +60,19 @@ class LowRank:
         right = xp.reshape(self.a, (rank, -1))
         return (right.T, left.T) if self.is_transposed else (left, right)
 
-    def beside(self, weight: Any, place: Place | None = None) -> Any:
+    def beside(self, weight: Any, place: Place) -> Any:
         """Returns a weight with the update beside it, where a model can take that; else in it."""
         owner = adapter_of(weight)
-        is_plain = place is None and self.magnitude is None and len(weight.shape) == 2
+        is_plain = not place.box and self.magnitude is None and len(weight.shape) == 2
         if is_plain and isinstance(owner, Optimizers):
             return owner.low_rank_sum(weight, *self.factors())
         return self.merge(weight, place)
 
-    def merge(self, weight: Any, place: Place | None = None, sign: int = 1) -> Any:
-        """Returns a weight with the update in it, of the dtype of the weight.
+    def merge(self, weight: Any, place: Place, sign: int = 1) -> Any:
+        """Returns the box of an array, in which a part of a weight is, with the update in it.
 
         Args:
-            weight: The weight; or the box of an array in which a part of it is.
+            weight: The box, whose dtype the result has.
             place: Where that part is.
             sign: -1 takes the update out again.
 
@@ -81,23 +81,20 @@ class LowRank:
         """
         xp = array_namespace(weight)
         left, right = self.factors()
-        height, width = left.shape[0], right.shape[1]
-        matrix = xp.reshape(weight, (height, width)) if place is None else place.flat(weight)
-        if place is not None:
+        axis, whole = (0, left.shape[0]) if self.is_transposed else (1, right.shape[1])
+        matrix = place.flat(weight)
+        if place.box:
             left, right = left[place.rows.ravel()], right[:, place.columns.ravel()]
         made = xp.astype(matrix, self.a.dtype) + sign * (left @ right)
         if self.magnitude is not None:
-            axis, whole = (0, height) if self.is_transposed else (1, width)
             if made.shape[axis] != whole:
                 raise StructureMismatchError("a DoRA, whose rows are divided in this model")
             magnitude = xp.reshape(self.magnitude, (-1,))
-            if place is not None:
-                magnitude = magnitude[(place.columns if axis == 0 else place.rows).ravel()]
+            magnitude = magnitude[(place.columns if axis == 0 else place.rows).ravel()]
             norm = xp.sqrt(xp.sum(made * made, axis=axis, keepdims=True))
             # As in the paper of DoRA (Liu et al. 2024, 4.3) the norm has no gradient.
             made = made * xp.reshape(magnitude, norm.shape) / _constant(norm)
-        made = xp.reshape(made, weight.shape) if place is None else place.lay_out(made)
-        return xp.astype(made, weight.dtype)
+        return xp.astype(place.lay_out(made), weight.dtype)
 
 
 def _constant(array: Any) -> Any:
@@ -114,7 +111,7 @@ def _keeper(model: Any) -> Optimizers:
 
 def _with_box(array: Any, box: tuple[slice, ...], value: Any) -> Any:
     owner = adapter_of(array)
-    if tuple(array.shape) == tuple(value.shape):
+    if not box or tuple(array.shape) == tuple(value.shape):
         return value
     if isinstance(owner, Optimizers):
         return owner.with_box(array, box, value)
@@ -155,48 +152,44 @@ class LoraAdapter:
         self.updates, self.replaced = dict(updates), dict(replaced or {})
         self.settings, self.places = settings, places
 
-    def __call__(self, params: Mapping[str, Any], *, merge: bool = True) -> dict[str, Any]:
-        """Returns arrays with the adapter merged into them; those that it does not name stay.
+    def __call__(self, params: Any) -> Any:
+        """Returns parameters with the adapter merged into them; those that it does not name stay.
 
         Args:
             params: Arrays by name, of the adapter's framework; such as the `params` of a `JaxModel`
-                or `dict(module.named_parameters())`.
-            merge: False leaves the updates of matrices beside them, for a `JaxModel`: it multiplies
-                with each, and training takes no memory for sums and their gradients.
+                or `dict(module.named_parameters())`. Or a `JaxModel`: what is returned multiplies
+                with a matrix and with its update, one after the other. Training it takes no memory
+                for their sum, nor for a gradient of that.
 
         Raises:
             StructureMismatchError: The adapter names arrays that are not there, or of another
                 shape; lists all of them. An adapter is never left out.
         """
-        change = LowRank.merge if merge else LowRank.beside
-        return self._apply(params, change)
+        if isinstance(params, Mapping):
+            return self._apply(params, LowRank.merge)
+        change = lambda arrays: self._apply(arrays, LowRank.beside)  # noqa: E731
+        return _keeper(params).with_named(params, change)
 
     def _apply(self, params: Mapping[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
         """Returns arrays with weights changed: by an update, the weight, and the place of it."""
         merged, problems = dict(params), []
         for name, new in self._parts():
-            for place in (None,) if self.places is None else self.places.of[name]:
-                target = name if place is None else place.name
-                if target not in params:
-                    problems.append(f"{target}: the model has no such weight")
-                    continue
-                weight = merged[target]
-                if place is not None:
-                    weight = weight[place.box]
-                elif tuple(weight.shape) != tuple(new.shape):
+            whole = [] if self.places is not None else [Place.whole(name, new.shape)]
+            for place in whole or self.places.of[name]:
+                weight = merged.get(place.name)
+                if weight is None:
+                    problems.append(f"{place.name}: the model has no such weight")
+                elif whole and tuple(weight.shape) != tuple(new.shape):
                     shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
                     problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
-                    continue
-                try:
-                    if isinstance(new, LowRank):
-                        value = change(new, weight, place)
-                    else:
-                        value = new if place is None else place.part(new)
-                except StructureMismatchError as error:
-                    problems.append(f"{name}: the adapter is {error}")
-                    continue
-                box = None if place is None else place.box
-                merged[target] = value if box is None else _with_box(merged[target], box, value)
+                else:
+                    try:
+                        is_update = isinstance(new, LowRank)
+                        box = weight[place.box] if place.box else weight
+                        value = change(new, box, place) if is_update else place.part(new)
+                        merged[place.name] = _with_box(weight, place.box, value)
+                    except StructureMismatchError as error:
+                        problems.append(f"{name}: the adapter is {error}")
         if problems:
             raise StructureMismatchError(
                 "the adapter does not fit:\n" + "\n".join(f"  {line}" for line in problems)
@@ -237,12 +230,9 @@ class LoraAdapter:
                 changed there; says which.
             CheckpointError: The rules do not fit the model, or have no inverse.
         """
-        from fmapper.training.places import find_places
-
         shapes = {name: tuple(map(int, x.shape)) for name, x in self._parts()}
-        return LoraAdapter(
-            self.updates, self.replaced, self.settings, find_places(shapes, model, rules)
-        )
+        places = Places(find_places(shapes, model, rules))
+        return LoraAdapter(self.updates, self.replaced, self.settings, places)
 
     def attach(self, model: Any) -> Any:
         """Returns a copy of a structured Flax model that holds the adapter, as `nnx.LoRA` layers.

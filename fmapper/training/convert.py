@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +16,9 @@ from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.steps import find_target
 from fmapper.states.state import load_state, state, weights_of
 from fmapper.tracebacks import short_traceback
-from fmapper.training.places import carry_numbers
 from fmapper.training.state import BY_AXES, OptimizerState
 from fmapper.verification.models.owners import adapter_of_model, source_of_callable
+from fmapper.verification.pairing import carry_numbers
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
@@ -236,25 +236,26 @@ def _carry(
     for number, group in enumerate(held.groups, 1):
         for at in group.members:
             marks[at] = number
-    members: dict[int, list[int]] = defaultdict(list)
-    for at, mark in enumerate(_mark(marks, old, through)):
-        if mark is None:
-            raise ConversionError(
-                f"parameter {at} of the result is made of several of the source, for "
-                "which the optimizer has different settings or counts. Give them the same, or "
-                "convert without structure=True."
-            )
-        members[mark].append(at)
-    groups = tuple(
-        replace(group, members=tuple(members[number]))
-        for number, group in enumerate(held.groups, 1)
-        if members[number]
-    )
-    axes = {}
-    if held.algorithm in BY_AXES:
-        trained = {at for group in groups for at in group.members}
-        orders = _orders(held, old, through, trained)
-        axes = {at: order for at, (_, order) in orders.items()}
+    trained = {at: mark for at, mark in enumerate(_mark(marks, old, through)) if mark != 0}
+    mixed = [at for at, mark in trained.items() if mark is None]
+    if mixed:
+        raise ConversionError(
+            f"parameter {mixed[0]} of the result is made of several of the source, for "
+            "which the optimizer has different settings or counts. Give them the same, or "
+            "convert without structure=True."
+        )
+    orders = _orders(held, old, through, trained) if held.algorithm in BY_AXES else {}
+    members: dict[tuple[int, Any], list[int]] = defaultdict(list)
+    for at, mark in trained.items():
+        members[mark or 0, orders[at][1] if orders else None].append(at)
+    groups = [
+        replace(
+            (group := held.groups[mark - 1]),
+            members=tuple(members[mark, axes]),
+            settings={**group.settings, "axes": axes} if orders else group.settings,
+        )
+        for mark, axes in sorted(members, key=lambda key: key[0])
+    ]
     slots = {}
     for slot, arrays in held.slots.items():
         if not all(_is_like(arrays.get(at), array) for at, array in enumerate(old)):
@@ -265,7 +266,7 @@ def _carry(
         new = through([arrays.get(at, x) for at, x in enumerate(old)])
         has = _mark([int(at in arrays) for at in range(len(old))], old, through)
         slots[slot] = {at: new[at] for at, mark in enumerate(has) if mark}
-    return replace(held, groups=groups, slots=slots, axes=axes)
+    return replace(held, groups=tuple(groups), slots=slots)
 
 
 def _follow(
@@ -297,49 +298,43 @@ def _orders(
     held: OptimizerState,
     old: Sequence[Any],
     through: Callable[[Sequence[Any]], list[Any]],
-    trained: Collection[int],
-) -> dict[int, tuple[int, tuple[int, ...]]]:
+    trained: Iterable[int],
+) -> dict[int, tuple[int, tuple[int, ...] | None]]:
     """Returns, for each new parameter that is trained, which old one it is, and its axes.
 
-    Axes are in the order in which the algorithm takes them.
+    Axes are in the order in which the algorithm takes them; None for that of the parameter.
 
     Raises:
         ConversionError: A parameter is not an old one with its axes in another order.
     """
     import numpy as np
 
-    sources = _mark(range(len(old)), old, through)
-    shapes = [tuple(x.shape) for x in old]
+    sources = dict(enumerate(_mark(range(len(old)), old, through)))
     left = {
-        at: [] if (origin := sources[at]) is None else [*permutations(range(len(shapes[origin])))]
+        at: [*permutations(range(old[origin].ndim))]
         for at in trained
+        if (origin := sources[at]) is not None
     }
-    for axis in range(max(map(len, shapes), default=0)):
+    for axis in range(max((x.ndim for x in old), default=0)):
         grids = [
-            np.reshape(np.arange(shape[axis]), [-1 if d == axis else 1 for d in range(len(shape))])
-            if axis < len(shape)
-            else np.zeros(())
-            for shape in shapes
+            np.indices(x.shape, sparse=True)[axis] if axis < x.ndim else np.zeros(()) for x in old
         ]
-        grids = [np.broadcast_to(grid, shape) for grid, shape in zip(grids, shapes, strict=True)]
-        for at, array in enumerate(_follow(grids, old, through)):
-            left[at] = [
-                axes
-                for axes in left.get(at, ())
-                if np.array_equal(array.transpose(axes), grids[sources[at] or 0])
-            ]
-    orders = {}
+        carried = _follow(grids, old, through)
+        for at, axes in left.items():
+            want = np.broadcast_to(grids[sources[at] or 0], old[sources[at] or 0].shape)
+            left[at] = [way for way in axes if np.array_equal(carried[at].transpose(way), want)]
+    before = {at: group.settings.get("axes") for group in held.groups for at in group.members}
+    orders: dict[int, tuple[int, tuple[int, ...] | None]] = {}
     for at in trained:
-        origin = sources[at]
-        if origin is None or not left[at]:
+        if not left.get(at):
             raise ConversionError(
                 f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
                 "the converted model is not one of the source with its axes in another order. "
                 "Convert without structure=True."
             )
-        axes = left[at][0]
-        before = held.axes.get(origin, range(len(axes)))
-        orders[at] = origin, tuple(axes[axis] for axis in before)
+        origin, way = sources[at] or 0, left[at][0]
+        axes = tuple(way[axis] for axis in before[origin] or range(len(way)))
+        orders[at] = origin, None if axes == tuple(range(len(way))) else axes
     return orders
 
 

@@ -16,12 +16,12 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import StructureMismatchError
 from fmapper.moves.mover import to_numpy
 from fmapper.states.state import load_state, state
+from fmapper.verification.pairing import carry_numbers
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 Shape = tuple[int, ...]
-_BASE = 200  # smaller than the first integer that bfloat16 lacks
 
 
 @dataclass(frozen=True, eq=False, slots=True)  # compared as one object by the caches of JAX
@@ -30,7 +30,7 @@ class Place:
 
     Attributes:
         name: The name of the array.
-        box: Where in it the part is.
+        box: Where in it the part is; empty if the array is the weight.
         rows: The rows of the weight along the axes of the box that number them, in order.
         columns: The same of its columns; those of a convolution are all axes but the first.
         axes: The axes of the box: those of rows, then those of columns.
@@ -42,6 +42,15 @@ class Place:
     columns: Any
     axes: tuple[int, ...]
 
+    @classmethod
+    def whole(cls, name: str, shape: Shape) -> Place:
+        """Returns the place of a weight that is an array of the model."""
+        import numpy as np
+
+        height, *rest = map(int, shape)
+        columns = np.arange(math.prod(rest)).reshape(rest)
+        return cls(name, (), np.arange(height), columns, tuple(range(len(shape))))
+
     def lay_out(self, matrix: Any) -> Any:
         """Returns a matrix of these rows and columns in the layout of the box."""
         shape = (*self.rows.shape, *self.columns.shape)
@@ -51,6 +60,8 @@ class Place:
 
     def part(self, array: Any) -> Any:
         """Returns this part of an array like the weight, laid out like the box."""
+        if not self.box:
+            return array
         xp = array_namespace(array)
         matrix = xp.reshape(array, (array.shape[0], -1))
         return self.lay_out(matrix[self.rows.ravel()][:, self.columns.ravel()])
@@ -68,7 +79,9 @@ class Places:
     of: Mapping[str, Sequence[Place]]
 
 
-def find_places(weights: Mapping[str, Shape], model: Any, rules: Rules | None) -> Places:
+def find_places(
+    weights: Mapping[str, Shape], model: Any, rules: Rules | None
+) -> dict[str, list[Place]]:
     """Returns where weights are in a model.
 
     Args:
@@ -145,21 +158,7 @@ def find_places(weights: Mapping[str, Shape], model: Any, rules: Rules | None) -
         size = sum(place.rows.size * place.columns.size for place in places[name])
         if size != math.prod(shape):
             raise StructureMismatchError(f"{name}: {size} of {math.prod(shape)} numbers are there")
-    return Places(places)
-
-
-def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """Carries arrays of whole numbers, digit by digit, as a small dtype has no large integers."""
-    import numpy as np
-
-    largest = max((int(array.max(initial=0)) for array in numbers), default=0)
-    dtype = np.float32 if largest < 2**24 else np.float64  # the smaller that has all of them
-    carried, unit = carry([(array % _BASE).astype(np.float32) for array in numbers]), _BASE
-    while unit <= largest:
-        digits = carry([(array // unit % _BASE).astype(np.float32) for array in numbers])
-        carried = [low + dtype(unit) * high for low, high in zip(carried, digits, strict=True)]
-        unit *= _BASE
-    return carried
+    return places
 
 
 def _read(array: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,9 @@ class Schedule:
     """A learning rate, or another setting, that changes with the step, in closed form.
 
     Attributes:
-        kind: `constant`, `linear`, `step`, `exponential`, `polynomial`, `cosine`, `restarts`,
-            `onecycle`, `table`, `factor`, `sequence` or `function`; see the function of that name
-            below.
-        settings: Its arguments, by the names that `torch.optim.lr_scheduler` has for them.
+        kind: A key of `SCHEDULES`: the name of a class of `torch.optim.lr_scheduler`, or `table`,
+            of factors, or `function`, of a step.
+        settings: The arguments of its function, which are attributes of that class.
         position: How many updates of the parameters it has seen.
         every: How many of them make a step of the schedule: the batches of an epoch, where the rate
             changes once an epoch.
@@ -37,7 +36,7 @@ class Schedule:
         """
         import numpy as np
 
-        return _KINDS[self.kind](base, step, xp or np, **self.settings)
+        return SCHEDULES[self.kind](base, step, xp or np, **self.settings)
 
 
 def constant(base: float, step: Any, xp: Any, *, factor: float, total_iters: int) -> Any:
@@ -53,14 +52,14 @@ def linear(
     return base * (start_factor + (end_factor - start_factor) * share)
 
 
-def step(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> Any:
-    """Scales the rate by `gamma` at milestones; at every `milestones`-th step for a number."""
-    if isinstance(milestones, int):
-        return base * xp.power(gamma, xp.floor(step / milestones))
-    rate = base
-    for milestone in milestones:
-        rate = rate * xp.where(step >= milestone, gamma, 1.0)
-    return rate
+def step(base: float, step: Any, xp: Any, *, step_size: int, gamma: float) -> Any:
+    """Scales the rate by `gamma` at every `step_size`-th step."""
+    return base * xp.power(gamma, xp.floor(step / step_size))
+
+
+def milestones(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> Any:
+    """Scales the rate by `gamma` at milestones."""
+    return base * xp.power(gamma, sum(xp.where(step >= at, 1.0, 0.0) for at in milestones))
 
 
 def exponential(base: float, step: Any, xp: Any, *, gamma: float) -> Any:
@@ -128,10 +127,9 @@ def function(base: float, step: Any, xp: Any, *, function: Any) -> Any:
     return function(step)
 
 
-_KINDS = {
-    kind.__name__: kind
-    for kind in (
-        constant, linear, step, exponential, polynomial, cosine, restarts, onecycle, table,
-        factor, sequence, function,
-    )
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "ConstantLR": constant, "LinearLR": linear, "StepLR": step, "MultiStepLR": milestones,
+    "ExponentialLR": exponential, "PolynomialLR": polynomial, "CosineAnnealingLR": cosine,
+    "CosineAnnealingWarmRestarts": restarts, "OneCycleLR": onecycle, "SWALR": onecycle,
+    "SequentialLR": sequence, "LambdaLR": factor, "table": table, "function": function,
 }  # fmt: skip

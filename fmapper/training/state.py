@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from fmapper.errors import ConversionError
 from fmapper.training.schedule import Schedule
 
-# The settings of each algorithm beside `lr`, with the values that leave a part of it out. Their
-# names and meaning are those of torch.optim: https://docs.pytorch.org/docs/stable/optim.html.
+
+class Algorithm(NamedTuple):
+    """An algorithm of `torch.optim`: https://docs.pytorch.org/docs/stable/optim.html.
+
+    Attributes:
+        settings: Those beside `lr`, with the values that leave a part of it out.
+        slots: The arrays that it keeps for each parameter -> the setting that asks for it; None for
+            those that there always are.
+    """
+
+    settings: Mapping[str, Any]
+    slots: Mapping[str, str | None]
+
+
 _DECAY = {"weight_decay": 0.0, "maximize": False}
-# fmt: off
-SETTINGS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, **_DECAY},
-    "adam": {"betas": None, "eps": None, "amsgrad": False, "decoupled": False, **_DECAY},
-    "adamax": {"betas": None, "eps": None, **_DECAY},
-    "nadam": {"betas": None, "eps": None, "momentum_decay": None, "decoupled": False, **_DECAY},
-    "radam": {"betas": None, "eps": None, "decoupled": False, **_DECAY},
-    "rmsprop": {"alpha": None, "eps": None, "momentum": 0.0, "centered": False, **_DECAY},
-    "adagrad": {"lr_decay": 0.0, "eps": None, **_DECAY},
-    "adadelta": {"rho": None, "eps": None, **_DECAY},
-    "adafactor": {"beta2_decay": None, "eps": None, "d": None, **_DECAY},
-    "muon": {
-        "momentum": None, "nesterov": None, "ns_coefficients": None, "ns_steps": None,
-        "eps": None, "adjust_lr_fn": None, **_DECAY,
-    },
-    "average": {"kind": None, "decay": None},  # of the weights: no updates, and no rate
+_ADAM = {"betas": None, "eps": None, "decoupled": False, **_DECAY}
+_MEANS = {"exp_avg": None, "exp_avg_sq": None}
+# By the names of the classes of torch in lower case.
+ALGORITHMS = {
+    "sgd": Algorithm(
+        {"momentum": 0.0, "dampening": 0.0, "nesterov": False, **_DECAY},
+        {"momentum_buffer": "momentum"},
+    ),
+    "adam": Algorithm({**_ADAM, "amsgrad": False}, {**_MEANS, "max_exp_avg_sq": "amsgrad"}),
+    "adamax": Algorithm({"betas": None, "eps": None, **_DECAY}, {"exp_avg": None, "exp_inf": None}),
+    "nadam": Algorithm({**_ADAM, "momentum_decay": None}, _MEANS),
+    "radam": Algorithm(_ADAM, _MEANS),
+    "rmsprop": Algorithm(
+        {"alpha": None, "eps": None, "momentum": 0.0, "centered": False, **_DECAY},
+        {"square_avg": None, "grad_avg": "centered", "momentum_buffer": "momentum"},
+    ),
+    "adagrad": Algorithm({"lr_decay": 0.0, "eps": None, **_DECAY}, {"sum": None}),
+    "adadelta": Algorithm(
+        {"rho": None, "eps": None, **_DECAY}, {"square_avg": None, "acc_delta": None}
+    ),
+    "adafactor": Algorithm(
+        {"beta2_decay": None, "eps": None, "d": None, **_DECAY},
+        {"row_var": None, "col_var": None, "variance": None},
+    ),
+    "muon": Algorithm(
+        dict.fromkeys(
+            ("momentum", "nesterov", "ns_coefficients", "ns_steps", "eps", "adjust_lr_fn"),
+        )
+        | {"weight_decay": 0.0},
+        {"momentum_buffer": None},
+    ),
+    # Of the weights: the updates are the parameters, and there is no rate.
+    "average": Algorithm({"kind": None, "decay": None}, {"average": None}),
 }
-# fmt: on
 BY_AXES = ("adafactor", "muon")  # which tell rows of a parameter from columns
 
 
@@ -39,7 +66,9 @@ class Group:
 
     Attributes:
         members: The positions of the parameters among those of the model.
-        settings: `lr`, the base of the schedule if there is one, and those of `SETTINGS`.
+        settings: `lr`, the base of the schedule if there is one, and those of the algorithm. And
+            `axes`, where an algorithm of `BY_AXES` takes the axes of the parameters in another
+            order. Slots of another shape than the parameter's have that order already.
         step: How often they have been updated; 0 or 1 for SGD in torch, which does not count.
         numbers: State that is one number for each parameter: `mu_product` of NAdam.
         schedules: How settings change: `lr`, and `momentum` or the first of the `betas`.
@@ -57,58 +86,14 @@ class OptimizerState:
     """An optimizer and what it has gathered about the parameters of a model.
 
     Attributes:
-        algorithm: A key of `SETTINGS`.
+        algorithm: A key of `ALGORITHMS`.
         groups: The parameters that it updates.
         slots: Arrays of the shape of their parameter: `exp_avg` -> position -> array. A parameter
             that was never updated has none.
-        axes: Of the algorithms of `BY_AXES`: position -> the axes of the parameter in the order in
-            which the algorithm takes them. Slots of another shape than the parameter's have that
-            order already.
         warnings: What the user has to do, as the other framework does it outside of optimizers.
     """
 
     algorithm: str
     groups: tuple[Group, ...]
     slots: Mapping[str, Mapping[int, Any]]
-    axes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-    def at(self, places: Sequence[int]) -> OptimizerState:
-        """Returns the state with its parameters at other positions: those of a larger model."""
-        return replace(
-            self,
-            groups=tuple(
-                replace(group, members=tuple(places[at] for at in group.members))
-                for group in self.groups
-            ),
-            slots={
-                slot: {places[at]: array for at, array in arrays.items()}
-                for slot, arrays in self.slots.items()
-            },
-            axes={places[at]: axes for at, axes in self.axes.items()},
-        )
-
-
-def check_settings(
-    optimizer: str, settings: Mapping[str, Any], known: Mapping[str, Any], advice: str = ""
-) -> None:
-    """Raises for settings that another framework's optimizer does not have.
-
-    Args:
-        optimizer: Its name, for the message.
-        settings: Its settings.
-        known: The values that settings must have, where the other framework has no choice.
-        advice: What to do instead.
-
-    Raises:
-        ConversionError: A setting has another value; names all that have.
-    """
-    wrong = [
-        f"{name}={settings[name]!r} (only {value!r})"
-        for name, value in known.items()
-        if settings.get(name, value) != value
-    ]
-    if wrong:
-        raise ConversionError(
-            f"{optimizer}: there is no counterpart for {', '.join(wrong)}. {advice}".rstrip()
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -223,7 +223,6 @@ def follow_elements(
 
     shapes = {name: array.shape for name, array in ours.items()}
     ids = _numbers(shapes)
-    most = sum(math.prod(shape) for shape in shapes.values())
 
     def follow(numbers: Arrays) -> dict[str, Any]:
         arrays = {}
@@ -247,18 +246,36 @@ def follow_elements(
             )
     is_moved = {name: array != zeros[name] for name, array in ones.items()}  # not keys of b's own
     shifts = {name: np.where(is_moved[name], x, 0) for name, x in zeros.items() if np.any(x)}
-    places = {name: np.zeros(array.shape, np.int64) for name, array in theirs.items()}
-    weight = 1
-    while weight <= most:
-        digits = {n: ((x // weight) % _BASE).astype(np.float32) for n, x in ids.items()}
-        for name, moved in follow(digits).items():
-            digit = np.where(is_moved[name], np.rint(moved - zeros[name]), 0)
-            places[name] += digit.astype(np.int64) * weight
-        weight *= _BASE
+
+    def carry(digits: Sequence[Any]) -> list[Any]:
+        moved = follow(dict(zip(ids, digits, strict=True)))
+        return [
+            np.where(is_moved[name], np.rint(moved[name] - zeros[name]), 0)
+            if name in moved
+            else np.zeros(array.shape)
+            for name, array in theirs.items()
+        ]
+
+    carried = carry_numbers([*ids.values()], carry)
+    places = {name: x.astype(np.int64) for name, x in zip(theirs, carried, strict=True)}
     return shapes, places, shifts
 
 
-_BASE = 200  # digits that bfloat16 holds exactly, with a constant added
+_BASE = 200  # smaller than the first integer that bfloat16 lacks, with a constant added
+
+
+def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    """Carries arrays of whole numbers, digit by digit, as a small dtype has no large integers."""
+    import numpy as np
+
+    largest = max((int(array.max(initial=0)) for array in numbers), default=0)
+    dtype = np.float32 if largest < 2**24 else np.float64  # the smaller that has all of them
+    carried, unit = carry([(array % _BASE).astype(np.float32) for array in numbers]), _BASE
+    while unit <= largest:
+        digits = carry([(array // unit % _BASE).astype(np.float32) for array in numbers])
+        carried = [low + dtype(unit) * high for low, high in zip(carried, digits, strict=True)]
+        unit *= _BASE
+    return carried
 
 
 def _inverse(found: Pairing, ours: Arrays) -> Pairing:

@@ -95,10 +95,19 @@ def test_a_linear_layer_multiplies_with_an_update_beside_its_weight():
     model = fmapper.convert(net, "jax", (torch.ones(3, 6),), check=False)
     adapter = LoraAdapter({"0.weight": LowRank(draw(2, 6), draw(5, 2), scale=2.0)})
     adapter = fmapper.to_jax(adapter)
-    run = lambda a, merge: model.replace(params=a(model.params, merge=merge))(np.ones((3, 6), "f"))  # noqa: E731
-    assert np.allclose(run(adapter, False), run(adapter, True), atol=1e-5)
-    assert "f32[5,6] = add" not in str(jax.make_jaxpr(lambda a: run(a, False))(adapter))
-    assert "f32[5,6] = add" in str(jax.make_jaxpr(lambda a: run(a, True))(adapter))
+    x = np.ones((3, 6), "f")
+    beside = lambda a: a(model)(x)  # noqa: E731
+    merged = lambda a: model.replace(params=a(model.params))(x)  # noqa: E731
+    assert np.allclose(beside(adapter), merged(adapter), atol=1e-5)
+    assert "f32[5,6] = add" not in str(jax.make_jaxpr(beside)(adapter))
+    assert "f32[5,6] = add" in str(jax.make_jaxpr(merged)(adapter))
+
+
+def test_a_model_without_parameters_by_name_is_refused():
+    """As its weights would be copied, without a gradient."""
+    adapter = LoraAdapter({"0.weight": LowRank(draw(2, 6), draw(5, 2), scale=2.0)})
+    with pytest.raises(StructureMismatchError, match=r"dict\(module.named_parameters\(\)\)"):
+        fmapper.to_torch(adapter)(torch.nn.Sequential(torch.nn.Linear(6, 5)))
 
 
 @pytest.mark.nightly
@@ -116,12 +125,9 @@ def test_a_model_multiplies_with_updates_of_all_its_layers():
     adapter = fmapper.to_jax(LoraAdapter(updates))
     model = fmapper.convert(net.eval(), "jax", (IDS,), check=False)
 
-    def loss(adapter, merge):
-        tuned = model.replace(params=adapter(model.params, merge=merge))
-        return (tuned(IDS.numpy()) ** 2).sum()
-
-    beside = jax.value_and_grad(loss)(adapter, False)
-    merged = jax.value_and_grad(loss)(adapter, True)
+    loss = lambda tuned: (tuned(IDS.numpy()) ** 2).sum()  # noqa: E731
+    beside = jax.value_and_grad(lambda a: loss(a(model)))(adapter)
+    merged = jax.value_and_grad(lambda a: loss(model.replace(params=a(model.params))))(adapter)
     for a, b in zip(jax.tree.leaves(beside), jax.tree.leaves(merged), strict=True):
         assert np.allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
 
@@ -140,12 +146,12 @@ def test_training_an_adapter_takes_the_memory_of_its_base():
     adapter = fmapper.to_jax(LoraAdapter(updates))
     adam = optax.adam(1e-3)
 
-    def step(adapter, state, params, x):
-        loss = lambda a: (model.replace(params=a(params, merge=False))(x) ** 2).mean()  # noqa: E731
+    def step(adapter, state, model, x):
+        loss = lambda a: (a(model)(x) ** 2).mean()  # noqa: E731
         changes, state = adam.update(jax.grad(loss)(adapter), state)
         return optax.apply_updates(adapter, changes), state
 
-    given = adapter, adam.init(adapter), model.params, jnp.asarray(x.numpy())
+    given = adapter, adam.init(adapter), model, jnp.asarray(x.numpy())
     used = jax.jit(step, donate_argnums=(0, 1)).lower(*given).compile().memory_analysis()
     peak = used.argument_size_in_bytes + used.temp_size_in_bytes
     base, own = (sum(x.nbytes for x in jax.tree.leaves(t)) for t in (model.params, adapter))

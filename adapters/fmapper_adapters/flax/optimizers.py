@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,46 +25,42 @@ class FlaxOptimizers(JaxOptimizers):
         is_of_nnx = nnx is not None and isinstance(x, nnx.Optimizer | nnx.EMA)
         return is_of_nnx or super().is_optimizer(x)
 
-    def parameters(self, model: Any) -> Any:
-        """Returns the state of the parameters of a module of NNX."""
+    def split(self, model: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Returns the state of the parameters of a module, and what replaces it in a copy."""
         from flax import nnx
 
         if not isinstance(model, nnx.Module):  # Linen, with its variables
-            return super().parameters(model)
-        return nnx.state(model, nnx.Param)
+            return super().split(model)
 
-    def with_parameters(self, model: Any, params: Any) -> Any:
-        """Returns a copy of the module with other parameters."""
-        from flax import nnx
+        def put(params: Any) -> Any:
+            copy = nnx.clone(model)
+            nnx.update(copy, params)
+            return copy
 
-        if not isinstance(model, nnx.Module):
-            return super().with_parameters(model, params)
-        copy = nnx.clone(model)
-        nnx.update(copy, params)
-        return copy
+        return nnx.state(model, nnx.Param), put
 
     def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
         """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
         from flax import nnx
+
+        from fmapper_adapters.jax.training import read
 
         if isinstance(optimizer, nnx.EMA):
             return self._read_average(model, optimizer)
         if not isinstance(optimizer, nnx.Optimizer):
             return super().read_updates(model, optimizer)
         params = nnx.state(model, optimizer.wrt)
-        places = {
-            path: at for at, path in enumerate(nnx.to_flat_state(self.parameters(model)).paths)
-        }
-        paths = nnx.to_flat_state(params).paths
-        others = [".".join(map(str, path)) for path in paths if path not in places]
+        places = {path: at for at, path in enumerate(_paths(self.split(model)[0]))}
+        others = [".".join(map(str, path)) for path in _paths(params) if path not in places]
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
-        state = self.read_pair(params, (optimizer.tx, nnx.as_pure(optimizer.opt_state)))
+        held = nnx.as_pure(optimizer.opt_state)
+        state = read.read(params, optimizer.tx, held, [places[path] for path in _paths(params)])
         if state.algorithm in ("sgd", "rmsprop", "adadelta"):  # of which optax counts no updates
             steps = int(optimizer.step[...])
             groups = (replace(group, step=group.step or steps) for group in state.groups)
             state = replace(state, groups=tuple(groups))
-        return state.at([places[path] for path in paths])
+        return state
 
     def _read_average(self, model: Any, average: Any) -> OptimizerState:
         """Returns an `nnx.EMA` as plain data, which starts with the first parameters."""
@@ -73,7 +69,7 @@ class FlaxOptimizers(JaxOptimizers):
         from fmapper.training import Group, OptimizerState
 
         arrays = dict(nnx.to_flat_state(average.params))
-        paths = nnx.to_flat_state(self.parameters(model)).paths
+        paths = _paths(self.split(model)[0])
         lost = [".".join(map(str, path)) for path in paths if path not in arrays]
         if lost:
             raise ConversionError(f"nnx.EMA: has no average of {lost[0]}")
@@ -117,6 +113,13 @@ class FlaxOptimizers(JaxOptimizers):
         """Returns `lora_a` and `lora_b` of layers."""
         loras = [_child(*_owner(model, path)) for path in layers]
         return [(lora.lora_a[...], lora.lora_b[...]) for lora in loras]
+
+
+def _paths(params: Any) -> Sequence[Any]:
+    from flax import nnx
+
+    paths: Sequence[Any] = nnx.to_flat_state(params).paths
+    return paths
 
 
 def _owner(module: Any, path: str) -> tuple[Any, str]:

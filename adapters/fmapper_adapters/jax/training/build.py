@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ import optax
 
 from fmapper import ConversionError
 from fmapper.training import Group, OptimizerState, Schedule
-from fmapper_adapters.jax.training import averages
 from fmapper_adapters.jax.training.transformations import Moments, transformation
 
 _FROZEN = "frozen"
@@ -32,24 +32,21 @@ class Rate:
         """Returns the value for an update."""
         count = jnp.asarray(count) // self.schedule.every
         step = count.astype(jnp.result_type(float))  # a quotient of int32 is float32
-        return self.schedule.rate(self.base, step, _Namespace)
+        return self.schedule.rate(self.base, step, _NAMESPACE)
 
     def __repr__(self) -> str:
         return f"Rate({self.base}, {self.schedule.kind!r}, {dict(self.schedule.settings)})"
 
 
-class _Namespace:
-    where, cos, floor, log = jnp.where, jnp.cos, jnp.floor, jnp.log
-    minimum, maximum, power, asarray = jnp.minimum, jnp.maximum, jnp.power, jnp.asarray
-
-    @staticmethod
-    def call(function: Callable[[int], float], step: Any) -> Any:
-        if isinstance(step, jax.core.Tracer):
-            # On the host: Python can do with a number what it cannot with a tracer.
-            value = lambda at: step.dtype.type(function(int(at)))  # noqa: E731
-            like = jax.eval_shape(lambda: step)
-            return jax.pure_callback(value, like, step, vmap_method="sequential")
+def _call(function: Callable[[int], float], step: Any) -> Any:
+    """Calls a function of Python on the host, where it gets a number and no tracer."""
+    if not isinstance(step, jax.core.Tracer):
         return jnp.asarray(function(int(step)), step.dtype)
+    value = lambda at: step.dtype.type(function(int(at)))  # noqa: E731
+    return jax.pure_callback(value, jax.eval_shape(lambda: step), step, vmap_method="sequential")
+
+
+_NAMESPACE = SimpleNamespace(**vars(jnp), call=_call)
 
 
 def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
@@ -62,21 +59,17 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
         ConversionError: A parameter has an array of a slot in another shape than the transformation
             expects.
     """
-    if state.algorithm == "average":
-        return averages.build(params, state)
     labels = [_FROZEN] * len(jax.tree.leaves(params))
     parts = {}
     for number, group in enumerate(state.groups):
-        members = sorted(group.members)
-        for at in members:
+        for at in group.members:
             labels[at] = str(number)
         rates = {}
         for name, schedule in group.schedules.items():
             key = "betas" if name == "momentum" and "betas" in group.settings else name
             base = group.settings[key]
             rates[name] = Rate(base[0] if key == "betas" else base, schedule)
-        axes = [state.axes[at] for at in members] if state.axes else None
-        parts[str(number)] = transformation(state.algorithm, group.settings, rates, axes)
+        parts[str(number)] = transformation(state.algorithm, group.settings, rates)
     if len({*labels}) == 1 and _FROZEN not in labels:
         tx = parts[labels[0]]
         return tx, _fill(tx.init(params), state, state.groups[0])

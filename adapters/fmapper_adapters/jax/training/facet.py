@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,40 +27,30 @@ class JaxOptimizers(Optimizers):
             and callable(getattr(x[0], "update", None))
         )
 
-    def parameters(self, model: Any) -> Any:
-        """Returns the tree of parameters that an optimizer is made for.
+    def split(self, model: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Returns the tree of parameters that an optimizer is made for, and what replaces it.
 
         Of a converted model its `params`, of a pair of a Linen module and its variables their
         `params`, of a function and its parameters these, of another tree its inexact arrays.
         """
         if isinstance(getattr(model, "params", None), dict):
-            return model.params
-        if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-            tree = model[1]
-            if hasattr(model[0], "init") and "params" in tree:
-                return tree["params"]
-            return jax.tree.map(_if_inexact, tree)
-        return jax.tree.map(_if_inexact, model)
-
-    def with_parameters(self, model: Any, params: Any) -> Any:
-        """Returns the model with another tree of parameters."""
-        if isinstance(getattr(model, "params", None), dict):
-            return model.replace(params=params)
-        if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-            tree = model[1]
-            if hasattr(model[0], "init") and "params" in tree:
-                return model[0], {**tree, "params": params}
-            return model[0], _combine(params, tree)
-        return _combine(params, model)
+            return model.params, lambda params: model.replace(params=params)
+        if not (isinstance(model, tuple) and len(model) == 2 and callable(model[0])):
+            return jax.tree.map(_if_inexact, model), lambda params: _combine(params, model)
+        function, tree = model
+        if hasattr(function, "init") and "params" in tree:
+            return tree["params"], lambda params: (function, {**tree, "params": params})
+        inexact = jax.tree.map(_if_inexact, tree)
+        return inexact, lambda params: (function, _combine(params, tree))
 
     def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a model."""
-        return jax.tree.leaves(self.parameters(model))
+        return jax.tree.leaves(self.split(model)[0])
 
     def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
         """Returns the model with other parameters."""
-        treedef = jax.tree.structure(self.parameters(model))
-        return self.with_parameters(model, jax.tree.unflatten(treedef, arrays))
+        params, put = self.split(model)
+        return put(jax.tree.unflatten(jax.tree.structure(params), arrays))
 
     def read_optimizer(
         self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
@@ -79,13 +69,9 @@ class JaxOptimizers(Optimizers):
 
     def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
         """Returns an optimizer of a model as plain data."""
-        return self.read_pair(self.parameters(model), optimizer)
-
-    def read_pair(self, params: Any, pair: tuple[Any, Any]) -> OptimizerState:
-        """Returns a transformation and its state, made for a tree of parameters, as plain data."""
         from fmapper_adapters.jax.training import read
 
-        return read.read(params, *pair)
+        return read.read(self.split(model)[0], *optimizer)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""
@@ -97,6 +83,12 @@ class JaxOptimizers(Optimizers):
 
         return LowRankSum(weight, left, right)
 
+    def with_named(self, model: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """Returns a `JaxModel` with other `params`."""
+        if not isinstance(getattr(model, "params", None), dict):
+            return super().with_named(model, change)
+        return model.replace(params=change(model.params))
+
     def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
         """Returns `array.at[box].set(value)`."""
         return array.at[box].set(value)
@@ -105,7 +97,7 @@ class JaxOptimizers(Optimizers):
         """Returns a transformation and its state."""
         from fmapper_adapters.jax.training import build
 
-        return build.build(self.parameters(model), state), None
+        return build.build(self.split(model)[0], state), None
 
 
 def _if_inexact(x: Any) -> Any:

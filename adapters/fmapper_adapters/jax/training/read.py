@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError
-from fmapper.training import SETTINGS, Group, OptimizerState, Schedule, check_settings
-from fmapper_adapters.jax.training import averages
+from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
 from fmapper_adapters.jax.training.build import Rate, is_masked
 from fmapper_adapters.jax.training.transformations import Moments
 
@@ -28,7 +27,7 @@ class _Core(NamedTuple):
     """A transformation of optax that an algorithm of torch has.
 
     Attributes:
-        algorithm: A key of `fmapper.training.SETTINGS`.
+        algorithm: A key of `fmapper.training.ALGORITHMS`.
         settings: Its settings, by the names of optax.
         slots: Fields of its state -> slots.
         fixed: Settings that torch does not have, with the values that they have in it.
@@ -101,13 +100,16 @@ class _Piece:
     members: frozenset[int]
 
 
-def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
+def read(
+    params: Any, tx: Any, opt_state: Any, places: Sequence[int] | None = None
+) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`.
 
     Args:
         params: The tree of parameters that it was made for.
         tx: The transformation.
         opt_state: Its state.
+        places: The positions of the parameters in the model; None if they are all that it has.
 
     Raises:
         ConversionError: Something in it has no counterpart; says what.
@@ -115,27 +117,29 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
     leaves = jax.tree.leaves(params)
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
         raise ConversionError("optimizers of complex parameters cannot be converted")
-    everything = frozenset(range(len(leaves)))
-    pieces = [*_pieces(tx.update, opt_state, params, everything)]
-    if len(pieces) == 1 and pieces[0].name in ("ema", "average"):
-        return averages.read(pieces[0].settings, pieces[0].state, leaves)
+    places = range(len(leaves)) if places is None else places
+    pieces = [*_pieces(tx.update, opt_state, params, frozenset(range(len(leaves))))]
     chains: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for at in sorted(everything):
+    for at in range(len(leaves)):
         chain = tuple(i for i, piece in enumerate(pieces) if at in piece.members)
         if not chain or pieces[chain[-1]].name != "set_to_zero":  # whose input does not matter
             chains[chain].append(at)
-    groups, slots = [], defaultdict[str, dict[int, Any]](dict)
-    axes: dict[int, tuple[int, ...]] = {}
+    groups, slots, notes = [], defaultdict[str, dict[int, Any]](dict), dict[str, None]()
     algorithms = set()
-    notes: tuple[str, ...] = ()
     for chain, members in chains.items():
-        reading = _read_chain([pieces[i] for i in chain], len(leaves))
-        _collect(reading, members, leaves, slots)
-        axes |= reading.axes
-        notes += reading.warnings
+        is_average = [piece.name for piece in pieces] == ["ema"]
+        reading = (
+            _read_average(pieces[0])
+            if is_average
+            else _read_chain([pieces[i] for i in chain], len(leaves))
+        )
+        for slot, tree in reading.trees.items():
+            for at, array in _arrays(reading.algorithm, slot, tree, members, leaves):
+                slots[slot][places[at]] = array
+        notes |= dict.fromkeys(reading.warnings)
         algorithms.add(reading.algorithm)
         given = reading.settings, reading.step, reading.numbers, reading.schedules
-        groups.append(Group(tuple(members), *given))
+        groups.append(Group(tuple(places[at] for at in members), *given))
     if len(algorithms) > 1:
         raise ConversionError(
             f"the parameters are divided among {', '.join(sorted(algorithms))}, and an optimizer "
@@ -143,8 +147,7 @@ def read(params: Any, tx: Any, opt_state: Any) -> OptimizerState:
             "optax.set_to_zero for the parameters of the others, and pass both as a tuple."
         )
     algorithm = algorithms.pop() if algorithms else "sgd"
-    notes = tuple(dict.fromkeys(notes))
-    return OptimizerState(algorithm, tuple(groups), dict(slots), axes, notes)
+    return OptimizerState(algorithm, tuple(groups), dict(slots), tuple(notes))
 
 
 def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
@@ -160,18 +163,12 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         for key, transformation in inner["transforms"]:
             yield from _pieces(transformation.update, state[key], params, members)
     elif name in ("partition", "multi_transform"):
-        labels = inner["param_labels"]
-        named = jax.tree.leaves(labels(params) if callable(labels) else labels)
-        if len(named) != len(jax.tree.leaves(params)):
-            raise ConversionError("partition: its labels are not one for each parameter")
+        labels = _each(name, inner["param_labels"], params)
         for label, part in state.inner_states.items():
-            chosen = frozenset(at for at in members if named[at] == label)
+            chosen = frozenset(at for at in members if labels[at] == label)
             yield from _pieces(inner["transforms"][label].update, part.inner_state, params, chosen)
     elif name == "masked":
-        mask = inner["mask"]
-        flags = jax.tree.leaves(mask(params) if callable(mask) else mask)
-        if len(flags) != len(jax.tree.leaves(params)):
-            raise ConversionError("masked: its mask has not one value for each parameter")
+        flags = _each(name, inner["mask"], params)
         chosen = frozenset(at for at in members if flags[at])
         yield from _pieces(inner["inner"].update, state.inner_state, params, chosen)
     elif name == "inject_hyperparams":
@@ -205,6 +202,14 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         yield _Piece(name, inner, state, members)
 
 
+def _each(name: str, tree: Any, params: Any) -> list[Any]:
+    """Returns the labels or flags of parameters."""
+    leaves = jax.tree.leaves(tree(params) if callable(tree) else tree)
+    if len(leaves) != len(jax.tree.leaves(params)):
+        raise ConversionError(f"{name}: its labels or flags are not one for each parameter")
+    return leaves
+
+
 @dataclass(frozen=True, slots=True)
 class _OfCount:
     """A schedule of optax, called as optax calls it: with an int32."""
@@ -229,21 +234,13 @@ def _number(value: Any) -> Any:
 
 @dataclass(slots=True)
 class _Reading:
-    """A chain as an algorithm of torch: the parts of a `Group`, and of the state.
-
-    Attributes:
-        algorithm: Its name in `fmapper.training.SETTINGS`.
-        settings, step, numbers, schedules: As those of a `Group`.
-        axes, warnings: As those of an `OptimizerState`.
-        trees: Slots -> the trees that hold their arrays.
-    """
+    """A chain as an algorithm of torch: the parts of its `Group`, and slots -> trees of arrays."""
 
     algorithm: str = "sgd"
     settings: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
-    axes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     trees: dict[str, Any] = field(default_factory=dict)
 
@@ -306,7 +303,7 @@ def _read_chain(pieces: Sequence[_Piece], count: int) -> _Reading:
             _read_schedule(given["step_size_fn"], int(piece.state.count), reading)
         elif at != order.start("sign"):
             rate *= float(given["step_size"])
-    settings = reading.settings = {**SETTINGS[reading.algorithm], **reading.settings}
+    settings = reading.settings = {**ALGORITHMS[reading.algorithm].settings, **reading.settings}
     settings["maximize"] = bool(order["sign"])
     if len(decays) > 1:
         raise ConversionError("weights decay twice, which no optimizer of torch does")
@@ -352,32 +349,49 @@ def _read_moments(piece: _Piece, reading: _Reading) -> None:
     given, state = piece.settings, piece.state
     reading.algorithm, reading.settings = given["algorithm"], dict(given["settings"])
     reading.numbers = {key: float(value) for key, value in state.numbers.items()}
-    reading.step = int(state.count)
-    position = int(state.position)
+    reading.step, position = int(state.count), int(state.position)
     reading.schedules = {
         name: replace(rate.schedule, position=position) for name, rate in given["rates"].items()
     }
-    if given["axes"] is not None:
-        reading.axes = dict(zip(sorted(piece.members), given["axes"], strict=True))
     # Before its first step dampened SGD has no buffer in torch, which is not 0.
     is_new = reading.algorithm == "sgd" and not reading.step
     reading.trees = {} if is_new else state.arrays
 
 
+def _read_average(piece: _Piece) -> _Reading:
+    """Reads `optax.ema` of the parameters."""
+    count, decay = int(piece.state.count), piece.settings["decay"]
+    kind = "unbiased" if piece.settings["debias"] else "ema"
+    if kind == "ema" and not count:
+        raise ConversionError(
+            "ema with debias=False begins at 0, and torch's averages with the first parameters: "
+            "use debias=True, or update it once"
+        )
+    share = 1 - decay**count if kind == "unbiased" and count else 1
+    arrays = jax.tree.map(lambda array: array / share, piece.state.ema)
+    return _Reading(
+        "average", {"kind": kind, "decay": decay}, step=count, trees={"average": arrays}
+    )
+
+
 def _read_core(piece: _Piece, reading: _Reading) -> None:
     """Reads one of optax's own."""
     core, given = _CORES[piece.name], piece.settings
-    check_settings(piece.name, given, core.fixed)
-    values = {
-        name: tuple(float(given[key]) for key in keys) if isinstance(keys, tuple) else given[keys]
-        for name, keys in core.settings.items()
-    }
-    if reading.trees:  # momentum after RMSprop
-        check_settings("trace after scale_by_rms", given, {"nesterov": False})
-        del values["nesterov"]
-    else:
+    fixed = core.fixed | ({"nesterov": False} if reading.trees else {})  # momentum after RMSprop
+    wrong = [
+        f"{name}={given[name]!r} (only {value!r})"
+        for name, value in fixed.items()
+        if given.get(name, value) != value
+    ]
+    if wrong:
+        raise ConversionError(f"{piece.name}: there is no counterpart for {', '.join(wrong)}")
+    for name, keys in core.settings.items():
+        if not (reading.trees and name in fixed):
+            is_pair = isinstance(keys, tuple)
+            value = tuple(float(given[key]) for key in keys) if is_pair else _number(given[keys])
+            reading.settings[name] = value
+    if not reading.trees:
         reading.algorithm = core.algorithm
-    reading.settings |= {key: _number(value) for key, value in values.items()}
     if "grad_avg" in core.slots.values():
         reading.settings["centered"] = True
     reading.trees |= {slot: getattr(piece.state, name) for name, slot in core.slots.items()}
@@ -387,37 +401,33 @@ def _read_core(piece: _Piece, reading: _Reading) -> None:
         reading.step = max(1, reading.step)
 
 
-def _collect(
-    reading: _Reading,
-    members: Sequence[int],
-    params: Sequence[Any],
-    slots: Mapping[str, dict[int, Any]],
-) -> None:
-    """Adds the arrays that are held for some parameters.
+def _arrays(
+    algorithm: str, slot: str, tree: Any, members: Sequence[int], params: Sequence[Any]
+) -> Iterator[tuple[int, Any]]:
+    """Yields the arrays of a slot that are held for some parameters.
 
     Raises:
         ConversionError: The state is one for other parameters, or of another dtype.
     """
-    for slot, tree in reading.trees.items():
-        leaves = jax.tree.leaves(tree, is_leaf=is_masked)
-        if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
-            leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
-        if len(leaves) != len(params):
+    leaves = jax.tree.leaves(tree, is_leaf=is_masked)
+    if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
+        leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
+    if len(leaves) != len(params):
+        raise ConversionError(
+            f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
+            f"{len(params)}. Pass the model that it was made for."
+        )
+    for at in members:
+        leaf, like = leaves[at], params[at]
+        if leaf.dtype != like.dtype:
             raise ConversionError(
-                f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
-                f"{len(params)}. Pass the model that it was made for."
+                f"{slot} of parameter {at} is of {leaf.dtype}, and the parameter of "
+                f"{like.dtype}; torch has one dtype for both"
             )
-        for at in members:
-            leaf, like = leaves[at], params[at]
-            if leaf.dtype != like.dtype:
-                raise ConversionError(
-                    f"{slot} of parameter {at} is of {leaf.dtype}, and the parameter of "
-                    f"{like.dtype}; torch has one dtype for both"
-                )
-            if reading.algorithm != "adafactor" and leaf.shape != like.shape:
-                raise ConversionError(
-                    f"{slot} of parameter {at} has the shape {leaf.shape}, and the "
-                    f"parameter {like.shape}. Pass the model that it was made for."
-                )
-            if leaf.size:
-                slots[slot][at] = leaf
+        if algorithm != "adafactor" and leaf.shape != like.shape:
+            raise ConversionError(
+                f"{slot} of parameter {at} has the shape {leaf.shape}, and the "
+                f"parameter {like.shape}. Pass the model that it was made for."
+            )
+        if leaf.size:
+            yield at, leaf

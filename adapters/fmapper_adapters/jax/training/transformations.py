@@ -8,7 +8,8 @@ by 1e-5 in float32, where it corrects the bias of the first steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-DECOUPLED = ("adafactor", "muon")  # whose weights decay by themselves, not by the gradient
+from fmapper.training import ALGORITHMS
+
+_DECOUPLED = ("adafactor", "muon")  # whose weights decay by themselves, not by the gradient
+_MEAN_OVER = {"row_var": -1, "col_var": -2}  # of the square that Adafactor divides in two
 
 
 class Moments(NamedTuple):
@@ -35,100 +39,92 @@ class Moments(NamedTuple):
     numbers: dict[str, Any]
 
 
-Rule = Callable[..., tuple[Any, dict[str, Any]]]
-
-
 def transformation(
-    algorithm: str,
-    settings: Mapping[str, Any],
-    rates: Mapping[str, Callable[[Any], Any]],
-    axes: Sequence[tuple[int, ...]] | None = None,
+    algorithm: str, settings: Mapping[str, Any], rates: Mapping[str, Callable[[Any], Any]]
 ) -> Any:
     """Returns an algorithm with its rate and decay; its updates are added to the parameters.
 
+    Of `average` the updates are the parameters, and it returns their average.
+
     Args:
-        algorithm: A key of `RULES`.
-        settings: Those of `fmapper.training.SETTINGS`, and `lr`.
+        algorithm: A key of `fmapper.training.ALGORITHMS`.
+        settings: Those of a `Group`.
         rates: Those that change: functions of how many updates there were.
-        axes: Of each parameter, its axes in the order in which the algorithm takes them; for those
-            that distinguish rows and columns. None where they have it.
     """
+    slots = ALGORITHMS[algorithm].slots
+    names = [name for name, setting in slots.items() if setting is None or settings[setting]]
 
     def init_fn(params: Any) -> Moments:
-        leaves: list[Any]
-        treedef: Any
-        leaves, treedef = jax.tree.flatten(params)
-        made = [
-            RULES[algorithm][1](leaf, settings if axes is None else {**settings, "axes": axes[at]})
-            for at, leaf in enumerate(leaves)
-        ]
-        names = [*made[0]] if made else []
-        arrays = {name: treedef.unflatten([slots[name] for slots in made]) for name in names}
-        numbers = {"mu_product": jnp.ones(())} if algorithm == "nadam" else {}
+        make = lambda name: jax.tree.map(lambda leaf: _slot(name, leaf, settings), params)  # noqa: E731
         zero = jnp.zeros((), jnp.int32)
-        return Moments(zero, zero, arrays, numbers)
+        numbers = {"mu_product": jnp.ones(())} if algorithm == "nadam" else {}
+        return Moments(zero, zero, {name: make(name) for name in names}, numbers)
 
     def update_fn(updates: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+        params = updates if algorithm == "average" else params
         if params is None:
             raise ValueError("pass the parameters: tx.update(updates, state, params)")
-        now = _settings_at(settings, rates, state.position)
-        at = Step(state.count + 1, now, state.numbers)
+        at = Step(state.count + 1, _settings_at(settings, rates, state.position), state.numbers)
         leaves: list[Any]
         treedef: Any
         leaves, treedef = jax.tree.flatten(updates)
         olds = treedef.flatten_up_to(params)
         held = {name: treedef.flatten_up_to(tree) for name, tree in state.arrays.items()}
-        new_updates, new_slots = [], []
+        made, new = [], {name: list[Any]() for name in held}
         for place, (gradient, old) in enumerate(zip(leaves, olds, strict=True)):
             slots = {name: arrays[place] for name, arrays in held.items()}
-            chosen = now if axes is None else {**now, "axes": axes[place]}
-            update, slots = _update(algorithm, gradient, old, slots, at, chosen)
-            new_updates.append(update.astype(gradient.dtype))
-            new_slots.append(
-                {name: slots[name].astype(arrays[place].dtype) for name, arrays in held.items()}
-            )
-        arrays = {
-            name: treedef.unflatten([slots[name] for slots in new_slots]) for name in state.arrays
-        }
-        new = Moments(at.count, state.position + 1, arrays, at.numbers())
-        return treedef.unflatten(new_updates), new
+            update, changed = _update(algorithm, gradient, old, slots, at)
+            made.append(update.astype(gradient.dtype))
+            for name, slot in slots.items():
+                new[name].append(changed[name].astype(slot.dtype))
+        arrays = {name: treedef.unflatten(each) for name, each in new.items()}
+        later = Moments(at.count, state.position + 1, arrays, at.numbers())
+        return treedef.unflatten(made), later
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _slot(name: str, leaf: Any, settings: Mapping[str, Any]) -> Any:
+    """Makes a slot. Adafactor has two vectors for a matrix, or else `variance`."""
+    if name not in (*_MEAN_OVER, "variance"):
+        return jnp.zeros_like(leaf)
+    if (leaf.ndim > 1) == (name == "variance"):
+        return jnp.zeros((0,), leaf.dtype)
+    shape = [leaf.shape[axis] for axis in settings.get("axes") or range(leaf.ndim)]
+    if name in _MEAN_OVER:
+        shape[_MEAN_OVER[name]] = 1
+    return jnp.zeros(shape, leaf.dtype)
+
+
 def _settings_at(
     settings: Mapping[str, Any], rates: Mapping[str, Callable[[Any], Any]], position: Any
-) -> dict[str, Any]:
+) -> SimpleNamespace:
     """Returns settings with the values that those which change have at a position."""
     values = {name: rate(position) for name, rate in rates.items()}
     if "momentum" in values and "betas" in settings:
         values["betas"] = (values.pop("momentum"), settings["betas"][1])
-    return {**settings, **values}
+    return SimpleNamespace(**{"axes": None, **settings, **values})
 
 
 def _update(
-    algorithm: str,
-    gradient: Any,
-    old: Any,
-    slots: Mapping[str, Any],
-    at: Step,
-    settings: Mapping[str, Any],
+    algorithm: str, gradient: Any, old: Any, slots: Mapping[str, Any], at: Step
 ) -> tuple[Any, dict[str, Any]]:
     """Returns what is added to a parameter, and its new moments."""
-    decay = settings["weight_decay"]
-    is_decoupled = settings.get("decoupled", algorithm in DECOUPLED)
-    if settings["maximize"]:
+    s = at.settings
+    decay = getattr(s, "weight_decay", 0.0)
+    is_decoupled = getattr(s, "decoupled", algorithm in _DECOUPLED)
+    if getattr(s, "maximize", False):
         gradient = -gradient
     if decay and not is_decoupled:
         gradient = gradient + decay * old
-    update, new = RULES[algorithm][0](gradient, old, slots, at, **settings)
+    update, new = _RULES[algorithm](gradient, old, slots, at, s)
     if decay and is_decoupled:
-        update = update - settings["lr"] * decay * old
+        update = update - s.lr * decay * old
     return update, new
 
 
 class Step:
-    """Factors that depend on the count of updates alone.
+    """The settings of an update, and factors that depend on the count of updates alone.
 
     Without 64-bit floats `1 - beta ** count` loses four digits: it is computed by `expm1`.
 
@@ -138,10 +134,9 @@ class Step:
         numbers: Its state that is one number.
     """
 
-    def __init__(self, count: Any, settings: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-        self.count = count
+    def __init__(self, count: Any, settings: Any, numbers: Mapping[str, Any]) -> None:
+        self.count, self.settings, self._numbers = count, settings, numbers
         self.number = count.astype(jnp.result_type(float))
-        self._settings, self._numbers = settings, numbers
 
     def correction(self, beta: Any) -> Any:
         """Returns `1 - beta ** count`."""
@@ -158,8 +153,8 @@ class Step:
 
     def _mu(self, ahead: int) -> Any:
         """Returns the momentum of NAdam for this update, or a later one."""
-        power = (self.number + ahead) * self._settings["momentum_decay"]
-        return self._settings["betas"][0] * (1.0 - 0.5 * jnp.exp(power * math.log(0.96)))
+        power = (self.number + ahead) * self.settings.momentum_decay
+        return self.settings.betas[0] * (1.0 - 0.5 * jnp.exp(power * math.log(0.96)))
 
     def nesterov(self) -> tuple[Any, Any]:
         """Returns the factors of gradient and mean for NAdam."""
@@ -184,7 +179,11 @@ class Step:
         return jnp.where(rho > 5.0, jnp.sqrt(ratio), 0.0)
 
 
-def _moments(gradient: Any, slots: Mapping[str, Any], betas: tuple[float, float]) -> dict[str, Any]:
+_Slots = Mapping[str, Any]
+_Result = tuple[Any, dict[str, Any]]
+
+
+def _means(gradient: Any, slots: _Slots, betas: tuple[float, float]) -> dict[str, Any]:
     first, second = betas
     return {
         "exp_avg": first * slots["exp_avg"] + (1 - first) * gradient,
@@ -192,106 +191,85 @@ def _moments(gradient: Any, slots: Mapping[str, Any], betas: tuple[float, float]
     }
 
 
-def _sgd(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, momentum: float, dampening: float,
-    nesterov: bool, **_: Any,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    if "momentum_buffer" not in slots:
-        return -lr * gradient, {}
-    later = momentum * slots["momentum_buffer"] + (1 - dampening) * gradient
-    mean = jnp.where(at.count == 1, gradient, later) if dampening else later
-    update = gradient + momentum * mean if nesterov else mean
-    return -lr * update, {"momentum_buffer": mean}
+def _sgd(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    if not slots:
+        return -s.lr * gradient, {}
+    later = s.momentum * slots["momentum_buffer"] + (1 - s.dampening) * gradient
+    mean = jnp.where(at.count == 1, gradient, later) if s.dampening else later
+    update = gradient + s.momentum * mean if s.nesterov else mean
+    return -s.lr * update, {"momentum_buffer": mean}
 
 
-def _adam(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float,
-    amsgrad: bool, **_: Any,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    new = _moments(gradient, slots, betas)
+def _adam(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    new = _means(gradient, slots, s.betas)
     squares = new["exp_avg_sq"]
-    if amsgrad:
+    if s.amsgrad:
         squares = new["max_exp_avg_sq"] = jnp.maximum(slots["max_exp_avg_sq"], squares)
-    scale = jnp.sqrt(squares) / jnp.sqrt(at.correction(betas[1])) + eps
-    return -lr / at.correction(betas[0]) * new["exp_avg"] / scale, new
+    scale = jnp.sqrt(squares) / jnp.sqrt(at.correction(s.betas[1])) + s.eps
+    return -s.lr / at.correction(s.betas[0]) * new["exp_avg"] / scale, new
 
 
-def _adamax(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float, **_: Any
-) -> tuple[Any, dict[str, Any]]:
-    mean = betas[0] * slots["exp_avg"] + (1 - betas[0]) * gradient
-    largest = jnp.maximum(betas[1] * slots["exp_inf"], jnp.abs(gradient) + eps)
+def _adamax(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    first, second = s.betas
+    mean = first * slots["exp_avg"] + (1 - first) * gradient
+    largest = jnp.maximum(second * slots["exp_inf"], jnp.abs(gradient) + s.eps)
     new = {"exp_avg": mean, "exp_inf": largest}
-    return -lr / at.correction(betas[0]) * mean / largest, new
+    return -s.lr / at.correction(first) * mean / largest, new
 
 
-def _nadam(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float, **_: Any
-) -> tuple[Any, dict[str, Any]]:
-    new = _moments(gradient, slots, betas)
+def _nadam(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    new = _means(gradient, slots, s.betas)
     of_gradient, of_mean = at.nesterov()
-    scale = jnp.sqrt(new["exp_avg_sq"] / at.correction(betas[1])) + eps
-    return -lr * (of_gradient * gradient + of_mean * new["exp_avg"]) / scale, new
+    scale = jnp.sqrt(new["exp_avg_sq"] / at.correction(s.betas[1])) + s.eps
+    return -s.lr * (of_gradient * gradient + of_mean * new["exp_avg"]) / scale, new
 
 
-def _radam(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, betas: Any, eps: float, **_: Any
-) -> tuple[Any, dict[str, Any]]:
-    new = _moments(gradient, slots, betas)
-    rectified = at.rectification(betas[1])
-    adaptive = jnp.sqrt(at.correction(betas[1])) / (jnp.sqrt(new["exp_avg_sq"]) + eps)
-    mean = new["exp_avg"] / at.correction(betas[0])
-    return -lr * mean * jnp.where(rectified > 0, rectified * adaptive, 1.0), new
+def _radam(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    new = _means(gradient, slots, s.betas)
+    rectified = at.rectification(s.betas[1])
+    adaptive = jnp.sqrt(at.correction(s.betas[1])) / (jnp.sqrt(new["exp_avg_sq"]) + s.eps)
+    mean = new["exp_avg"] / at.correction(s.betas[0])
+    return -s.lr * mean * jnp.where(rectified > 0, rectified * adaptive, 1.0), new
 
 
-def _rmsprop(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, alpha: float, eps: float,
-    momentum: float, centered: bool, **_: Any,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    squares = alpha * slots["square_avg"] + (1 - alpha) * gradient**2
+def _rmsprop(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    squares = s.alpha * slots["square_avg"] + (1 - s.alpha) * gradient**2
     new = {"square_avg": squares}
-    if centered:
-        mean = new["grad_avg"] = alpha * slots["grad_avg"] + (1 - alpha) * gradient
+    if s.centered:
+        mean = new["grad_avg"] = s.alpha * slots["grad_avg"] + (1 - s.alpha) * gradient
         squares = squares - mean**2
-    update = gradient / (jnp.sqrt(squares) + eps)
+    update = gradient / (jnp.sqrt(squares) + s.eps)
     if "momentum_buffer" in slots:
-        update = new["momentum_buffer"] = momentum * slots["momentum_buffer"] + update
-    return -lr * update, new
+        update = new["momentum_buffer"] = s.momentum * slots["momentum_buffer"] + update
+    return -s.lr * update, new
 
 
-def _adagrad(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, lr_decay: float, eps: float, **_: Any
-) -> tuple[Any, dict[str, Any]]:
+def _adagrad(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
     total = slots["sum"] + gradient**2
-    rate = lr / (1 + (at.number - 1) * lr_decay)
-    return -rate * gradient / (jnp.sqrt(total) + eps), {"sum": total}
+    rate = s.lr / (1 + (at.number - 1) * s.lr_decay)
+    return -rate * gradient / (jnp.sqrt(total) + s.eps), {"sum": total}
 
 
-def _adadelta(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, rho: float, eps: float, **_: Any
-) -> tuple[Any, dict[str, Any]]:
-    squares = rho * slots["square_avg"] + (1 - rho) * gradient**2
-    delta = jnp.sqrt(slots["acc_delta"] + eps) / jnp.sqrt(squares + eps) * gradient
-    later = rho * slots["acc_delta"] + (1 - rho) * delta**2
-    return -lr * delta, {"square_avg": squares, "acc_delta": later}
+def _adadelta(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    squares = s.rho * slots["square_avg"] + (1 - s.rho) * gradient**2
+    delta = jnp.sqrt(slots["acc_delta"] + s.eps) / jnp.sqrt(squares + s.eps) * gradient
+    later = s.rho * slots["acc_delta"] + (1 - s.rho) * delta**2
+    return -s.lr * delta, {"square_avg": squares, "acc_delta": later}
 
 
-def _adafactor(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, beta2_decay: float, eps: Any,
-    d: float, axes: Sequence[int] | None = None, **_: Any,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    small, floor = eps
+def _adafactor(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    small, floor = s.eps
     finfo: Any = jnp.finfo
     small = float(finfo(old.dtype).eps) if small is None else small
-    share = at.number**beta2_decay
+    share = at.number**s.beta2_decay
     scale = jnp.maximum(floor, jnp.sqrt(jnp.mean(old**2)))
-    alpha = scale * jnp.minimum(lr, jax.lax.rsqrt(at.number))
-    axes = range(gradient.ndim) if axes is None else axes
+    alpha = scale * jnp.minimum(s.lr, jax.lax.rsqrt(at.number))
+    axes = s.axes or range(gradient.ndim)
     gradient = gradient.transpose(axes)
     squared = gradient**2
     new = dict(slots)
     if gradient.ndim > 1:
-        for name, axis in (("row_var", -1), ("col_var", -2)):
+        for name, axis in _MEAN_OVER.items():
             mean = jnp.mean(squared, axis, keepdims=True)
             new[name] = slots[name] + share * (mean - slots[name])
         estimate = new["row_var"] * new["col_var"]
@@ -300,27 +278,25 @@ def _adafactor(
         new["variance"] = slots["variance"] + share * (squared - slots["variance"])
         estimate = new["variance"]
     update = gradient * jax.lax.rsqrt(jnp.maximum(estimate, small**2))
-    update = update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)) / d)
+    update = update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)) / s.d)
     return -alpha * update.transpose(np.argsort(axes)), new
 
 
-def _muon(
-    gradient: Any, old: Any, slots: Any, at: Step, /, lr: Any, momentum: float, nesterov: bool,
-    ns_coefficients: tuple[float, float, float], ns_steps: int, eps: float,
-    adjust_lr_fn: str | None, axes: Sequence[int] = (0, 1), **_: Any,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    mean = momentum * slots["momentum_buffer"] + (1 - momentum) * gradient
-    update = momentum * mean + (1 - momentum) * gradient if nesterov else mean
+def _muon(gradient: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    mean = s.momentum * slots["momentum_buffer"] + (1 - s.momentum) * gradient
+    update = s.momentum * mean + (1 - s.momentum) * gradient if s.nesterov else mean
+    axes = s.axes or (0, 1)
     update = update.transpose(axes)
     height, width = update.shape
     ratio = 1.0
-    if adjust_lr_fn in (None, "original"):
+    if s.adjust_lr_fn in (None, "original"):
         ratio = math.sqrt(max(1, height / width))
-    elif adjust_lr_fn == "match_rms_adamw":
+    elif s.adjust_lr_fn == "match_rms_adamw":
         ratio = 0.2 * math.sqrt(max(height, width))
-    flat = _newton_schulz(update.T if height > width else update, ns_coefficients, ns_steps, eps)
+    how = s.ns_coefficients, s.ns_steps, s.eps
+    flat = _newton_schulz(update.T if height > width else update, *how)
     flat = (flat.T if height > width else flat).astype(gradient.dtype)
-    return -(lr * ratio) * flat.transpose(np.argsort(axes)), {"momentum_buffer": mean}
+    return -(s.lr * ratio) * flat.transpose(np.argsort(axes)), {"momentum_buffer": mean}
 
 
 def _newton_schulz(x: Any, coefficients: tuple[float, float, float], steps: int, eps: float) -> Any:
@@ -342,41 +318,18 @@ def _newton_schulz(x: Any, coefficients: tuple[float, float, float], steps: int,
     return x
 
 
-def _some(*names: str, **conditions: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
-    """Makes slots, and others that a setting of some name asks for."""
-
-    def make(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = [*names, *(slot for name, slot in conditions.items() if settings[name])]
-        return {name: jnp.zeros_like(leaf) for name in chosen}
-
-    return make
-
-
-def _factors(leaf: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the factored second moment of Adafactor, of which a vector has only `variance`."""
-    none = jnp.zeros((0,), leaf.dtype)
-    if leaf.ndim < 2:
-        return {"row_var": none, "col_var": none, "variance": jnp.zeros_like(leaf)}
-    *front, height, width = (leaf.shape[axis] for axis in settings.get("axes", range(leaf.ndim)))
-    return {
-        "row_var": jnp.zeros((*front, height, 1), leaf.dtype),
-        "col_var": jnp.zeros((*front, 1, width), leaf.dtype),
-        "variance": none,
-    }
+def _average(weight: Any, old: Any, slots: _Slots, at: Step, s: Any) -> _Result:
+    """Averages weights, the first of which is a copy."""
+    share = 1.0 / at.number if s.decay is None else 1.0 - s.decay
+    if s.kind == "unbiased":  # as `optax.ema` with `debias=True`
+        share = share / at.correction(s.decay)
+    share = jnp.where(at.count == 1, 1.0, share)
+    average = slots["average"] + share * (weight - slots["average"])
+    return average, {"average": average}
 
 
-RULES: dict[str, tuple[Rule, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
-    "sgd": (_sgd, _some(momentum="momentum_buffer")),
-    "adam": (_adam, _some("exp_avg", "exp_avg_sq", amsgrad="max_exp_avg_sq")),
-    "adamax": (_adamax, _some("exp_avg", "exp_inf")),
-    "nadam": (_nadam, _some("exp_avg", "exp_avg_sq")),
-    "radam": (_radam, _some("exp_avg", "exp_avg_sq")),
-    "rmsprop": (
-        _rmsprop,
-        _some("square_avg", centered="grad_avg", momentum="momentum_buffer"),
-    ),
-    "adagrad": (_adagrad, _some("sum")),
-    "adadelta": (_adadelta, _some("square_avg", "acc_delta")),
-    "adafactor": (_adafactor, _factors),
-    "muon": (_muon, _some("momentum_buffer")),
-}
+_RULES = {
+    "sgd": _sgd, "adam": _adam, "adamax": _adamax, "nadam": _nadam, "radam": _radam,
+    "rmsprop": _rmsprop, "adagrad": _adagrad, "adadelta": _adadelta, "adafactor": _adafactor,
+    "muon": _muon, "average": _average,
+}  # fmt: skip

@@ -48,15 +48,11 @@ def write(model: torch.nn.Module, state: OptimizerState) -> typed_utils.Averaged
     """Returns an average of the weights; see `Optimizers.write_optimizer`."""
     (group,) = state.groups
     kind, decay = group.settings["kind"], group.settings["decay"]
-    averaged: typed_utils.AveragedModel
-    if kind == "ema":
-        averaged = swa_utils.AveragedModel(
-            model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay)
-        )
-    else:
-        averaged = swa_utils.AveragedModel(
-            model, avg_fn=unbias(decay) if kind == "unbiased" else None
-        )
+    how: dict[str, Any] = {}
+    if kind != "equal":
+        ema = {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(decay)}
+        how = {"avg_fn": unbias(decay)} if kind == "unbiased" else ema
+    averaged: typed_utils.AveragedModel = swa_utils.AveragedModel(model, **how)
     averaged.n_averaged.fill_(group.step)
     with torch.no_grad():
         for at, parameter in enumerate(averaged.module.parameters()):
