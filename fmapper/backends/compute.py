@@ -241,11 +241,18 @@ class Optimizers(Framework):
             "pass these, such as dict(module.named_parameters()) or fmapper.state(model)."
         )
 
-    def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:
-        """Returns a copy of a model with pairs of matrices around its linear layers, by path.
+    def attach_low_rank(
+        self, model: Any, layers: Mapping[str, tuple[Any, Any]], others: Sequence[str]
+    ) -> Any:
+        """Returns a copy of a model with pairs of matrices around its linear layers.
+
+        Args:
+            model: The model.
+            layers: The names that the source has for the weights of the layers -> the pairs.
+            others: Weights that have no such pair, which an error names.
 
         Raises:
-            StructureMismatchError: Its layers cannot hold any.
+            StructureMismatchError: Its layers cannot hold any, or not these.
         """
         raise StructureMismatchError(
             f"{type(model).__name__} cannot hold an adapter in its layers: only models of Flax "
@@ -261,7 +268,3 @@ class Optimizers(Framework):
         raise StructureMismatchError(
             f"{type(model).__name__} holds no adapter in its layers: pass what attach has returned."
         )
-
-    @abstractmethod
-    def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
-        """Returns a copy of an array with other values in a box of it."""

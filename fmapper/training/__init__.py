@@ -4,7 +4,7 @@ state     an optimizer as plain data: groups, settings, moments, counts
 schedule  learning rates as functions of the step
 convert   `convert_training`: the model first, then its optimizer by the same names
 adapters  LoRA as functions of the parameters of a model
-places    where adapted weights are in a model that has them otherwise
+rules     changes of weights in a model that has them otherwise
 peft_files  the folders of PEFT
 """
 

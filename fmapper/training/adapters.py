@@ -11,7 +11,6 @@ from fmapper.backends.namespace import array_namespace
 from fmapper.errors import StructureMismatchError
 from fmapper.moves.mover import mover_to
 from fmapper.states.state import load_state, state
-from fmapper.training.places import Place, Places, find_places
 from fmapper.tree.functor import functor
 from fmapper.verification.models.owners import adapter_of_model
 
@@ -60,41 +59,30 @@ class LowRank:
         right = xp.reshape(self.a, (rank, -1))
         return (right.T, left.T) if self.is_transposed else (left, right)
 
-    def beside(self, weight: Any, place: Place) -> Any:
+    def beside(self, weight: Any) -> Any:
         """Returns a weight with the update beside it, where a model can take that; else in it."""
         owner = adapter_of(weight)
-        is_plain = not place.box and self.magnitude is None and len(weight.shape) == 2
-        if is_plain and isinstance(owner, Optimizers):
+        if self.magnitude is None and len(weight.shape) == 2 and isinstance(owner, Optimizers):
             return owner.low_rank_sum(weight, *self.factors())
-        return self.merge(weight, place)
+        return self.merge(weight)
 
-    def merge(self, weight: Any, place: Place, sign: int = 1) -> Any:
-        """Returns the box of an array, in which a part of a weight is, with the update in it.
+    def merge(self, weight: Any, sign: int = 1) -> Any:
+        """Returns a weight with the update in it, of the dtype of the weight.
 
         Args:
-            weight: The box, whose dtype the result has.
-            place: Where that part is.
+            weight: The weight.
             sign: -1 takes the update out again.
-
-        Raises:
-            StructureMismatchError: The magnitudes of a DoRA are of rows of which the box has parts.
         """
         xp = array_namespace(weight)
         left, right = self.factors()
-        axis, whole = (0, left.shape[0]) if self.is_transposed else (1, right.shape[1])
-        matrix = place.flat(weight)
-        if place.box:
-            left, right = left[place.rows.ravel()], right[:, place.columns.ravel()]
+        matrix = xp.reshape(weight, (left.shape[0], right.shape[1]))
         made = xp.astype(matrix, self.a.dtype) + sign * (left @ right)
         if self.magnitude is not None:
-            if made.shape[axis] != whole:
-                raise StructureMismatchError("a DoRA, whose rows are divided in this model")
-            magnitude = xp.reshape(self.magnitude, (-1,))
-            magnitude = magnitude[(place.columns if axis == 0 else place.rows).ravel()]
+            axis = 0 if self.is_transposed else 1
             norm = xp.sqrt(xp.sum(made * made, axis=axis, keepdims=True))
             # As in the paper of DoRA (Liu et al. 2024, 4.3) the norm has no gradient.
-            made = made * xp.reshape(magnitude, norm.shape) / _constant(norm)
-        return xp.astype(place.lay_out(made), weight.dtype)
+            made = made * xp.reshape(self.magnitude, norm.shape) / _constant(norm)
+        return xp.astype(xp.reshape(made, weight.shape), weight.dtype)
 
 
 def _constant(array: Any) -> Any:
@@ -109,17 +97,6 @@ def _keeper(model: Any) -> Optimizers:
     return owner
 
 
-def _with_box(array: Any, box: tuple[slice, ...], value: Any) -> Any:
-    owner = adapter_of(array)
-    if not box or tuple(array.shape) == tuple(value.shape):
-        return value
-    if isinstance(owner, Optimizers):
-        return owner.with_box(array, box, value)
-    copy = array.copy()
-    copy[box] = value
-    return copy
-
-
 @functor(children=("updates", "replaced"))
 class LoraAdapter:
     """A low-rank adapter: a functor, trained by itself while the weights stay.
@@ -132,7 +109,8 @@ class LoraAdapter:
         replaced: Names of arrays that are not those of the model: biases, and modules that were
             trained as a whole.
         settings: The rest of PEFT's configuration, as text.
-        places: Where its weights are in the model that it is for; None if they are the model's.
+        rules: From the names and layouts of its weights to those of the model that it is for; None
+            if they are the model's.
 
     Examples:
         >>> import fmapper, numpy as np
@@ -147,10 +125,10 @@ class LoraAdapter:
         updates: Mapping[str, LowRank],
         replaced: Mapping[str, Any] | None = None,
         settings: str = "{}",
-        places: Places | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self.updates, self.replaced = dict(updates), dict(replaced or {})
-        self.settings, self.places = settings, places
+        self.settings, self.rules = settings, rules
 
     def __call__(self, params: Any) -> Any:
         """Returns parameters with the adapter merged into them; those that it does not name stay.
@@ -171,25 +149,25 @@ class LoraAdapter:
         return _keeper(params).with_named(params, change)
 
     def _apply(self, params: Mapping[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
-        """Returns arrays with weights changed: by an update, the weight, and the place of it."""
+        """Returns arrays with weights changed: by an update and the weight."""
+        if self.rules is None:
+            return self._change(params, change)
+        from fmapper.training.rules import change_before
+
+        names = [name for name, _ in self._parts()]
+        return change_before(self.rules, params, names, lambda old: self._change(old, change))
+
+    def _change(self, params: Mapping[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
         merged, problems = dict(params), []
         for name, new in self._parts():
-            whole = [] if self.places is not None else [Place.whole(name, new.shape)]
-            for place in whole or self.places.of[name]:
-                weight = merged.get(place.name)
-                if weight is None:
-                    problems.append(f"{place.name}: the model has no such weight")
-                elif whole and tuple(weight.shape) != tuple(new.shape):
-                    shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
-                    problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
-                else:
-                    try:
-                        is_update = isinstance(new, LowRank)
-                        box = weight[place.box] if place.box else weight
-                        value = change(new, box, place) if is_update else place.part(new)
-                        merged[place.name] = _with_box(weight, place.box, value)
-                    except StructureMismatchError as error:
-                        problems.append(f"{name}: the adapter is {error}")
+            weight = merged.get(name)
+            if weight is None:
+                problems.append(f"{name}: the model has no such weight")
+            elif tuple(weight.shape) != tuple(new.shape):
+                shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
+                problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
+            else:
+                merged[name] = change(new, weight) if isinstance(new, LowRank) else new
         if problems:
             raise StructureMismatchError(
                 "the adapter does not fit:\n" + "\n".join(f"  {line}" for line in problems)
@@ -209,30 +187,21 @@ class LoraAdapter:
                 f"{', '.join(gone[:3])}: cannot be unmerged, as the adapter does not say what was "
                 "there before. Keep the parameters of the base."
             )
-        return self._apply(params, lambda update, *weight: update.merge(*weight, sign=-1))
+        return self._apply(params, lambda update, weight: update.merge(weight, -1))
 
-    def place(self, model: Any, rules: Rules | None = None) -> LoraAdapter:
+    def place(self, rules: Rules) -> LoraAdapter:
         """Returns the adapter for a model that has the weights under other names or laid out anew.
 
         It is trained and written as before: its own arrays, names and layouts stay.
 
         Args:
-            model: A model that `convert(..., structure=True)` made of the adapter's base; or with
-                `rules` any other, or its arrays by name.
             rules: The rules from the base to the model, such as those of the report of `transfer`,
-                or of a table of MaxText or Tunix.
+                or of a table of MaxText or Tunix. They need an inverse.
 
         Returns:
             An adapter that takes `state(model)`.
-
-        Raises:
-            StructureMismatchError: A weight is not in the model, or its numbers are mixed or
-                changed there; says which.
-            CheckpointError: The rules do not fit the model, or have no inverse.
         """
-        shapes = {name: tuple(map(int, x.shape)) for name, x in self._parts()}
-        places = Places(find_places(shapes, model, rules))
-        return LoraAdapter(self.updates, self.replaced, self.settings, places)
+        return LoraAdapter(self.updates, self.replaced, self.settings, rules)
 
     def attach(self, model: Any) -> Any:
         """Returns a copy of a structured Flax model that holds the adapter, as `nnx.LoRA` layers.
@@ -247,42 +216,18 @@ class LoraAdapter:
             StructureMismatchError: The adapter has magnitudes or replaces arrays, or a layer of it
                 is not one that `nnx.LoRA` can be around; says which.
         """
-        keeper = _keeper(model)
-        return keeper.attach_low_rank(model, self._layers(model))
+        bad = [n for n, u in self.updates.items() if u.magnitude is not None or u.is_transposed]
+        layers = {name: (u.a.T, u.scale * u.b.T) for name, u in self.updates.items()}
+        return _keeper(model).attach_low_rank(model, layers, [*self.replaced, *bad])
 
-    def detach(self, model: Any, base: Any) -> LoraAdapter:
-        """Returns the adapter that a model holds, with what was trained.
-
-        Args:
-            model: The model that `attach` has returned.
-            base: The one that it was called with.
-        """
-        layers = self._layers(base)
-        held = _keeper(model).detach_low_rank(model, layers)
+    def detach(self, model: Any) -> LoraAdapter:
+        """Returns the adapter that a model of `attach` holds, with what was trained."""
+        held = _keeper(model).detach_low_rank(model, [*self.updates])
         updates = {
             name: LowRank(a.T, b.T / update.scale, scale=update.scale)
             for (name, update), (a, b) in zip(self.updates.items(), held, strict=True)
         }
         return LoraAdapter(updates, settings=self.settings)
-
-    def _layers(self, model: Any) -> dict[str, tuple[Any, Any]]:
-        """Returns what `nnx.LoRA` holds of each update, by the path of its layer."""
-        places = (self if self.places is not None else self.place(model)).places
-        bad = [*self.replaced]
-        layers = {}
-        for name, update in self.updates.items():
-            (place, *others) = places.of[name] if places is not None else ()
-            layer, _, last = place.name.rpartition(".")
-            is_kernel = last == "kernel" and place.axes == (1, 0) and not others
-            if not is_kernel or update.magnitude is not None or update.is_transposed:
-                bad.append(name)
-            layers[layer] = update.a.T, update.scale * update.b.T
-        if bad:
-            raise StructureMismatchError(
-                f"{', '.join(bad[:3])}: nnx.LoRA is a pair of matrices around a linear layer, "
-                "which this is not. Use the adapter as a function of the parameters."
-            )
-        return layers
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         yield from self.replaced.items()  # first: an embedding may be replaced and have an update
@@ -300,13 +245,9 @@ class LoraAdapter:
             StructureMismatchError: The adapter names arrays that the model does not have.
         """
         weights = state(model, source=source)
-        named = {name: weights[name] for name in weights if name in self}
+        names = weights if self.rules is not None else dict(self._parts())
+        named = {name: weights[name] for name in weights if name in names}
         return load_state(model, {**weights, **self(_like(self, named))}, source=source)
-
-    def __contains__(self, name: object) -> bool:
-        if self.places is not None:
-            return any(name == place.name for parts in self.places.of.values() for place in parts)
-        return name in self.updates or name in self.replaced
 
 
 def _like(adapter: LoraAdapter, arrays: dict[str, Any]) -> dict[str, Any]:

@@ -197,18 +197,12 @@ def _adapter_for(model: Any, optimizers: Sequence[Any], target: Models | None) -
         ConversionError: None does.
     """
     adapter = adapter_of_model(model) or source_of_callable(model, target)
-    if not isinstance(adapter, Optimizers):
-        optimizer = optimizers[0]
-    elif all(adapter.is_optimizer(optimizer) for optimizer in optimizers):
+    if isinstance(adapter, Optimizers) and all(map(adapter.is_optimizer, optimizers)):
         return adapter
-    else:
-        optimizer = next(x for x in optimizers if not adapter.is_optimizer(x))
-    known = [other.name for other in adapters(Optimizers) if other.is_optimizer(optimizer)]
-    what = f"one of {known[0]}" if known else "not an optimizer that fmapper knows"
     raise ConversionError(
-        f"{type(optimizer).__name__} is {what}, and {type(model).__name__} is not a model that it "
-        "could train. Pass a torch module with a torch.optim.Optimizer, an nnx.Module with its "
-        "nnx.Optimizer, or a JaxModel or Equinox module with (optax transformation, state)."
+        f"{', '.join(type(x).__name__ for x in optimizers)}: {type(model).__name__} is not a model "
+        "that it could train. Pass a torch module with a torch.optim.Optimizer, an nnx.Module with "
+        "its nnx.Optimizer, or a JaxModel or Equinox module with (optax transformation, state)."
     )
 
 

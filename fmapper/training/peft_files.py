@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 from fmapper.checkpoints.extras.settings import read_settings
@@ -101,26 +102,33 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
     return LoraAdapter(updates, replaced, json.dumps(settings, sort_keys=True))
 
 
+def _is_number(x: Any) -> bool:
+    return type(x) in (int, float) and math.isfinite(x) and x > 0
+
+
+def _is_table(x: Any) -> bool:
+    return x is None or (isinstance(x, dict) and all(map(_is_number, x.values())))
+
+
+def _are_names(x: Any) -> bool:
+    is_list = isinstance(x, list) and all(isinstance(name, str) for name in x)
+    return x is None or isinstance(x, str) or is_list
+
+
+_KINDS = {
+    "r": _is_number, "lora_alpha": _is_number, "rank_pattern": _is_table,
+    "alpha_pattern": _is_table, "target_modules": _are_names, "exclude_modules": _are_names,
+    "modules_to_save": lambda x: _are_names(x) and not isinstance(x, str),
+}  # fmt: skip
+
+
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Raises for ranks, alphas and targets of a configuration that are not of their kind."""
-    patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-    numbers = [settings.get("r", 1), settings.get("lora_alpha")]
-    numbers += [x for table in patterns if isinstance(table, dict) for x in table.values()]
-    targets, excluded = (settings.get(x) or [] for x in ("target_modules", "exclude_modules"))
-    saved = settings.get("modules_to_save") or []
-    if (
-        not all(isinstance(table, dict) for table in patterns)
-        or not all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in numbers)
-        or not all(
-            isinstance(names, str)
-            or (isinstance(names, list) and all(isinstance(name, str) for name in names))
-            for names in (targets, excluded)
-        )
-        or not (isinstance(saved, list) and all(isinstance(module, str) for module in saved))
-    ):
+    bad = [name for name, is_kind in _KINDS.items() if not is_kind({"r": 1, **settings}.get(name))]
+    if bad:
         raise CheckpointError(
-            f"{folder / _CONFIG}: r, lora_alpha, rank_pattern and alpha_pattern must be positive "
-            "numbers and tables of those, target_modules, exclude_modules and modules_to_save texts"
+            f"{folder / _CONFIG}: {', '.join(bad)}: ranks and alphas must be positive numbers, "
+            "patterns tables of those, and modules texts"
         )
 
 
@@ -129,22 +137,19 @@ def _check_targets(
 ) -> None:
     """Raises for modules that the configuration names and the file does not have, or vice versa."""
     targets, saved = settings.get("target_modules") or (), settings.get("modules_to_save") or ()
-    each: list[str | list[str]] = [[target] for target in targets]
-    each = [targets] if isinstance(targets, str) else each
     excluded = settings.get("exclude_modules") or []
     lost = [
-        target
-        for target in each  # among which PEFT writes what it excludes
+        "".join(target)
+        for target in ([targets] if isinstance(targets, str) else [[x] for x in targets])
         if not any(_is_target(target, module) for module in modules)
-        and not _is_target(excluded, "".join(target))
+        and not _is_target(excluded, "".join(target))  # which PEFT writes among the targets
     ]
     paths = [f".{name}" for name in replaced]
-    lost += [[module] for module in saved if not any(f".{module}." in path for path in paths)]
+    lost += [module for module in saved if not any(f".{module}." in path for path in paths)]
     if lost:
-        names = ", ".join(show("".join(target)) for target in lost)
         raise CheckpointError(
-            f"{folder}: the configuration has the modules {names}, of which there are no weights "
-            "in the file"
+            f"{folder}: the configuration has the modules {', '.join(map(show, lost))}, of which "
+            "there are no weights in the file"
         )
     strange = [module for module in modules if targets and not _is_target(targets, module)]
     if strange:
@@ -258,8 +263,15 @@ def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
         **json.loads(adapter.settings),
     }
     updates = {name.removesuffix(".weight"): u for name, u in adapter.updates.items()}
-    plain = [update for update in updates.values() if not update.is_embedding]
-    is_dora = _one(u.magnitude is not None for u in updates.values())
+    shared = {
+        "use_dora": {u.magnitude is not None for u in updates.values()},
+        "fan_in_fan_out": {u.is_transposed for u in updates.values() if not u.is_embedding},
+    }
+    differing = [name for name, values in shared.items() if len(values) > 1]
+    if differing:
+        raise CheckpointError(
+            f"PEFT has one {' and '.join(differing)} for an adapter, and its updates differ"
+        )
     uses_roots = bool(settings.get("use_rslora"))
     ranks = {name: int(update.a.shape[0]) for name, update in updates.items()}
     alphas = {
@@ -270,28 +282,13 @@ def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
     is_complete = bool(targets) and all(_is_target(targets, name) for name in updates)
     if any(settings.get(name) for name in _NARROWING):  # which would leave out what was added
         is_complete, settings = False, settings | dict.fromkeys(_NARROWING)
-    rank, alpha = (_commonest(values.values(), 8) for values in (ranks, alphas))
+    rank, alpha = (mode([*values.values()] or [8]) for values in (ranks, alphas))
     return settings | {
         "r": rank,
         "lora_alpha": alpha,
         "rank_pattern": {re.escape(n): v for n, v in ranks.items() if v != rank},
         "alpha_pattern": {re.escape(n): v for n, v in alphas.items() if v != alpha},
-        "use_dora": is_dora,
-        "fan_in_fan_out": _one(update.is_transposed for update in plain),
+        **{name: any(values) for name, values in shared.items()},
         "target_modules": targets if is_complete else sorted(updates),
         "inference_mode": settings.get("inference_mode", True),
     }
-
-
-def _one(flags: Iterable[bool]) -> bool:
-    found = {*flags}
-    if len(found) > 1:
-        raise CheckpointError(
-            "PEFT has one use_dora and one fan_in_fan_out for an adapter, and its updates differ"
-        )
-    return found.pop() if found else False
-
-
-def _commonest(values: Iterable[Any], default: Any) -> Any:
-    held = [*values]
-    return max(held, key=held.count) if held else default

@@ -10,13 +10,16 @@ import pytest
 import fmapper
 from fmapper import CheckpointError, StructureMismatchError, load_adapter, save_adapter
 from fmapper.checkpoints import (
+    AddConstant,
     Cast,
     Concatenate,
+    Drop,
     Offset,
     Rename,
     Reshape,
     Rules,
     Scale,
+    Split,
     Stack,
     Transpose,
 )
@@ -231,7 +234,7 @@ def test_an_adapter_applies_to_a_twin_by_rules(tmp_path, kind):
     adapter = load_adapter(write(tmp_path, arrays, use_dora=kind == "dora"))
     exact = Rules(rule for rule in HEADS if not isinstance(rule, Cast))
     twin = {name: array.read() for name, array in exact.apply(BASE).items()}
-    placed = adapter.place(twin, HEADS)
+    placed = adapter.place(HEADS)
     want = {name: array.read() for name, array in exact.apply(adapter(BASE)).items()}
     for to in (fmapper.to_numpy, fmapper.to_torch, fmapper.to_jax):
         merged = fmapper.to_numpy(to(placed)(to(twin)))
@@ -245,33 +248,49 @@ def test_an_adapter_applies_to_a_twin_by_rules(tmp_path, kind):
         assert np.allclose(fmapper.state(got)[name], array, rtol=1e-4, atol=1e-4)
     if kind == "plain":
         before = placed.unmerge(placed(twin))
+        assert placed(twin)["out.bias"] is twin["out.bias"]
         assert all(np.allclose(before[name], twin[name], atol=1e-6) for name in twin)
 
 
 @pytest.mark.parametrize(
-    ("rule", "what"),
+    "rule",
     [
-        (Scale("q.weight", 2), "mixed or changed"),
-        (Offset("q.weight", 1), "mixed or changed"),
-        (Rename("q.weight", "p.weight"), None),
-        (Reshape("q.weight", (30,), back=(5, 6)), "mixed or changed"),
+        Scale("q.weight", 3),
+        Offset("q.weight", 1),
+        Rename("q.weight", "p.weight"),
+        Reshape("q.weight", (30,), back=(5, 6)),
+        Split("q.weight", ["q.upper", "q.lower"], sizes=[2, 3]),
     ],
+    ids=lambda rule: type(rule).__name__,
 )
-def test_rules_that_change_values_of_a_weight_are_refused(tmp_path, rule, what):
+def test_rules_do_to_an_update_what_they_do_to_its_weight(tmp_path, rule):
+    dora = pair() | {"q.lora_magnitude_vector": np.abs(draw(5))}
+    adapter = load_adapter(write(tmp_path, dora, use_dora=True))
+    rules, base = Rules([rule]), {"q.weight": draw(5, 6)}
+    carry = lambda arrays: {name: array.read() for name, array in rules.apply(arrays).items()}  # noqa: E731
+    twin, want = carry(base), carry(adapter(base))
+    for to in (fmapper.to_numpy, fmapper.to_torch, fmapper.to_jax):
+        got = fmapper.to_numpy(to(adapter.place(rules))(to(twin)))
+        assert got.keys() == want.keys()
+        assert all(np.allclose(got[name], want[name], atol=1e-5) for name in want)
+
+
+def test_an_update_that_rules_would_lose_raises(tmp_path):
     adapter = load_adapter(write(tmp_path, pair()))
-    rules = Rules([rule])
-    twin = {name: array.read() for name, array in rules.apply({"q.weight": draw(5, 6)}).items()}
-    if what is None:
-        assert adapter.place(twin, rules)(twin).keys() == {"p.weight"}
-        return
-    with pytest.raises(StructureMismatchError, match=what):
-        adapter.place(twin, rules)
+    base = {"q.weight": draw(5, 6)}
+    rules = Rules([Drop("q.weight")])
+    with pytest.raises(CheckpointError, match="inverse"):
+        adapter.place(rules)(base)
+    join = Concatenate(["q.weight", "q.pad"], "w", sizes=[5, 1])
+    padded = Rules([AddConstant("q.pad", (1, 6), 0.0), join])
+    with pytest.raises(StructureMismatchError, match="only arrays of the model"):
+        adapter.place(padded)({"w": draw(6, 6)})
 
 
 def test_a_weight_that_the_twin_lacks_raises(tmp_path):
     adapter = load_adapter(write(tmp_path, pair()))
     with pytest.raises(StructureMismatchError, match=r"q\.weight: .* no such weight"):
-        adapter.place({"k": draw(5, 6)}, Rules([Rename("k.weight", "k")]))
+        adapter.place(Rules([Rename("k.weight", "k")]))({"k": draw(5, 6)})
 
 
 def test_a_weight_that_is_replaced_gets_its_update(tmp_path):
@@ -445,13 +464,15 @@ def test_a_structured_flax_model_holds_an_adapter(tmp_path):
     with_lora = adapter.attach(model)
     assert np.allclose(with_lora(x.numpy()), want, atol=1e-5)
     assert len(jax.tree.leaves(nnx.state(with_lora, nnx.LoRAParam))) == 2
-    again = adapter.detach(with_lora, model)
+    again = adapter.detach(with_lora)
     assert np.allclose(again.updates["0.weight"].b, adapter.updates["0.weight"].b, atol=1e-6)
-    params = fmapper.state(model)
-    placed = adapter.place(model)
-    tuned = jax.jit(lambda a: fmapper.load_state(model, a(params))(x.numpy()))(placed)
+    tuned = jax.jit(lambda a: a.merge(model, source=True)(x.numpy()))(adapter)
     assert np.allclose(tuned, want, atol=1e-5)
+    with pytest.raises(StructureMismatchError, match="pass what attach has returned"):
+        adapter.detach(model)
     with pytest.raises(StructureMismatchError, match="around a linear layer, which this is not"):
+        LoraAdapter(adapter.updates, {"2.bias": draw(6)}).attach(model)
+    with pytest.raises(StructureMismatchError, match="cannot hold an adapter in its layers"):
         adapter.attach(fmapper.convert(net, "jax", (x,)))
 
 

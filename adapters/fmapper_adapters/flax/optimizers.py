@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from fmapper import ConversionError
+from fmapper import ConversionError, StructureMismatchError, has_path
+from fmapper.programs.reading import source_of_model
 from fmapper_adapters.jax.libraries import JaxOptimizers
 
 if TYPE_CHECKING:
@@ -91,15 +92,24 @@ class FlaxOptimizers(JaxOptimizers):
         optimizer.step[...] = max(steps, default=0)
         return optimizer, None
 
-    def attach_low_rank(self, model: Any, layers: Mapping[str, tuple[Any, Any]]) -> Any:
+    def attach_low_rank(
+        self, model: Any, layers: Mapping[str, tuple[Any, Any]], others: Sequence[str]
+    ) -> Any:
         """Returns a copy of a module of NNX with `nnx.LoRA` around layers."""
         from flax import nnx
 
-        if not isinstance(model, nnx.Module):
-            return super().attach_low_rank(model, layers)
+        paths = _linear_layers(model)
+        if not paths:
+            return super().attach_low_rank(model, layers, others)
+        bad = [*others, *(name for name in layers if name not in paths)]
+        if bad:
+            raise StructureMismatchError(
+                f"{', '.join(bad[:3])}: nnx.LoRA is a pair of matrices around a linear layer, "
+                "which this is not. Use the adapter as a function of the parameters."
+            )
         copy = nnx.clone(model)
-        for path, (a, b) in layers.items():
-            owner, key = _owner(copy, path)
+        for name, (a, b) in layers.items():
+            owner, key = _owner(copy, paths[name])
             shape = a.shape[0], a.shape[1], b.shape[1]
             lora = nnx.LoRA(*shape, base_module=_child(owner, key), rngs=nnx.Rngs(0))
             lora.lora_a, lora.lora_b = nnx.LoRAParam(jnp.asarray(a)), nnx.LoRAParam(jnp.asarray(b))
@@ -111,8 +121,24 @@ class FlaxOptimizers(JaxOptimizers):
 
     def detach_low_rank(self, model: Any, layers: Iterable[str]) -> list[tuple[Any, Any]]:
         """Returns `lora_a` and `lora_b` of layers."""
-        loras = [_child(*_owner(model, path)) for path in layers]
+        from flax import nnx
+
+        paths = _linear_layers(model)
+        loras = [_child(*_owner(model, paths[name])) for name in layers if name in paths]
+        if not loras or not all(isinstance(lora, nnx.LoRA) for lora in loras):
+            return super().detach_low_rank(model, layers)
         return [(lora.lora_a[...], lora.lora_b[...]) for lora in loras]
+
+
+def _linear_layers(model: Any) -> dict[str, str]:
+    """Returns the paths of the linear layers of a structured model, by the source's weights."""
+    source = source_of_model(model)
+    return {
+        place.name: path
+        for name, place in ({} if source is None else source.weights.arrays).items()
+        for path, _, last in (name.rpartition("."),)
+        if last == "kernel" and place.order == (1, 0) and has_path(model, path)
+    }
 
 
 def _paths(params: Any) -> Sequence[Any]:

@@ -89,10 +89,6 @@ class JaxOptimizers(Optimizers):
             return super().with_named(model, change)
         return model.replace(params=change(model.params))
 
-    def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
-        """Returns `array.at[box].set(value)`."""
-        return array.at[box].set(value)
-
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns a transformation and its state."""
         from fmapper_adapters.jax.training import build

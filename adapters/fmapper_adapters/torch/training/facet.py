@@ -42,12 +42,6 @@ class TorchOptimizers(Optimizers):
         """Returns a detached tensor."""
         return array.detach()
 
-    def with_box(self, array: Any, box: tuple[slice, ...], value: Any) -> Any:
-        """Returns a clone of a tensor with other values in a box of it."""
-        clone = array.clone()
-        clone[box] = value
-        return clone
-
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns an optimizer of torch, and a scheduler if the rate changes."""
         from fmapper_adapters.torch.training import optimizers

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import OneCycleLR
 
 from fmapper import ConversionError
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
@@ -183,8 +184,8 @@ def _settings(group: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
         for key, value in group.items()
         if key not in _HOW
     }
-    values["lr"] = float(group["lr" if scheduler is None else "initial_lr"])
-    if getattr(scheduler, "cycle_momentum", False):
+    values["lr"] = float(group["lr"] if scheduler is None else group.get("initial_lr", group["lr"]))
+    if type(scheduler) is OneCycleLR and scheduler.cycle_momentum:
         first = float(group["max_momentum"])
         has_betas = "betas" in group
         values |= {"betas": (first, values["betas"][1])} if has_betas else {"momentum": first}

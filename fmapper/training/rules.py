@@ -1,0 +1,93 @@
+"""Changes of arrays as they were before rules, in any framework and under `jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.namespace import array_namespace
+from fmapper.checkpoints import lazy_operations as ops
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.errors import StructureMismatchError
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rules import Rules
+
+Arrays = Mapping[str, Any]
+
+
+class _Given(LazyArray):
+    """An array that operations of rules are planned for; its dtype does not matter to them."""
+
+    def __init__(self, array: Any) -> None:
+        import numpy as np
+
+        self.array, self.shape = array, tuple(map(int, array.shape))
+        self.dtype = np.dtype(np.float32)
+
+
+def change_before(
+    rules: Rules, arrays: Arrays, names: Iterable[str], change: Callable[[Arrays], Arrays]
+) -> dict[str, Any]:
+    """Returns the arrays of a model with a change of those that rules have made them of.
+
+    Args:
+        rules: The rules, which have an inverse.
+        arrays: The arrays of the model by name.
+        names: Of which arrays before the rules the function gets those that there are.
+        change: Returns them with other values.
+
+    Raises:
+        StructureMismatchError: What is changed is not in the model, or a rule does more than move,
+            scale and add.
+        CheckpointError: The rules do not fit, or have no inverse.
+    """
+    from fmapper.checkpoints import Cast, Rules
+
+    plain = Rules(rule for rule in rules if not isinstance(rule, Cast))  # arrays keep their dtypes
+    given: dict[str, LazyArray] = {name: _Given(array) for name, array in arrays.items()}
+    before = plain.inverse().apply(given, strict=False)
+    new = change({name: _compute(before[name]) for name in names if name in before})
+    changed = {name: _Given(array) for name, array in new.items()}
+    after = plain.apply({**before, **changed}, strict=False)
+    result, reached = dict(arrays), set()
+    for name, array in after.items():
+        leaves = {*_leaves(array)} & {*changed.values()}
+        if leaves and name in arrays:
+            made = _compute(array)
+            result[name] = array_namespace(made).astype(made, arrays[name].dtype)
+            reached |= leaves
+    lost = [name for name, leaf in changed.items() if leaf not in reached]
+    if lost:
+        raise StructureMismatchError(f"{', '.join(lost[:3])}: is not in the model after the rules")
+    return result
+
+
+def _leaves(array: LazyArray) -> Iterable[LazyArray]:
+    if not isinstance(array, ops.Operation):
+        return [array]
+    return [leaf for operand in array.operands for leaf in _leaves(operand)]
+
+
+def _compute(array: LazyArray) -> Any:
+    """Computes what is planned for an array."""
+    if isinstance(array, _Given):
+        return array.array
+    values = [_compute(operand) for operand in getattr(array, "operands", ())]
+    xp = array_namespace(values) if values else None
+    match array:
+        case ops.Transpose():
+            return xp.permute_dims(values[0], tuple(array.axes))
+        case ops.Reshape():
+            return xp.reshape(values[0], array.shape)
+        case ops.Part():
+            return values[0][tuple(slice(*bounds) for bounds in array.box)]
+        case ops.Concatenate():
+            return xp.concat(values, axis=array.along)
+        case ops.Scale():
+            return values[0] / array.factor if array.divide else values[0] * array.factor
+        case ops.Offset():
+            return values[0] + array.value
+        case ops.Sum():
+            return sum(values[1:], values[0])
+    raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
