@@ -172,7 +172,8 @@ class Reshape(Operation):
         flat = flat[tuple(slice(part.skip, None) for part in rows)]
         pairs = zip(rows, flat.strides, strict=True)
         steps = [stride * step for part, step in pairs for stride in part.strides]
-        return as_strided(flat, box_shape(box), steps, writeable=False)
+        plain = flat.view(f"V{flat.itemsize}")  # as_strided does not know float8_e5m2
+        return as_strided(plain, box_shape(box), steps, writeable=False).view(flat.dtype)
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
         rows = list(self._rows(box))

@@ -85,7 +85,8 @@ class StridedArray(LazyArray):
         last = sum((high - 1) * step for (_, high), step in zip(box, self._strides, strict=True))
         run = self._base.read(((first, last + 1),))
         steps = [step * self.dtype.itemsize for step in self._strides]
-        return as_strided(run, box_shape(box), steps, writeable=False)
+        plain = run.view(f"V{run.itemsize}")  # as_strided does not know float8_e5m2
+        return as_strided(plain, box_shape(box), steps, writeable=False).view(run.dtype)
 
 
 class ConjugateArray(LazyArray):

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 import fmapper
 from fmapper.backends.discovery import adapter_of
-from fmapper.checkpoints import ByteRun, LazyArray, concatenate, lazy_operations, stack
+from fmapper.checkpoints import (
+    ByteRun,
+    LazyArray,
+    StridedArray,
+    concatenate,
+    lazy_operations,
+    stack,
+)
 from fmapper.checkpoints.dense import copy_into, dense, scratch
 
 np = pytest.importorskip("numpy")
@@ -439,3 +446,13 @@ def test_an_array_of_an_unknown_dtype_is_refused_alone(tmp_path, write):
     like = {"w": np.zeros(2, np.float32)}
     filled = fmapper.load(path, like=like, strict=False)
     np.testing.assert_array_equal(filled["w"], [1, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "complex128"])
+def test_arrays_of_any_dtype_are_reshaped_and_read_in_strides(dtype):
+    array = count(4, 6).astype(getattr(ml_dtypes, dtype, None) or dtype)
+    lazy = LazyArray.of(array)
+    assert lazy.reshape((3, 8)).read().tobytes() == array.tobytes()
+    assert lazy.reshape((24,)).slice(5, 9).read().tobytes() == array.reshape(-1)[5:9].tobytes()
+    strided = StridedArray(lazy.reshape((24,)), (2, 3), (1, 7))
+    assert strided.read().tobytes() == array.reshape(-1)[[0, 7, 14, 1, 8, 15]].tobytes()
