@@ -36,6 +36,7 @@ GUIDES = {  # where the code is -> the guide to it
     "meshes": "howto/meshes.md",
     "moves": "howto/move-and-place.md",
     "arrays": "howto/move-and-place.md",
+    "sync": "howto/sync.md",
     "twins": "howto/fill-from-checkpoint.md",
     "training": "howto/resume-training.md",
     "verification": "howto/debug-a-difference.md",

@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
+    from fmapper.sync.delta_files import apply_delta, save_delta
     from fmapper.training.convert import convert_training
     from fmapper.training.peft_files import load_adapter, save_adapter
     from fmapper.transforms.grad import grad, value_and_grad
@@ -154,6 +155,7 @@ __all__ = [
     "TransformError",
     "UnsupportedLeafError",
     "UnsupportedOpsError",
+    "apply_delta",
     "array_namespace",
     "cast",
     "children",
@@ -196,6 +198,7 @@ __all__ = [
     "record_goldens",
     "save",
     "save_adapter",
+    "save_delta",
     "save_pretrained",
     "save_program",
     "set_path",
@@ -247,6 +250,7 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
+    "fmapper.sync.delta_files": "apply_delta save_delta",
     "fmapper.training.peft_files": "load_adapter save_adapter",
     "fmapper.training.convert": "convert_training",
     "fmapper.twins.report": "TransferReport",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,11 @@ from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.formats.format import read_contents, without_collection
 from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.save import contents_of_tree
+from fmapper.checkpoints.save import contents_of_tree, transient_names
 from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
 from fmapper.render import columns
-from fmapper.states.state import arrays_by_name
-from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 
 
@@ -173,7 +171,7 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
             ("only in the first", first, [name for name in a if name not in b]),
             ("only in the second", second, [name for name in b if name not in a]),
         ):
-            left_out = _transient_names(tree) if names else ()
+            left_out = transient_names(tree) if names else ()
             found += [ArrayDifference(name, where) for name in names if name not in left_out]
         for name in both:
             found += _compare(name, a[name], b[name], values)
@@ -188,13 +186,6 @@ def _by_name(source: Any) -> Mapping[str, Any]:
     contents = contents_of_tree(source)
     tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
     return {**contents.arrays, **tied, **contents.values}
-
-
-def _transient_names(source: Any) -> Collection[str]:
-    if isinstance(source, str | os.PathLike | Checkpoint):
-        return ()
-    transient = transient_in(source)
-    return [name for name, array in arrays_by_name(source).items() if id(array) in transient]
 
 
 def _compare(name: str, a: Any, b: Any, values: bool) -> Iterator[ArrayDifference]:

@@ -20,6 +20,7 @@ from fmapper.checkpoints.extras.values import (
     missing_values,
     number_as_array,
     values_in,
+    with_values,
 )
 from fmapper.checkpoints.lazy import LazyArray, is_narrow
 from fmapper.errors import (
@@ -48,8 +49,6 @@ from fmapper.states.state import (
 )
 from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.fmap import fmap_with_path
-from fmapper.tree.keypath import KeyPath, name_of
 from fmapper.tree.nodes import sync
 from fmapper.warn import warn
 
@@ -335,14 +334,7 @@ def _fill(
         text = str(error).replace("the state", "the checkpoint")
         raise StructureMismatchError(f"{checkpoint.path}: {text}") from None
     news = {name: {**checkpoint, **defaults}.get(name, old) for name, old in values.items()}
-
-    def value(path: KeyPath, leaf: Any) -> Any:
-        if not is_value(leaf):
-            return leaf
-        new = news.get(name_of(path), leaf)
-        return bool(new) if type(leaf) is bool else new  # formats without bools have 0 and 1
-
-    return fmap_with_path(value, filled) if news else filled
+    return with_values(filled, news) if news else filled
 
 
 def _check_scaled(checkpoint: Checkpoint, named: Mapping[str, Any], asked: str | None) -> None:

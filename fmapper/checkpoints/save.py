@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fmapper.backends.arrays import HOST, Arrays
@@ -29,6 +29,7 @@ from fmapper.files.whole import new_folder, new_path
 from fmapper.moves.mover import to_numpy
 from fmapper.progress import step
 from fmapper.states.state import arrays_by_name
+from fmapper.states.transient import transient_in
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import format_link, name_of
 from fmapper.tree.nodes import sync
@@ -111,6 +112,14 @@ def contents_of_tree(tree: Any) -> Contents:
     metadata = dict(tree.metadata) if isinstance(tree, Checkpoint) else {}
     objects = tree.objects if isinstance(tree, Checkpoint) else names_of_objects(tree)
     return Contents(arrays, ties, _values_of_tree(tree), metadata, objects=frozenset(objects))
+
+
+def transient_names(source: Any) -> Collection[str]:
+    """Returns the names of buffers of a model that checkpoints leave out."""
+    if isinstance(source, str | os.PathLike | Checkpoint):
+        return ()
+    transient = transient_in(source)
+    return [name for name, array in arrays_by_name(source).items() if id(array) in transient]
 
 
 def _values_of_tree(tree: Any) -> dict[str, Any]:

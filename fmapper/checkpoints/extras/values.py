@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fmapper.backends.discovery import adapters
 from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.files.untrusted import show
-from fmapper.tree.keypath import name_of
+from fmapper.tree.fmap import fmap_with_path
+from fmapper.tree.keypath import KeyPath, name_of
 from fmapper.tree.nodes import CONTAINERS, NodeType
 from fmapper.tree.walk import visit
 
+T = TypeVar("T")
 VALUES = (bool, int, float, str)
 
 
@@ -29,6 +31,18 @@ def values_in(tree: Any) -> dict[str, Any]:
         for link, leaf, node_type in visit(tree)
         if node_type is None and is_value(leaf)
     }
+
+
+def with_values(tree: T, values: Mapping[str, Any]) -> T:
+    """Returns a tree with other numbers and texts, by name; where none is given the old stay."""
+
+    def value(path: KeyPath, leaf: Any) -> Any:
+        if not is_value(leaf):
+            return leaf
+        new = values.get(name_of(path), leaf)
+        return bool(new) if type(leaf) is bool else new  # formats without bools have 0 and 1
+
+    return fmap_with_path(value, tree)
 
 
 def number_as_array(number: Any, shape: tuple[int, ...], dtype: str) -> LazyArray | None:
