@@ -10,9 +10,10 @@ not changed, and continues. A chunk that would take more than its values is thes
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fmapper.checkpoints.formats.writer import in_order
 from fmapper.errors import CheckpointError
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+T = TypeVar("T")
 CHUNK = 1 << 20  # bytes of an array that are compared, and hashed, at a time
-_BATCH = 8 << 20  # bytes that a thread hashes at a time
+PART = 8 << 20  # bytes that a thread compares or hashes at a time
 _VERSION = 1
 _HEAD = struct.Struct("<IIQ")  # version, bytes of an element, elements
 _ROW = [("width", "u1"), ("gaps", "<u4"), ("values", "<u4")]
@@ -54,12 +56,15 @@ def encode(base: Array, new: Array) -> Array:
     import numpy as np
 
     _check_bits(base)
+    _check_bits(new)
     if (base.shape, base.dtype) != (new.shape, new.dtype):
         raise ValueError(f"{new.dtype}{[*new.shape]} has no delta to {base.dtype}{[*base.shape]}")
     begin = head_bytes(base.size, base.itemsize)
     out = np.empty(begin + base.nbytes, np.uint8)  # memory that is not written to takes no room
     rows, at = [], begin
-    for row, parts in chunks(base, new):
+    ranges = (slice(*ends) for ends in ranges_of(base.size, base.itemsize))
+    found = in_threads(lambda range: list(chunks(base[range], new[range])), ranges, base.nbytes)
+    for row, parts in itertools.chain.from_iterable(found):
         rows.append(row)
         for part in parts:
             out[at : at + part.nbytes] = part.view(np.uint8)
@@ -67,6 +72,17 @@ def encode(base: Array, new: Array) -> Array:
     out[:begin] = head(base.size, base.itemsize, rows)
     out.resize(at, refcheck=False)  # no view of it is left
     return out
+
+
+def ranges_of(size: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of elements that are compared by one thread each."""
+    most = PART // itemsize
+    return ((at, min(at + most, size)) for at in range(0, size, most))
+
+
+def in_threads(work: Callable[[Any], T], items: Iterable[Any], nbytes: int) -> Iterable[T]:
+    """Yields `work(item)` in order, computed in threads where that is worth starting them."""
+    return in_order(work, items, threads_for_memory()) if nbytes > PART else map(work, items)
 
 
 def decode(base: Array, delta: Array) -> Array:
@@ -93,9 +109,9 @@ def apply(base: Array, delta: Array) -> None:
     _check_bits(base)
     layout = Layout.of(delta[: head_bytes(base.size, base.itemsize)], delta.size, base)
     for at in range(len(layout)):
-        layout.check(at, delta[layout.starts[at] : layout.starts[at + 1]])
+        layout.check(at, delta[slice(*layout.ends(at))])
     for at in range(len(layout)):
-        layout.patch(at, delta[layout.starts[at] : layout.starts[at + 1]], base[layout.place(at)])
+        layout.patch(at, delta[slice(*layout.ends(at))], base[layout.place(at)])
 
 
 def digest(arrays: Iterable[Array]) -> bytes:
@@ -116,7 +132,7 @@ def digest(arrays: Iterable[Array]) -> bytes:
 def _batches(arrays: Iterable[Array]) -> Iterator[list[memoryview]]:
     """Yields chunks of the bytes of arrays, a batch for each task of a thread."""
     batch: list[memoryview] = []
-    room = _BATCH
+    room = PART
     for array in arrays:
         bits = memoryview(array.reshape(-1).view("u1").data)
         batch.append(memoryview(len(bits).to_bytes(8, "little")))
@@ -125,7 +141,7 @@ def _batches(arrays: Iterable[Array]) -> Iterator[list[memoryview]]:
             room -= len(part)
             if room <= 0:
                 yield batch
-                batch, room = [], _BATCH
+                batch, room = [], PART
     yield batch
 
 
@@ -207,15 +223,10 @@ def head(size: int, itemsize: int, rows: list[Row]) -> Array:
 
 
 class Layout:
-    """The chunks of a code, whose form and sizes have been checked.
-
-    Attributes:
-        starts: Where each chunk begins in the code, and where the last one ends.
-    """
+    """The chunks of a code, whose form and sizes have been checked."""
 
     def __init__(self, rows: Array, starts: list[int], size: int, most: int) -> None:
-        self.starts = starts
-        self._rows, self._size, self._most = rows, size, most
+        self._rows, self._starts, self._size, self._most = rows, starts, size, most
 
     @classmethod
     def of(cls, head: Array, nbytes: int, bits: Any) -> Layout:
@@ -232,7 +243,8 @@ class Layout:
         import numpy as np
 
         size, itemsize = bits.size, bits.dtype.itemsize
-        if head.dtype != np.uint8 or head.size < head_bytes(size, itemsize):
+        is_code = head.dtype == np.uint8 and head.ndim == 1 and head.flags.c_contiguous
+        if not is_code or head.size < head_bytes(size, itemsize):
             raise CheckpointError("the delta is damaged, or of a smaller array")
         version, *found = _HEAD.unpack_from(head[: _HEAD.size].tobytes())
         if version != _VERSION:
@@ -258,6 +270,10 @@ class Layout:
     def __len__(self) -> int:
         """Returns the number of chunks."""
         return len(self._rows)
+
+    def ends(self, at: int) -> tuple[int, int]:
+        """Returns where a chunk begins and ends in the code."""
+        return self._starts[at], self._starts[at + 1]
 
     def place(self, at: int) -> slice:
         """Returns the elements that a chunk is of."""

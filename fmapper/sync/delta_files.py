@@ -10,13 +10,13 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fmapper.checkpoints.boxes import Box
+from fmapper.checkpoints.boxes import Box, box_shape, box_slices, flat_range, full_box
 from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.extras.values import values_in, with_values
+from fmapper.checkpoints.extras.values import find_clashes, values_in, with_values
 from fmapper.checkpoints.formats.format import (
     Contents,
     check_contents,
@@ -24,7 +24,7 @@ from fmapper.checkpoints.formats.format import (
     read_contents,
 )
 from fmapper.checkpoints.formats.safetensors import Safetensors
-from fmapper.checkpoints.formats.writer import Writer, in_order
+from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree, transient_names
 from fmapper.checkpoints.stored import SourceFile, StoredArray
@@ -33,15 +33,23 @@ from fmapper.files.bounded_json import read_json
 from fmapper.files.untrusted import Misfit, show
 from fmapper.files.urls import Url, place_of
 from fmapper.files.whole import new_path
-from fmapper.moves.host_copy import threads_for_memory
 from fmapper.progress import step
 from fmapper.states.state import load_state
-from fmapper.sync.delta import CHUNK, Layout, Row, chunks, hash_chunks, head, head_bytes
+from fmapper.sync.delta import (
+    CHUNK,
+    Layout,
+    Row,
+    chunks,
+    hash_chunks,
+    head,
+    head_bytes,
+    in_threads,
+    ranges_of,
+)
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.nodes import sync
 
 _KEY = "fmapper.delta"
-_PART = 8 * CHUNK  # bytes that are read and compared at a time
 _SHORT = 12  # characters of a digest in an error
 
 
@@ -57,7 +65,8 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
         path: The file.
         base: The state that receivers have: a model, arrays by name (any tree of any framework),
             or a checkpoint in a file or folder, by its path.
-        new: The state that they are to have, with the same names, shapes and dtypes.
+        new: The state that they are to have, with the same names, shapes and dtypes. Its numbers
+            and texts go along, for receivers that have a place for them.
 
     Raises:
         StructureMismatchError: Names, shapes or dtypes differ; lists them all.
@@ -76,19 +85,17 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
         names = _common_names(old, now)
         spool = beside.with_name(f"{beside.name}.codes")  # which goes along with the other
         with spool.open("xb") as file:
-            codes = _compare_all(file, {n: (old.arrays[n], now.arrays[n]) for n in names})
+            codes = {n: _compare(file, old.arrays[n], now.arrays[n]) for n in names}
         table = {n: (*_form(now.arrays[n]), *codes[n].digests) for n in names}
         stored: dict[Any, str] = {}  # what several names have in common is stored once
-        first_of = {n: stored.setdefault(row, n) for n, row in table.items() if codes[n].changed}
+        first_of = {n: stored.setdefault(row, n) for n, row in table.items() if codes[n].values}
         about = {
             "version": 1,
             "base": _total(_rows(table, 2)),
             "result": _total(_rows(table, 3)),
-            "changed": sum(codes[name].changed for name in stored.values()),
+            "values": sum(codes[name].values for name in stored.values()),
             "arrays": table,
         }
-        if now.contents.metadata not in ({}, old.contents.metadata):
-            about["metadata"] = now.contents.metadata
         source = SourceFile(spool)
         contents = Contents(
             {
@@ -117,7 +124,7 @@ def apply_delta(
 
     Args:
         base: The state that the first delta was made from: a model or any other tree, of any
-            framework, which does not change; or a checkpoint, by its path.
+            framework, which does not change; or a checkpoint, by its path, whose metadata stay.
         paths: The deltas, each of which begins where the one before it ends.
         out: The safetensors file to write, a few MiB at a time; it may be the base. Needed for a
             checkpoint.
@@ -143,17 +150,18 @@ def apply_delta(
         _check_same(f"{deltas[0].path} is of another base", deltas[0].base, side.table(deltas[0]))
         named = _patch_all(side, deltas)
         values = last.contents.values
+        for clash in find_clashes(values, values_in(base), named) if out is None else ():
+            raise CheckpointError(f"{last.path}: {clash.replace('checkpoint', 'delta')}")
         wrong = f"{last.path}: the result is not what it was when the delta was made"
         if out is None:
             filled = load_state(base, named)
-            own = {n: v for n, v in values_in(filled).items() if repr(values.get(n, v)) != repr(v)}
-            filled = with_values(filled, {n: values[n] for n in own}) if own else filled
+            filled = with_values(filled, values) if values_in(filled).keys() & values else filled
             _check_same(wrong, last.result, _Side.of(filled).table(last))
             return filled
         contents = Contents(
             *merge_ties(named),
             {**side.contents.values, **values},
-            next((d.metadata for d in deltas[::-1] if d.metadata), side.contents.metadata),
+            side.contents.metadata,
             objects=side.contents.objects | last.contents.objects,
         )
         check_contents(contents)
@@ -210,18 +218,16 @@ class _Side:
     def table(self, delta: _Delta) -> dict[str, _Outline]:
         """Returns what identifies the arrays of which a delta is, and others that it lacks."""
         named = {n: a for n, a in self.arrays.items() if n in delta.base or n not in self.optional}
-        distinct = {id(array): array for array in named.values()}
-        digests = {at: hashlib.sha256() for at in distinct}
-        parts = ((at, bits, box) for at, a in distinct.items() for bits, box in _parts(_bits(a)))
-        for at, hashes in in_order(_hash_part, parts, threads_for_memory()):
-            digests[at].update(hashes)
-        shown = {at: _short(digest) for at, digest in digests.items()}
-        return {name: _Outline(*_form(a), shown[id(a)]) for name, a in named.items()}
+        digests = {at: _digest(a) for at, a in {id(a): a for a in named.values()}.items()}
+        return {name: _Outline(*_form(a), digests[id(a)]) for name, a in named.items()}
 
 
-def _hash_part(part: tuple[int, LazyArray, Box]) -> tuple[int, bytes]:
-    at, bits, box = part
-    return at, hash_chunks(bits.read(box))
+def _digest(array: LazyArray) -> str:
+    bits, whole = _bits(array), hashlib.sha256()
+    ranges = ranges_of(bits.size, bits.dtype.itemsize)
+    for hashes in in_threads(lambda ends: hash_chunks(bits.read((ends,))), ranges, bits.nbytes):
+        whole.update(hashes)
+    return _short(whole)
 
 
 def _form(array: LazyArray) -> tuple[str, tuple[int, ...]]:
@@ -252,8 +258,8 @@ def _check_same(
             continue
         what = "is missing" if there is None else "is left over" if here is None else ""
         if here and there:
-            shapes = f"is {there.dtype}{[*there.shape]}, not {here.dtype}{[*here.shape]}"
-            what = "has other values" if here[:2] == there[:2] else shapes
+            forms = (show(f"{one.dtype}{[*one.shape]}") for one in (there, here))
+            what = "has other values" if here[:2] == there[:2] else "is {}, not {}".format(*forms)
         raise CheckpointError(
             f"{problem}: the digest is {_total(found)[:_SHORT]}, and {_total(wanted)[:_SHORT]} was "
             f"expected; {show(name)} {what}"
@@ -290,29 +296,13 @@ def _bits(array: LazyArray) -> LazyArray:
     return array.reshape((array.size,)).view(f"uint{8 * itemsize}")
 
 
-def _parts(bits: LazyArray) -> Iterator[tuple[LazyArray, Box]]:
-    most = _PART // bits.dtype.itemsize
-    return ((bits, ((at, min(at + most, bits.size)),)) for at in range(0, bits.size, most))
-
-
 class _Code(NamedTuple):
     """The code of an array in a file, and the digests of the array before and after."""
 
     start: int
     nbytes: int
-    changed: int
+    values: int
     digests: tuple[str, str]
-
-
-def _compare_all(
-    file: BinaryIO, pairs: Mapping[str, tuple[LazyArray, LazyArray]]
-) -> dict[str, _Code]:
-    """Writes the codes of arrays, and compares those that several names share once."""
-    codes: dict[tuple[int, ...], _Code] = {}
-    for old, now in pairs.values():
-        if (key := (id(old), id(now))) not in codes:
-            codes[key] = _compare(file, old, now)
-    return {name: codes[id(old), id(now)] for name, (old, now) in pairs.items()}
 
 
 def _compare(file: BinaryIO, old: LazyArray, now: LazyArray) -> _Code:
@@ -323,59 +313,61 @@ def _compare(file: BinaryIO, old: LazyArray, now: LazyArray) -> _Code:
     digests = hashlib.sha256(), hashlib.sha256()
     rows: list[Row] = []
 
-    def compare(part: tuple[LazyArray, Box]) -> tuple[list[bytes], list[Any]]:
-        x, y = (bits.read(part[1]) for bits in (before, after))
+    def compare(ends: tuple[int, int]) -> tuple[list[bytes], list[Any]]:
+        x, y = (bits.read((ends,)) for bits in (before, after))
         return [hash_chunks(x), hash_chunks(y)], list(chunks(x, y))
 
-    workers = threads_for_memory() if before.nbytes > _PART else 1
-    for hashes, found in in_order(compare, _parts(before), workers):
+    ranges = ranges_of(before.size, before.dtype.itemsize)
+    for hashes, found in in_threads(compare, ranges, before.nbytes):
         for digest, more in zip(digests, hashes, strict=True):
             digest.update(more)
         for row, pieces in found:
             rows.append(row)
             file.writelines(memoryview(piece.view("u1").data) for piece in pieces)
-    stop, changed = file.tell(), sum(row.values for row in rows)
+    stop, values = file.tell(), sum(row.values for row in rows)
     file.seek(start)
-    if changed:
+    if values:
         file.write(head(before.size, before.dtype.itemsize, rows).data)
         file.seek(stop)
-    return _Code(start, stop - start, changed, (_short(digests[0]), _short(digests[1])))
+    return _Code(start, stop - start, values, (_short(digests[0]), _short(digests[1])))
 
 
 class _Patched(LazyArray):
-    """The bits of an array with codes applied to them, one after the other, when it is read."""
+    """An array with codes applied to its bits, one after the other, when it is read.
 
-    def __init__(self, bits: LazyArray, codes: list[LazyArray]) -> None:
-        self.shape, self.dtype = bits.shape, bits.dtype
-        self._bits, self._codes = bits, codes
-        begin = head_bytes(bits.size, bits.dtype.itemsize)
-        self._layouts = [
-            Layout.of(code.read(((0, min(begin, code.size)),)), code.size, bits) for code in codes
+    All codes are read and checked when it is made.
+    """
+
+    def __init__(self, array: LazyArray, codes: list[LazyArray]) -> None:
+        self.shape, self.dtype = array.shape, array.dtype
+        self._bits = _bits(array)
+        begin = head_bytes(self._bits.size, self._bits.dtype.itemsize)
+        self._codes = [
+            (code, Layout.of(code.read(((0, min(begin, code.size)),)), code.size, self._bits))
+            for code in codes
         ]
-
-    def check(self) -> None:
-        """Reads all codes and checks them, without reading the array."""
-        for code, layout in zip(self._codes, self._layouts, strict=True):
+        for code, layout in self._codes:
             for at in range(len(layout)):
-                layout.check(at, code.read(((layout.starts[at], layout.starts[at + 1]),)))
+                layout.check(at, code.read((layout.ends(at),)))
 
     def _read(self, box: Box) -> Any:
         import numpy as np
 
-        ((low, high),) = box
-        most = CHUNK // self.dtype.itemsize
+        found = flat_range(box, self.shape)
+        if found is None:  # its elements are not contiguous
+            rows = (box[0], *full_box(self.shape[1:]))
+            return self._read(rows)[(slice(None), *box_slices(box[1:]))]
+        most = CHUNK // self._bits.dtype.itemsize
+        low, high = (place * self.dtype.itemsize // self._bits.dtype.itemsize for place in found)
         numbers = range(low // most, -(-high // most))
-        begin, end = numbers.start * most, min(numbers.stop * most, self.size)
-        out = self._bits.read(((begin, end),), np.empty(end - begin, self.dtype))
-        for code, layout in zip(self._codes, self._layouts, strict=True):
-            first = layout.starts[numbers.start]
-            data = code.read(((first, layout.starts[numbers.stop]),))
+        begin, end = numbers.start * most, min(numbers.stop * most, self._bits.size)
+        out = self._bits.read(((begin, end),), np.empty(end - begin, self._bits.dtype))
+        for code, layout in self._codes:
             for at in numbers:
-                chunk = data[layout.starts[at] - first : layout.starts[at + 1] - first]
-                layout.check(at, chunk)
                 place = layout.place(at)
+                chunk = code.read((layout.ends(at),))
                 layout.patch(at, chunk, out[place.start - begin : place.stop - begin])
-        return out[low - begin : high - begin]
+        return out[low - begin : high - begin].view(self.dtype).reshape(box_shape(box))
 
 
 def _patch_all(side: _Side, deltas: list[_Delta]) -> dict[str, LazyArray]:
@@ -386,14 +378,12 @@ def _patch_all(side: _Side, deltas: list[_Delta]) -> dict[str, LazyArray]:
         array = side.arrays[name]
         codes = [delta.codes[name] for delta in deltas if name in delta.codes]
         key = (id(array), *map(id, codes))
-        if key not in made and codes:
-            try:
-                patched = _Patched(_bits(array), codes)
-                patched.check()
-            except CheckpointError as error:
-                raise CheckpointError(f"{show(name)}: {error}") from None
-            made[key] = patched.view(array.dtype).reshape(array.shape)
-        named[name] = made.setdefault(key, array)
+        try:
+            if key not in made:
+                made[key] = _Patched(array, codes) if codes else array
+        except CheckpointError as error:
+            raise CheckpointError(f"{show(name)}: {error}") from None
+        named[name] = made[key]
     return named
 
 
@@ -408,7 +398,6 @@ class _Delta(NamedTuple):
     base: dict[str, _Outline]
     result: dict[str, _Outline]
     codes: dict[str, LazyArray]
-    metadata: dict[str, str]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> _Delta:
@@ -426,11 +415,9 @@ class _Delta(NamedTuple):
             about = read_json(contents.metadata[_KEY])
             if type(about) is not dict or about.get("version") != 1:
                 raise Misfit("is a delta of another version of fmapper")
-            table, metadata = about.get("arrays"), about.get("metadata", {})
+            table = about.get("arrays")
             if type(table) is not dict or not all(map(_is_row, table.values())):
                 raise Misfit("is damaged: it lacks the table of its arrays")
-            if type(metadata) is not dict or not all(type(x) is str for x in metadata.values()):
-                raise Misfit("is damaged: its metadata are not texts")
             base, result = _rows(table, 2), _rows(table, 3)
             if (about.get("base"), about.get("result")) != (_total(base), _total(result)):
                 raise Misfit("is damaged: its digests do not fit its table")
@@ -441,7 +428,7 @@ class _Delta(NamedTuple):
                     raise Misfit(f"is damaged: {show(name)} is not a code")
         except Misfit as error:
             raise CheckpointError(f"{place}: {error}") from None
-        return cls(place, contents, base, result, codes, metadata)
+        return cls(place, contents, base, result, codes)
 
 
 def _is_row(row: Any) -> bool:
