@@ -315,7 +315,8 @@ def _compare(file: BinaryIO, old: LazyArray, now: LazyArray) -> _Code:
 
     def compare(ends: tuple[int, int]) -> tuple[list[bytes], list[Any]]:
         x, y = (bits.read((ends,)) for bits in (before, after))
-        return [hash_chunks(x), hash_chunks(y)], list(chunks(x, y))
+        hashes, found = hash_chunks(x), list(chunks(x, y))
+        return [hashes, hash_chunks(y) if any(row.values for row, _ in found) else hashes], found
 
     ranges = ranges_of(before.size, before.dtype.itemsize)
     for hashes, found in in_threads(compare, ranges, before.nbytes):
