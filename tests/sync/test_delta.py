@@ -616,3 +616,12 @@ def test_random_keys_go_along(path):
     fmapper.save_delta(path, base, new)
     found = fmapper.apply_delta(base, path)
     assert (jax.random.key_data(found["key"]) == jax.random.key_data(new["key"])).all()
+
+
+def test_arrays_that_several_processes_hold_are_refused(path, monkeypatch):
+    from fmapper.checkpoints.formats import together
+
+    monkeypatch.setattr(together, "spread_arrays", lambda contents: {"w": ...})
+    with pytest.raises(fmapper.CheckpointError, match=r"w: several processes .*fmapper\.save"):
+        fmapper.save_delta(path, {"w": values(0)}, {"w": values(1)})
+    assert not [*path.parent.iterdir()]
