@@ -187,6 +187,21 @@ def test_a_code_of_another_array_is_refused(size, dtype):
         apply(np.zeros(size, dtype), code)
 
 
+def test_as_many_distances_as_values():
+    """An escape that is none any more, or a distance that is one."""
+    base, new = np.zeros((2, 2000), np.uint16)
+    new[::300] = 1  # of which all but the first take an escape and a distance
+    code = encode(base, new)
+    begin = head_bytes(base.size, base.itemsize)
+    escape = begin + code[begin:].tolist().index(255)
+    for at, value in ((escape, 254), (begin, 255)):
+        wrong = code.copy()
+        wrong[at] = value
+        with pytest.raises(fmapper.CheckpointError, match="not there"):
+            apply(base, wrong)
+    assert not base.any()
+
+
 def test_a_later_format_is_refused():
     base, _, code = sparse()
     code[0] = 2
