@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fmapper.tracebacks import shorten_traceback
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.nodes import at_end, like
+    from fmapper.warn import warn
 
 __all__ = [
     "DEVICE_KINDS",
@@ -83,6 +84,7 @@ __all__ = [
     "step",
     "unflatten",
     "unregister_adapter",
+    "warn",
 ]
 
 _PLACES = {
@@ -100,5 +102,6 @@ _PLACES = {
     "fmapper.tracebacks": "shorten_traceback",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.nodes": "at_end like",
+    "fmapper.warn": "warn",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapters
 from fmapper.backends.models import Models
-from fmapper.errors import ConversionError, ConversionWarning
+from fmapper.errors import ConversionError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.steps import find_target
 from fmapper.states.state import load_state, state, weights_of
@@ -19,7 +19,6 @@ from fmapper.tracebacks import short_traceback
 from fmapper.training.state import BY_AXES, OptimizerState
 from fmapper.verification.models.owners import adapter_of_model, source_of_callable
 from fmapper.verification.pairing import carry_numbers
-from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.checkpoints import Rules
@@ -120,8 +119,6 @@ def convert_training(
         source.read_optimizer(model, each, schedule, every if is_one or schedule else None)
         for each, schedule, every in zip(optimizers, schedulers, counts, strict=True)
     ]
-    for message in dict.fromkeys(message for held in states for message in held.warnings):
-        warn(message, ConversionWarning)
     given = example_inputs, example_kwargs
     converted, fill = (
         _convert(model, to, given, options)
@@ -303,32 +300,23 @@ def _orders(
     """
     import numpy as np
 
-    sources = dict(enumerate(_mark(range(len(old)), old, through)))
-    left = {
-        at: [*permutations(range(old[origin].ndim))]
-        for at in trained
-        if (origin := sources[at]) is not None
-    }
-    for axis in range(max((x.ndim for x in old), default=0)):
-        grids = [
-            np.indices(x.shape, sparse=True)[axis] if axis < x.ndim else np.zeros(()) for x in old
-        ]
-        carried = _follow(grids, old, through)
-        for at, axes in left.items():
-            want = np.broadcast_to(grids[sources[at] or 0], old[sources[at] or 0].shape)
-            left[at] = [way for way in axes if np.array_equal(carried[at].transpose(way), want)]
+    numbers = [np.arange(x.size, dtype=np.int32).reshape(x.shape) for x in map(to_numpy, old)]
+    sources, carried = _mark(range(len(old)), old, through), _follow(numbers, old, through)
     before = {at: group.settings.get("axes") for group in held.groups for at in group.members}
     orders: dict[int, tuple[int, tuple[int, ...] | None]] = {}
     for at in trained:
-        if not left.get(at):
+        origin = sources[at] or 0
+        for way in permutations(range(carried[at].ndim)):
+            if np.array_equal(carried[at].transpose(way), numbers[origin]):
+                axes = tuple(way[axis] for axis in before[origin] or range(len(way)))
+                orders[at] = origin, None if axes == tuple(range(len(way))) else axes
+                break
+        else:
             raise ConversionError(
                 f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
                 "the converted model is not one of the source with its axes in another order. "
                 "Convert without structure=True."
             )
-        origin, way = sources[at] or 0, left[at][0]
-        axes = tuple(way[axis] for axis in before[origin] or range(len(way)))
-        orders[at] = origin, None if axes == tuple(range(len(way))) else axes
     return orders
 
 

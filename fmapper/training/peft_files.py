@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mode
 from typing import Any
@@ -115,7 +115,7 @@ def _are_names(x: Any) -> bool:
     return x is None or isinstance(x, str) or is_list
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[Any], bool]] = {
     "r": _is_number, "lora_alpha": _is_number, "rank_pattern": _is_table,
     "alpha_pattern": _is_table, "target_modules": _are_names, "exclude_modules": _are_names,
     "modules_to_save": lambda x: _are_names(x) and not isinstance(x, str),

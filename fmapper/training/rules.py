@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.namespace import array_namespace
 from fmapper.checkpoints import lazy_operations as ops
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import StructureMismatchError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def change_before(
 
 
 def _leaves(array: LazyArray) -> Iterable[LazyArray]:
-    if not isinstance(array, ops.Operation):
+    if not isinstance(array, Operation):
         return [array]
     return [leaf for operand in array.operands for leaf in _leaves(operand)]
 
@@ -73,8 +73,10 @@ def _compute(array: LazyArray) -> Any:
     """Computes what is planned for an array."""
     if isinstance(array, _Given):
         return array.array
-    values = [_compute(operand) for operand in getattr(array, "operands", ())]
-    xp = array_namespace(values) if values else None
+    if not isinstance(array, Operation):
+        raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
+    values = [_compute(operand) for operand in array.operands]
+    xp = array_namespace(values)
     match array:
         case ops.Transpose():
             return xp.permute_dims(values[0], tuple(array.axes))
@@ -90,4 +92,4 @@ def _compute(array: LazyArray) -> Any:
             return values[0] + array.value
         case ops.Sum():
             return sum(values[1:], values[0])
-    raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
+    raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")

@@ -90,10 +90,8 @@ class OptimizerState:
         groups: The parameters that it updates.
         slots: Arrays of the shape of their parameter: `exp_avg` -> position -> array. A parameter
             that was never updated has none.
-        warnings: What the user has to do, as the other framework does it outside of optimizers.
     """
 
     algorithm: str
     groups: tuple[Group, ...]
     slots: Mapping[str, Mapping[int, Any]]
-    warnings: tuple[str, ...] = ()

@@ -34,9 +34,6 @@ class Rate:
         step = count.astype(jnp.result_type(float))  # a quotient of int32 is float32
         return self.schedule.rate(self.base, step, _NAMESPACE)
 
-    def __repr__(self) -> str:
-        return f"Rate({self.base}, {self.schedule.kind!r}, {dict(self.schedule.settings)})"
-
 
 def _call(function: Callable[[int], float], step: Any) -> Any:
     """Calls a function of Python on the host, where it gets a number and no tracer."""

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import ConversionError
+from fmapper import ConversionError, ConversionWarning
+from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
 from fmapper_adapters.jax.training.build import Rate, is_masked
 from fmapper_adapters.jax.training.transformations import Moments
@@ -124,19 +125,15 @@ def read(
         chain = tuple(i for i, piece in enumerate(pieces) if at in piece.members)
         if not chain or pieces[chain[-1]].name != "set_to_zero":  # whose input does not matter
             chains[chain].append(at)
-    groups, slots, notes = [], defaultdict[str, dict[int, Any]](dict), dict[str, None]()
-    algorithms = set()
+    for piece in pieces:
+        if piece.name in _OUTSIDE:
+            _say_outside(piece, len(leaves))
+    groups, slots, algorithms = [], defaultdict[str, dict[int, Any]](dict), set()
     for chain, members in chains.items():
-        is_average = [piece.name for piece in pieces] == ["ema"]
-        reading = (
-            _read_average(pieces[0])
-            if is_average
-            else _read_chain([pieces[i] for i in chain], len(leaves))
-        )
+        reading = _read_chain([pieces[i] for i in chain])
         for slot, tree in reading.trees.items():
             for at, array in _arrays(reading.algorithm, slot, tree, members, leaves):
                 slots[slot][places[at]] = array
-        notes |= dict.fromkeys(reading.warnings)
         algorithms.add(reading.algorithm)
         given = reading.settings, reading.step, reading.numbers, reading.schedules
         groups.append(Group(tuple(places[at] for at in members), *given))
@@ -147,7 +144,7 @@ def read(
             "optax.set_to_zero for the parameters of the others, and pass both as a tuple."
         )
     algorithm = algorithms.pop() if algorithms else "sgd"
-    return OptimizerState(algorithm, tuple(groups), dict(slots), tuple(notes))
+    return OptimizerState(algorithm, tuple(groups), dict(slots))
 
 
 def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
@@ -241,7 +238,6 @@ class _Reading:
     step: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
     trees: dict[str, Any] = field(default_factory=dict)
 
 
@@ -254,16 +250,29 @@ def _letter(piece: _Piece) -> str:
     return _LETTERS.get(piece.name, "c" if piece.name in _CORES else "x")
 
 
-def _read_chain(pieces: Sequence[_Piece], count: int) -> _Reading:
+def _say_outside(piece: _Piece, count: int) -> None:
+    """Warns of what the user has to do in torch, whose optimizers do not."""
+    if len(piece.members) != count:
+        raise ConversionError(
+            f"{piece.name} of some of the parameters has no counterpart in torch. "
+            "Do it for all of them, or outside of the optimizer."
+        )
+    what = _OUTSIDE[piece.name].format(**piece.settings)
+    message = f"{piece.name}: torch's optimizers do not {what}"
+    warn(message, ConversionWarning)
+
+
+def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
     """Reads a chain as an algorithm of torch with its settings.
 
     Args:
         pieces: Its transformations, in order.
-        count: How many parameters the optimizer has.
 
     Raises:
         ConversionError: One of them has no counterpart, or not at its place; names it.
     """
+    if [piece.name for piece in pieces] == ["ema"]:
+        return _read_average(pieces[0])
     letters = "".join(map(_letter, pieces))
     order = _ORDER.fullmatch(letters)
     if order is None:
@@ -277,15 +286,8 @@ def _read_chain(pieces: Sequence[_Piece], count: int) -> _Reading:
     reading, decays, rate = _Reading(), [], 1.0
     for at, (letter, piece) in enumerate(zip(letters, pieces, strict=True)):
         given = piece.settings
-        if letter in "ao":
-            if len(piece.members) != count:
-                raise ConversionError(
-                    f"{piece.name} of some of the parameters has no counterpart in torch. "
-                    "Do it for all of them, or outside of the optimizer."
-                )
-            what = _OUTSIDE[piece.name].format(**given)
-            reading.warnings += (f"{piece.name}: torch's optimizers do not {what}",)
-            reading.step = int(getattr(piece.state, "gradient_step", 0))
+        if letter == "a":
+            reading.step = int(piece.state.gradient_step)
         elif letter == "m":
             _read_moments(piece, reading)
             return reading
@@ -301,7 +303,7 @@ def _read_chain(pieces: Sequence[_Piece], count: int) -> _Reading:
             _read_core(piece, reading)
         elif piece.name == "scale_by_schedule":
             _read_schedule(given["step_size_fn"], int(piece.state.count), reading)
-        elif at != order.start("sign"):
+        elif letter in "rs" and at != order.start("sign"):
             rate *= float(given["step_size"])
     settings = reading.settings = {**ALGORITHMS[reading.algorithm].settings, **reading.settings}
     settings["maximize"] = bool(order["sign"])
@@ -377,7 +379,9 @@ def _read_average(piece: _Piece) -> _Reading:
 def _read_core(piece: _Piece, reading: _Reading) -> None:
     """Reads one of optax's own."""
     core, given = _CORES[piece.name], piece.settings
-    fixed = core.fixed | ({"nesterov": False} if reading.trees else {})  # momentum after RMSprop
+    fixed = {**core.fixed} | (
+        {"nesterov": False} if reading.trees else {}
+    )  # momentum after RMSprop
     wrong = [
         f"{name}={given[name]!r} (only {value!r})"
         for name, value in fixed.items()
@@ -387,9 +391,11 @@ def _read_core(piece: _Piece, reading: _Reading) -> None:
         raise ConversionError(f"{piece.name}: there is no counterpart for {', '.join(wrong)}")
     for name, keys in core.settings.items():
         if not (reading.trees and name in fixed):
-            is_pair = isinstance(keys, tuple)
-            value = tuple(float(given[key]) for key in keys) if is_pair else _number(given[keys])
-            reading.settings[name] = value
+            reading.settings[name] = (
+                tuple(float(given[key]) for key in keys)
+                if isinstance(keys, tuple)
+                else _number(given[keys])
+            )
     if not reading.trees:
         reading.algorithm = core.algorithm
     if "grad_avg" in core.slots.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -55,10 +56,11 @@ def transformation(
     names = [name for name, setting in slots.items() if setting is None or settings[setting]]
 
     def init_fn(params: Any) -> Moments:
-        make = lambda name: jax.tree.map(lambda leaf: _slot(name, leaf, settings), params)  # noqa: E731
         zero = jnp.zeros((), jnp.int32)
         numbers = {"mu_product": jnp.ones(())} if algorithm == "nadam" else {}
-        return Moments(zero, zero, {name: make(name) for name in names}, numbers)
+        make = {name: partial(_slot, name, settings=settings) for name in names}
+        arrays = {name: jax.tree.map(make[name], params) for name in names}
+        return Moments(zero, zero, arrays, numbers)
 
     def update_fn(updates: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
         params = updates if algorithm == "average" else params

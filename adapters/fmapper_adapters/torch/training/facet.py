@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,11 @@ class TorchOptimizers(Optimizers):
 
     def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
         """Returns a copy of a module with other values in its parameters."""
-        from fmapper_adapters.torch.training import optimizers
-
-        return optimizers.with_trainable(model, arrays)
+        memo = {
+            id(old): torch.nn.Parameter(new, requires_grad=old.requires_grad)
+            for old, new in zip(model.parameters(), arrays, strict=True)
+        }
+        return copy.deepcopy(model, memo)
 
     def read_optimizer(
         self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None

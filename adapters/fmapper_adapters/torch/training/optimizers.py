@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
-from fmapper import ConversionError
+from fmapper import ConversionError, ConversionWarning
+from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
 from fmapper_adapters.torch.training import averages, schedulers
 
@@ -38,15 +38,6 @@ _WHY_NOT = {
     "ASGD": "optax has no averaged SGD",
     "Rprop": "it is for whole batches, and optax's has other state",
 }
-
-
-def with_trainable(model: torch.nn.Module, arrays: Sequence[Any]) -> Any:
-    """Returns a copy of a module with other values in its parameters."""
-    memo = {
-        id(old): torch.nn.Parameter(new, requires_grad=old.requires_grad)
-        for old, new in zip(model.parameters(), arrays, strict=True)
-    }
-    return copy.deepcopy(model, memo)
 
 
 def read(
@@ -128,13 +119,13 @@ def read(
     ]
     if problems:
         raise ConversionError(f"{name} cannot be converted:\n  " + "\n  ".join(problems))
-    notes: tuple[str, ...] = ()
     if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
-        notes = (
+        message = (
             f"{name} has a scheduler, which was not passed: the rate stays as it is now. Pass "
-            "scheduler= for it to go on.",
+            "scheduler= for it to go on."
         )
-    return OptimizerState(algorithm, groups, dict(slots), warnings=notes)
+        warn(message, ConversionWarning)
+    return OptimizerState(algorithm, groups, dict(slots))
 
 
 def _problem(algorithm: str, parameter: torch.Tensor, state: Mapping[str, Any]) -> str | None:
