@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mode
@@ -56,49 +57,59 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
         CheckpointError: It is not the folder of a LoRA, is damaged, has half of a pair, or settings
             of a kind that is not read; says which.
     """
+    folder = Path(folder)
+    try:
+        return _read(folder, read_settings(folder / _CONFIG))
+    except _Problem as problem:
+        raise CheckpointError(f"{folder}: {problem}") from None
+
+
+class _Problem(ValueError):
+    """Says what is wrong with a folder."""
+
+
+def _require(holds: Any, problem: str) -> None:
+    if not holds:
+        raise _Problem(problem)
+
+
+def _read(folder: Path, settings: Mapping[str, Any]) -> LoraAdapter:
     from fmapper.checkpoints.load import load
 
-    folder = Path(folder)
-    settings = read_settings(folder / _CONFIG)
-    kind = settings.get("peft_type")
-    if kind != "LORA":
-        raise CheckpointError(f"{folder}: is an adapter of kind {show(str(kind))}, not LORA")
-    _check_settings(folder, settings)
-    begin = settings.get("init_lora_weights", True)
-    if not isinstance(begin, bool | None) and begin not in _PLAIN_BEGINS:
-        raise CheckpointError(
-            f"{folder}: was begun with init_lora_weights={show(str(begin))}, for which PEFT "
-            "changes the weights of the base when it reads the folder. Save it as a plain LoRA: "
-            "save_pretrained has path_initial_model_for_weight_conversion for that."
-        )
+    kind, begin = settings.get("peft_type"), settings.get("init_lora_weights", True)
+    _require(kind == "LORA", f"is an adapter of kind {show(str(kind))}, not LORA")
+    _require(
+        isinstance(begin, bool | None) or begin in _PLAIN_BEGINS,
+        f"was begun with init_lora_weights={show(str(begin))}, for which PEFT changes the weights "
+        "of the base when it reads the folder. Save it as a plain LoRA: save_pretrained has "
+        "path_initial_model_for_weight_conversion for that.",
+    )
     others = [name for name in _OTHER_KINDS if settings.get(name)]
-    if others:
-        raise CheckpointError(f"{folder}: adapters with {', '.join(others)} are not read")
+    _require(not others, f"adapters with {', '.join(others)} are not read")
+    bad = [name for name, is_kind in _KINDS.items() if not is_kind({"r": 1, **settings}.get(name))]
+    _require(
+        not bad,
+        f"{', '.join(bad)} of {_CONFIG}: ranks and alphas must be positive numbers, patterns "
+        "tables of those, and modules texts",
+    )
     arrays = to_numpy(dict(load(folder / _WEIGHTS, format="safetensors")))
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, Any]] = defaultdict(dict)
     replaced = {}
     for key, array in arrays.items():
         name = key.removeprefix(_PREFIX)
         found = _PART.fullmatch(name)
-        if found is None:
-            if "lora_" in name:
-                raise CheckpointError(f"{folder}: {show(key)} is not part of a LoRA that is read")
-            plain = _SAVED.sub("", name).replace(_BASE, ".")
-            if plain in replaced:
-                raise CheckpointError(f"{folder}: has {show(plain)} twice")
-            replaced[plain] = array
+        if found is not None:
+            part = found["part"] or found["of_embedding"] or "magnitude"
+            parts[found["module"]][part] = array
+            if found["of_embedding"]:
+                parts[found["module"]]["is_embedding"] = True
             continue
-        part = found["part"] or found["of_embedding"] or "magnitude"
-        held = parts.setdefault(found["module"], {})
-        held[part] = array
-        held["is_embedding"] = held.get("is_embedding", False) or bool(found["of_embedding"])
-    updates = {}
-    for module, held in parts.items():
-        if "A" not in held or "B" not in held:
-            half = "lora_A" if "A" in held else "lora_B"
-            raise CheckpointError(f"{folder}: {module} has only {half}, or neither half of a pair")
-        updates[f"{module}.weight"] = _low_rank(folder, module, held, settings)
-    _check_targets(folder, settings, parts, replaced)
+        _require("lora_" not in name, f"{show(key)} is not part of a LoRA that is read")
+        plain = _SAVED.sub("", name).replace(_BASE, ".")
+        _require(plain not in replaced, f"has {show(plain)} twice")
+        replaced[plain] = array
+    _check_targets(settings, parts, replaced)
+    updates = {f"{module}.weight": _low_rank(module, parts[module], settings) for module in parts}
     return LoraAdapter(updates, replaced, json.dumps(settings, sort_keys=True))
 
 
@@ -122,18 +133,8 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }  # fmt: skip
 
 
-def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raises for ranks, alphas and targets of a configuration that are not of their kind."""
-    bad = [name for name, is_kind in _KINDS.items() if not is_kind({"r": 1, **settings}.get(name))]
-    if bad:
-        raise CheckpointError(
-            f"{folder / _CONFIG}: {', '.join(bad)}: ranks and alphas must be positive numbers, "
-            "patterns tables of those, and modules texts"
-        )
-
-
 def _check_targets(
-    folder: Path, settings: Mapping[str, Any], modules: Iterable[str], replaced: Iterable[str]
+    settings: Mapping[str, Any], modules: Iterable[str], replaced: Iterable[str]
 ) -> None:
     """Raises for modules that the configuration names and the file does not have, or vice versa."""
     targets, saved = settings.get("target_modules") or (), settings.get("modules_to_save") or ()
@@ -146,17 +147,17 @@ def _check_targets(
     ]
     paths = [f".{name}" for name in replaced]
     lost += [module for module in saved if not any(f".{module}." in path for path in paths)]
-    if lost:
-        raise CheckpointError(
-            f"{folder}: the configuration has the modules {', '.join(map(show, lost))}, of which "
-            "there are no weights in the file"
-        )
+    _require(
+        not lost,
+        f"the configuration has the modules {', '.join(map(show, lost))}, of which there are no "
+        "weights in the file",
+    )
     strange = [module for module in modules if targets and not _is_target(targets, module)]
-    if strange:
-        raise CheckpointError(
-            f"{folder}: the file has weights for {', '.join(map(show, strange[:3]))}, which the "
-            "target_modules of the configuration do not name"
-        )
+    _require(
+        not strange,
+        f"the file has weights for {', '.join(map(show, strange[:3]))}, which the target_modules "
+        "of the configuration do not name",
+    )
 
 
 def _is_target(targets: str | Iterable[str], module: str) -> bool:
@@ -166,28 +167,23 @@ def _is_target(targets: str | Iterable[str], module: str) -> bool:
     return any(f".{module}".endswith(f".{target}") for target in targets)
 
 
-def _low_rank(
-    folder: Path, module: str, held: Mapping[str, Any], settings: Mapping[str, Any]
-) -> LowRank:
-    a, b, is_embedding = held["A"], held["B"], held["is_embedding"]
-    if a.ndim < 2 or b.ndim != a.ndim or a.shape[0] != b.shape[1]:
-        raise CheckpointError(
-            f"{folder}: {module}: lora_A of {tuple(a.shape)} and lora_B of {tuple(b.shape)} do not "
-            "fit together"
-        )
+def _low_rank(module: str, held: Mapping[str, Any], settings: Mapping[str, Any]) -> LowRank:
+    half = "lora_A" if "A" in held else "lora_B"
+    _require({"A", "B"} <= held.keys(), f"{module} has only {half}, or neither half of a pair")
+    a, b, magnitude = held["A"], held["B"], held.get("magnitude")
+    _require(
+        a.ndim > 1 and b.ndim == a.ndim and a.shape[0] == b.shape[1],
+        f"{module}: lora_A of {a.shape} and lora_B of {b.shape} do not fit together",
+    )
     rank = int(_by_pattern(settings.get("rank_pattern"), module, settings.get("r", a.shape[0])))
-    if rank != a.shape[0]:
-        raise CheckpointError(
-            f"{folder}: {module} has rank {a.shape[0]}, and the configuration says {rank}"
-        )
+    said = f"{module} has rank {a.shape[0]}, and the configuration says {rank}"
+    _require(rank == a.shape[0], said)
     alpha = float(_by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"]))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    magnitude = held.get("magnitude")
-    if (magnitude is not None) != bool(settings.get("use_dora")):
-        raise CheckpointError(
-            f"{folder}: {module} has {'no' if magnitude is None else 'a'} magnitude, and the "
-            f"configuration says use_dora={bool(settings.get('use_dora'))}"
-        )
+    has, wants = magnitude is not None, bool(settings.get("use_dora"))
+    said = f"{'a' if has else 'no'} magnitude, and the configuration says use_dora={wants}"
+    _require(has == wants, f"{module} has {said}")
+    is_embedding = held.get("is_embedding", False)
     is_transposed = is_embedding or bool(settings.get("fan_in_fan_out"))
     flags = {"is_transposed": is_transposed, "is_embedding": is_embedding}
     return LowRank(a, b, magnitude, scale=scale, **flags)
@@ -203,17 +199,14 @@ def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    """Returns a regular expression of a configuration, whose search takes no long time.
-
-    Raises:
-        CheckpointError: It is not one, or repeats groups or more than three things.
-    """
-    if len(pattern) > _LONGEST or _REPEATS.search(pattern) or len(re.findall("[*+{]", pattern)) > 3:
-        raise CheckpointError(f"{show(pattern)} is a pattern that may take long to match")
+    """Returns a regular expression of a configuration, if its search takes no long time."""
+    is_slow = _REPEATS.search(pattern) or len(re.findall("[*+{]", pattern)) > 3
+    said = f"{show(pattern)} is a pattern that may take long to match"
+    _require(len(pattern) <= _LONGEST and not is_slow, said)
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise CheckpointError(f"{show(pattern)} is not a regular expression: {error}") from None
+        raise _Problem(f"{show(pattern)} is not a regular expression: {error}") from None
 
 
 @short_traceback

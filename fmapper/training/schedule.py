@@ -52,7 +52,7 @@ def linear(
     return base * (start_factor + (end_factor - start_factor) * share)
 
 
-def step(base: float, step: Any, xp: Any, *, step_size: int, gamma: float) -> Any:
+def step(base: float, step: Any, xp: Any, *, gamma: float, step_size: int = 1) -> Any:
     """Scales the rate by `gamma` at every `step_size`-th step."""
     return base * xp.power(gamma, xp.floor(step / step_size))
 
@@ -60,11 +60,6 @@ def step(base: float, step: Any, xp: Any, *, step_size: int, gamma: float) -> An
 def milestones(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> Any:
     """Scales the rate by `gamma` at milestones."""
     return base * xp.power(gamma, sum(xp.where(step >= at, 1.0, 0.0) for at in milestones))
-
-
-def exponential(base: float, step: Any, xp: Any, *, gamma: float) -> Any:
-    """Scales the rate by `gamma` in each step."""
-    return base * xp.power(gamma, step)
 
 
 def polynomial(base: float, step: Any, xp: Any, *, total_iters: int, power: float) -> Any:
@@ -129,7 +124,7 @@ def function(base: float, step: Any, xp: Any, *, function: Any) -> Any:
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "ConstantLR": constant, "LinearLR": linear, "StepLR": step, "MultiStepLR": milestones,
-    "ExponentialLR": exponential, "PolynomialLR": polynomial, "CosineAnnealingLR": cosine,
+    "ExponentialLR": step, "PolynomialLR": polynomial, "CosineAnnealingLR": cosine,
     "CosineAnnealingWarmRestarts": restarts, "OneCycleLR": onecycle, "SWALR": onecycle,
     "SequentialLR": sequence, "LambdaLR": factor, "table": table, "function": function,
 }  # fmt: skip

@@ -251,6 +251,21 @@ def test_muon_rounds_as_torch_does_and_comes_back(layout):
             assert difference(fmapper.state(back), weights(net)) < 1e-12
 
 
+def test_the_rows_of_a_column_have_their_moments():
+    """Whose mean squares over rows have the shape of the parameter."""
+    with double():
+        net = torch.nn.Linear(1, 4, bias=False)
+        optimizer = optim.Adafactor(net.parameters(), 0.05)
+        with_ones(net, optimizer, 2)
+        twin = nnx.Linear(1, 4, use_bias=False, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        rules = Rules([Rename("weight", "kernel"), Transpose("kernel")])
+        model, moved, _ = convert_training(net, optimizer, twin, rules=rules)
+        moved.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+        with_ones(net, optimizer, 1)
+        got = {"weight": model.kernel[...].T}
+        assert difference(got, weights(net)) < 1e-12
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_float32_differs_by_rounding_alone(name):

@@ -133,21 +133,18 @@ def _problem(algorithm: str, parameter: torch.Tensor, state: Mapping[str, Any]) 
     slots = ALGORITHMS[algorithm].slots
     unknown = state.keys() - {"step", *slots, *_NUMBERS.get(algorithm, ())}
     dtypes = {state[slot].dtype for slot in slots if state.get(slot) is not None}
-    hooks = any(getattr(parameter, name, None) for name in _GRADIENT_HOOKS)
-    if unknown:
-        return f"unknown state {', '.join(sorted(unknown))}"
-    if parameter.is_complex():
-        return "is complex, and gradients of complex numbers are others in JAX"
-    if dtypes - {parameter.dtype}:
-        return f"its moments are of {dtypes.pop()}, and it is of {parameter.dtype}"
-    if hooks:
-        return "has hooks of its gradient, which would be lost"
-    if not parameter.requires_grad and state:
-        return (
-            "is frozen, so that its moments would be lost. Delete them from optimizer.state, or "
-            "set requires_grad"
-        )
-    return None
+    problems = {
+        f"unknown state {', '.join(sorted(unknown))}": unknown,
+        "is complex, and gradients of complex numbers are others in JAX": parameter.is_complex(),
+        f"its moments are of {', '.join(map(str, dtypes))}, and it is of {parameter.dtype}": dtypes
+        - {parameter.dtype},
+        "has hooks of its gradient, which would be lost": any(
+            getattr(parameter, name, None) for name in _GRADIENT_HOOKS
+        ),
+        "is frozen, so that its moments would be lost. Delete them from optimizer.state, or set "
+        "requires_grad": state and not parameter.requires_grad,
+    }
+    return next((problem for problem, holds in problems.items() if holds), None)
 
 
 def _check_rates(
