@@ -14,7 +14,7 @@ class Schedule:
 
     Attributes:
         kind: A key of `SCHEDULES`: the name of a class of `torch.optim.lr_scheduler`, or `table`,
-            of factors, or `function`, of a step.
+            of factors.
         settings: The arguments of its function, which are attributes of that class.
         position: How many updates of the parameters it has seen.
         every: How many of them make a step of the schedule: the batches of an epoch, where the rate
@@ -104,7 +104,7 @@ def table(base: float, step: Any, xp: Any, *, values: Any) -> Any:
 
 
 def factor(base: float, step: Any, xp: Any, *, function: Any) -> Any:
-    """Calls a function of Python that gives a factor."""
+    """Calls a function that gives a factor: of Python, or a schedule of optax."""
     return base * (xp.call(function, step) if hasattr(xp, "call") else function(int(step)))
 
 
@@ -117,14 +117,9 @@ def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any
     return rate
 
 
-def function(base: float, step: Any, xp: Any, *, function: Any) -> Any:
-    """Calls a function of the step that gives the rate itself, as schedules of optax do."""
-    return function(step)
-
-
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "ConstantLR": constant, "LinearLR": linear, "StepLR": step, "MultiStepLR": milestones,
     "ExponentialLR": step, "PolynomialLR": polynomial, "CosineAnnealingLR": cosine,
     "CosineAnnealingWarmRestarts": restarts, "OneCycleLR": onecycle, "SWALR": onecycle,
-    "SequentialLR": sequence, "LambdaLR": factor, "table": table, "function": function,
+    "SequentialLR": sequence, "LambdaLR": factor, "table": table,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +36,22 @@ class Rate:
         return self.schedule.rate(self.base, step, _NAMESPACE)
 
 
-def _call(function: Callable[[int], float], step: Any) -> Any:
+@dataclass(frozen=True)  # with a dict, which LambdaLR saves
+class OfCount:
+    """A schedule of optax, called as optax calls it: with an int32."""
+
+    schedule: Callable[[Any], Any]
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate at a step."""
+        rate = self.schedule(jnp.asarray(step, jnp.int32))
+        return rate if isinstance(rate, jax.core.Tracer) else float(rate)
+
+
+def _call(function: Callable[[Any], Any], step: Any) -> Any:
     """Calls a function of Python on the host, where it gets a number and no tracer."""
+    if isinstance(function, OfCount):
+        return function(step)
     if not isinstance(step, jax.core.Tracer):
         return jnp.asarray(function(int(step)), step.dtype)
     value = lambda at: step.dtype.type(function(int(at)))  # noqa: E731

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from fmapper import ConversionError, ConversionWarning
 from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
-from fmapper_adapters.jax.training.build import Rate, is_masked
+from fmapper_adapters.jax.training.build import OfCount, Rate, is_masked
 from fmapper_adapters.jax.training.transformations import Moments
 
 
@@ -207,16 +207,6 @@ def _each(name: str, tree: Any, params: Any) -> list[Any]:
     return leaves
 
 
-@dataclass(frozen=True, slots=True)
-class _OfCount:
-    """A schedule of optax, called as optax calls it: with an int32."""
-
-    schedule: Callable[[Any], Any]
-
-    def __call__(self, step: Any) -> Any:
-        return self.schedule(jnp.asarray(step, jnp.int32))
-
-
 def _closure(function: Any) -> dict[str, Any]:
     """Returns the variables that a function holds; none for what is not written in Python."""
     try:
@@ -342,8 +332,8 @@ def _read_schedule(function: Any, position: int, reading: _Reading) -> None:
         reading.settings["lr"] = rate.base
         reading.schedules["lr"] = replace(rate.schedule, position=position)
     else:
-        reading.settings["lr"] = float(rate(jnp.asarray(position, jnp.int32)))
-        reading.schedules["lr"] = Schedule("function", {"function": _OfCount(rate)}, position)
+        reading.settings["lr"] = 1.0
+        reading.schedules["lr"] = Schedule("LambdaLR", {"function": OfCount(rate)}, position)
 
 
 def _read_moments(piece: _Piece, reading: _Reading) -> None:
