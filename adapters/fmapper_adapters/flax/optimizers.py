@@ -44,8 +44,6 @@ class FlaxOptimizers(JaxOptimizers):
         """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
         from flax import nnx
 
-        from fmapper_adapters.jax.training import read
-
         if isinstance(optimizer, nnx.EMA):
             return self._read_average(model, optimizer)
         if not isinstance(optimizer, nnx.Optimizer):
@@ -56,7 +54,9 @@ class FlaxOptimizers(JaxOptimizers):
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
         held = nnx.as_pure(optimizer.opt_state)
-        state = read.read(params, optimizer.tx, held, [places[path] for path in _paths(params)])
+        state = self.read_pair(
+            params, optimizer.tx, held, [places[path] for path in _paths(params)]
+        )
         if state.algorithm in ("sgd", "rmsprop", "adadelta"):  # of which optax counts no updates
             steps = int(optimizer.step[...])
             groups = (replace(group, step=group.step or steps) for group in state.groups)

@@ -69,9 +69,15 @@ class JaxOptimizers(Optimizers):
 
     def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
         """Returns an optimizer of a model as plain data."""
+        return self.read_pair(self.split(model)[0], *optimizer)
+
+    def read_pair(
+        self, params: Any, tx: Any, state: Any, places: Sequence[int] | None = None
+    ) -> OptimizerState:
+        """Returns a transformation and its state for parameters, with their places in a model."""
         from fmapper_adapters.jax.training import read
 
-        return read.read(self.split(model)[0], *optimizer)
+        return read.read(params, tx, state, places)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""
