@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 
 from fmapper.checkpoints.boxes import Box, box_shape, box_slices, flat_range, full_box
 from fmapper.checkpoints.checkpoint import Checkpoint
@@ -49,6 +49,7 @@ from fmapper.sync.delta import (
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.nodes import sync
 
+T = TypeVar("T")
 _KEY = "fmapper.delta"
 _SHORT = 12  # characters of a digest in an error
 
@@ -111,6 +112,10 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
         Safetensors().write(Writer(beside), contents)
 
 
+@overload
+def apply_delta(base: Any, *paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None: ...
+@overload
+def apply_delta(base: T, *paths: str | os.PathLike[str], out: None = None) -> T: ...
 @short_traceback
 def apply_delta(
     base: Any,
