@@ -237,8 +237,8 @@ class Optimizers(Framework):
             StructureMismatchError: Its parameters are not arrays by name.
         """
         raise StructureMismatchError(
-            f"{type(model).__name__} has no parameters by name that an adapter could be beside: "
-            "pass these, such as dict(module.named_parameters()) or fmapper.state(model)."
+            f"{type(model).__name__} takes no adapter beside its weights: pass its parameters "
+            "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
         )
 
     def attach_low_rank(

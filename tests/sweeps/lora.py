@@ -96,7 +96,8 @@ def adapter_case(model: Any, inputs: Arrays, kind: str) -> Found:
     numbers, joined = split(arrays(inputs))
 
     def loss(adapter: Any, params: Any, numbers: Any) -> tuple[Any, Any]:
-        tuned = converted.replace(params=adapter(params, merge=kind == "patterns"))
+        base = converted.replace(params=params)
+        tuned = base.replace(params=adapter(params)) if kind == "patterns" else adapter(base)
         got = tuned.call((), joined(numbers))[0]
         return loss_of(got, outputs), got
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +73,7 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
             expects.
     """
     labels = [_FROZEN] * len(jax.tree.leaves(params))
-    parts = {}
+    parts, begun = {}, {}
     for number, group in enumerate(state.groups):
         for at in group.members:
             labels[at] = str(number)
@@ -81,56 +82,37 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
             key = "betas" if name == "momentum" and "betas" in group.settings else name
             base = group.settings[key]
             rates[name] = Rate(base[0] if key == "betas" else base, schedule)
-        parts[str(number)] = transformation(state.algorithm, group.settings, rates)
+        tx = parts[str(number)] = transformation(state.algorithm, group.settings, rates)
+        begun[str(number)] = tx._replace(init=partial(_begin, tx, state, group))
     if len({*labels}) == 1 and _FROZEN not in labels:
-        tx = parts[labels[0]]
-        return tx, _fill(tx.init(params), state, state.groups[0])
+        return parts[labels[0]], begun[labels[0]].init(params)
     if _FROZEN in labels:
-        parts[_FROZEN] = optax.set_to_zero()
+        parts[_FROZEN] = begun[_FROZEN] = optax.set_to_zero()
 
     # A function, as Flax hands in parameters with and without their boxes.
     def label(tree: Any) -> Any:
         return jax.tree.unflatten(jax.tree.structure(tree), labels)
 
-    tx = optax.partition(parts, label)
-    made = tx.init(params)
-    inner_states = dict(made.inner_states)
-    for number, group in enumerate(state.groups):
-        masked = inner_states[str(number)]
-        inner = _fill(masked.inner_state, state, group)
-        inner_states[str(number)] = masked._replace(inner_state=inner)
-    return tx, made._replace(inner_states=inner_states)
+    return optax.partition(parts, label), optax.partition(begun, label).init(params)
 
 
-def _fill(made: Moments, state: OptimizerState, group: Group) -> Moments:
-    """Puts the arrays and counts of a state into that of a transformation."""
+def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments:
+    """Returns the state of a transformation of a group, with what was gathered before."""
+    made: Moments = tx.init(params)
+    arrays = {}
+    for slot, tree in made.arrays.items():
+        leaves, held = jax.tree.leaves(tree), state.slots.get(slot, {})
+        for place, at in enumerate(sorted(group.members)):
+            if at not in held:
+                continue
+            if jnp.shape(held[at]) != leaves[place].shape:
+                raise ConversionError(
+                    f"{slot} of parameter {at} has the shape {jnp.shape(held[at])}, and "
+                    f"{leaves[place].shape} here"
+                )
+            leaves[place] = jnp.asarray(held[at], leaves[place].dtype)
+        arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     position = next((x.position for x in group.schedules.values()), group.step)
     numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
-    return Moments(
-        jnp.asarray(group.step, jnp.int32),
-        jnp.asarray(position, jnp.int32),
-        {slot: _put(tree, state.slots.get(slot, {}), slot) for slot, tree in made.arrays.items()},
-        made.numbers | numbers,
-    )
-
-
-def _put(tree: Any, arrays: Mapping[int, Any], slot: str) -> Any:
-    """Puts arrays into a tree of a state; places that are masked stay so."""
-    old, structure = jax.tree.flatten(tree, is_leaf=is_masked)
-    new = []
-    for at, leaf in enumerate(old):
-        array = arrays.get(at)
-        if is_masked(leaf) or array is None:
-            new.append(leaf)
-            continue
-        if jnp.shape(array) != leaf.shape:
-            raise ConversionError(
-                f"{slot} of parameter {at} has the shape {jnp.shape(array)}, and {leaf.shape} here"
-            )
-        new.append(jnp.asarray(array, leaf.dtype))
-    return jax.tree.unflatten(structure, new)
-
-
-def is_masked(x: Any) -> bool:
-    """Returns whether something stands for a parameter of another group."""
-    return type(x).__name__ == "MaskedNode"
+    counts = (jnp.asarray(count, jnp.int32) for count in (group.step, position))
+    return Moments(*counts, arrays, made.numbers | numbers)

@@ -20,7 +20,7 @@ import numpy as np
 from fmapper import ConversionError, ConversionWarning
 from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
-from fmapper_adapters.jax.training.build import OfCount, Rate, is_masked
+from fmapper_adapters.jax.training.build import OfCount, Rate
 from fmapper_adapters.jax.training.transformations import Moments
 
 
@@ -405,9 +405,9 @@ def _arrays(
     Raises:
         ConversionError: The state is one for other parameters, or of another dtype.
     """
-    leaves = jax.tree.leaves(tree, is_leaf=is_masked)
+    leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
     if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
-        leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
+        leaves = [x for x in leaves if _is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
     if len(leaves) != len(params):
         raise ConversionError(
             f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
@@ -427,3 +427,8 @@ def _arrays(
             )
         if leaf.size:
             yield at, leaf
+
+
+def _is_masked(x: Any) -> bool:
+    """Returns whether something stands for a parameter of another group."""
+    return type(x).__name__ == "MaskedNode"
