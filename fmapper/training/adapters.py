@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 
+Bring = Callable[[Any], Any]
+Change = Callable[[Any, Any], Any]
+
+
 @functor(children=("a", "b", "magnitude"))
 class LowRank:
     """The update of one weight: `scale * b @ a`, laid out like the weight.
@@ -148,16 +152,19 @@ class LoraAdapter:
         change = lambda arrays: self._apply(arrays, LowRank.beside)  # noqa: E731
         return _keeper(params).with_named(params, change)
 
-    def _apply(self, params: Mapping[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
-        """Returns arrays with weights changed: by an update and the weight."""
+    def _apply(
+        self, params: Mapping[str, Any], change: Change, bring: Bring = lambda array: array
+    ) -> dict[str, Any]:
+        """Returns arrays with weights changed: by an update and the weight, which are brought."""
         if self.rules is None:
-            return self._change(params, change)
+            return self._change(params, change, bring)
         from fmapper.training.rules import change_before
 
         names = [name for name, _ in self._parts()]
-        return change_before(self.rules, params, names, lambda old: self._change(old, change))
+        of_base = lambda base: self._change(base, change, bring)  # noqa: E731
+        return change_before(self.rules, params, names, of_base, bring)
 
-    def _change(self, params: Mapping[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
+    def _change(self, params: Mapping[str, Any], change: Change, bring: Bring) -> dict[str, Any]:
         merged, problems = dict(params), []
         for name, new in self._parts():
             weight = merged.get(name)
@@ -167,7 +174,7 @@ class LoraAdapter:
                 shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
                 problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
             else:
-                merged[name] = change(new, weight) if isinstance(new, LowRank) else new
+                merged[name] = change(new, bring(weight)) if isinstance(new, LowRank) else new
         if problems:
             raise StructureMismatchError(
                 "the adapter does not fit:\n" + "\n".join(f"  {line}" for line in problems)
@@ -245,16 +252,13 @@ class LoraAdapter:
             StructureMismatchError: The adapter names arrays that the model does not have.
         """
         weights = state(model, source=source)
-        names = weights if self.rules is not None else dict(self._parts())
-        named = {name: weights[name] for name in weights if name in names}
-        return load_state(model, {**weights, **self(_like(self, named))}, source=source)
+        first = next((update.a for update in self.updates.values()), None)
+        owner = None if first is None else adapter_of(first)
 
+        def bring(array: Any) -> Any:
+            """Brings an array of the model to the framework of the adapter."""
+            if owner is None or adapter_of(array) is owner:
+                return array
+            return mover_to(owner)(array)
 
-def _like(adapter: LoraAdapter, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Brings arrays to the framework of an adapter."""
-    first = next((update.a for update in adapter.updates.values()), None)
-    owner = None if first is None else adapter_of(first)
-    if owner is None or all(adapter_of(array) is owner for array in arrays.values()):
-        return arrays
-    moved: dict[str, Any] = mover_to(owner)(arrays)
-    return moved
+        return load_state(model, self._apply(weights, LowRank.merge, bring), source=source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.namespace import array_namespace
@@ -19,15 +20,24 @@ Arrays = Mapping[str, Any]
 class _Given(LazyArray):
     """An array that operations of rules are planned for; its dtype does not matter to them."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, bring: Callable[[Any], Any]) -> None:
         import numpy as np
 
-        self.array, self.shape = array, tuple(map(int, array.shape))
-        self.dtype = np.dtype(np.float32)
+        self._array, self._bring = array, bring
+        self.shape, self.dtype = tuple(map(int, array.shape)), np.dtype(np.float32)
+
+    @cached_property
+    def array(self) -> Any:
+        """Returns the array where it is computed with."""
+        return self._bring(self._array)
 
 
 def change_before(
-    rules: Rules, arrays: Arrays, names: Iterable[str], change: Callable[[Arrays], Arrays]
+    rules: Rules,
+    arrays: Arrays,
+    names: Iterable[str],
+    change: Callable[[Arrays], Arrays],
+    bring: Callable[[Any], Any],
 ) -> dict[str, Any]:
     """Returns the arrays of a model with a change of those that rules have made them of.
 
@@ -36,6 +46,7 @@ def change_before(
         arrays: The arrays of the model by name.
         names: Of which arrays before the rules the function gets those that there are.
         change: Returns them with other values.
+        bring: Brings an array of the model to where it is computed with.
 
     Raises:
         StructureMismatchError: What is changed is not in the model, or a rule does more than move,
@@ -45,17 +56,17 @@ def change_before(
     from fmapper.checkpoints import Cast, Rules
 
     plain = Rules(rule for rule in rules if not isinstance(rule, Cast))  # arrays keep their dtypes
-    given: dict[str, LazyArray] = {name: _Given(array) for name, array in arrays.items()}
+    given = {name: _Given(array, bring) for name, array in arrays.items()}
     before = plain.inverse().apply(given, strict=False)
     new = change({name: _compute(before[name]) for name in names if name in before})
-    changed = {name: _Given(array) for name, array in new.items()}
+    changed = {name: _Given(array, bring) for name, array in new.items()}
     after = plain.apply({**before, **changed}, strict=False)
     result, reached = dict(arrays), set()
     for name, array in after.items():
         leaves = {*_leaves(array)} & {*changed.values()}
         if leaves and name in arrays:
             made = _compute(array)
-            result[name] = array_namespace(made).astype(made, arrays[name].dtype)
+            result[name] = array_namespace(made).astype(made, given[name].array.dtype)
             reached |= leaves
     lost = [name for name, leaf in changed.items() if leaf not in reached]
     if lost:

@@ -275,6 +275,28 @@ def test_rules_do_to_an_update_what_they_do_to_its_weight(tmp_path, rule):
         assert all(np.allclose(got[name], want[name], atol=1e-5) for name in want)
 
 
+def test_an_adapter_is_merged_into_a_module_that_somebody_wrote(tmp_path):
+    """Of which only the weights that it is for are moved: keys of JAX are of no other framework."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Twin(nnx.Module):
+        def __init__(self):
+            self.up = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
+            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0), deterministic=True)
+
+        def __call__(self, x):
+            return self.drop(self.up(x))
+
+    twin = Twin()
+    rules = Rules([Rename("q.{x}", "up.{x}"), Rename("up.weight", "up.kernel")])
+    adapter = load_adapter(write(tmp_path, pair()))
+    placed = adapter.place(rules + Rules([Transpose("up.kernel"), Scale("up.kernel", 0.5)]))
+    update = adapter({"q.weight": np.zeros((5, 6), np.float32)})["q.weight"]
+    for adapter in (placed, fmapper.to_jax(placed)):
+        change = adapter.merge(twin).up.kernel[...] - twin.up.kernel[...]
+        assert np.allclose(change, 0.5 * update.T, atol=1e-6)
+
+
 def test_an_update_that_rules_would_lose_raises(tmp_path):
     adapter = load_adapter(write(tmp_path, pair()))
     base = {"q.weight": draw(5, 6)}

@@ -114,5 +114,5 @@ def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments
         arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     position = next((x.position for x in group.schedules.values()), group.step)
     numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
-    counts = (jnp.asarray(count, jnp.int32) for count in (group.step, position))
-    return Moments(*counts, arrays, made.numbers | numbers)
+    counts = [jnp.asarray(count, jnp.int32) for count in (group.step, position)]
+    return Moments(counts[0], counts[1], arrays, made.numbers | numbers)
