@@ -40,6 +40,7 @@ from fmapper.errors import (
     ProgramInputError,
     RebuildError,
     StructureMismatchError,
+    SyncError,
     TargetError,
     TieWarning,
     TransferError,
@@ -91,6 +92,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
     from fmapper.sync.delta_files import apply_delta, save_delta
+    from fmapper.sync.sync import Sync
     from fmapper.training.convert import convert_training
     from fmapper.training.peft_files import load_adapter, save_adapter
     from fmapper.transforms.grad import grad, value_and_grad
@@ -148,6 +150,8 @@ __all__ = [
     "Report",
     "StructureMismatchError",
     "Summary",
+    "Sync",
+    "SyncError",
     "TargetError",
     "TieWarning",
     "TransferError",
@@ -251,6 +255,7 @@ _PLACES = {
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
     "fmapper.sync.delta_files": "apply_delta save_delta",
+    "fmapper.sync.sync": "Sync",
     "fmapper.training.peft_files": "load_adapter save_adapter",
     "fmapper.training.convert": "convert_training",
     "fmapper.twins.report": "TransferReport",

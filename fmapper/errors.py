@@ -19,6 +19,7 @@ FmapperError
 ├── CheckpointError (ValueError)          a checkpoint or its rules are damaged or do not fit
 ├── TransferError (ValueError)            weights of one model do not fit another
 │   └── AmbiguousTransferError            which weights belong where cannot be settled
+├── SyncError (RuntimeError)              weights could not be brought to a running model
 ├── GoldensError (ValueError)             a file holds no goldens, or cannot hold what is recorded
 ├── ProgramInputError (TypeError)         a converted program does not accept the inputs
 ├── LossyCastError (ValueError)           the target dtype cannot hold a value
@@ -184,6 +185,10 @@ class AmbiguousTransferError(TransferError):
         super().__init__(message)
         self.candidates = candidates or {}
         self.rules = rules
+
+
+class SyncError(FmapperError, RuntimeError):
+    """Weights could not be brought to a running model; it has its old ones."""
 
 
 class GoldensError(FmapperError, ValueError):

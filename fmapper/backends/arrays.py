@@ -399,6 +399,18 @@ class Arrays(Framework):
             BufferError: They cannot.
         """
 
+    def overwrite(self, array: Any, data: np.ndarray[Any, Any]) -> None:
+        """Copies host memory into an array, in place; asked for where it is not `frozen`.
+
+        Args:
+            array: The array, on any device.
+            data: An array of its shape and dtype.
+        """
+        raise TypeError(f"arrays of {self.name} cannot be written to")
+
+    def note_writes(self, arrays: Sequence[Any]) -> None:
+        """Tells the framework that the memory of arrays was written to from outside."""
+
     # dtypes
 
     def storable(self, dtype: str) -> str | None:

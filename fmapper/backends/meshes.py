@@ -198,6 +198,13 @@ class Meshes(Framework):
         """Returns the index of this process and the number of processes; starts nothing."""
         return 0, 1
 
+    def messages(self) -> tuple[Callable[[memoryview, int], object], Callable[[int], Any]] | None:
+        """Returns functions that send bytes to a process and receive them; None if there are none.
+
+        All processes call this at the same time. See `fmapper.sync.Transport`.
+        """
+        return None
+
     def writers(self, array: Any) -> Mapping[Box, int] | None:
         """Returns the parts of an array that is spread over processes, and the writer of each.
 

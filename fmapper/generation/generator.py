@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.discovery import get_adapter, known_frameworks
 from fmapper.backends.models import Models
@@ -27,6 +27,9 @@ from fmapper.tracebacks import short_traceback
 from fmapper.verification.models.owners import source_of
 from fmapper.verification.models.turns import in_turn
 from fmapper.warn import warn
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rules import Rules
 
 
 class Generated(NamedTuple):
@@ -157,6 +160,22 @@ class Generator(ABC):
         Args:
             params: Arrays by name, or a converted model with such arrays.
             buffers: Other arrays by name.
+        """
+
+    @abstractmethod
+    def held(self) -> dict[str, Any]:
+        """Returns the arrays as they lie in memory, by the names of the model."""
+
+    @abstractmethod
+    def layout(self) -> Rules:
+        """Returns the rules that make the arrays that are held of those of the model."""
+
+    @abstractmethod
+    def hold(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces the arrays that are held, for calls that begin after.
+
+        Args:
+            arrays: All that `held` gives, in the same layouts.
         """
 
     @abstractmethod

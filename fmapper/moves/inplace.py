@@ -66,7 +66,7 @@ def move_(tree: T, mover: Mover) -> T:
         )
     change = _Change()
     result: T = change.adopt(tree, fmap(mover, tree))
-    _without_interrupt(change.carry_out)
+    without_interrupt(change.carry_out)
     return result
 
 
@@ -107,7 +107,7 @@ class _Change:
         def open(node: Any, keep: Callable[[Any], None]) -> Opened:
             before = kind.children(node)
             keep(before)
-            put = _putter(node, kind)
+            put = putter(node, kind)
 
             def finish(adopted: dict[Any, Any]) -> Any:
                 if put is not None:
@@ -151,7 +151,7 @@ def _reset(state: Any, held: dict[str, Any]) -> None:
     state.update(held)
 
 
-def _without_interrupt(action: Step) -> None:
+def without_interrupt(action: Step) -> None:
     """Runs something short, and delivers Ctrl+C only after it."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -167,7 +167,7 @@ def _without_interrupt(action: Step) -> None:
         handler(*waiting[0])
 
 
-def _putter(node: Any, node_type: NodeType) -> Put | None:
+def putter(node: Any, node_type: NodeType) -> Put | None:
     """Returns a function that replaces the children of a node in place; None if it cannot be."""
     if node_type.put is not None:
         return node_type.put

@@ -1,5 +1,33 @@
 """Weights in step: from a model that is trained to one that runs.
 
+sync         `Sync`, which users call
+ends         which arrays a model has, and which parts of them are here
+reader       the arrays of a tree, read and replaced again and again
+pairing      the rules between both ends
+planning     which bytes go from which process to which
+strided      lazy arrays as copies with even steps
+memory       parts of arrays as those of NumPy
+copies       copies between them, and memory that is used again
+here         a call in one process
+exchange     what processes say and send to one another
+transports   how
 delta        the elements that differ between two arrays, in few bytes
 delta_files  deltas of whole states, in files
 """
+
+from typing import TYPE_CHECKING
+
+from fmapper.lazy import surface as _surface
+
+if TYPE_CHECKING:
+    from fmapper.sync.planning import SyncedArray, SyncPlan
+    from fmapper.sync.sync import Sync, SyncStats
+    from fmapper.sync.transports import Folder, Transport
+
+__all__ = ["Folder", "Sync", "SyncPlan", "SyncStats", "SyncedArray", "Transport"]
+
+_PLACES = {
+    "fmapper.sync.planning": "SyncPlan SyncedArray",
+    "fmapper.sync.sync": "Sync SyncStats",
+    "fmapper.sync.transports": "Folder Transport",
+}

@@ -99,6 +99,10 @@ class NumpyAdapter(Adapter):
         for array in arrays:
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
+    def overwrite(self, array: Any, data: np.ndarray[Any, Any]) -> None:
+        """Copies; an array that is read-only refuses."""
+        np.copyto(array, data)
+
     def nbytes(self, array: Any) -> int:
         """Returns `array.nbytes`; for objects, only their pointers."""
         return int(array.nbytes)

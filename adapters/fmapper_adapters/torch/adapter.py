@@ -24,6 +24,7 @@ from fmapper.backends import (
 )
 from fmapper_adapters.torch.arrays import batches, casts, parameters, tensors, threads
 from fmapper_adapters.torch.arrays import devices as _devices
+from fmapper_adapters.torch.arrays.writes import Writes
 from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
@@ -42,7 +43,7 @@ CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Files, TorchMeshes, Writing, Layers, TorchOptimizers, Adapter):
+class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers, Adapter):
     """The adapter for tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"

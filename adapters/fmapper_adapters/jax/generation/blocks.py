@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper import device_info
+from fmapper.checkpoints import AddConstant, Concatenate, Pattern, Reshape, Rules, Transpose
 from fmapper.generation import Generation, threads_for_memory
 from fmapper.programs import Call, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.arrays.host import in_large_pages
@@ -151,6 +152,24 @@ def lay_out(params: Arrays, layout: Layout) -> Arrays:
 def restore(held: Arrays, layout: Layout) -> Arrays:
     """Joins the blocks of weights to the model's own weights."""
     return held | {name: _join(held[name], block) for name, block in layout.items()}
+
+
+def rules(params: Arrays, layout: Layout) -> Rules:
+    """Returns the rules that put weights into blocks."""
+    found: list[Any] = []
+    for name, block in layout.items():
+        label, pad = Pattern.escape(name), f"{Pattern.escape(name)}.padding"
+        weight = params[name]
+        rows = weight.shape[1 if block.turned else 0]
+        missing = -block.outputs % block.width
+        if block.turned:
+            found.append(Transpose(label, (1, 0)))
+        if missing:
+            found.append(AddConstant(pad, (rows, missing), 0, str(weight.dtype)))
+            found.append(Concatenate([label, pad], label, 1, [block.outputs, missing]))
+        found.append(Reshape(label, (rows, -1, block.width), (rows, block.outputs + missing)))
+        found.append(Transpose(label, (1, 0, 2)))
+    return Rules(found)
 
 
 @partial(jax.jit, static_argnums=1)

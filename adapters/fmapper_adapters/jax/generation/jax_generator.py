@@ -13,6 +13,7 @@ import numpy as np
 
 from fmapper import ConversionError, ProgramInputError, RebuildError, functor, to_jax
 from fmapper.backends import BoxKey
+from fmapper.checkpoints import Rules
 from fmapper.generation import Decoding, Generated, Generation, Generator, Prompts
 from fmapper.programs import Lowering
 from fmapper_adapters.jax.arrays.packed import blocks_of
@@ -70,7 +71,6 @@ class JaxGenerator(Generator):
     It is a functor: `to_gpu`, `shard`, `state` and `load_state` take it as they take a model.
 
     Attributes:
-        buffers: The arrays of the model that are not trained, by the names of its state dict.
         precision: The precision of matrix products in float32.
     """
 
@@ -84,10 +84,18 @@ class JaxGenerator(Generator):
         precision: str | None,
     ) -> None:
         super().__init__(generation, decoding)
-        self._held = held
-        self.buffers = buffers
+        self._arrays = held, buffers  # in one place: another thread replaces both at once
         self.precision = precision
         self._codes = codes
+
+    @property
+    def _held(self) -> Arrays:
+        return self._arrays[0]
+
+    @property
+    def buffers(self) -> Arrays:
+        """The arrays of the model that are not trained, by the names of its state dict."""
+        return self._arrays[1]
 
     @property
     def params(self) -> Arrays:
@@ -131,6 +139,20 @@ class JaxGenerator(Generator):
             _update(self.buffers, given, {}, strict=False),
             self.precision if precision is ... else precision,
         )
+
+    def held(self) -> Arrays:
+        """Returns trained arrays, some in blocks, and the others."""
+        held, buffers = self._arrays
+        return {**held, **buffers}
+
+    def layout(self) -> Rules:
+        """Returns the rules for what is in blocks."""
+        return blocks.rules(self.params, self._codes.layout)
+
+    def hold(self, arrays: Arrays) -> None:
+        """Replaces all arrays at once; a call that runs goes on with those that it began with."""
+        held, buffers = self._arrays
+        self._arrays = {n: arrays[n] for n in held}, {n: arrays[n] for n in buffers}
 
     def _names(self) -> set[str]:
         """Returns the names that its arrays have in the model, tied ones all of theirs."""
@@ -231,7 +253,8 @@ class _Call:
             self.prompt + count,
             given.tokens,
         )
-        self.arrays = loop.pick(own._codes.run_step, own._held, own.buffers)
+        self.held, self.buffers = own._arrays
+        self.arrays = loop.pick(own._codes.run_step, self.held, self.buffers)
 
     def first(self) -> loop.State:
         """Returns the state after the first token."""
@@ -239,7 +262,7 @@ class _Call:
         code, step = own._codes.run_first, own._codes.run_step
         given = self.given
         if code is not None:
-            arrays = loop.pick(code, own._held, own.buffers)
+            arrays = loop.pick(code, self.held, self.buffers)
             logits, cache, holds = loop.prefill(
                 code, own.precision, arrays, given.columns, given.column_mask
             )

@@ -15,7 +15,7 @@ from fmapper.meshes import DimensionRule, boxes_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
 from fmapper_adapters.torch.arrays.wrappers import is_dtensor
-from fmapper_adapters.torch.meshes import experts, fully_shard, layers, tp_plan
+from fmapper_adapters.torch.meshes import experts, fully_shard, layers, messages, tp_plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,6 +203,10 @@ class TorchMeshes(Meshes):
         if not own.is_available() or not own.is_initialized():
             return 0, 1
         return own.get_rank(), own.get_world_size()
+
+    def messages(self) -> tuple[Callable[[memoryview, int], object], Callable[[int], Any]]:
+        """Returns functions for a new group of processes, on the CPU."""
+        return messages.of_new_group()
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
         """Returns the parts of a `DTensor`."""

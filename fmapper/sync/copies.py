@@ -1,0 +1,237 @@
+"""Copies between arrays of the host, and memory that is used again and again."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fmapper.checkpoints.dense import copy_into, scratch
+from fmapper.checkpoints.lazy_operations import Cast, Offset, Scale
+from fmapper.errors import LossyCastError
+from fmapper.moves.host_copy import ALIGNMENT, host_buffers, populate, threads_for_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fmapper.sync.strided import View
+
+    Array = np.ndarray[Any, Any]
+
+_PIECE = 4 << 20  # bytes that one thread copies at a time
+_LARGE = 1 << 20  # bytes from which memory comes from the system in pages of its own
+
+
+class Copy(NamedTuple):
+    """A copy between two views of one shape.
+
+    Attributes:
+        target: Where to.
+        source: Where from.
+        steps: What is done to each element.
+        name: The name of the array, for errors.
+    """
+
+    target: Array
+    source: Array
+    steps: tuple[Cast | Offset | Scale, ...]
+    name: str
+
+
+def view_of(array: Array, view: View) -> Array:
+    """Returns a strided view of an array."""
+    import numpy as np
+
+    if not view.steps and not array.ndim:
+        return array
+    first = array[(*(slice(at, None) for at in view.index), ...)]
+    strides = tuple(array.strides[axis] * step for axis, step in view.steps)
+    if first.shape == view.shape and first.strides == strides:
+        return first
+    return np.lib.stride_tricks.as_strided(first, view.shape, strides)
+
+
+def check(computed: Iterable[tuple[Array, Sequence[Any], str]]) -> None:
+    """Raises unless all finite values stay finite.
+
+    Args:
+        computed: Arrays, what is done to their elements, and their names.
+
+    Raises:
+        LossyCastError: One becomes infinite; names its array.
+    """
+    for source, steps, name in computed:
+        if not _fits(source, steps):
+            try:
+                _computed(source, steps)
+            except LossyCastError as error:
+                said = str(error)
+                raise LossyCastError(said if name in said else f"{name}: {said}") from None
+
+
+def _fits(source: Array, steps: Sequence[Any]) -> bool:
+    """Returns whether a cast fits by its largest and smallest value; False if that is not known."""
+    import ml_dtypes
+    import numpy as np
+
+    (step, *more) = steps
+    if more or not isinstance(step, Cast):
+        return False
+    try:
+        own, limit = (float(ml_dtypes.finfo(kind).max) for kind in (source.dtype, step.dtype))
+    except ValueError:
+        return False
+    if own <= limit or not source.size:
+        return True
+    with np.errstate(all="ignore"):
+        high, low = float(np.max(source)), float(np.min(source))
+    return -limit <= low and high <= limit
+
+
+def carry_out(copies: Sequence[Copy]) -> None:
+    """Copies everything, on several threads where there is much of it."""
+    size = sum(copy.target.nbytes for copy in copies)
+    threads = min(threads_for_memory(), math.ceil(size / _PIECE))
+    if threads < 2:
+        _run(copies)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(_run, _bundles(copies)))
+
+
+def _run(copies: Sequence[Copy]) -> None:
+    for target, source, steps, _ in copies:
+        if steps:
+            _compute_into(target, source, steps)
+        else:
+            copy_into(target, source)
+
+
+def _bundles(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+    """Yields the copies in bundles of about one piece."""
+    bundle: list[Copy] = []
+    size = 0
+    for copy in copies:
+        for part in _parts(copy):
+            bundle.append(part)
+            size += part.target.nbytes
+            if size >= _PIECE:
+                yield bundle
+                bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+def _parts(copy: Copy) -> Iterator[Copy]:
+    """Divides a large copy along the dimension with the longest steps in the target."""
+    count = math.ceil(copy.target.nbytes / _PIECE)
+    if count < 2:
+        yield copy
+        return
+    target, source = copy.target, copy.source
+    if target.flags.c_contiguous and source.flags.c_contiguous:
+        target, source = target.reshape(-1), source.reshape(-1)
+    axis = max(
+        (axis for axis in range(target.ndim) if target.shape[axis] > 1),
+        key=lambda axis: abs(target.strides[axis]),
+    )
+    step = math.ceil(target.shape[axis] / count)
+    before = (slice(None),) * axis
+    for start in range(0, target.shape[axis], step):
+        at = (*before, slice(start, start + step))
+        yield copy._replace(target=target[at], source=source[at])
+
+
+def _compute_into(target: Array, source: Array, steps: Sequence[Any]) -> None:
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        if len(steps) == 1 and isinstance(steps[0], Cast) and _is_plain(source.dtype, target.dtype):
+            if target.strides == _c_strides(target) or source.ndim < 2:
+                with scratch(source.shape, source.dtype) as lent:
+                    dense = source
+                    if not source.flags.c_contiguous:
+                        copy_into(lent, source)
+                        dense = lent
+                    np.copyto(target, dense, casting="unsafe")
+                return
+        copy_into(target, _computed(source, steps))
+
+
+def _is_plain(source: Any, target: Any) -> bool:
+    """Returns whether NumPy casts directly: not between two dtypes of eight bits or fewer."""
+    return not source.itemsize == target.itemsize == 1
+
+
+def _c_strides(array: Array) -> tuple[int, ...]:
+    sizes = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
+    return tuple(array.itemsize * size for size in sizes)
+
+
+def _computed(source: Array, steps: Sequence[Any]) -> Array:
+    """Returns elements after all steps, as lazy arrays compute them."""
+    from fmapper.checkpoints.lazy import LazyArray
+
+    found = LazyArray.of(source)
+    for step in steps:
+        if isinstance(step, Cast):
+            found = Cast(found, step.dtype, step.name)
+        elif isinstance(step, Offset):
+            found = found.plus(step.value)
+        else:
+            found = found.times(step.factor, divide=step.divide)
+    return found.read()
+
+
+class Slots:
+    """Host memory for arrays of frameworks that take it over.
+
+    A slot is used again once nobody holds an array on it: its references are counted.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[Any, list[_Slot]] = {}
+
+    def reserve(self, key: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        """Makes the two slots that an array needs: the old values are in use until it is done."""
+        for slot in (_Slot(shape, dtype), _Slot(shape, dtype)):
+            populate(slot.array)
+            self._slots.setdefault(key, []).append(slot)
+
+    def get(self, key: Any) -> Array:
+        """Returns uninitialised memory that nobody else holds, aligned for all frameworks."""
+        slots = self._slots[key]
+        free = next((slot for slot in slots if slot.is_free()), None)
+        if free is None:  # somebody has kept old arrays; their memory is theirs
+            free = _Slot(slots[0].array.shape, slots[0].array.dtype)
+            slots[:] = [*slots[1:], free]
+        return free.array
+
+
+class _Slot:
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._memory, self.array = _allocate(shape, dtype)
+        self._references = self._count()
+
+    def _count(self) -> int:
+        return sys.getrefcount(self._memory) + sys.getrefcount(self.array)
+
+    def is_free(self) -> bool:
+        """Returns whether nobody else holds the memory."""
+        return self._count() <= self._references
+
+
+def _allocate(shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    import numpy as np
+
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes >= _LARGE:
+        (slot,) = host_buffers([(shape, dtype)])
+        assert slot.base is not None
+        return slot.base, slot  # type: ignore[return-value]
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory, memory[start : start + nbytes].view(dtype).reshape(shape)

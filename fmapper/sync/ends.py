@@ -1,0 +1,155 @@
+"""The two ends of a sync: which arrays a model has, and which parts of them are here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.arrays import HOST
+from fmapper.backends.discovery import owner_of
+from fmapper.backends.meshes import Meshes
+from fmapper.checkpoints.boxes import Box, full_box
+from fmapper.checkpoints.rules.rules import Rules
+from fmapper.errors import SyncError
+from fmapper.generation.generator import Generator
+from fmapper.sync.reader import Reader
+from fmapper.twins.one_sided import is_counter, is_needed
+from fmapper.twins.sides import read_side
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """An array of a model, as all processes know it.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype, by name.
+        tied_to: The first name of the same array; empty if that is this one.
+        needed: The other end must have it.
+        free: It may stay as it is: a counter, a random state.
+        boxes: The parts that each process has, by its rank.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    tied_to: str = ""
+    needed: bool = True
+    free: bool = False
+    boxes: Mapping[int, tuple[Box, ...]] = ()  # type: ignore[assignment]
+
+
+class End:
+    """A model, or a state, at one end of a sync.
+
+    Attributes:
+        tree: The model.
+        outlines: Its arrays by name.
+        arrays: The arrays that are held, each once; a generator holds weights in another layout.
+        held: Their outlines by name, with the parts that are in this process.
+        layout: The rules that make them of those by name.
+    """
+
+    def __init__(self, tree: Any, role: str, rank: int) -> None:
+        side = read_side(tree, role)
+        self.tree = tree
+        self.layout = tree.layout() if isinstance(tree, Generator) else Rules()
+        self._generator = tree if isinstance(tree, Generator) else None
+        self._reader = Reader(tree if self._generator is None else self._generator.held())
+        self.arrays = self._reader.first
+        numbers = {id(array): number for number, array in enumerate(self.arrays)}
+        self._numbers: dict[str, int] = {}
+        self.outlines: dict[str, Outline] = {}
+        if self._generator is not None:
+            self._numbers = {n: numbers[id(array)] for n, array in self._generator.held().items()}
+        for name, entry in side.entries.items():
+            number = numbers.get(id(entry.value))
+            if self._generator is None and not entry.random:
+                if number is None:
+                    raise SyncError(
+                        f"{name}: this array of the {role} is computed when it is asked for, so "
+                        "that it cannot be kept in step. Pass fmapper.state of the model"
+                    )
+                self._numbers[name] = number
+            needed, free = is_needed(entry), entry.random or is_counter(entry) or entry.transient
+            tied = entry.tied_to
+            self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
+        self.held = self._held(rank)
+
+    def _held(self, rank: int) -> dict[str, Outline]:
+        """Returns the arrays that are held, each once, with the boxes that are here."""
+        found: dict[str, Outline] = {}
+        seen: set[int] = set()
+        for name, number in self._numbers.items():
+            if number in seen:
+                continue
+            seen.add(number)
+            array = self.arrays[number]
+            adapter = owner_of(array)
+            boxes = {rank: (*parts_of(array),)}
+            found[name] = Outline(tuple(adapter.shape(array)), adapter.dtype(array), boxes=boxes)
+        return found
+
+    def read(self, tree: Any = None) -> list[Any]:
+        """Returns the arrays now, of the tree or of another one of its structure."""
+        if self._generator is not None:
+            return self._reader.read(self._generator.held())
+        return self._reader.read(self.tree if tree is None else tree)
+
+    def number(self, name: str) -> int:
+        """Returns the number of a held array."""
+        return self._numbers[name]
+
+    def write(self, new: Mapping[int, Any]) -> Any:
+        """Puts new arrays into the tree, by their numbers; returns the tree."""
+        if self._generator is not None:
+            held = self._generator.held()
+            if new:
+                self._generator.hold({n: new.get(k, held[n]) for n, k in self._numbers.items()})
+        else:
+            self.tree = self._reader.write(self.tree, new)
+        return self.tree
+
+
+def parts_of(array: Any) -> Mapping[Box, Any]:
+    """Returns the parts of an array that are in this process; itself where it is whole."""
+    adapter = owner_of(array)
+    if isinstance(adapter, Meshes) and adapter.layout(array) is not None:
+        return adapter.held_parts(array)
+    return {full_box(adapter.shape(array)): array}
+
+
+def on_host(arrays: Sequence[Any]) -> tuple[list[np.ndarray[Any, Any]], set[int]]:
+    """Returns arrays as those of NumPy, and which of them are on memory of their own."""
+    by_adapter: dict[str, list[int]] = {}
+    for number, array in enumerate(arrays):
+        by_adapter.setdefault(owner_of(array).name, []).append(number)
+    found: list[Any] = [None] * len(arrays)
+    apart: set[int] = set()
+    for numbers in by_adapter.values():
+        adapter = owner_of(arrays[numbers[0]])
+        exchange = adapter.export([arrays[number] for number in numbers], HOST)
+        for at, (number, data) in enumerate(zip(numbers, exchange.data, strict=True)):
+            found[number] = data
+            if at in exchange.private:
+                apart.add(number)
+    return found, apart
+
+
+def with_boxes(
+    outlines: Mapping[str, Outline], more: Mapping[str, Outline]
+) -> dict[str, Outline]:
+    """Returns outlines with the boxes that another process has of the same arrays."""
+    found = dict(outlines)
+    for name, outline in more.items():
+        own = found.get(name)
+        if own is not None and (own.shape, own.dtype) != (outline.shape, outline.dtype):
+            raise SyncError(
+                f"{name} is {own.dtype}{list(own.shape)} in one process and "
+                f"{outline.dtype}{list(outline.shape)} in another"
+            )
+        found[name] = replace(outline, boxes={**(own.boxes if own else {}), **outline.boxes})
+    return found

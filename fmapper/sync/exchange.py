@@ -1,0 +1,364 @@
+"""What processes say and send to one another in a sync.
+
+Each call has four rounds. All say that they have begun, or why they cannot; then they send arrays;
+then all say that they have everything; then they write and say that they have. A process that has
+not heard from all that they have everything writes only if another one has.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fmapper.checkpoints.rules.rules import Rules
+from fmapper.errors import SyncError
+from fmapper.sync.copies import Copy, carry_out, check, view_of
+from fmapper.sync.ends import End, Outline, with_boxes
+from fmapper.sync.planning import Transfer, dtype_after, packets
+from fmapper.sync.transports import Transport, default_transport
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fmapper.sync.here import Round
+
+    Array = np.ndarray[Any, Any]
+
+_HEADER = 64  # bytes before the values of a packet, which are aligned so
+_ALIGNMENT = 8  # bytes of the values of each transfer in a packet
+_READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
+
+
+class _Packet(NamedTuple):
+    """Transfers that are sent together, and where each begins."""
+
+    transfers: list[tuple[int, Transfer]]
+    nbytes: int
+
+
+class Exchanger:
+    """The side of one process.
+
+    Attributes:
+        rank: Its number.
+        size: How many processes there are.
+    """
+
+    def __init__(self, transport: Transport | None, timeout: float) -> None:
+        self._transport = transport or default_transport()
+        self._timeout = timeout
+        self.rank = 0 if self._transport is None else self._transport.rank
+        self.size = 1 if self._transport is None else self._transport.size
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
+        self._to: dict[int, list[_Packet]] = {}
+        self._from: dict[int, list[_Packet]] = {}
+        self._last: dict[tuple[int, int], Array] = {}
+        self._broken = ""
+
+    # planning
+
+    def outlines(
+        self, source: End | None, target: End | None
+    ) -> tuple[tuple[dict[str, Outline], ...], tuple[dict[str, Outline], ...], Rules]:
+        """Returns the outlines of both ends, own names and held arrays, from all processes.
+
+        And the rules that make the held arrays of the target of those with its own names.
+
+        Raises:
+            SyncError: No process has one of the ends.
+        """
+        mine = [_written(source), _written(target)]
+        all_of_them = {self.rank: mine}
+        if self._others:
+            said = self._say(json.dumps(mine).encode())
+            for rank, reply in sorted(said.items()):
+                all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
+        found: list[tuple[dict[str, Outline], ...]] = []
+        layout = Rules()
+        for at, role in enumerate(("source", "target")):
+            own: dict[str, Outline] = {}
+            held: dict[str, Outline] = {}
+            for _, ends in sorted(all_of_them.items()):
+                if ends[at] is not None:
+                    own = with_boxes(own, _read(ends[at][0]))
+                    held = with_boxes(held, _read(ends[at][1]))
+                    layout = Rules.from_toml(ends[at][2] + "\n") if ends[at][2] else layout
+            if not held:
+                raise SyncError(f"no process has a {role} with arrays")
+            found.append((own, held))
+        return found[0], found[1], layout
+
+    def plan(self, transfers: Sequence[Transfer]) -> None:
+        """Divides what goes to and comes from other processes into packets."""
+        for transfer in transfers:
+            if transfer.sender != transfer.receiver:
+                mine, other = self._to, transfer.receiver
+                if transfer.receiver == self.rank:
+                    mine, other = self._from, transfer.sender
+                mine.setdefault(other, []).append(transfer)  # type: ignore[arg-type]
+        for packed in (self._to, self._from):
+            for rank, ordered in packed.items():
+                packed[rank] = [*map(_packet, packets(ordered))]  # type: ignore[arg-type]
+
+    # a call
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Tells the others when this process cannot begin, and raises when one of them cannot."""
+        if self._broken:
+            raise SyncError(f"an earlier call has failed: {self._broken}. Create another Sync")
+        try:
+            yield
+        except BaseException as error:
+            if self._others:
+                self._say(_FAILED + str(error).encode())
+            raise
+        if self._others:
+            for rank, reply in self._say(_READY).items():
+                said = self._check(rank, reply)
+                if said.startswith(_FAILED):
+                    raise SyncError(
+                        f"rank {rank} cannot begin: {said[len(_FAILED) :].decode()}. Nothing has "
+                        "changed"
+                    )
+
+    def run(self, here: Round, *, delta: bool) -> tuple[int, int]:
+        """Sends and receives arrays; returns when all processes have theirs.
+
+        Returns:
+            The bytes that were sent, and those that came.
+
+        Raises:
+            SyncError: A process has failed; nothing is to be written.
+        """
+        if not self._others:
+            return 0, 0
+        sizes = {"sent": 0, "received": 0}
+        problem: SyncError | None = None
+        try:
+            self._send_all(here, sizes, delta=delta)
+            for rank, reply in self._say(_READY).items():
+                self._check(rank, reply)
+        except SyncError as error:
+            problem = error
+        said = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
+        if problem is not None:
+            self._broken = str(problem)
+            if not any(reply == _WRITTEN for reply in said.values()):
+                raise problem
+        return sizes["sent"], sizes["received"]
+
+    def _send_all(self, here: Round, sizes: dict[str, int], *, delta: bool) -> None:
+        work: dict[int, list[Callable[[], object]]] = {rank: [] for rank in self._others}
+
+        def send(rank: int) -> None:
+            for number, packet in enumerate(self._to.get(rank, ())):
+                data = self._pack(here, packet)
+                data = self._as_delta(data, rank, number) if delta else data
+                self._send(data, rank)
+                sizes["sent"] += data.nbytes - _HEADER
+
+        def receive(rank: int) -> None:
+            for packet in self._from.get(rank, ()):
+                data = self._receive(rank)
+                sizes["received"] += data.nbytes - _HEADER
+                _unpack(here, packet, data)
+
+        for rank in self._others:
+            work[rank] = [lambda rank=rank: send(rank), lambda rank=rank: receive(rank)]
+        for rank, result in self._all(work).items():
+            self._check(rank, result)
+
+    def _pack(self, here: Round, packet: _Packet) -> Array:
+        import numpy as np
+
+        data = np.empty(_HEADER + packet.nbytes, np.uint8)
+        data[:_HEADER] = 0
+        copies = [
+            Copy(
+                _values(data, start, transfer),
+                view_of(here.source_of(transfer), transfer.froms),
+                transfer.piece.steps,
+                transfer.target.name,
+            )
+            for start, transfer in packet.transfers
+        ]
+        check(copies)
+        carry_out(copies)
+        return data
+
+    def _as_delta(self, data: Array, rank: int, number: int) -> Array:
+        """Returns what has changed in a packet since the last time, if that is less."""
+        import numpy as np
+
+        from fmapper.sync.delta import digest, encode
+
+        last = self._last.get((rank, number))
+        self._last[rank, number] = data
+        if last is None:
+            return data
+        code = encode(*(whole[_HEADER:].view(np.uint16) for whole in (last, data)))
+        if code.nbytes >= data.nbytes - _HEADER:
+            return data
+        header = np.zeros(_HEADER, np.uint8)
+        header[0] = 1
+        base = np.frombuffer(digest([last[_HEADER:]])[: _HEADER - 1], np.uint8)
+        header[1 : 1 + base.size] = base
+        return np.concatenate([header, code])
+
+    # messages
+
+    def _send(self, data: Any, rank: int) -> None:
+        assert self._transport is not None
+        self._transport.send(memoryview(data), rank)
+
+    def _receive(self, rank: int) -> Array:
+        import numpy as np
+
+        assert self._transport is not None
+        return np.frombuffer(self._transport.receive(rank), np.uint8)
+
+    def _say(self, data: bytes, *, patient: bool = True) -> dict[int, Any]:
+        """Says something to all others; returns what each says, or an error."""
+
+        def talk(rank: int) -> tuple[Callable[[], object], Callable[[], object]]:
+            return lambda: self._send(data, rank), lambda: self._receive(rank).tobytes()
+
+        return self._all({rank: [*talk(rank)] for rank in self._others}, patient=patient)
+
+    def _all(
+        self, work: Mapping[int, Sequence[Callable[[], object]]], *, patient: bool = True
+    ) -> dict[int, Any]:
+        """Does something with each of the others, at the same time.
+
+        Returns:
+            For each what the last function gives, or an error: that of the first that failed, or
+            that there was no answer in time.
+        """
+        results: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
+
+        def do(rank: int, at: int, function: Callable[[], object]) -> None:
+            try:
+                results.put((rank, at, function()))
+            except BaseException as error:  # noqa: BLE001  (given to the thread that waits)
+                results.put((rank, at, error))
+
+        missing: set[tuple[int, int]] = set()
+        for rank, functions in work.items():
+            for at, function in enumerate(functions):
+                missing.add((rank, at))
+                threading.Thread(target=do, args=(rank, at, function), daemon=True).start()
+        found: dict[int, Any] = {}
+        until = time.monotonic() + (self._timeout if patient else min(self._timeout, 5.0))
+        while missing:
+            try:
+                rank, at, result = results.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                for rank in {rank for rank, _ in missing}:
+                    found.setdefault(rank, SyncError(f"rank {rank} {self._late()}"))
+                break
+            missing.discard((rank, at))
+            if isinstance(result, BaseException):
+                found[rank] = result
+                missing = {pair for pair in missing if pair[0] != rank}
+            elif at == len(work[rank]) - 1:
+                found.setdefault(rank, result)
+        return found
+
+    def _late(self) -> str:
+        return f"has not answered in {self._timeout:g} seconds"
+
+    def _check(self, rank: int, result: Any) -> Any:
+        """Returns what a process has said.
+
+        Raises:
+            SyncError: It has said nothing; names it.
+        """
+        if isinstance(result, SyncError) and f"rank {rank}" in str(result):
+            raise SyncError(f"{result}. The running model has its old weights")
+        if isinstance(result, BaseException):
+            raise SyncError(
+                f"rank {rank} cannot be reached: {result}. The running model has its old weights"
+            ) from result
+        if result == _UNSURE:
+            raise SyncError(f"rank {rank} lacks some arrays. The running model has its old weights")
+        return result
+
+
+def _packet(transfers: Sequence[Transfer]) -> _Packet:
+    at, found = 0, []
+    for transfer in transfers:
+        found.append((_HEADER + at, transfer))
+        at += -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return _Packet(found, at)
+
+
+def _values(data: Array, start: int, transfer: Transfer) -> Array:
+    """Returns the place of a transfer in a packet."""
+    part = data[start : start + transfer.nbytes]
+    return part.view(dtype_after(transfer.piece)).reshape(transfer.to.shape)
+
+
+def _unpack(here: Round, packet: _Packet, data: Array) -> None:
+    """Adds the values of a packet to what is to be written.
+
+    Raises:
+        SyncError: They are another packet's, or changes of other values than those here.
+    """
+    import numpy as np
+
+    if data.nbytes < _HEADER or (not data[0] and data.nbytes != _HEADER + packet.nbytes):
+        raise SyncError("processes have planned different syncs: the source, target or rules differ")
+    if data[0]:
+        from fmapper.sync.delta import apply, digest
+
+        base = np.zeros(_HEADER + packet.nbytes, np.uint8)
+        carry_out([
+            Copy(_values(base, start, t), view_of(here.memory_of(t), t.to), (), t.target.name)
+            for start, t in packet.transfers
+        ])  # fmt: skip
+        known = digest([base[_HEADER:]])[: _HEADER - 1]
+        if bytes(data[1 : 1 + len(known)]) != known:
+            raise SyncError(
+                "delta=True, but the running model has other weights than those of the last call. "
+                "Call once without delta"
+            )
+        apply(base[_HEADER:].view(np.uint16), data[_HEADER:])
+        data = base
+    for start, transfer in packet.transfers:
+        here.stage(transfer.target, transfer.to, _values(data, start, transfer))
+
+
+def _written(end: End | None) -> list[Any] | None:
+    """Returns the outlines of an end as JSON has them."""
+    if end is None:
+        return None
+    held = {
+        name: [o.shape, o.dtype, o.tied_to, o.needed, o.free, [*o.boxes.items()]]
+        for name, o in end.held.items()
+    }
+    own = {
+        name: [o.shape, o.dtype, o.tied_to, o.needed, o.free, []]
+        for name, o in end.outlines.items()
+    }
+    return [own, held, end.layout.to_toml() if end.layout.rules else ""]
+
+
+def _read(written: Mapping[str, Any]) -> dict[str, Outline]:
+    found = {}
+    for name, (shape, dtype, tied_to, needed, free, boxes) in written.items():
+        made = Outline(tuple(shape), dtype, tied_to, needed, free)
+        found[name] = replace(
+            made,
+            boxes={
+                rank: tuple(tuple((low, high) for low, high in box) for box in own)
+                for rank, own in boxes
+            },
+        )
+    return found

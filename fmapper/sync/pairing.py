@@ -1,0 +1,70 @@
+"""Which rules bring one model's names and layouts to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.discovery import adapters
+from fmapper.backends.models import Models
+from fmapper.checkpoints.rules.rules import Rules
+from fmapper.errors import SyncError
+from fmapper.generation.generator import Generator
+
+if TYPE_CHECKING:
+    from fmapper.sync.ends import End
+
+
+def rules_between(
+    source: Any, target: Any, a: End, b: End, rules: Rules | None
+) -> Rules:
+    """Returns the rules that are given; else those that bring the source to the target.
+
+    There are none to find where both have the same names: a model and what was made of it, another
+    of its class, or a state. For others `transfer` searches.
+
+    Raises:
+        AmbiguousTransferError: It is not sure which arrays belong together.
+        SyncError: Both ends are the same model.
+    """
+    if {id(array) for array in a.arrays} & {id(array) for array in b.arrays if not _is_frozen(array)}:
+        raise SyncError(
+            "source and target share arrays that are written in place: they are in step already. "
+            "Pass a target of its own, such as copy.deepcopy of the source"
+        )
+    if rules is not None:
+        return rules
+    if _are_related(source, target) and _have_same_names(a, b):
+        return Rules()
+    if isinstance(target, Generator) or isinstance(source, Generator):
+        return Rules()  # what is missing is said by name
+    from fmapper.twins.transferring import plan_transfer
+
+    return plan_transfer(source, target)[2].rules
+
+
+def _is_frozen(array: Any) -> bool:
+    from fmapper.backends.discovery import owner_of
+
+    return owner_of(array).frozen
+
+
+def _are_related(source: Any, target: Any) -> bool:
+    """Returns whether equal names mean the same arrays."""
+    if any(isinstance(x, Mapping | Generator) for x in (source, target)):
+        return True
+    first, second = (x[0] if isinstance(x, tuple) else x for x in (source, target))
+    return type(first) is type(second) or _is_converted(source) or _is_converted(target)
+
+
+def _is_converted(model: Any) -> bool:
+    return any(adapter.program_of(model) is not None for adapter in adapters(Models))
+
+
+def _have_same_names(a: End, b: End) -> bool:
+    """Returns whether the source has what the target needs, under the same names and shapes."""
+    return all(
+        name in a.outlines and a.outlines[name].shape == outline.shape
+        for name, outline in b.outlines.items()
+        if not outline.free and not outline.tied_to
+    )

@@ -1,0 +1,346 @@
+"""Which bytes go from which process to which, for every array of a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fmapper.backends.dtypes import is_inexact
+from fmapper.checkpoints.boxes import Box, box_shape, full_box
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.rules.rules import Rules
+from fmapper.errors import CheckpointError, SyncError
+from fmapper.files.dtypes import numpy_dtype
+from fmapper.render import as_html, as_text, readable_bytes
+from fmapper.sync.strided import Leaf, Piece, View, clip, clip_source, pieces_of, views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from rich.console import RenderableType
+
+    from fmapper.sync.ends import Outline
+
+_SHOWN = 40  # arrays in the table that `print` gives
+
+
+class Part(NamedTuple):
+    """A part of an array in a process: the name of the array, and the box."""
+
+    name: str
+    box: Box
+
+
+class Transfer(NamedTuple):
+    """Elements that one process gives to another, or to itself.
+
+    Attributes:
+        sender: The rank of the process that has them.
+        receiver: That of the process that needs them.
+        source: The part that they are taken from; None for constants.
+        target: The part that they become elements of.
+        froms: Their places in the one.
+        to: Their places in the other.
+        piece: What they are; `steps` is what is done to them.
+    """
+
+    sender: int
+    receiver: int
+    source: Part | None
+    target: Part
+    froms: View
+    to: View
+    piece: Piece
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are sent, in the dtype of the target."""
+        return math.prod(self.to.shape) * dtype_after(self.piece).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedArray:
+    """The plan of one array of the target.
+
+    Attributes:
+        name: Its name.
+        sources: The arrays of the source that it is made of.
+        shape: Its shape.
+        dtype: Its dtype.
+        layout: What is done on the way: `same`, `moved`, `cast`, `computed`.
+        nbytes: Its bytes.
+        sent: Bytes of it that go from one process to another.
+        ranks: The pairs of ranks between which they go.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    nbytes: int
+    sent: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """What a sync does; printing it gives a table.
+
+    Attributes:
+        arrays: The arrays of the target.
+        kept: Names of the target that stay as they are: counters and random states.
+    """
+
+    arrays: tuple[SyncedArray, ...]
+    kept: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[SyncedArray]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays of the target, each counted once."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that go from one process to another."""
+        return sum(array.sent for array in self.arrays)
+
+    def __str__(self) -> str:
+        """Returns the table, as plain text."""
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def __rich__(self) -> RenderableType:
+        """Returns the table of as many arrays as fit."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(caption_justify="left")
+        for name in ("target", "source", "dtype", "shape", "layout"):
+            table.add_column(name, overflow="fold")
+        table.add_column("bytes", justify="right")
+        table.add_column("ranks", overflow="fold")
+        for array in self.arrays[:_SHOWN]:
+            ranks = ", ".join(f"{sender}->{receiver}" for sender, receiver in array.ranks)
+            sources = ", ".join(array.sources[:3]) + ", ..." * (len(array.sources) > 3)
+            row = (array.name, "" if sources == array.name else sources, array.dtype)
+            row = (*row, str(array.shape), array.layout, readable_bytes(array.nbytes), ranks)
+            table.add_row(*map(Text, row))
+        rest = len(self) - _SHOWN
+        more = f"... and {rest} arrays more\n" if rest > 0 else ""
+        table.caption = (
+            f"{more}{readable_bytes(self.nbytes)} in all, of which {readable_bytes(self.sent)} go "
+            "from one process to another"
+        )
+        return table
+
+
+def dtype_after(piece: Piece) -> np.dtype[Any]:
+    """Returns the dtype of elements after all steps."""
+    return piece.steps[-1].dtype if piece.steps else piece.leaf.dtype
+
+
+def made_of(
+    source: Mapping[str, Outline], target: Mapping[str, Outline], rules: Rules
+) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+    """Returns the arrays of a target by name, made of those of a source, and those that stay.
+
+    Raises:
+        SyncError: An array of either side is left over, or a shape or dtype differs.
+    """
+    leaves: dict[str, LazyArray] = {}
+    for name, outline in source.items():
+        if outline.dtype.startswith("key<"):  # a random key
+            continue
+        leaf = leaves.get(outline.tied_to)
+        leaves[name] = leaf or Leaf(name, outline.shape, numpy_dtype(outline.dtype))
+    try:
+        made = rules.apply(leaves)
+    except CheckpointError as error:
+        raise SyncError(f"the rules do not fit the source: {error}") from error
+    names: dict[str, list[str]] = {}
+    for name, outline in target.items():
+        names.setdefault(outline.tied_to or name, []).append(name)
+    found: dict[str, LazyArray] = {}
+    kept, problems = [], []
+    for first, own in names.items():
+        given = next((name for name in own if name in made), None)
+        if given is None and any(target[name].free for name in own):
+            kept.append(first)
+        elif given is None:
+            problems.append(f"{first}: the source has nothing for it")
+        else:
+            problem = _problem(made[given], target[first])
+            problems += [f"{first}: {problem}"] if problem else []
+            for name in own:
+                found[name] = made[given]
+    for name in made.keys() - target.keys():
+        if name not in source or (source[name].needed and not source[name].tied_to):
+            problems.append(f"{name}: the target has no place for it")
+    if problems:
+        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
+        lines = "\n".join(f"  {line}" for line in problems[:20])
+        raise SyncError(
+            f"source and target do not fit:\n{lines}{more}\nPass rules=, such as those of the "
+            "report of fmapper.transfer, which rename, drop and reshape"
+        )
+    cast = {
+        name: array.astype(target[name].dtype, name)
+        if is_inexact(target[name].dtype)
+        else array
+        for name, array in found.items()
+    }
+    return cast, tuple(kept)
+
+
+def _problem(array: LazyArray, target: Outline) -> str:
+    if tuple(array.shape) != target.shape:
+        return f"shape {tuple(array.shape)} from the source, {target.shape} in the target"
+    own, wanted = array.dtype.name, target.dtype
+    if own != wanted and not (is_inexact(own) and is_inexact(wanted)):
+        return f"dtype {own} from the source, {wanted} in the target"
+    if own.startswith("complex") and not wanted.startswith("complex"):
+        return f"dtype {own} from the source, {wanted} in the target"
+    return ""
+
+
+def transfers(
+    arrays: Mapping[str, LazyArray],
+    source: Mapping[str, Outline],
+    target: Mapping[str, Outline],
+    rank: int,
+    seen: Callable[[str, int, int, int], object],
+) -> Iterator[Transfer]:
+    """Yields what a process gives and gets, those of each pair in the same order for both.
+
+    Args:
+        arrays: The held arrays of the target, made of leaves of the source.
+        source: The held arrays of the source, with the boxes of each process.
+        target: Those of the target.
+        rank: The process.
+        seen: Called with name, sender, receiver and bytes of all that goes between processes.
+
+    Raises:
+        SyncError: No process has some of what one needs.
+    """
+    for number, (name, array) in enumerate(arrays.items()):
+        pieces = pieces_of(array)
+        for receiver, boxes in sorted(target[name].boxes.items()):
+            for box in boxes:
+                whole = box == full_box(array.shape)
+                own = pieces if whole else clip(pieces, array.shape, box)
+                part = Part(name, box)
+                for piece in own:
+                    yield from _from_senders(piece, part, source, number, receiver, rank, seen)
+
+
+def _from_senders(
+    piece: Piece,
+    target: Part,
+    source: Mapping[str, Outline],
+    number: int,
+    receiver: int,
+    rank: int,
+    seen: Callable[[str, int, int, int], object],
+) -> Iterator[Transfer]:
+    """Yields the transfers of one piece: from each process that has some of it, once."""
+    shape = box_shape(target.box)
+    if not isinstance(piece.leaf, Leaf):
+        if receiver == rank:
+            for froms, to in views(piece, piece.leaf.shape, shape):
+                yield Transfer(receiver, receiver, None, target, froms, to, piece)
+        return
+    outline = source[piece.leaf.name]
+    owners: dict[Box, list[int]] = {}
+    for rank, boxes in sorted(outline.boxes.items()):
+        for box in boxes:
+            owners.setdefault(box, []).append(rank)
+    size = 0
+    for box, ranks in owners.items():
+        sender = receiver if receiver in ranks else ranks[(number + receiver) % len(ranks)]
+        whole = box == full_box(outline.shape)
+        parts = [piece] if whole else clip_source([piece], outline.shape, box)
+        count = sum(part.size for part in parts)
+        size += count
+        if sender != receiver:
+            seen(target.name, sender, receiver, count * dtype_after(piece).itemsize)
+        if rank in (sender, receiver):
+            own = Part(piece.leaf.name, box)
+            for part in parts:
+                for froms, to in views(part, box_shape(box), shape):
+                    yield Transfer(sender, receiver, own, target, froms, to, piece)
+    if size != piece.size:
+        raise SyncError(
+            f"{piece.leaf.name}: processes have {size} of the {piece.size} elements that "
+            f"{target.name} needs. Start the sync in all processes that have some of the source"
+        )
+
+
+def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
+    """Yields consecutive transfers that are sent together."""
+    packet: list[Transfer] = []
+    size = 0
+    for transfer in ordered:
+        if packet and size + transfer.nbytes > nbytes:
+            yield packet
+            packet, size = [], 0
+        packet.append(transfer)
+        size += transfer.nbytes
+    if packet:
+        yield packet
+
+
+def summarise(
+    arrays: Mapping[str, LazyArray],
+    target: Mapping[str, Outline],
+    kept: Sequence[str],
+    moved: Mapping[str, Mapping[tuple[int, int], int]],
+) -> SyncPlan:
+    """Returns the plan as it is printed.
+
+    Args:
+        arrays: The held arrays of the target.
+        target: Their outlines.
+        kept: What stays.
+        moved: For each array, the bytes that go between each pair of ranks.
+    """
+    rows = []
+    for name, array in arrays.items():
+        pieces = pieces_of(array)
+        sources = dict.fromkeys(p.leaf.name for p in pieces if isinstance(p.leaf, Leaf))
+        between = {pair: n for pair, n in moved.get(name, {}).items() if pair[0] != pair[1]}
+        rows.append(
+            SyncedArray(
+                name,
+                tuple(sources),
+                target[name].shape,
+                target[name].dtype,
+                _layout(array, pieces),
+                array.nbytes,
+                sum(between.values()),
+                tuple(between),
+            )
+        )
+    return SyncPlan(tuple(rows), tuple(kept))
+
+
+def _layout(array: LazyArray, pieces: Sequence[Piece]) -> str:
+    words = []
+    dense = len(pieces) == 1 and all(dim.source == dim.target for dim in pieces[0].dims)
+    if not dense:
+        words.append("moved")
+    kinds = {type(step).__name__ for piece in pieces for step in piece.steps}
+    words += [word for kind, word in (("Cast", "cast"),) if kind in kinds]
+    words += ["computed"] if kinds - {"Cast"} else []
+    return ", ".join(words) or "same"

@@ -1,0 +1,152 @@
+"""`Sync`: brings the weights of a model that is trained to one that runs, again and again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fmapper.checkpoints.rules.rules import Rules
+from fmapper.progress import step
+from fmapper.sync.ends import End
+from fmapper.sync.exchange import Exchanger
+from fmapper.sync.here import Here
+from fmapper.sync.pairing import rules_between
+from fmapper.sync.planning import SyncPlan, made_of, summarise, transfers
+from fmapper.tracebacks import short_traceback
+
+if TYPE_CHECKING:
+    from fmapper.sync.transports import Transport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStats:
+    """What a call has done in this process.
+
+    Attributes:
+        seconds: How long it took.
+        nbytes: Bytes of the arrays of the target that are here.
+        sent: Bytes that were sent to other processes.
+        received: Bytes that came from others.
+    """
+
+    seconds: float
+    nbytes: int
+    sent: int
+    received: int
+
+
+class Sync(Generic[T]):
+    """Keeps the weights of a running model in step with those of another one.
+
+    Names, layouts, dtypes and parts are planned once; a call copies. What is trained may be
+    sharded otherwise than what runs, and be in other processes: everyone sends what others need
+    and nothing else. Either all arrays of the target are new after a call or, when it raises, none.
+
+    Arrays of torch and NumPy in the target are written in place. Those of JAX are replaced: in
+    modules of Flax and in generators, which use them from their next call on, or in a new tree,
+    that a call returns.
+
+    Args:
+        source: The model that is trained, or its arrays by name; None in a process without it.
+        target: The model that runs: a model of any framework, a generator, a dict of arrays; None
+            in a process without it.
+        rules: How names and layouts of the source become those of the target. None where the names
+            are the same, as those of a model and what `convert` made of it, and where
+            `fmapper.transfer` finds them.
+        share: Let arrays of JAX that are right as they are be the same objects in both models. The
+            source must not donate them.
+        transport: How bytes go to other processes: a `fmapper.sync.Transport`, a
+            `fmapper.sync.Folder`; None for the processes of `torch.distributed`, where it was
+            started. Every process creates the sync and calls it.
+        timeout: Seconds that a process waits for others.
+
+    Attributes:
+        plan: What goes where; printing it gives a table.
+        stats: What the last call has done; None before.
+        target: The model that runs.
+
+    Raises:
+        SyncError: An array of either side has no counterpart, or a process lacks one.
+        AmbiguousTransferError: There are no rules, and it is not sure which arrays belong together.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> trained, running = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        >>> sync = fmapper.Sync(trained, running)
+        >>> _ = torch.nn.init.ones_(trained.weight)
+        >>> sync() is running
+        True
+        >>> running.weight.tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+
+    @short_traceback
+    def __init__(
+        self,
+        source: Any,
+        target: T,
+        rules: Rules | None = None,
+        *,
+        share: bool = False,
+        transport: Transport | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        with step("planning the sync"):
+            self._exchange = Exchanger(transport, timeout)
+            rank = self._exchange.rank
+            self._source = None if source is None else End(source, "source", rank)
+            self._target = None if target is None else End(target, "target", rank)
+            if self._source is not None and self._target is not None:
+                rules = rules_between(source, target, self._source, self._target, rules)
+            ours = self._source, self._target
+            sources, targets, layout = self._exchange.outlines(*ours)
+            made, kept = made_of(sources[0], targets[0], rules or Rules())
+            held = {n: x for n, x in layout.apply(made).items() if n in targets[1]}
+            moved: dict[str, dict[tuple[int, int], int]] = {}
+
+            def seen(name: str, sender: int, receiver: int, nbytes: int) -> None:
+                pairs = moved.setdefault(name, {})
+                pairs[sender, receiver] = pairs.get((sender, receiver), 0) + nbytes
+
+            parts = [*transfers(held, sources[1], targets[1], rank, seen)]
+            self._here = Here(self._source, self._target, parts, rank, share=share)
+            self._exchange.plan(parts)
+            self.plan: SyncPlan = summarise(held, targets[1], kept, moved)
+        self.stats: SyncStats | None = None
+
+    @property
+    def target(self) -> T:
+        """The model that runs, with the arrays of the last call."""
+        return self._target.tree if self._target is not None else None  # type: ignore[return-value]
+
+    @short_traceback
+    def __call__(self, source: Any = None, *, delta: bool = False) -> T:
+        """Brings the weights as they are now.
+
+        Args:
+            source: A new version of the source, where that is not changed in place: parameters of
+                JAX. It has the structure that the sync was planned with.
+            delta: Send to other processes only what has changed since the last call.
+
+        Returns:
+            The target; a new one if it cannot be changed, as a model of Equinox.
+
+        Raises:
+            SyncError: A shape, dtype or the structure is another one than planned, or a process
+                has failed; the target is as it was.
+            LossyCastError: A finite value becomes infinite in the dtype of the target.
+        """
+        began = time.perf_counter()
+        with self._exchange.guard():
+            here = self._here.begin(source)
+        sent, received = self._exchange.run(here, delta=delta)
+        target: T = here.commit()
+        self.stats = SyncStats(time.perf_counter() - began, here.nbytes, sent, received)
+        return target
+
+    def __repr__(self) -> str:
+        """Shows how many arrays there are."""
+        return f"Sync({len(self.plan)} arrays, {self.plan.nbytes} bytes)"
