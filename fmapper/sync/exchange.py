@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import SyncError
-from fmapper.sync.copies import Copy, carry_out, check, view_of
+from fmapper.sync.copies import Copy, carry_out, view_of
 from fmapper.sync.ends import End, Outline, with_boxes
 from fmapper.sync.planning import Transfer, dtype_after, packets
 from fmapper.sync.transports import Transport, default_transport
@@ -189,7 +189,6 @@ class Exchanger:
             )
             for start, transfer in packet.transfers
         ]
-        check(copies)
         carry_out(copies)
         return data
 

@@ -54,7 +54,9 @@ def _are_related(source: Any, target: Any) -> bool:
     if any(isinstance(x, Mapping | Generator) for x in (source, target)):
         return True
     first, second = (x[0] if isinstance(x, tuple) else x for x in (source, target))
-    return type(first) is type(second) or _is_converted(source) or _is_converted(target)
+    if isinstance(first, type(second)) or isinstance(second, type(first)):  # FSDP makes subclasses
+        return True
+    return _is_converted(source) or _is_converted(target)
 
 
 def _is_converted(model: Any) -> bool:

@@ -263,9 +263,9 @@ def _from_senders(
         return
     outline = source[piece.leaf.name]
     owners: dict[Box, list[int]] = {}
-    for rank, boxes in sorted(outline.boxes.items()):
+    for owner, boxes in sorted(outline.boxes.items()):
         for box in boxes:
-            owners.setdefault(box, []).append(rank)
+            owners.setdefault(box, []).append(owner)
     size = 0
     for box, ranks in owners.items():
         sender = receiver if receiver in ranks else ranks[(number + receiver) % len(ranks)]
