@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.checkpoints.rules.rules import Rules
-from fmapper.errors import SyncError
+from fmapper.errors import LossyCastError, SyncError
 from fmapper.sync.copies import Copy, carry_out, view_of
 from fmapper.sync.ends import End, Outline, with_boxes
 from fmapper.sync.planning import Transfer, dtype_after, packets
@@ -138,14 +138,16 @@ class Exchanger:
             SyncError: A process has failed; nothing is to be written.
         """
         if not self._others:
+            here.finish()
             return 0, 0
         sizes = {"sent": 0, "received": 0}
-        problem: SyncError | None = None
+        problem: SyncError | LossyCastError | None = None
         try:
             self._send_all(here, sizes, delta=delta)
+            here.finish()
             for rank, reply in self._say(_READY).items():
                 self._check(rank, reply)
-        except SyncError as error:
+        except (SyncError, LossyCastError) as error:
             problem = error
         said = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
         if problem is not None:

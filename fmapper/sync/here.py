@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.arrays import Device, Exchange
 from fmapper.backends.discovery import owner_of
 from fmapper.backends.meshes import Meshes
-from fmapper.checkpoints.boxes import Box, full_box
+from fmapper.checkpoints.boxes import Box, box_shape
+from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
 from fmapper.moves.inplace import without_interrupt
 from fmapper.sync.copies import Copy, Slots, carry_out, check, view_of
 from fmapper.sync.ends import End, on_host, parts_of
-from fmapper.sync.planning import Part, Transfer, dtype_after
+from fmapper.sync.planning import STAGED, Part, Transfer
+from fmapper.sync.strided import Leaf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,9 +63,15 @@ class Here:
         self.transfers = transfers
         self.slots = Slots()
         self.targets: list[_Target] = []
+        self.staged: dict[str, Box] = {}
         if target is None:
             return
         names = _names(t.target for t in transfers if t.receiver == rank)
+        for name in [name for name in names if name.startswith(STAGED)]:
+            (box,) = names.pop(name)
+            self.staged[name] = box
+            dtype = next(t.piece.leaf.dtype for t in transfers if t.target.name == name)
+            self.slots.reserve((name, box), box_shape(box), dtype)
         shared = _shared(source, target, transfers, rank) if share else {}
         for name, boxes in names.items():
             number = target.number(name)
@@ -121,15 +130,12 @@ class Round:
         self._old: list[Any] = []
         self._given: dict[int, Any] = {}
         self._staged: list[Copy] = []
+        self._copies: list[Copy] = []
+        self._computed: dict[LazyArray, Array] = {}
+        self.nbytes = 0
         if here.target is not None:
             self._find_memory(here.target)
-        self.nbytes = sum(array.nbytes for array in self.memory.values())
-        self._copies = [*self._local()]
-        check(
-            (view_of(self.source_of(t), t.froms), t.piece.steps, t.target.name)
-            for t in here.transfers
-            if t.sender == here.rank and t.piece.steps
-        )
+        check(self._cast(t for t in here.transfers if not _is_computed(t)))
 
     def _find_memory(self, target: End) -> None:
         """Finds the memory of each part of the target: its own, or that of a slot."""
@@ -159,24 +165,48 @@ class Round:
             if not known.writable:
                 self._news.append((known, array))
         self.memory |= zip(places, on_host(parts)[0], strict=True)
+        self.nbytes = sum(array.nbytes for array in self.memory.values())
+        for name, box in here.staged.items():
+            self.memory[Part(name, box)] = here.slots.get((name, box))
 
-    def _local(self) -> Iterable[Copy]:
-        for transfer in self._here.transfers:
-            memory = self.memory.get(transfer.target)
-            if transfer.sender == transfer.receiver == self._here.rank and memory is not None:
-                source = self.source_of(transfer)
-                yield Copy(
-                    view_of(memory, transfer.to),
-                    view_of(source, transfer.froms),
-                    transfer.piece.steps,
-                    transfer.target.name,
-                )
+    def _cast(self, transfers: Iterable[Transfer]) -> Iterator[tuple[Array, Any, str]]:
+        for t in transfers:
+            if t.sender == self._here.rank and t.piece.steps:
+                yield view_of(self.source_of(t), t.froms), t.piece.steps, t.target.name
+
+    def _local(self, transfers: Iterable[Transfer]) -> Iterator[Copy]:
+        for t in transfers:
+            memory = self.memory.get(t.target)
+            if t.sender == t.receiver == self._here.rank and memory is not None:
+                source = view_of(self.source_of(t), t.froms)
+                yield Copy(view_of(memory, t.to), source, t.piece.steps, t.target.name)
 
     def source_of(self, transfer: Transfer) -> Array:
         """Returns the array that a transfer takes elements of."""
-        if transfer.source is None:  # a constant
-            return transfer.piece.leaf.read()
-        return self.sources[transfer.source]
+        if transfer.source is not None:
+            return self.sources[transfer.source]
+        leaf = transfer.piece.leaf
+        if leaf not in self._computed:
+            arrays = {
+                name.removeprefix(STAGED): self.memory[Part(name, box)]
+                for name, box in self._here.staged.items()
+            }
+            self._computed[leaf] = _with_values(leaf, arrays).read()
+        return self._computed[leaf]
+
+    def finish(self) -> None:
+        """Computes arrays of which all operands are there.
+
+        Raises:
+            LossyCastError: A value becomes infinite.
+        """
+        staged = [t for t in self._here.transfers if t.target.name.startswith(STAGED)]
+        arrived = [copy for copy in self._staged if copy.name.startswith(STAGED)]
+        carry_out([*self._local(staged), *arrived])
+        check(self._cast(filter(_is_computed, self._here.transfers)))
+        others = [t for t in self._here.transfers if not t.target.name.startswith(STAGED)]
+        self._copies = [*self._local(others)]
+        self._copies += [copy for copy in self._staged if not copy.name.startswith(STAGED)]
 
     def memory_of(self, transfer: Transfer) -> Array:
         """Returns the values that the target has where a transfer goes."""
@@ -196,7 +226,7 @@ class Round:
         target = self._here.target
         if target is None:
             return None
-        without_interrupt(lambda: carry_out([*self._copies, *self._staged]))
+        without_interrupt(lambda: carry_out(self._copies))
         new = dict(self._given)
         for known, array in self._news:
             if known.in_place:
@@ -225,6 +255,21 @@ class Round:
         }
         assert isinstance(adapter, Meshes)
         return adapter.like(adapter.join(adapter.shape(old), *layout, taken), old)
+
+
+def _is_computed(transfer: Transfer) -> bool:
+    return transfer.source is None
+
+
+def _with_values(array: LazyArray, arrays: Mapping[str, Array]) -> LazyArray:
+    """Returns a lazy array with values for its leaves."""
+    if isinstance(array, Leaf):
+        return LazyArray.of(arrays[array.name])
+    if not isinstance(array, Operation):
+        return array
+    new = copy.copy(array)
+    new.operands = tuple(_with_values(operand, arrays) for operand in array.operands)
+    return new
 
 
 def _device(array: Any) -> Device:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
 from fmapper.checkpoints.boxes import Box, box_shape, full_box
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import CheckpointError, SyncError
 from fmapper.files.dtypes import numpy_dtype
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fmapper.sync.ends import Outline
 
+STAGED = "\0"  # before the name of an array of the source that is needed whole, to compute others
 _SHOWN = 40  # arrays in the table that `print` gives
 
 
@@ -260,6 +261,10 @@ def _from_senders(
         if receiver == rank:
             for froms, to in views(piece, piece.leaf.shape, shape):
                 yield Transfer(receiver, receiver, None, target, froms, to, piece)
+        for leaf in leaves_of(piece.leaf):
+            (whole,) = pieces_of(leaf)
+            staged = Part(STAGED + leaf.name, full_box(leaf.shape))
+            yield from _from_senders(whole, staged, source, number, receiver, rank, seen)
         return
     outline = source[piece.leaf.name]
     owners: dict[Box, list[int]] = {}
@@ -274,7 +279,7 @@ def _from_senders(
         count = sum(part.size for part in parts)
         size += count
         if sender != receiver:
-            seen(target.name, sender, receiver, count * dtype_after(piece).itemsize)
+            seen(target.name.removeprefix(STAGED), sender, receiver, count * dtype_after(piece).itemsize)
         if rank in (sender, receiver):
             own = Part(piece.leaf.name, box)
             for part in parts:
@@ -287,11 +292,20 @@ def _from_senders(
         )
 
 
+def leaves_of(array: LazyArray) -> Iterator[Leaf]:
+    """Yields the leaves that a computed array is made of."""
+    if isinstance(array, Leaf):
+        yield array
+    elif isinstance(array, Operation):
+        for operand in array.operands:
+            yield from leaves_of(operand)
+
+
 def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
     """Yields consecutive transfers that are sent together."""
     packet: list[Transfer] = []
     size = 0
-    for transfer in ordered:
+    for transfer in (part for whole in ordered for part in _divided(whole, nbytes)):
         if packet and size + transfer.nbytes > nbytes:
             yield packet
             packet, size = [], 0
@@ -299,6 +313,18 @@ def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[lis
         size += transfer.nbytes
     if packet:
         yield packet
+
+
+def _divided(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
+    """Divides a transfer into some of at most so many bytes."""
+    if transfer.nbytes <= nbytes:
+        yield transfer
+        return
+    axis = next(axis for axis, size in enumerate(transfer.to.shape) if size > 1)
+    middle = transfer.to.shape[axis] // 2
+    for start, stop in ((0, middle), (middle, transfer.to.shape[axis])):
+        froms, to = (view.part(axis, start, stop) for view in (transfer.froms, transfer.to))
+        yield from _divided(transfer._replace(froms=froms, to=to), nbytes)
 
 
 def summarise(
@@ -318,8 +344,8 @@ def summarise(
     rows = []
     for name, array in arrays.items():
         pieces = pieces_of(array)
-        sources = dict.fromkeys(p.leaf.name for p in pieces if isinstance(p.leaf, Leaf))
-        between = {pair: n for pair, n in moved.get(name, {}).items() if pair[0] != pair[1]}
+        sources = dict.fromkeys(leaf.name for p in pieces for leaf in leaves_of(p.leaf))
+        between = dict(moved.get(name, {}))
         rows.append(
             SyncedArray(
                 name,
@@ -342,5 +368,6 @@ def _layout(array: LazyArray, pieces: Sequence[Piece]) -> str:
         words.append("moved")
     kinds = {type(step).__name__ for piece in pieces for step in piece.steps}
     words += [word for kind, word in (("Cast", "cast"),) if kind in kinds]
-    words += ["computed"] if kinds - {"Cast"} else []
+    is_computed = any(not isinstance(piece.leaf, Leaf) for piece in pieces)
+    words += ["computed"] if is_computed or kinds - {"Cast"} else []
     return ", ".join(words) or "same"

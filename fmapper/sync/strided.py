@@ -136,10 +136,13 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
 
-    def of(self, strides: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Returns offset and strides for an array with given strides."""
-        offset = sum(at * stride for at, stride in zip(self.index, strides, strict=True))
-        return offset, tuple(strides[axis] * step for axis, step in self.steps)
+    def part(self, dimension: int, start: int, stop: int) -> View:
+        """Returns the part between two indices of a dimension."""
+        axis, step = self.steps[dimension]
+        index = [*self.index]
+        index[axis] += start * step
+        shape = (*self.shape[:dimension], stop - start, *self.shape[dimension + 1 :])
+        return View(tuple(index), shape, self.steps)
 
 
 def views(piece: Piece, source: Sequence[int], target: Sequence[int]) -> list[tuple[View, View]]:

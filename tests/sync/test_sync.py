@@ -1,0 +1,320 @@
+"""`Sync` in one process: every kind of source and target, and what must not happen."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+
+import fmapper
+from fmapper.checkpoints import Cast, Offset, Rename, Rules, Sum, Transpose
+
+INPUTS = (torch.ones(2, 3),)
+
+
+def make(seed: int = 0) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+
+def change(model: torch.nn.Module, seed: int = 9) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+
+
+def assert_same_outputs(target: Any, source: torch.nn.Module) -> None:
+    wanted = source(*INPUTS).detach().numpy()
+    np.testing.assert_allclose(np.asarray(target(np.ones((2, 3), "float32"))), wanted, rtol=1e-5)
+
+
+class Twin(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(3, 4, rngs=rngs)
+        self.last = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.last(jnp.tanh(self.first(x)))
+
+
+TWIN = Rules([
+    Rename(["0.{x}", "2.{x}"], ["first.{x}", "last.{x}"]),
+    Transpose("{x}.weight"),
+    Rename("{x}.weight", "{x}.kernel"),
+])  # fmt: skip
+
+
+def test_tensors_are_written_in_place() -> None:
+    source, target = make(), make(1)
+    held, version = target[0].weight, target[0].weight._version
+    sync = fmapper.Sync(source, target)
+    change(source)
+    assert sync() is sync.target is target
+    assert target[0].weight is held
+    assert held._version > version
+    for own, wanted in zip(target.parameters(), source.parameters(), strict=True):
+        assert torch.equal(own, wanted)
+    assert sync.stats is not None
+    assert sync.stats.nbytes == sum(p.nbytes for p in source.parameters())
+    assert (sync.stats.sent, sync.stats.received) == (0, 0)
+
+
+def test_a_backward_pass_that_needs_old_weights_is_refused() -> None:
+    source, target = make(), make(1)
+    sync = fmapper.Sync(source, target)
+    loss = target(*INPUTS).sum()
+    sync()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("to", ["jax", "flax"])
+def test_converted_models(to: str) -> None:
+    source = make()
+    target = fmapper.convert(source, to, INPUTS)
+    sync = fmapper.Sync(source, target)
+    for seed in (1, 2, 3):
+        change(source, seed)
+        assert sync() is target
+        assert_same_outputs(target, source)
+
+
+def test_a_model_with_written_classes() -> None:
+    source = make()
+    target = fmapper.convert(source, "flax", INPUTS, structure=True)
+    sync = fmapper.Sync(source, target)
+    change(source)
+    assert sync() is target
+    assert_same_outputs(target, source)
+
+
+def test_a_twin_with_rules_and_back() -> None:
+    source, target = make(), Twin(nnx.Rngs(0))
+    sync = fmapper.Sync(source, target, TWIN)
+    change(source)
+    assert sync() is target
+    assert_same_outputs(target, source)
+    target.first.kernel.set_value(target.first.kernel.get_value() + 1)
+    back = fmapper.Sync(target, source, TWIN.inverse())
+    assert back() is source
+    assert_same_outputs(target, source)
+
+
+def test_a_twin_without_rules() -> None:
+    source, target = make(), Twin(nnx.Rngs(0))
+    fmapper.Sync(source, target)()
+    assert_same_outputs(target, source)
+
+
+def test_linen_variables() -> None:
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(2)(jnp.tanh(linen.Dense(4)(x)))
+
+    source, net = make(), Net()
+    variables = net.init(jax.random.key(0), jnp.ones((2, 3)))
+    names = ["params.Dense_1.{x}", "params.Dense_0.{x}"]
+    rules = Rules([*TWIN.rules, Rename(["first.{x}", "last.{x}"], names)])
+    new = fmapper.Sync(source, variables, rules)()
+    assert_same_outputs(lambda x: net.apply(new, x), source)
+
+
+def test_a_tree_that_cannot_be_changed_is_given_anew() -> None:
+    target = eqx.nn.Linear(3, 4, key=jax.random.key(0))
+    source = make()[0]
+    sync = fmapper.Sync(source, target)
+    for seed in (1, 2):
+        change(source, seed)
+        new = sync()
+        assert new is sync.target is not target
+        np.testing.assert_array_equal(new.weight, source.weight.detach().numpy())
+
+
+def test_new_parameters_of_jax_are_given_to_the_call() -> None:
+    source = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(3)}
+    target = torch.nn.Linear(2, 3)
+    sync = fmapper.Sync(source, target, Rules([Rename(["w", "b"], ["weight", "bias"])]))
+    sync({"w": jnp.ones((3, 2)), "b": jnp.full(3, 2.0)})
+    assert target.weight.tolist() == [[1.0, 1.0]] * 3
+    assert target.bias.tolist() == [2.0] * 3
+
+
+def test_values_are_cast_moved_joined_and_computed() -> None:
+    rng = np.random.default_rng(0)
+    source = {name: rng.normal(size=(3, 2)).astype("float32") for name in "abcd"}
+    rules = Rules([
+        Transpose("a"),
+        Offset("b", 1.0),
+        Cast("a", "bfloat16"),
+        Sum(["c", "d"], "cd"),
+        Transpose("cd"),
+    ])  # fmt: skip
+    wanted = rules.apply(source)
+    target = {name: jnp.zeros(x.shape, x.dtype) for name, x in wanted.items()}
+    new = fmapper.Sync(source, target, rules)()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(np.asarray(new[name]), array.read())
+
+
+def test_ties_on_one_side() -> None:
+    source = make()
+    source[0].bias = torch.nn.Parameter(torch.zeros(4))
+    tied = {"a": source[0].weight, "b": source[0].weight}
+    target = {"a": np.zeros((4, 3), "float32"), "b": np.zeros((4, 3), "float32")}
+    fmapper.Sync(tied, target)()
+    np.testing.assert_array_equal(target["a"], target["b"])
+
+
+def test_a_cast_that_overflows_leaves_the_target_as_it_was() -> None:
+    source = {"a": np.ones(4, "float32"), "b": np.full(4, 1e6, "float32")}
+    target = {"a": torch.zeros(4), "b": torch.zeros(4, dtype=torch.float16)}
+    sync = fmapper.Sync(source, target)
+    with pytest.raises(fmapper.LossyCastError, match="b"):
+        sync()
+    assert target["a"].tolist() == [0.0] * 4
+    source["b"][:] = 2
+    sync()
+    assert target["b"].tolist() == [2.0] * 4
+
+
+def test_infinite_and_missing_numbers_stay() -> None:
+    source = {"a": np.array([np.inf, -np.inf, np.nan, 1.0], "float32")}
+    target = {"a": torch.zeros(4, dtype=torch.bfloat16)}
+    fmapper.Sync(source, target)()
+    np.testing.assert_array_equal(target["a"].float().numpy(), source["a"])
+
+
+def test_what_is_left_over_raises_when_it_is_planned() -> None:
+    source, target = make(), make(1)
+    target.register_parameter("more", torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises((fmapper.SyncError, fmapper.TransferError), match="more"):
+        fmapper.Sync(source, target)
+    rules = Rules([Rename("0.weight", "other")])
+    with pytest.raises(fmapper.SyncError, match="(?s)0.weight.*nothing.*other.*no place"):
+        fmapper.Sync(source, make(1), rules)
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "class", "layer"])
+def test_what_has_changed_since_is_refused(what: str) -> None:
+    source, target = make(), make(1)
+    before = copy.deepcopy(target.state_dict())
+    sync = fmapper.Sync(source, target)
+    if what == "shape":
+        source[2].bias = torch.nn.Parameter(torch.zeros(3))
+    elif what == "dtype":
+        source[2].bias = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    elif what == "class":
+        source[1] = torch.nn.Identity()
+    else:
+        source.append(torch.nn.Linear(2, 2))
+    with pytest.raises(fmapper.SyncError, match="planned"):
+        sync()
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_layer_that_is_replaced_is_followed() -> None:
+    source, target = make(), make(1)
+    sync = fmapper.Sync(source, target)
+    source[0] = torch.nn.Linear(3, 4)
+    target[2] = torch.nn.Linear(4, 2)
+    sync()
+    assert torch.equal(target[0].weight, source[0].weight)
+    assert torch.equal(target[2].weight, source[2].weight)
+
+
+def test_a_model_with_itself_is_refused() -> None:
+    model = make()
+    with pytest.raises(fmapper.SyncError, match="share"):
+        fmapper.Sync(model, model)
+
+
+def test_arrays_that_somebody_holds_do_not_change() -> None:
+    source = make()
+    target = fmapper.convert(source, "jax", INPUTS)
+    sync = fmapper.Sync(source, target)
+    held = []
+    for seed in range(6):
+        change(source, seed)
+        sync()
+        held.append((target.params["0.weight"], source[0].weight.detach().numpy().copy()))
+    for array, values in held:
+        np.testing.assert_array_equal(array, values)
+
+
+def test_memory_is_used_again() -> None:
+    source = {"w": np.zeros((512, 1024), "float32")}
+    target = {"w": jnp.zeros((512, 1024))}
+    sync = fmapper.Sync(source, target)
+    addresses = set()
+    for _ in range(8):
+        source["w"] += 1
+        sync()
+        addresses.add(target["w"].unsafe_buffer_pointer())
+        gc.collect()
+    assert len(addresses) == 2
+    assert float(target["w"][0, 0]) == 8
+
+
+def test_shared_arrays_are_the_same_objects() -> None:
+    source, target = Twin(nnx.Rngs(0)), Twin(nnx.Rngs(1))
+    fmapper.Sync(source, target, share=True)()
+    assert target.first.kernel.get_value() is source.first.kernel.get_value()
+    with pytest.raises(fmapper.SyncError, match="share=True"):
+        fmapper.Sync(make(), make(1), share=True)
+
+
+def test_arrays_are_not_shared_unless_asked() -> None:
+    source, target = Twin(nnx.Rngs(0)), Twin(nnx.Rngs(1))
+    fmapper.Sync(source, target)()
+    kernel = source.first.kernel.get_value()
+    assert target.first.kernel.get_value().unsafe_buffer_pointer() != kernel.unsafe_buffer_pointer()
+    kernel.delete()  # as a training step that donates it does
+    assert np.isfinite(np.asarray(target.first.kernel.get_value())).all()
+
+
+def test_random_states_and_counters_stay() -> None:
+    class Net(nnx.Module):
+        def __init__(self, seed: int) -> None:
+            self.norm = nnx.BatchNorm(3, rngs=nnx.Rngs(seed))
+            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(seed))
+
+    source, target = Net(0), Net(1)
+    source.norm.mean.set_value(jnp.ones(3))
+    key = jax.random.key_data(target.drop.rngs.key.get_value())
+    fmapper.Sync(source, target)()
+    np.testing.assert_array_equal(target.norm.mean.get_value(), 1)
+    np.testing.assert_array_equal(jax.random.key_data(target.drop.rngs.key.get_value()), key)
+
+
+def test_the_plan_says_what_becomes_of_each_array() -> None:
+    plan = fmapper.Sync(make(), Twin(nnx.Rngs(0)), TWIN).plan
+    rows = {array.name: array for array in plan}
+    assert rows["first.kernel"].sources == ("0.weight",)
+    assert rows["first.kernel"].layout == "moved"
+    assert rows["last.bias"].layout == "same"
+    assert plan.nbytes == 4 * (3 * 4 + 4 + 4 * 2 + 2)
+    assert plan.sent == 0
+    assert "first.kernel" in str(plan)
+
+
+def test_nothing_is_compiled_in_a_call() -> None:
+    source = make()
+    target = fmapper.convert(source, "flax", INPUTS)
+    sync = fmapper.Sync(source, target)
+    sync()
+    events: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+    change(source)
+    sync()
+    assert not [name for name in events if "compile" in name]
