@@ -408,6 +408,13 @@ class Arrays(Framework):
         """
         raise TypeError(f"arrays of {self.name} cannot be written to")
 
+    def address(self, array: Any) -> int | None:
+        """Returns where the values of an array lie, which is another number once they are moved.
+
+        None where a view of them may become invalid.
+        """
+        return None
+
     def note_writes(self, arrays: Sequence[Any]) -> None:
         """Tells the framework that the memory of arrays was written to from outside."""
 

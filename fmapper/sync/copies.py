@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_WORD = 8  # bytes of the largest whole number
 _PIECE = 4 << 20  # bytes that one thread copies at a time
 _LARGE = 1 << 20  # bytes from which memory comes from the system in pages of its own
 
@@ -31,19 +33,35 @@ class Copy(NamedTuple):
         source: Where from.
         steps: What is done to each element.
         name: The name of the array, for errors.
+        is_even: Both have their elements in the same order, in dtypes that NumPy knows.
     """
 
     target: Array
     source: Array
     steps: tuple[Cast | Offset | Scale, ...]
     name: str
+    is_even: bool
+
+
+def make_copy(
+    target: Array, to: View, source: Array, froms: View, steps: tuple[Any, ...], name: str
+) -> Copy:
+    """Returns the copy between two views."""
+    import numpy as np
+
+    written, read = view_of(target, to), view_of(source, froms)
+    if steps:
+        return Copy(written, read, steps, name, is_even=False)
+    word = np.dtype(f"u{written.itemsize}") if written.itemsize <= _WORD else written.dtype
+    written, read = written.view(word), read.view(word)
+    return Copy(written, read, steps, name, is_even=written.strides == read.strides)
 
 
 def view_of(array: Array, view: View) -> Array:
     """Returns a strided view of an array."""
     import numpy as np
 
-    if not view.steps and not array.ndim:
+    if view.is_whole and view.shape == array.shape:
         return array
     first = array[(*(slice(at, None) for at in view.index), ...)]
     strides = tuple(array.strides[axis] * step for axis, step in view.steps)
@@ -103,8 +121,12 @@ def carry_out(copies: Sequence[Copy]) -> None:
 
 
 def _run(copies: Sequence[Copy]) -> None:
-    for target, source, steps, _ in copies:
-        if steps:
+    import numpy as np
+
+    for target, source, steps, _, is_even in copies:
+        if is_even:
+            np.copyto(target, source)
+        elif steps:
             _compute_into(target, source, steps)
         else:
             copy_into(target, source)
@@ -149,26 +171,15 @@ def _compute_into(target: Array, source: Array, steps: Sequence[Any]) -> None:
     import numpy as np
 
     with np.errstate(all="ignore"):
-        if len(steps) == 1 and isinstance(steps[0], Cast) and _is_plain(source.dtype, target.dtype):
-            if target.strides == _c_strides(target) or source.ndim < 2:
-                with scratch(source.shape, source.dtype) as lent:
-                    dense = source
-                    if not source.flags.c_contiguous:
-                        copy_into(lent, source)
-                        dense = lent
-                    np.copyto(target, dense, casting="unsafe")
-                return
-        copy_into(target, _computed(source, steps))
-
-
-def _is_plain(source: Any, target: Any) -> bool:
-    """Returns whether NumPy casts directly: not between two dtypes of eight bits or fewer."""
-    return not source.itemsize == target.itemsize == 1
-
-
-def _c_strides(array: Array) -> tuple[int, ...]:
-    sizes = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
-    return tuple(array.itemsize * size for size in sizes)
+        is_cast = len(steps) == 1 and isinstance(steps[0], Cast)
+        if not is_cast or source.itemsize == target.itemsize == 1:  # NumPy does not go straight
+            copy_into(target, _computed(source, steps))
+        elif source.flags.c_contiguous:
+            np.copyto(target, source, casting="unsafe")
+        else:
+            with scratch(source.shape, source.dtype) as dense:
+                copy_into(dense, source)
+                np.copyto(target, dense, casting="unsafe")
 
 
 def _computed(source: Array, steps: Sequence[Any]) -> Array:
@@ -204,7 +215,10 @@ class Slots:
     def get(self, key: Any) -> Array:
         """Returns uninitialised memory that nobody else holds, aligned for all frameworks."""
         slots = self._slots[key]
-        free = next((slot for slot in slots if slot.is_free()), None)
+        free = next(filter(_Slot.is_free, slots), None)
+        if free is None:
+            gc.collect(0)  # JAX lets go of memory when garbage is collected
+            free = next(filter(_Slot.is_free, slots), None)
         if free is None:  # somebody has kept old arrays; their memory is theirs
             free = _Slot(slots[0].array.shape, slots[0].array.dtype)
             slots[:] = [*slots[1:], free]

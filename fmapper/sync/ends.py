@@ -122,26 +122,28 @@ def parts_of(array: Any) -> Mapping[Box, Any]:
     return {full_box(adapter.shape(array)): array}
 
 
-def on_host(arrays: Sequence[Any]) -> tuple[list[np.ndarray[Any, Any]], set[int]]:
-    """Returns arrays as those of NumPy, and which of them are on memory of their own."""
-    by_adapter: dict[str, list[int]] = {}
+def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Returns arrays as those of NumPy, on the same memory where that is possible."""
+    by_adapter: dict[Any, list[int]] = {}
     for number, array in enumerate(arrays):
-        by_adapter.setdefault(owner_of(array).name, []).append(number)
+        by_adapter.setdefault(owner_of(array), []).append(number)
     found: list[Any] = [None] * len(arrays)
-    apart: set[int] = set()
-    for numbers in by_adapter.values():
-        adapter = owner_of(arrays[numbers[0]])
+    for adapter, numbers in by_adapter.items():
         exchange = adapter.export([arrays[number] for number in numbers], HOST)
-        for at, (number, data) in enumerate(zip(numbers, exchange.data, strict=True)):
+        for number, data in zip(numbers, exchange.data, strict=True):
             found[number] = data
-            if at in exchange.private:
-                apart.add(number)
-    return found, apart
+    return found
 
 
-def with_boxes(
-    outlines: Mapping[str, Outline], more: Mapping[str, Outline]
-) -> dict[str, Outline]:
+def is_writable(array: Any) -> bool:
+    """Returns whether the memory of an array can be written to from the host."""
+    if owner_of(array).device(array).kind == "meta":
+        return False
+    exchange = owner_of(array).export([array], HOST)
+    return not exchange.private and bool(exchange.data[0].flags.writeable)
+
+
+def with_boxes(outlines: Mapping[str, Outline], more: Mapping[str, Outline]) -> dict[str, Outline]:
     """Returns outlines with the boxes that another process has of the same arrays."""
     found = dict(outlines)
     for name, outline in more.items():

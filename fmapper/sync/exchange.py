@@ -73,12 +73,14 @@ class Exchanger:
         Raises:
             SyncError: No process has one of the ends.
         """
+        if not self._others:
+            if source is None or target is None:
+                raise SyncError(f"no process has a {'target' if source else 'source'}")
+            return (source.outlines, source.held), (target.outlines, target.held), target.layout
         mine = [_written(source), _written(target)]
         all_of_them = {self.rank: mine}
-        if self._others:
-            said = self._say(json.dumps(mine).encode())
-            for rank, reply in sorted(said.items()):
-                all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
+        for rank, reply in sorted(self._say(json.dumps(mine).encode()).items()):
+            all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
         found: list[tuple[dict[str, Outline], ...]] = []
         layout = Rules()
         for at, role in enumerate(("source", "target")):
@@ -188,6 +190,7 @@ class Exchanger:
                 view_of(here.source_of(transfer), transfer.froms),
                 transfer.piece.steps,
                 transfer.target.name,
+                is_even=False,
             )
             for start, transfer in packet.transfers
         ]
@@ -247,7 +250,7 @@ class Exchanger:
         def do(rank: int, at: int, function: Callable[[], object]) -> None:
             try:
                 results.put((rank, at, function()))
-            except BaseException as error:  # noqa: BLE001  (given to the thread that waits)
+            except BaseException as error:  # for the thread that waits
                 results.put((rank, at, error))
 
         missing: set[tuple[int, int]] = set()
@@ -315,13 +318,13 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
     import numpy as np
 
     if data.nbytes < _HEADER or (not data[0] and data.nbytes != _HEADER + packet.nbytes):
-        raise SyncError("processes have planned different syncs: the source, target or rules differ")
+        raise SyncError("processes have planned different syncs: models or rules differ")
     if data[0]:
         from fmapper.sync.delta import apply, digest
 
         base = np.zeros(_HEADER + packet.nbytes, np.uint8)
         carry_out([
-            Copy(_values(base, start, t), view_of(here.memory_of(t), t.to), (), t.target.name)
+            Copy(_values(base, start, t), here.values_of(t), (), t.target.name, is_even=False)
             for start, t in packet.transfers
         ])  # fmt: skip
         known = digest([base[_HEADER:]])[: _HEADER - 1]
@@ -333,7 +336,7 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
         apply(base[_HEADER:].view(np.uint16), data[_HEADER:])
         data = base
     for start, transfer in packet.transfers:
-        here.stage(transfer.target, transfer.to, _values(data, start, transfer))
+        here.stage(transfer, _values(data, start, transfer))
 
 
 def _written(end: End | None) -> list[Any] | None:

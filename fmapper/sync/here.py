@@ -6,22 +6,21 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fmapper.backends.arrays import Device, Exchange
+from fmapper.backends.arrays import HOST, Arrays, Exchange
 from fmapper.backends.discovery import owner_of
 from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
 from fmapper.moves.inplace import without_interrupt
-from fmapper.sync.copies import Copy, Slots, carry_out, check, view_of
-from fmapper.sync.ends import End, on_host, parts_of
+from fmapper.sync.copies import Copy, Slots, carry_out, check, make_copy, view_of
+from fmapper.sync.ends import End, is_writable, parts_of
+from fmapper.sync.memory import Memory
 from fmapper.sync.planning import STAGED, Part, Transfer
 from fmapper.sync.strided import Leaf
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from fmapper.sync.strided import View
 
     Array = np.ndarray[Any, Any]
 
@@ -47,7 +46,13 @@ class _Target(NamedTuple):
 
 
 class Here:
-    """The copies between arrays of one process, and those from and to what is sent."""
+    """The copies between arrays of one process, and those from and to what is sent.
+
+    Attributes:
+        transfers: What is copied, sent and received here.
+        targets: The arrays of the target that get something.
+        staged: The arrays of the source that are needed whole, to compute others, with their boxes.
+    """
 
     def __init__(
         self,
@@ -59,61 +64,56 @@ class Here:
         share: bool,
     ) -> None:
         self.source, self.target, self.rank = source, target, rank
-        self._sources = _names(t.source for t in transfers if t.sender == rank)
         self.transfers = transfers
         self.slots = Slots()
         self.targets: list[_Target] = []
         self.staged: dict[str, Box] = {}
-        if target is None:
-            return
-        names = _names(t.target for t in transfers if t.receiver == rank)
-        for name in [name for name in names if name.startswith(STAGED)]:
-            (box,) = names.pop(name)
-            self.staged[name] = box
-            dtype = next(t.piece.leaf.dtype for t in transfers if t.target.name == name)
-            self.slots.reserve((name, box), box_shape(box), dtype)
-        shared = _shared(source, target, transfers, rank) if share else {}
-        for name, boxes in names.items():
+        self.known: list[tuple[Array, Array, Copy] | None] = [None] * len(transfers)
+        froms = {t.source: None for t in transfers if t.sender == rank and t.source is not None}
+        self._from_parts = [*froms]
+        self._sources = None if source is None else Memory(source, self._from_parts, "source")
+        self._to_parts: list[Part] = []
+        self._writable: Memory | None = None
+        if target is not None:
+            self._plan_target(target, source, share=share)
+
+    def _plan_target(self, target: End, source: End | None, *, share: bool) -> None:
+        mine = [t for t in self.transfers if t.receiver == self.rank]
+        boxes: dict[str, dict[Box, None]] = {}
+        dtypes: dict[str, Any] = {}
+        for t in mine:
+            boxes.setdefault(t.target.name, {})[t.target.box] = None
+            dtypes[t.target.name] = t.piece.leaf.dtype
+        for name in [name for name in boxes if name.startswith(STAGED)]:
+            (self.staged[name],) = boxes.pop(name)
+            shape = box_shape(self.staged[name])
+            self.slots.reserve(Part(name, self.staged[name]), shape, dtypes[name])
+        shared = _shared(source, mine) if share else {}
+        for name, own in boxes.items():
             number = target.number(name)
             array = target.arrays[number]
-            adapter = owner_of(array)
+            in_place = not owner_of(array).frozen
             held = parts_of(array)
-            writable = not adapter.frozen and all(map(_is_writable, held.values()))
-            known = _Target(
-                name, number, tuple(boxes), not adapter.frozen, writable, shared.get(name, "")
-            )
+            writable = in_place and all(map(is_writable, held.values()))
+            known = _Target(name, number, (*own,), in_place, writable, shared.get(name, ""))
             self.targets.append(known)
             for box in known.boxes:
-                if not writable:
-                    self.slots.reserve((name, box), *_outline(held[box]))
+                if writable:
+                    self._to_parts.append(Part(name, box))
+                else:
+                    self.slots.reserve(Part(name, box), *_outline(held[box]))
+        self._writable = Memory(target, self._to_parts, "target")
 
     def begin(self, tree: Any) -> Round:
         """Reads both ends, and checks that they are as planned."""
-        return Round(self, self._read(tree))
-
-    def _read(self, tree: Any) -> dict[Part, Array]:
-        if self.source is None:
-            return {}
-        arrays = self.source.read(tree)
-        places: list[Part] = []
-        parts: list[Any] = []
-        for name, boxes in self._sources.items():
-            array = arrays[self.source.number(name)]
-            held = parts_of(array)
-            for box in boxes:
-                if box not in held:
-                    raise SyncError(f"{name} {_OTHER}: its shape, or how it is sharded")
-                places.append(Part(name, box))
-                parts.append(held[box])
-        hosts, _ = on_host(parts)
-        for place, host in zip(places, hosts, strict=True):
-            dtype = self.source.held[place.name].dtype
-            if host.dtype.name != dtype:
-                raise SyncError(f"{place.name} {_OTHER}: its dtype, {dtype}, is {host.dtype.name}")
-        return dict(zip(places, hosts, strict=True))
-
-
-_OTHER = "is not as it was when the sync was planned"
+        arrays = [] if self.source is None else self.source.read(tree)
+        hosts = [] if self._sources is None else self._sources.read(arrays)
+        sources = dict(zip(self._from_parts, hosts, strict=True))
+        old = [] if self.target is None else self.target.read()
+        memory: dict[Part, Array] = {}
+        if self._writable is not None:
+            memory = dict(zip(self._to_parts, self._writable.read(old), strict=True))
+        return Round(self, arrays, old, sources, memory)
 
 
 class Round:
@@ -123,103 +123,103 @@ class Round:
         nbytes: Bytes of the target that are written here.
     """
 
-    def __init__(self, here: Here, sources: Mapping[Part, Array]) -> None:
-        self._here, self.sources = here, sources
-        self.memory: dict[Part, Array] = {}
-        self._news: list[tuple[_Target, Any]] = []
-        self._old: list[Any] = []
+    def __init__(
+        self,
+        here: Here,
+        arrays: Sequence[Any],
+        old: Sequence[Any],
+        sources: Mapping[Part, Array],
+        memory: dict[Part, Array],
+    ) -> None:
+        self._here, self._arrays, self._old = here, arrays, old
+        self._sources, self._memory = sources, memory
+        self._lasting = frozenset(memory)  # a view of a slot would count as somebody who holds it
         self._given: dict[int, Any] = {}
+        self._replaced: list[_Target] = []
         self._staged: list[Copy] = []
         self._copies: list[Copy] = []
         self._computed: dict[LazyArray, Array] = {}
-        self.nbytes = 0
-        if here.target is not None:
-            self._find_memory(here.target)
-        check(self._cast(t for t in here.transfers if not _is_computed(t)))
+        self._find_memory()
+        self.nbytes = sum(array.nbytes for array in memory.values())
+        for name, box in here.staged.items():
+            memory[Part(name, box)] = here.slots.get(Part(name, box))
+        check(self._cast(t for t in here.transfers if t.source is not None))
 
-    def _find_memory(self, target: End) -> None:
-        """Finds the memory of each part of the target: its own, or that of a slot."""
-        here = self._here
-        self._old = target.read()
-        shared = {} if here.source is None else dict(enumerate(here.source.read()))
-        places: list[Part] = []
-        parts: list[Any] = []
-        for known in here.targets:
-            array = self._old[known.number]
-            source = here.source
+    def _find_memory(self) -> None:
+        """Takes slots for what is replaced, or is on another device than the host."""
+        source = self._here.source
+        for known in self._here.targets:
+            if known.writable:
+                continue
             if known.shared and source is not None:
-                new = shared[source.number(known.shared)]
-                if _is_alike(new, array):
+                new = self._arrays[source.number(known.shared)]
+                if _is_alike(new, self._old[known.number]):
                     self._given[known.number] = new
                     continue
-            held = parts_of(array)
+            self._replaced.append(known)
             for box in known.boxes:
-                if box not in held:
-                    raise SyncError(f"{known.name} of the target {_OTHER}")
-                part = Part(known.name, box)
-                if known.writable:
-                    places.append(part)
-                    parts.append(held[box])
-                else:
-                    self.memory[part] = here.slots.get((known.name, box))
-            if not known.writable:
-                self._news.append((known, array))
-        self.memory |= zip(places, on_host(parts)[0], strict=True)
-        self.nbytes = sum(array.nbytes for array in self.memory.values())
-        for name, box in here.staged.items():
-            self.memory[Part(name, box)] = here.slots.get((name, box))
+                self._memory[Part(known.name, box)] = self._here.slots.get(Part(known.name, box))
 
     def _cast(self, transfers: Iterable[Transfer]) -> Iterator[tuple[Array, Any, str]]:
         for t in transfers:
-            if t.sender == self._here.rank and t.piece.steps:
+            if t.piece.steps and t.sender == self._here.rank:
                 yield view_of(self.source_of(t), t.froms), t.piece.steps, t.target.name
 
-    def _local(self, transfers: Iterable[Transfer]) -> Iterator[Copy]:
-        for t in transfers:
-            memory = self.memory.get(t.target)
-            if t.sender == t.receiver == self._here.rank and memory is not None:
-                source = view_of(self.source_of(t), t.froms)
-                yield Copy(view_of(memory, t.to), source, t.piece.steps, t.target.name)
+    def _local(self, *, staged: bool) -> Iterator[Copy]:
+        """Yields the copies within this process, those that are known from an earlier call."""
+        known = self._here.known
+        for at, t in enumerate(self._here.transfers):
+            if t.sender != t.receiver or t.target.name.startswith(STAGED) != staged:
+                continue
+            target = self._memory.get(t.target)
+            if target is None:  # shared
+                continue
+            source, last = self.source_of(t), known[at]
+            if last is not None and last[0] is source and last[1] is target:
+                yield last[2]
+                continue
+            made = make_copy(target, t.to, source, t.froms, t.piece.steps, t.target.name)
+            if t.target in self._lasting:
+                known[at] = source, target, made
+            yield made
 
     def source_of(self, transfer: Transfer) -> Array:
         """Returns the array that a transfer takes elements of."""
         if transfer.source is not None:
-            return self.sources[transfer.source]
+            return self._sources[transfer.source]
         leaf = transfer.piece.leaf
         if leaf not in self._computed:
             arrays = {
-                name.removeprefix(STAGED): self.memory[Part(name, box)]
+                name.removeprefix(STAGED): self._memory[Part(name, box)]
                 for name, box in self._here.staged.items()
             }
             self._computed[leaf] = _with_values(leaf, arrays).read()
         return self._computed[leaf]
 
+    def values_of(self, transfer: Transfer) -> Array:
+        """Returns the values that the target has where a transfer goes."""
+        known = next(one for one in self._here.targets if one.name == transfer.target.name)
+        part = parts_of(self._old[known.number])[transfer.target.box]
+        (host,) = owner_of(part).export([part], HOST).data
+        return view_of(host, transfer.to)
+
+    def stage(self, transfer: Transfer, data: Array) -> None:
+        """Adds values that have come from another process."""
+        target = self._memory[transfer.target]
+        to = view_of(target, transfer.to)
+        self._staged.append(Copy(to, data, (), transfer.target.name, is_even=False))
+
     def finish(self) -> None:
-        """Computes arrays of which all operands are there.
+        """Computes arrays of which all operands are there; nothing is written yet.
 
         Raises:
             LossyCastError: A value becomes infinite.
         """
-        staged = [t for t in self._here.transfers if t.target.name.startswith(STAGED)]
         arrived = [copy for copy in self._staged if copy.name.startswith(STAGED)]
-        carry_out([*self._local(staged), *arrived])
-        check(self._cast(filter(_is_computed, self._here.transfers)))
-        others = [t for t in self._here.transfers if not t.target.name.startswith(STAGED)]
-        self._copies = [*self._local(others)]
+        carry_out([*self._local(staged=True), *arrived])
+        check(self._cast(t for t in self._here.transfers if t.source is None))
+        self._copies = [*self._local(staged=False)]
         self._copies += [copy for copy in self._staged if not copy.name.startswith(STAGED)]
-
-    def memory_of(self, transfer: Transfer) -> Array:
-        """Returns the values that the target has where a transfer goes."""
-        part = transfer.target
-        known = next(known for known in self._here.targets if known.name == part.name)
-        (host,), _ = on_host([parts_of(self._old[known.number])[part.box]])
-        return host
-
-    def stage(self, target: Part, to: View, data: Array) -> None:
-        """Adds values that have come from another process, for the commit."""
-        memory = self.memory.get(target)
-        if memory is not None:
-            self._staged.append(Copy(view_of(memory, to), data, (), target.name))
 
     def commit(self) -> Any:
         """Writes everything into the target, and returns it."""
@@ -227,38 +227,52 @@ class Round:
         if target is None:
             return None
         without_interrupt(lambda: carry_out(self._copies))
-        new = dict(self._given)
-        for known, array in self._news:
+        for known in self._replaced:
             if known.in_place:
-                for box, part in parts_of(array).items():
-                    owner_of(part).overwrite(part, self.memory[Part(known.name, box)])
-            else:
-                new[known.number] = self._made(known, array)
-        written = [self._old[known.number] for known in self._here.targets if known.in_place]
-        for adapter in {owner_of(array) for array in written}:
-            adapter.note_writes([array for array in written if owner_of(array) is adapter])
-        return target.write(new)
+                for box, part in parts_of(self._old[known.number]).items():
+                    owner_of(part).overwrite(part, self._memory[Part(known.name, box)])
+        written: dict[Arrays, list[Any]] = {}
+        for known in self._here.targets:
+            if known.in_place:
+                array = self._old[known.number]
+                written.setdefault(owner_of(array), []).append(array)
+        for adapter, arrays in written.items():
+            adapter.note_writes(arrays)
+        return target.write(self._given | self._made())
 
-    def _made(self, known: _Target, old: Any) -> Any:
-        """Returns the new array of a framework that takes over memory of the host."""
-        adapter = owner_of(old)
-        parts = {box: self.memory[Part(known.name, box)] for box in known.boxes}
-        layout = adapter.layout(old) if isinstance(adapter, Meshes) else None
-        if layout is None:
-            (data,) = parts.values()
-            (new,) = adapter.take(Exchange([data], private=(0,)), adapter.device(old), share=False)
-            return adapter.like(new, old)
-        held = parts_of(old)
-        taken = {
-            box: next(iter(adapter.take(Exchange([data], private=(0,)), _device(held[box]), share=False)))
-            for box, data in parts.items()
-        }
-        assert isinstance(adapter, Meshes)
-        return adapter.like(adapter.join(adapter.shape(old), *layout, taken), old)
+    def parts(self) -> Iterator[tuple[str, Box, Array]]:
+        """Yields the parts of the target with their values, in memory of the sync."""
+        carry_out(self._copies)
+        for part, array in self._memory.items():
+            if not part.name.startswith(STAGED):
+                yield part.name, part.box, array
+
+    def _made(self) -> dict[int, Any]:
+        """Returns the new arrays of frameworks that take over memory of the host."""
+        places: dict[tuple[Arrays, Any], list[tuple[_Target, Box]]] = {}
+        for known in self._replaced:
+            if not known.in_place:
+                for box, part in parts_of(self._old[known.number]).items():
+                    adapter = owner_of(part)
+                    places.setdefault((adapter, adapter.device(part)), []).append((known, box))
+        taken: dict[int, dict[Box, Any]] = {}
+        for (adapter, device), own in places.items():
+            data = [self._memory[Part(known.name, box)] for known, box in own]
+            new = adapter.take(Exchange(data, private=range(len(data))), device, share=False)
+            for (known, box), array in zip(own, new, strict=True):
+                taken.setdefault(known.number, {})[box] = array
+        return {number: _joined(self._old[number], parts) for number, parts in taken.items()}
 
 
-def _is_computed(transfer: Transfer) -> bool:
-    return transfer.source is None
+def _joined(old: Any, parts: Mapping[Box, Any]) -> Any:
+    """Returns an array of parts, in the place of an old one."""
+    adapter = owner_of(old)
+    layout = adapter.layout(old) if isinstance(adapter, Meshes) else None
+    if layout is None:
+        (new,) = parts.values()
+        return adapter.like(new, old)
+    assert isinstance(adapter, Meshes)
+    return owner_of(old).like(adapter.join(owner_of(old).shape(old), *layout, parts), old)
 
 
 def _with_values(array: LazyArray, arrays: Mapping[str, Array]) -> LazyArray:
@@ -272,29 +286,11 @@ def _with_values(array: LazyArray, arrays: Mapping[str, Array]) -> LazyArray:
     return new
 
 
-def _device(array: Any) -> Device:
-    return owner_of(array).device(array)
-
-
-def _names(parts: Iterable[Part | None]) -> dict[str, dict[Box, None]]:
-    found: dict[str, dict[Box, None]] = {}
-    for part in parts:
-        if part is not None:
-            found.setdefault(part.name, {})[part.box] = None
-    return found
-
-
 def _outline(array: Any) -> tuple[tuple[int, ...], Any]:
     from fmapper.files.dtypes import numpy_dtype
 
     adapter = owner_of(array)
     return tuple(adapter.shape(array)), numpy_dtype(adapter.dtype(array))
-
-
-def _is_writable(array: Any) -> bool:
-    """Returns whether the memory of an array can be written to from the host."""
-    (host,), apart = on_host([array])
-    return not apart and bool(host.flags.writeable)
 
 
 def _is_alike(new: Any, old: Any) -> bool:
@@ -305,27 +301,25 @@ def _is_alike(new: Any, old: Any) -> bool:
     return not isinstance(adapter, Meshes) or adapter.layout(new) == adapter.layout(old)
 
 
-def _shared(
-    source: End | None, target: End, transfers: Sequence[Transfer], rank: int
-) -> dict[str, str]:
+def _shared(source: End | None, transfers: Iterable[Transfer]) -> dict[str, str]:
     """Returns the arrays of the target that are one of the source as it is.
 
     Raises:
         SyncError: An array of the source can be written to, which would change both.
     """
+    by_target: dict[str, list[Transfer]] = {}
+    for transfer in transfers:
+        by_target.setdefault(transfer.target.name, []).append(transfer)
     found: dict[str, str] = {}
-    for name in target.held:
-        own = [t for t in transfers if t.target.name == name and t.receiver == rank]
-        froms = {t.source.name for t in own if t.source is not None}
-        if len(froms) != 1 or source is None:
+    for name, own in by_target.items():
+        froms = [t.source for t in own if t.source is not None and not t.piece.steps]
+        names = {part.name for part in froms}
+        is_same = len(froms) == len(own) and all(t.froms == t.to for t in own)
+        boxes = {part.box for part in froms} == {t.target.box for t in own}
+        if source is None or len(names) != 1 or not (is_same and boxes):
             continue
-        (first,) = froms
-        array = source.arrays[source.number(first)]
-        is_same = all(t.froms == t.to and not t.piece.steps and t.source for t in own)
-        boxes = {t.target.box for t in own} == {t.source.box for t in own if t.source}
-        if not (is_same and boxes):
-            continue
-        if not owner_of(array).frozen:
+        (first,) = names
+        if not owner_of(source.arrays[source.number(first)]).frozen:
             raise SyncError(
                 f"{first}: share=True, but this array can be written to, which would change the "
                 "running model at any time. Leave out share=True"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.discovery import adapters
+from fmapper.backends.discovery import adapters, owner_of
 from fmapper.backends.models import Models
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import SyncError
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from fmapper.sync.ends import End
 
 
-def rules_between(
-    source: Any, target: Any, a: End, b: End, rules: Rules | None
-) -> Rules:
+def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None) -> Rules:
     """Returns the rules that are given; else those that bring the source to the target.
 
     There are none to find where both have the same names: a model and what was made of it, another
@@ -27,7 +25,8 @@ def rules_between(
         AmbiguousTransferError: It is not sure which arrays belong together.
         SyncError: Both ends are the same model.
     """
-    if {id(array) for array in a.arrays} & {id(array) for array in b.arrays if not _is_frozen(array)}:
+    written = {id(array) for array in b.arrays if not owner_of(array).frozen}
+    if any(id(array) in written for array in a.arrays):
         raise SyncError(
             "source and target share arrays that are written in place: they are in step already. "
             "Pass a target of its own, such as copy.deepcopy of the source"
@@ -41,12 +40,6 @@ def rules_between(
     from fmapper.twins.transferring import plan_transfer
 
     return plan_transfer(source, target)[2].rules
-
-
-def _is_frozen(array: Any) -> bool:
-    from fmapper.backends.discovery import owner_of
-
-    return owner_of(array).frozen
 
 
 def _are_related(source: Any, target: Any) -> bool:

@@ -197,9 +197,7 @@ def made_of(
             "report of fmapper.transfer, which rename, drop and reshape"
         )
     cast = {
-        name: array.astype(target[name].dtype, name)
-        if is_inexact(target[name].dtype)
-        else array
+        name: array.astype(target[name].dtype, name) if is_inexact(target[name].dtype) else array
         for name, array in found.items()
     }
     return cast, tuple(kept)
@@ -279,7 +277,8 @@ def _from_senders(
         count = sum(part.size for part in parts)
         size += count
         if sender != receiver:
-            seen(target.name.removeprefix(STAGED), sender, receiver, count * dtype_after(piece).itemsize)
+            nbytes = count * dtype_after(piece).itemsize
+            seen(target.name.removeprefix(STAGED), sender, receiver, nbytes)
         if rank in (sender, receiver):
             own = Part(piece.leaf.name, box)
             for part in parts:

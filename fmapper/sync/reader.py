@@ -121,11 +121,15 @@ class Reader:
                 continue
             put = putter(value, node.kind)
             if put is None:
-                by_id = {id(arrays[number]): array for number, array in new.items()}
-                return fmap(lambda leaf: by_id.get(id(leaf), leaf), tree)
+                return _refilled(tree, {id(arrays[at]): array for at, array in new.items()})
             steps.append((put, value, {**own, **changed}, own))
         without_interrupt(lambda: _carry_out(steps))
         return tree
+
+
+def _refilled(tree: Any, new: Mapping[int, Any]) -> Any:
+    """Returns a new tree with arrays by the ids of the old ones."""
+    return fmap(lambda leaf: new.get(id(leaf), leaf), tree)
 
 
 def _carry_out(steps: Sequence[tuple[Any, Any, Any, Any]]) -> None:

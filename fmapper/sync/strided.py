@@ -72,6 +72,11 @@ class Piece(NamedTuple):
         """The number of elements."""
         return math.prod(dim.size for dim in self.dims)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether it takes consecutive elements to consecutive places."""
+        return all(dim.source == dim.target == 1 for dim in self.dims) and len(self.dims) < 2
+
     def turned(self) -> Piece:
         """Returns the piece with source and target in each other's place."""
         dims = [Dim(size, target, source) for size, source, target in self.dims]
@@ -136,6 +141,11 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an array as it is, if the shape is the same."""
+        return not any(self.index) and all(pair == (n, 1) for n, pair in enumerate(self.steps))
+
     def part(self, dimension: int, start: int, stop: int) -> View:
         """Returns the part between two indices of a dimension."""
         axis, step = self.steps[dimension]
@@ -148,6 +158,10 @@ class View(NamedTuple):
 def views(piece: Piece, source: Sequence[int], target: Sequence[int]) -> list[tuple[View, View]]:
     """Returns pairs of views of one shape, of arrays of two shapes, that are a piece."""
     found = []
+    shape = tuple(source)
+    if shape == tuple(target) and piece.is_dense and piece.size == math.prod(shape):
+        whole = View((0,) * len(shape), shape, tuple((axis, 1) for axis in range(len(shape))))
+        return [(whole, whole)]
     for part in _refine(piece, target):
         for both in _refine(part.turned(), source):
             own = _sorted(both.turned())
@@ -173,9 +187,7 @@ def _dense(size: int) -> tuple[Dim, ...]:
 
 
 def _unravel(place: int, shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(
-        place // step % size for step, size in zip(_steps(shape), shape, strict=True)
-    )
+    return tuple(place // step % size for step, size in zip(_steps(shape), shape, strict=True))
 
 
 def _axis_of(step: int, shape: Sequence[int]) -> tuple[int, int]:
@@ -269,9 +281,7 @@ def _clip(piece: Piece, shape: Sequence[int], box: Box) -> Iterator[Piece]:
         for axis, (low, high) in enumerate(box):
             if (low, high) != (0, shape[axis]):
                 unit, size = inner[axis], shape[axis]
-                parts = [
-                    new for one in parts for new in _clip_axis(one, unit, size, low, high)
-                ]
+                parts = [new for one in parts for new in _clip_axis(one, unit, size, low, high)]
         yield from parts
 
 

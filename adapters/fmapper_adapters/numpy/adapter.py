@@ -103,6 +103,10 @@ class NumpyAdapter(Adapter):
         """Copies; an array that is read-only refuses."""
         np.copyto(array, data)
 
+    def address(self, array: Any) -> int | None:
+        """Returns a number: an array does not move."""
+        return 0
+
     def nbytes(self, array: Any) -> int:
         """Returns `array.nbytes`; for objects, only their pointers."""
         return int(array.nbytes)

@@ -9,6 +9,7 @@ import torch
 
 from fmapper.backends import Arrays
 from fmapper_adapters.torch.arrays import tensors
+from fmapper_adapters.torch.arrays.wrappers import is_dtensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,11 @@ class Writes(Arrays):
         """Copies host memory into a tensor on any device."""
         with torch.no_grad():
             array.detach().copy_(tensors.from_numpy(data))
+
+    def address(self, array: Any) -> int | None:
+        """Returns `data_ptr()` of tensors on the CPU."""
+        plain = not is_dtensor(array) and array.device.type == "cpu"
+        return int(array.data_ptr()) if plain else None
 
     def note_writes(self, arrays: Sequence[Any]) -> None:
         """Counts a change of each tensor, so that a backward pass that needs the old one fails."""

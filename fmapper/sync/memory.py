@@ -1,0 +1,92 @@
+"""Parts of the arrays of one end, as arrays of NumPy on their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fmapper.backends.arrays import Arrays
+from fmapper.backends.discovery import adapter_of
+from fmapper.checkpoints.boxes import Box, box_shape, full_box
+from fmapper.errors import SyncError
+from fmapper.sync.ends import End, on_host, parts_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+class _Place(NamedTuple):
+    """A part, and what it was when the sync was planned."""
+
+    name: str
+    number: int
+    box: Box
+    is_whole: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    adapter: Arrays
+
+
+class Memory:
+    """Parts of arrays in this process.
+
+    Views of tensors that are the same as in the last call are not made anew.
+    """
+
+    def __init__(self, end: End, parts: Sequence[tuple[str, Box]], role: str) -> None:
+        from fmapper.files.dtypes import numpy_dtype
+
+        self._role = role
+        self._places = []
+        for name, box in parts:
+            number, outline = end.number(name), end.held[name]
+            adapter = adapter_of(end.arrays[number])
+            assert adapter is not None
+            whole = box == full_box(outline.shape)
+            dtype = numpy_dtype(outline.dtype)
+            self._places.append(_Place(name, number, box, whole, box_shape(box), dtype, adapter))
+        self._last: list[tuple[Any, int | None, Any]] = [(None, None, None)] * len(self._places)
+
+    def read(self, arrays: Sequence[Any]) -> list[Array]:
+        """Returns the parts, given all arrays of the end.
+
+        Raises:
+            SyncError: One is not as it was when the sync was planned; names it.
+        """
+        fresh = []
+        for at, (place, (array, address, _)) in enumerate(
+            zip(self._places, self._last, strict=True)
+        ):
+            new = arrays[place.number]
+            if new is not array or address is None or place.adapter.address(new) != address:
+                fresh.append(at)
+        if fresh:
+            self._export(arrays, fresh)
+        return [host for _, _, host in self._last]
+
+    def _export(self, arrays: Sequence[Any], fresh: Sequence[int]) -> None:
+        parts = []
+        for at in fresh:
+            place = self._places[at]
+            array = arrays[place.number]
+            if adapter_of(array) is not place.adapter:
+                raise self._error(place, f"it is a {type(array).__name__} now")
+            held = parts_of(array)
+            if place.box not in held:
+                raise self._error(place, f"its shape was {place.shape}, or it is sharded otherwise")
+            parts.append(held[place.box])
+        for at, host in zip(fresh, on_host(parts), strict=True):
+            place = self._places[at]
+            if host.dtype != place.dtype:
+                raise self._error(place, f"its dtype was {place.dtype}, and is {host.dtype}")
+            array = arrays[place.number]
+            address = place.adapter.address(array) if place.is_whole else None
+            self._last[at] = array, address, host
+
+    def _error(self, place: _Place, text: str) -> SyncError:
+        return SyncError(
+            f"{place.name} of the {self._role} is not as it was when the sync was planned: {text}. "
+            "Create another Sync"
+        )
