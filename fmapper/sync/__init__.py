@@ -31,3 +31,4 @@ _PLACES = {
     "fmapper.sync.sync": "Sync SyncStats",
     "fmapper.sync.transports": "Folder Transport",
 }
+__getattr__, __dir__ = _surface(__name__, _PLACES.items())

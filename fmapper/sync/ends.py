@@ -135,12 +135,20 @@ def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return found
 
 
-def is_writable(array: Any) -> bool:
-    """Returns whether the memory of an array can be written to from the host."""
-    if owner_of(array).device(array).kind == "meta":
-        return False
-    exchange = owner_of(array).export([array], HOST)
-    return not exchange.private and bool(exchange.data[0].flags.writeable)
+def writable_from_host(arrays: Sequence[Any]) -> set[int]:
+    """Returns the ids of the arrays whose memory can be written to from the host."""
+    by_adapter: dict[Any, list[Any]] = {}
+    for array in arrays:
+        adapter = owner_of(array)
+        if not adapter.frozen and adapter.device(array).kind == "cpu":
+            by_adapter.setdefault(adapter, []).append(array)
+    found: set[int] = set()
+    for adapter, own in by_adapter.items():
+        exchange = adapter.export(own, HOST)
+        for at, (array, data) in enumerate(zip(own, exchange.data, strict=True)):
+            if at not in exchange.private and data.flags.writeable:
+                found.add(id(array))
+    return found
 
 
 def with_boxes(outlines: Mapping[str, Outline], more: Mapping[str, Outline]) -> dict[str, Outline]:

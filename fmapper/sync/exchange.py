@@ -184,6 +184,9 @@ class Exchanger:
 
         data = np.empty(_HEADER + packet.nbytes, np.uint8)
         data[:_HEADER] = 0
+        for start, transfer in packet.transfers:  # what lies between is compared, too
+            end = start + transfer.nbytes
+            data[end : end + -end % _ALIGNMENT] = 0
         copies = [
             Copy(
                 _values(data, start, transfer),

@@ -14,7 +14,7 @@ from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
 from fmapper.moves.inplace import without_interrupt
 from fmapper.sync.copies import Copy, Slots, carry_out, check, make_copy, view_of
-from fmapper.sync.ends import End, is_writable, parts_of
+from fmapper.sync.ends import End, parts_of, writable_from_host
 from fmapper.sync.memory import Memory
 from fmapper.sync.planning import STAGED, Part, Transfer
 from fmapper.sync.strided import Leaf
@@ -89,12 +89,12 @@ class Here:
             shape = box_shape(self.staged[name])
             self.slots.reserve(Part(name, self.staged[name]), shape, dtypes[name])
         shared = _shared(source, mine) if share else {}
+        parts = {name: parts_of(target.arrays[target.number(name)]) for name in boxes}
+        open_to_us = writable_from_host([p for own in parts.values() for p in own.values()])
         for name, own in boxes.items():
-            number = target.number(name)
-            array = target.arrays[number]
-            in_place = not owner_of(array).frozen
-            held = parts_of(array)
-            writable = in_place and all(map(is_writable, held.values()))
+            number, held = target.number(name), parts[name]
+            in_place = not owner_of(target.arrays[number]).frozen
+            writable = all(id(part) in open_to_us for part in held.values())
             known = _Target(name, number, (*own,), in_place, writable, shared.get(name, ""))
             self.targets.append(known)
             for box in known.boxes:

@@ -206,8 +206,10 @@ def made_of(
 def _problem(array: LazyArray, target: Outline) -> str:
     if tuple(array.shape) != target.shape:
         return f"shape {tuple(array.shape)} from the source, {target.shape} in the target"
+    if array.dtype == numpy_dtype(target.dtype):
+        return ""
     own, wanted = array.dtype.name, target.dtype
-    if own != wanted and not (is_inexact(own) and is_inexact(wanted)):
+    if not (is_inexact(own) and is_inexact(wanted)):
         return f"dtype {own} from the source, {wanted} in the target"
     if own.startswith("complex") and not wanted.startswith("complex"):
         return f"dtype {own} from the source, {wanted} in the target"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.progress import step
+from fmapper.render import readable_bytes
 from fmapper.sync.ends import End
 from fmapper.sync.exchange import Exchanger
 from fmapper.sync.here import Here
@@ -64,9 +66,7 @@ class Sync(Generic[T]):
         timeout: Seconds that a process waits for others.
 
     Attributes:
-        plan: What goes where; printing it gives a table.
         stats: What the last call has done; None before.
-        target: The model that runs.
 
     Raises:
         SyncError: An array of either side has no counterpart, or a process lacks one.
@@ -114,8 +114,13 @@ class Sync(Generic[T]):
             parts = [*transfers(held, sources[1], targets[1], rank, seen)]
             self._here = Here(self._source, self._target, parts, rank, share=share)
             self._exchange.plan(parts)
-            self.plan: SyncPlan = summarise(held, targets[1], kept, moved)
+            self._summary = lambda: summarise(held, targets[1], kept, moved)
         self.stats: SyncStats | None = None
+
+    @cached_property
+    def plan(self) -> SyncPlan:
+        """What goes where; printing it gives a table."""
+        return self._summary()
 
     @property
     def target(self) -> T:
@@ -149,4 +154,4 @@ class Sync(Generic[T]):
 
     def __repr__(self) -> str:
         """Shows how many arrays there are."""
-        return f"Sync({len(self.plan)} arrays, {self.plan.nbytes} bytes)"
+        return f"Sync({len(self.plan)} arrays, {readable_bytes(self.plan.nbytes)})"
