@@ -63,7 +63,11 @@ def view_of(array: Array, view: View) -> Array:
 
     if view.is_whole and view.shape == array.shape:
         return array
-    first = array[(*(slice(at, None) for at in view.index), ...)]
+    index: Any = (
+        *(slice(at, None) for at in view.start),
+        ...,
+    )  # gives an array, also of no dimension
+    first = array[index]
     strides = tuple(array.strides[axis] * step for axis, step in view.steps)
     if first.shape == view.shape and first.strides == strides:
         return first
@@ -97,7 +101,8 @@ def _fits(source: Array, steps: Sequence[Any]) -> bool:
     if more or not isinstance(step, Cast):
         return False
     try:
-        own, limit = (float(ml_dtypes.finfo(kind).max) for kind in (source.dtype, step.dtype))
+        largest: Any = ml_dtypes.finfo
+        own, limit = (float(largest(kind).max) for kind in (source.dtype, step.dtype))
     except ValueError:
         return False
     if own <= limit or not source.size:
@@ -245,7 +250,7 @@ def _allocate(shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
     if nbytes >= _LARGE:
         (slot,) = host_buffers([(shape, dtype)])
         assert slot.base is not None
-        return slot.base, slot  # type: ignore[return-value]
+        return slot.base, slot
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory, memory[start : start + nbytes].view(dtype).reshape(shape)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.checkpoints.rules.rules import Rules
@@ -78,7 +79,7 @@ class Exchanger:
                 raise SyncError(f"no process has a {'target' if source else 'source'}")
             return (source.outlines, source.held), (target.outlines, target.held), target.layout
         mine = [_written(source), _written(target)]
-        all_of_them = {self.rank: mine}
+        all_of_them: dict[int, list[Any]] = {self.rank: mine}
         for rank, reply in sorted(self._say(json.dumps(mine).encode()).items()):
             all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
         found: list[tuple[dict[str, Outline], ...]] = []
@@ -175,7 +176,7 @@ class Exchanger:
                 _unpack(here, packet, data)
 
         for rank in self._others:
-            work[rank] = [lambda rank=rank: send(rank), lambda rank=rank: receive(rank)]
+            work[rank] = [partial(send, rank), partial(receive, rank)]
         for rank, result in self._all(work).items():
             self._check(rank, result)
 

@@ -13,6 +13,7 @@ from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
 from fmapper.moves.inplace import without_interrupt
+from fmapper.states.materialize import is_abstract
 from fmapper.sync.copies import Copy, Slots, carry_out, check, make_copy, view_of
 from fmapper.sync.ends import End, parts_of, writable_from_host
 from fmapper.sync.memory import Memory
@@ -226,6 +227,9 @@ class Round:
         target = self._here.target
         if target is None:
             return None
+        abstract = next((one for one in self._replaced if is_abstract(self._old[one.number])), None)
+        if abstract is not None:
+            raise SyncError(f"{abstract.name}: the target has no memory there; use sync.parts()")
         without_interrupt(lambda: carry_out(self._copies))
         for known in self._replaced:
             if known.in_place:
@@ -241,7 +245,17 @@ class Round:
         return target.write(self._given | self._made())
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
-        """Yields the parts of the target with their values, in memory of the sync."""
+        """Yields the parts of the target with their values, in memory of the sync.
+
+        Raises:
+            SyncError: The target has memory of its own.
+        """
+        written = [known.name for known in self._here.targets if known.writable]
+        if written:
+            raise SyncError(
+                f"{written[0]}: the target has memory, which a call writes to. Pass one without, "
+                "such as tensors on the device meta"
+            )
         carry_out(self._copies)
         for part, array in self._memory.items():
             if not part.name.startswith(STAGED):

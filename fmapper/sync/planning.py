@@ -135,8 +135,9 @@ class SyncPlan:
         for array in self.arrays[:_SHOWN]:
             ranks = ", ".join(f"{sender}->{receiver}" for sender, receiver in array.ranks)
             sources = ", ".join(array.sources[:3]) + ", ..." * (len(array.sources) > 3)
-            row = (array.name, "" if sources == array.name else sources, array.dtype)
-            row = (*row, str(array.shape), array.layout, readable_bytes(array.nbytes), ranks)
+            names = array.name, "" if sources == array.name else sources
+            size = readable_bytes(array.nbytes)
+            row = (*names, array.dtype, str(array.shape), array.layout, size, ranks)
             table.add_row(*map(Text, row))
         rest = len(self) - _SHOWN
         more = f"... and {rest} arrays more\n" if rest > 0 else ""
@@ -274,8 +275,8 @@ def _from_senders(
     size = 0
     for box, ranks in owners.items():
         sender = receiver if receiver in ranks else ranks[(number + receiver) % len(ranks)]
-        whole = box == full_box(outline.shape)
-        parts = [piece] if whole else clip_source([piece], outline.shape, box)
+        is_whole = box == full_box(outline.shape)
+        parts = [piece] if is_whole else clip_source([piece], outline.shape, box)
         count = sum(part.size for part in parts)
         size += count
         if sender != receiver:

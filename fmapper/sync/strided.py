@@ -132,27 +132,27 @@ class View(NamedTuple):
     """A strided view of an array, in elements of it.
 
     Attributes:
-        index: The index of its first element.
+        start: The index of its first element.
         shape: Its shape.
         steps: For each dimension, the axis of the array that it runs along, and its step there.
     """
 
-    index: tuple[int, ...]
+    start: tuple[int, ...]
     shape: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
 
     @property
     def is_whole(self) -> bool:
         """Whether it is an array as it is, if the shape is the same."""
-        return not any(self.index) and all(pair == (n, 1) for n, pair in enumerate(self.steps))
+        return not any(self.start) and all(pair == (n, 1) for n, pair in enumerate(self.steps))
 
     def part(self, dimension: int, start: int, stop: int) -> View:
         """Returns the part between two indices of a dimension."""
         axis, step = self.steps[dimension]
-        index = [*self.index]
-        index[axis] += start * step
+        first = [*self.start]
+        first[axis] += start * step
         shape = (*self.shape[:dimension], stop - start, *self.shape[dimension + 1 :])
-        return View(tuple(index), shape, self.steps)
+        return View(tuple(first), shape, self.steps)
 
 
 def views(piece: Piece, source: Sequence[int], target: Sequence[int]) -> list[tuple[View, View]]:

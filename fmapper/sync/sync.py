@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fmapper.checkpoints.rules.rules import Rules
@@ -18,6 +18,12 @@ from fmapper.sync.planning import SyncPlan, made_of, summarise, transfers
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from fmapper.checkpoints.boxes import Box
+    from fmapper.sync.here import Round
     from fmapper.sync.transports import Transport
 
 T = TypeVar("T")
@@ -114,7 +120,7 @@ class Sync(Generic[T]):
             parts = [*transfers(held, sources[1], targets[1], rank, seen)]
             self._here = Here(self._source, self._target, parts, rank, share=share)
             self._exchange.plan(parts)
-            self._summary = lambda: summarise(held, targets[1], kept, moved)
+            self._summary = partial(summarise, held, targets[1], kept, moved)
         self.stats: SyncStats | None = None
 
     @cached_property
@@ -145,12 +151,43 @@ class Sync(Generic[T]):
             LossyCastError: A finite value becomes infinite in the dtype of the target.
         """
         began = time.perf_counter()
+        here, *moved = self._run(source, delta=delta)
+        target: T = here.commit()
+        self.stats = SyncStats(time.perf_counter() - began, here.nbytes, *moved)
+        return target
+
+    @short_traceback
+    def parts(self, source: Any = None) -> Iterator[tuple[str, Box, np.ndarray[Any, Any]]]:
+        """Yields what the target is to have, for an engine that takes weights in its own way.
+
+        The target only says names, shapes, dtypes and which parts are here, so it needs no memory:
+        tensors on the device `meta`, `jax.ShapeDtypeStruct`s.
+
+        Args:
+            source: As for a call.
+
+        Returns:
+            For each part of an array of the target: its name, the range of each dimension, and
+            its values in memory of the sync, which the next call uses again.
+
+        Raises:
+            SyncError: As for a call; or the target has memory that a call writes to.
+
+        Examples:
+            >>> import fmapper, torch
+            >>> layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+            >>> engine = torch.nn.Linear(3, 2, device="meta")
+            >>> for name, box, values in fmapper.Sync(layer, engine).parts():
+            ...     print(name, box, values.dtype)
+            weight ((0, 2), (0, 3)) float32
+            bias ((0, 2),) float32
+        """
+        return self._run(source)[0].parts()
+
+    def _run(self, source: Any, *, delta: bool = False) -> tuple[Round, int, int]:
         with self._exchange.guard():
             here = self._here.begin(source)
-        sent, received = self._exchange.run(here, delta=delta)
-        target: T = here.commit()
-        self.stats = SyncStats(time.perf_counter() - began, here.nbytes, sent, received)
-        return target
+        return here, *self._exchange.run(here, delta=delta)
 
     def __repr__(self) -> str:
         """Shows how many arrays there are."""

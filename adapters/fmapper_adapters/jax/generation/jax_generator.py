@@ -149,7 +149,7 @@ class JaxGenerator(Generator):
         """Returns the rules for what is in blocks."""
         return blocks.rules(self.params, self._codes.layout)
 
-    def hold(self, arrays: Arrays) -> None:
+    def hold(self, arrays: Mapping[str, Any]) -> None:
         """Replaces all arrays at once; a call that runs goes on with those that it began with."""
         held, buffers = self._arrays
         self._arrays = {n: arrays[n] for n in held}, {n: arrays[n] for n in buffers}

@@ -1,0 +1,150 @@
+"""Checks of `fmapper.Sync` between processes that share a folder, one of which may be killed.
+
+`sync/test_processes.py` runs them in a process of their own, which forks.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper.sync import Folder
+
+SHAPES = {f"layers.{i}.weight": (64, 256) for i in range(12)}
+LIMIT = 3.0  # seconds that a process waits for others
+SLACK = 5.0  # seconds that a busy machine takes beside
+
+
+def state(value: float) -> dict[str, Any]:
+    return {name: np.full(shape, value, "float32") for name, shape in SHAPES.items()}
+
+
+def fork(*roles: Callable[[], object]) -> list[int]:
+    """Runs functions in processes of their own; they end with 0 if all is well."""
+    children = []
+    for role in roles:
+        child = os.fork()
+        if child == 0:
+            try:
+                role()
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return children
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def train(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool = False) -> None:
+    source = state(0)
+    transport = Folder(path, rank, size)
+    sync = fmapper.Sync(source, None, transport=transport, timeout=LIMIT)
+    for _ in range(steps):
+        for array in source.values():
+            np.add(array, 1, out=array)
+        sync(delta=delta)
+
+
+def run(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool = False) -> None:
+    """Syncs until a process has gone: the model is as one call has left it."""
+    target = state(0)
+    expected = 0.0
+    began = time.monotonic()
+    try:
+        sync = fmapper.Sync(None, target, transport=Folder(path, rank, size), timeout=LIMIT)
+        for step in range(1, steps + 1):
+            began = time.monotonic()
+            sync(delta=delta)
+            expected = float(step)
+            assert values_of(target) == {expected}
+        assert sync.stats is not None
+        whole = sum(array.nbytes for array in target.values())
+        assert not delta or sync.stats.received < 1.1 * whole
+    except fmapper.SyncError as error:
+        said = str(error)
+        assert time.monotonic() - began < LIMIT + SLACK
+        assert "rank 0" in said
+    assert values_of(target) == {expected}
+    (path / f"process-{rank}-last").write_text(str(expected))
+
+
+def values_of(target: dict[str, Any]) -> set[float]:
+    return {float(x) for array in target.values() for x in np.unique(array)}
+
+
+def check_two_trainers_and_two_runners() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        roles = [lambda rank=rank: train(path, rank, 4, 6) for rank in (0, 1)]
+        roles += [lambda rank=rank: run(path, rank, 4, 6) for rank in (2, 3)]
+        assert [ended(child) for child in fork(*roles)] == [0] * 4
+        assert [path for path in path.iterdir() if not path.name.startswith("process")] == []
+
+
+def check_changes_alone() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        roles = [lambda: train(path, 0, 2, 5, delta=True), lambda: run(path, 1, 2, 5, delta=True)]
+        assert [ended(child) for child in fork(*roles)] == [0] * 2
+
+
+def check_a_trainer_that_is_killed(times: int = 3) -> None:
+    rng = random.Random(0)
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            kill_after(rng.uniform(0.1, 0.5), Path(folder))
+
+
+def kill_after(seconds: float, path: Path) -> None:
+    trainer, *runners = fork(
+        lambda: train(path, 0, 3), lambda: run(path, 1, 3), lambda: run(path, 2, 3)
+    )
+    time.sleep(seconds)
+    os.kill(trainer, signal.SIGKILL)
+    ended(trainer)
+    assert [ended(child) for child in runners] == [0, 0]
+    one, other = (float((path / f"process-{rank}-last").read_text()) for rank in (1, 2))
+    assert one == other
+
+
+def check_a_trainer_that_stalls() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        trainer, runner = fork(lambda: train(path, 0, 2), lambda: run(path, 1, 2))
+        time.sleep(0.4)
+        os.kill(trainer, signal.SIGSTOP)
+        assert ended(runner) == 0
+        os.kill(trainer, signal.SIGKILL)
+        ended(trainer)
+
+
+def check_other_names_are_refused_in_all_processes() -> None:
+    def one(path: Path, rank: int) -> None:
+        ends = (state(0), None) if rank == 0 else (None, {**state(0), "more": np.ones(3)})
+        with pytest.raises(fmapper.SyncError, match="more: the source has nothing for it"):
+            fmapper.Sync(*ends, transport=Folder(path, rank, 2), timeout=LIMIT)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        assert [ended(c) for c in fork(lambda: one(path, 0), lambda: one(path, 1))] == [0, 0]
+
+
+if __name__ == "__main__":
+    fmapper.state(state(0))
+    _, name, *times = sys.argv
+    globals()[name](*map(int, times))

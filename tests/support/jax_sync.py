@@ -1,0 +1,95 @@
+"""Checks of `fmapper.Sync` on eight devices of one process; `sync/test_processes.py` runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+import fmapper
+
+FOLDER = Path()
+FULLY = jax.make_mesh((8,), ("data",))
+TENSOR = jax.make_mesh((2, 4), ("data", "model"))
+RULES = {"up.kernel": (None, "model"), "up.bias": ("model",), "down.kernel": ("model",)}
+
+
+class Net(nnx.Module):
+    def __init__(self, seed: int) -> None:
+        rngs = nnx.Rngs(seed)
+        self.up = nnx.Linear(8, 16, rngs=rngs)
+        self.down = nnx.Linear(16, 8, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.down(jax.nn.relu(self.up(x)))
+
+
+def assert_equal(target: Any, source: Any) -> None:
+    for name, array in fmapper.state(target).items():
+        np.testing.assert_array_equal(array, np.asarray(fmapper.state(source)[name]), name)
+
+
+def layouts(tree: Any) -> dict[str, Any]:
+    return {name: array.sharding for name, array in fmapper.state(tree).items()}
+
+
+def check_between_meshes() -> None:
+    source = fmapper.shard(Net(0), FULLY, {"*": ("data",)})
+    target = fmapper.shard(Net(1), TENSOR, RULES)
+    before = layouts(target)
+    sync = fmapper.Sync(source, target)
+    for _ in range(3):
+        source.up.kernel.set_value(source.up.kernel.get_value() + 1)
+        assert sync() is target
+        assert_equal(target, source)
+    assert layouts(target) == before
+
+
+def check_from_torch_onto_a_mesh() -> None:
+    source = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+    target = fmapper.shard(
+        fmapper.convert(source, "jax", (torch.ones(2, 8),)), TENSOR, {"0": ("model",)}
+    )
+    before = layouts(target)
+    sync = fmapper.Sync(source, target)
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in source.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+        target = sync()
+        for name, array in target.params.items():
+            np.testing.assert_array_equal(array, dict(source.named_parameters())[name].detach())
+    assert layouts(target) == before
+
+
+def check_shared_where_both_lie_alike() -> None:
+    source, target = (fmapper.shard(Net(seed), TENSOR, RULES) for seed in (0, 1))
+    fmapper.Sync(source, target, share=True)()
+    assert target.up.kernel.get_value() is source.up.kernel.get_value()
+    other = fmapper.shard(Net(1), FULLY, {"*": ("data",)})
+    fmapper.Sync(source, other, share=True)()
+    assert_equal(other, source)
+
+
+def check_off_a_mesh() -> None:
+    source = fmapper.shard(Net(0), TENSOR, RULES)
+    target = {name: torch.zeros(array.shape) for name, array in fmapper.state(source).items()}
+    fmapper.Sync(source, target)()
+    for name, array in fmapper.state(source).items():
+        np.testing.assert_array_equal(array, target[name])
+
+
+def check_a_call_takes_new_parameters() -> None:
+    place = jax.sharding.NamedSharding(FULLY, jax.sharding.PartitionSpec("data"))
+    source = {"w": jax.device_put(jnp.zeros((16, 4)), place)}
+    target = {"w": jnp.zeros((16, 4))}
+    sync = fmapper.Sync(source, target)
+    new = {"w": jax.device_put(jnp.arange(64.0).reshape(16, 4), place)}
+    sync(new)
+    np.testing.assert_array_equal(target["w"], np.arange(64.0).reshape(16, 4))

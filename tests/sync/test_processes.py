@@ -1,0 +1,60 @@
+"""`Sync` between processes, and onto many devices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("jax")
+
+from support import many_devices
+
+
+def check_in_folder(name: str, *arguments: str) -> None:
+    command = [sys.executable, many_devices.HERE / "folder_sync.py", name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "check_two_trainers_and_two_runners",
+        "check_changes_alone",
+        "check_a_trainer_that_is_killed",
+        "check_other_names_are_refused_in_all_processes",
+        pytest.param("check_a_trainer_that_stalls", marks=pytest.mark.nightly),
+    ],
+)
+def test_in_a_folder(check: str) -> None:
+    check_in_folder(check)
+
+
+@pytest.mark.nightly
+def test_a_trainer_that_is_killed_at_many_moments() -> None:
+    check_in_folder("check_a_trainer_that_is_killed", "50")
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices(request: pytest.FixtureRequest) -> dict[str, str]:
+    return many_devices.run("jax", "sync", only=many_devices.chosen(request.node))
+
+
+@pytest.mark.daily_cases("check_between_meshes", "check_from_torch_onto_a_mesh")
+@pytest.mark.parametrize("check", many_devices.names("jax", "sync"))
+def test_on_eight_devices(on_eight_devices: dict[str, str], check: str) -> None:
+    assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
+
+
+@pytest.fixture(scope="module")
+def by_four_processes() -> dict[str, str]:
+    return many_devices.run("gloo", "sync", ranks=4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("check", many_devices.names("gloo", "sync"))
+def test_by_four_processes(by_four_processes: dict[str, str], check: str) -> None:
+    assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")
