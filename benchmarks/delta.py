@@ -21,6 +21,7 @@ from _interleave import interleave
 from _report import machine
 
 import fmapper
+from fmapper.sync import apply_delta, save_delta
 from fmapper.sync.delta import apply, digest, encode
 
 LAYER = 8 << 20  # elements
@@ -60,8 +61,8 @@ def calls(folder: Path, base: dict[str, Any], new: dict[str, Any]) -> tuple[dict
         "digest": lambda: digest(old.values()),
         "encode": lambda: [encode(old[n], now[n]) for n in old],
         "apply": lambda: [apply(copies[n], codes[n]) for n in old],
-        "save_delta": lambda: fmapper.save_delta(delta, base, new),
-        "apply_delta": lambda: fmapper.apply_delta(base, delta),
+        "save_delta": lambda: save_delta(delta, base, new),
+        "apply_delta": lambda: apply_delta(base, delta),
         "savez_compressed": lambda: np.savez_compressed(npz, **{n: old[n] ^ now[n] for n in old}),
         "load of that": unpack,
         "save of all": lambda: fmapper.save(new, whole),

@@ -91,7 +91,6 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.states.state import load_state, state
     from fmapper.states.summary import Summary, summary
     from fmapper.states.vector import destructure
-    from fmapper.sync.delta_files import apply_delta, save_delta
     from fmapper.sync.sync import Sync
     from fmapper.training.convert import convert_training
     from fmapper.training.peft_files import load_adapter, save_adapter
@@ -159,7 +158,6 @@ __all__ = [
     "TransformError",
     "UnsupportedLeafError",
     "UnsupportedOpsError",
-    "apply_delta",
     "array_namespace",
     "cast",
     "children",
@@ -202,7 +200,6 @@ __all__ = [
     "record_goldens",
     "save",
     "save_adapter",
-    "save_delta",
     "save_pretrained",
     "save_program",
     "set_path",
@@ -254,7 +251,6 @@ _PLACES = {
     "fmapper.states.state": "load_state state",
     "fmapper.states.summary": "Summary summary",
     "fmapper.states.vector": "destructure",
-    "fmapper.sync.delta_files": "apply_delta save_delta",
     "fmapper.sync.sync": "Sync",
     "fmapper.training.peft_files": "load_adapter save_adapter",
     "fmapper.training.convert": "convert_training",

@@ -163,7 +163,7 @@ class Generator(ABC):
         """
 
     @abstractmethod
-    def held(self) -> dict[str, Any]:
+    def live_arrays(self) -> dict[str, Any]:
         """Returns the arrays as they lie in memory, by the names of the model."""
 
     @abstractmethod

@@ -20,13 +20,24 @@ from typing import TYPE_CHECKING
 from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
+    from fmapper.sync.delta_files import apply_delta, save_delta
     from fmapper.sync.planning import SyncedArray, SyncPlan
     from fmapper.sync.sync import Sync, SyncStats
     from fmapper.sync.transports import Folder, Transport
 
-__all__ = ["Folder", "Sync", "SyncPlan", "SyncStats", "SyncedArray", "Transport"]
+__all__ = [
+    "Folder",
+    "Sync",
+    "SyncPlan",
+    "SyncStats",
+    "SyncedArray",
+    "Transport",
+    "apply_delta",
+    "save_delta",
+]
 
 _PLACES = {
+    "fmapper.sync.delta_files": "apply_delta save_delta",
     "fmapper.sync.planning": "SyncPlan SyncedArray",
     "fmapper.sync.sync": "Sync SyncStats",
     "fmapper.sync.transports": "Folder Transport",

@@ -67,11 +67,12 @@ def view_of(array: Array, view: View) -> Array:
         *(slice(at, None) for at in view.start),
         ...,
     )  # gives an array, also of no dimension
-    first = array[index]
+    first: Array = array[index]
     strides = tuple(array.strides[axis] * step for axis, step in view.steps)
     if first.shape == view.shape and first.strides == strides:
         return first
-    return np.lib.stride_tricks.as_strided(first, view.shape, strides)
+    strided: Array = np.lib.stride_tricks.as_strided(first, view.shape, strides)
+    return strided
 
 
 def check(computed: Iterable[tuple[Array, Sequence[Any], str]]) -> None:
@@ -86,7 +87,7 @@ def check(computed: Iterable[tuple[Array, Sequence[Any], str]]) -> None:
     for source, steps, name in computed:
         if not _fits(source, steps):
             try:
-                _computed(source, steps)
+                _compute(source, steps)
             except LossyCastError as error:
                 said = str(error)
                 raise LossyCastError(said if name in said else f"{name}: {said}") from None
@@ -178,7 +179,7 @@ def _compute_into(target: Array, source: Array, steps: Sequence[Any]) -> None:
     with np.errstate(all="ignore"):
         is_cast = len(steps) == 1 and isinstance(steps[0], Cast)
         if not is_cast or source.itemsize == target.itemsize == 1:  # NumPy does not go straight
-            copy_into(target, _computed(source, steps))
+            copy_into(target, _compute(source, steps))
         elif source.flags.c_contiguous:
             np.copyto(target, source, casting="unsafe")
         else:
@@ -187,7 +188,7 @@ def _compute_into(target: Array, source: Array, steps: Sequence[Any]) -> None:
                 np.copyto(target, dense, casting="unsafe")
 
 
-def _computed(source: Array, steps: Sequence[Any]) -> Array:
+def _compute(source: Array, steps: Sequence[Any]) -> Array:
     """Returns elements after all steps, as lazy arrays compute them."""
     from fmapper.checkpoints.lazy import LazyArray
 

@@ -76,8 +76,8 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
     Examples:
         >>> import fmapper, numpy as np, tempfile
         >>> path = tempfile.mkdtemp() + "/delta.safetensors"
-        >>> fmapper.save_delta(path, {"w": np.zeros(3)}, {"w": np.array([0.0, 2.5, 0.0])})
-        >>> fmapper.apply_delta({"w": np.zeros(3)}, path)["w"]
+        >>> save_delta(path, {"w": np.zeros(3)}, {"w": np.array([0.0, 2.5, 0.0])})
+        >>> apply_delta({"w": np.zeros(3)}, path)["w"]
         array([0. , 2.5, 0. ])
     """
     target = _local(path)

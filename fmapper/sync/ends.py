@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fmapper.backends.arrays import HOST
 from fmapper.backends.discovery import owner_of
-from fmapper.backends.meshes import Meshes
-from fmapper.checkpoints.boxes import Box, full_box
-from fmapper.checkpoints.rules.rules import Rules
+from fmapper.checkpoints.boxes import Box
 from fmapper.errors import SyncError
-from fmapper.generation.generator import Generator
+from fmapper.sync.memory import parts_of
 from fmapper.sync.reader import Reader
-from fmapper.twins.one_sided import is_counter, is_needed
-from fmapper.twins.sides import read_side
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +46,24 @@ class End:
     """
 
     def __init__(self, tree: Any, role: str, rank: int) -> None:
+        from fmapper.checkpoints.rules.rules import Rules
+        from fmapper.generation.generator import Generator
+        from fmapper.twins.one_sided import is_counter, is_needed
+        from fmapper.twins.sides import read_side
+
         side = read_side(tree, role)
         self.tree = tree
         self.layout = tree.layout() if isinstance(tree, Generator) else Rules()
         self._generator = tree if isinstance(tree, Generator) else None
-        self._reader = Reader(tree if self._generator is None else self._generator.held())
+        self._reader = Reader(tree if self._generator is None else self._generator.live_arrays())
         self.arrays = self._reader.first
         numbers = {id(array): number for number, array in enumerate(self.arrays)}
         self._numbers: dict[str, int] = {}
         self.outlines: dict[str, Outline] = {}
         if self._generator is not None:
-            self._numbers = {n: numbers[id(array)] for n, array in self._generator.held().items()}
+            self._numbers = {
+                n: numbers[id(array)] for n, array in self._generator.live_arrays().items()
+            }
         for name, entry in side.entries.items():
             number = numbers.get(id(entry.value))
             if self._generator is None and not entry.random:
@@ -77,9 +76,9 @@ class End:
             needed, free = is_needed(entry), entry.random or is_counter(entry) or entry.transient
             tied = entry.tied_to
             self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
-        self.held = self._held(rank)
+        self.held = self._find_held(rank)
 
-    def _held(self, rank: int) -> dict[str, Outline]:
+    def _find_held(self, rank: int) -> dict[str, Outline]:
         """Returns the arrays that are held, each once, with the boxes that are here."""
         found: dict[str, Outline] = {}
         seen: set[int] = set()
@@ -96,7 +95,7 @@ class End:
     def read(self, tree: Any = None) -> list[Any]:
         """Returns the arrays now, of the tree or of another one of its structure."""
         if self._generator is not None:
-            return self._reader.read(self._generator.held())
+            return self._reader.read(self._generator.live_arrays())
         return self._reader.read(self.tree if tree is None else tree)
 
     def number(self, name: str) -> int:
@@ -106,49 +105,12 @@ class End:
     def write(self, new: Mapping[int, Any]) -> Any:
         """Puts new arrays into the tree, by their numbers; returns the tree."""
         if self._generator is not None:
-            held = self._generator.held()
+            held = self._generator.live_arrays()
             if new:
                 self._generator.hold({n: new.get(k, held[n]) for n, k in self._numbers.items()})
         else:
             self.tree = self._reader.write(self.tree, new)
         return self.tree
-
-
-def parts_of(array: Any) -> Mapping[Box, Any]:
-    """Returns the parts of an array that are in this process; itself where it is whole."""
-    adapter = owner_of(array)
-    if isinstance(adapter, Meshes) and adapter.layout(array) is not None:
-        return adapter.held_parts(array)
-    return {full_box(adapter.shape(array)): array}
-
-
-def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Returns arrays as those of NumPy, on the same memory where that is possible."""
-    by_adapter: dict[Any, list[int]] = {}
-    for number, array in enumerate(arrays):
-        by_adapter.setdefault(owner_of(array), []).append(number)
-    found: list[Any] = [None] * len(arrays)
-    for adapter, numbers in by_adapter.items():
-        exchange = adapter.export([arrays[number] for number in numbers], HOST)
-        for number, data in zip(numbers, exchange.data, strict=True):
-            found[number] = data
-    return found
-
-
-def writable_from_host(arrays: Sequence[Any]) -> set[int]:
-    """Returns the ids of the arrays whose memory can be written to from the host."""
-    by_adapter: dict[Any, list[Any]] = {}
-    for array in arrays:
-        adapter = owner_of(array)
-        if not adapter.frozen and adapter.device(array).kind == "cpu":
-            by_adapter.setdefault(adapter, []).append(array)
-    found: set[int] = set()
-    for adapter, own in by_adapter.items():
-        exchange = adapter.export(own, HOST)
-        for at, (array, data) in enumerate(zip(own, exchange.data, strict=True)):
-            if at not in exchange.private and data.flags.writeable:
-                found.add(id(array))
-    return found
 
 
 def with_boxes(outlines: Mapping[str, Outline], more: Mapping[str, Outline]) -> dict[str, Outline]:

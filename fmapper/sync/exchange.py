@@ -1,4 +1,4 @@
-"""What processes say and send to one another in a sync.
+"""Messages and arrays that processes send to one another in a sync.
 
 Each call has four rounds. All say that they have begun, or why they cannot; then they send arrays;
 then all say that they have everything; then they write and say that they have. A process that has
@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import LossyCastError, SyncError
 from fmapper.sync.copies import Copy, carry_out, view_of
 from fmapper.sync.ends import End, Outline, with_boxes
@@ -27,6 +26,7 @@ from fmapper.sync.transports import Transport, default_transport
 if TYPE_CHECKING:
     import numpy as np
 
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.here import Round
 
     Array = np.ndarray[Any, Any]
@@ -74,11 +74,13 @@ class Exchanger:
         Raises:
             SyncError: No process has one of the ends.
         """
+        from fmapper.checkpoints.rules.rules import Rules
+
         if not self._others:
             if source is None or target is None:
                 raise SyncError(f"no process has a {'target' if source else 'source'}")
             return (source.outlines, source.held), (target.outlines, target.held), target.layout
-        mine = [_written(source), _written(target)]
+        mine = [_to_json(source), _to_json(target)]
         all_of_them: dict[int, list[Any]] = {self.rank: mine}
         for rank, reply in sorted(self._say(json.dumps(mine).encode()).items()):
             all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
@@ -343,7 +345,7 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
         here.stage(transfer, _values(data, start, transfer))
 
 
-def _written(end: End | None) -> list[Any] | None:
+def _to_json(end: End | None) -> list[Any] | None:
     """Returns the outlines of an end as JSON has them."""
     if end is None:
         return None

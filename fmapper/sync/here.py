@@ -1,4 +1,4 @@
-"""What a sync does in one process: reads, copies, and puts arrays into the target."""
+"""The part of a sync in one process: reads, copies, and puts arrays into the target."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
-from fmapper.moves.inplace import without_interrupt
-from fmapper.states.materialize import is_abstract
 from fmapper.sync.copies import Copy, Slots, carry_out, check, make_copy, view_of
-from fmapper.sync.ends import End, parts_of, writable_from_host
-from fmapper.sync.memory import Memory
+from fmapper.sync.memory import Memory, parts_of, writable_from_host
 from fmapper.sync.planning import STAGED, Part, Transfer
 from fmapper.sync.strided import Leaf
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from fmapper.sync.ends import End
 
     Array = np.ndarray[Any, Any]
 
@@ -89,7 +88,7 @@ class Here:
             (self.staged[name],) = boxes.pop(name)
             shape = box_shape(self.staged[name])
             self.slots.reserve(Part(name, self.staged[name]), shape, dtypes[name])
-        shared = _shared(source, mine) if share else {}
+        shared = _find_shared(source, mine) if share else {}
         parts = {name: parts_of(target.arrays[target.number(name)]) for name in boxes}
         open_to_us = writable_from_host([p for own in parts.values() for p in own.values()])
         for name, own in boxes.items():
@@ -144,7 +143,7 @@ class Round:
         self.nbytes = sum(array.nbytes for array in memory.values())
         for name, box in here.staged.items():
             memory[Part(name, box)] = here.slots.get(Part(name, box))
-        check(self._cast(t for t in here.transfers if t.source is not None))
+        check(self._casts(t for t in here.transfers if t.source is not None))
 
     def _find_memory(self) -> None:
         """Takes slots for what is replaced, or is on another device than the host."""
@@ -161,7 +160,7 @@ class Round:
             for box in known.boxes:
                 self._memory[Part(known.name, box)] = self._here.slots.get(Part(known.name, box))
 
-    def _cast(self, transfers: Iterable[Transfer]) -> Iterator[tuple[Array, Any, str]]:
+    def _casts(self, transfers: Iterable[Transfer]) -> Iterator[tuple[Array, Any, str]]:
         for t in transfers:
             if t.piece.steps and t.sender == self._here.rank:
                 yield view_of(self.source_of(t), t.froms), t.piece.steps, t.target.name
@@ -218,18 +217,24 @@ class Round:
         """
         arrived = [copy for copy in self._staged if copy.name.startswith(STAGED)]
         carry_out([*self._local(staged=True), *arrived])
-        check(self._cast(t for t in self._here.transfers if t.source is None))
+        check(self._casts(t for t in self._here.transfers if t.source is None))
         self._copies = [*self._local(staged=False)]
         self._copies += [copy for copy in self._staged if not copy.name.startswith(STAGED)]
 
     def commit(self) -> Any:
-        """Writes everything into the target, and returns it."""
+        """Writes everything into the target, and returns it.
+
+        Raises:
+            SyncError: The target has no memory.
+        """
+        from fmapper.moves.inplace import without_interrupt
+
         target = self._here.target
         if target is None:
             return None
-        abstract = next((one for one in self._replaced if is_abstract(self._old[one.number])), None)
-        if abstract is not None:
-            raise SyncError(f"{abstract.name}: the target has no memory there; use sync.parts()")
+        for known in self._replaced:
+            if _is_abstract(self._old[known.number]):
+                raise SyncError(f"{known.name}: the target has no memory there; use sync.parts()")
         without_interrupt(lambda: carry_out(self._copies))
         for known in self._replaced:
             if known.in_place:
@@ -242,7 +247,7 @@ class Round:
                 written.setdefault(owner_of(array), []).append(array)
         for adapter, arrays in written.items():
             adapter.note_writes(arrays)
-        return target.write(self._given | self._made())
+        return target.write(self._given | self._make())
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
         """Yields the parts of the target with their values, in memory of the sync.
@@ -261,7 +266,7 @@ class Round:
             if not part.name.startswith(STAGED):
                 yield part.name, part.box, array
 
-    def _made(self) -> dict[int, Any]:
+    def _make(self) -> dict[int, Any]:
         """Returns the new arrays of frameworks that take over memory of the host."""
         places: dict[tuple[Arrays, Any], list[tuple[_Target, Box]]] = {}
         for known in self._replaced:
@@ -275,10 +280,10 @@ class Round:
             new = adapter.take(Exchange(data, private=range(len(data))), device, share=False)
             for (known, box), array in zip(own, new, strict=True):
                 taken.setdefault(known.number, {})[box] = array
-        return {number: _joined(self._old[number], parts) for number, parts in taken.items()}
+        return {number: _join(self._old[number], parts) for number, parts in taken.items()}
 
 
-def _joined(old: Any, parts: Mapping[Box, Any]) -> Any:
+def _join(old: Any, parts: Mapping[Box, Any]) -> Any:
     """Returns an array of parts, in the place of an old one."""
     adapter = owner_of(old)
     layout = adapter.layout(old) if isinstance(adapter, Meshes) else None
@@ -307,6 +312,10 @@ def _outline(array: Any) -> tuple[tuple[int, ...], Any]:
     return tuple(adapter.shape(array)), numpy_dtype(adapter.dtype(array))
 
 
+def _is_abstract(array: Any) -> bool:
+    return owner_of(array).device(array).kind == "meta"
+
+
 def _is_alike(new: Any, old: Any) -> bool:
     """Returns whether an array lies as another one does, so that it can take its place."""
     adapter = owner_of(new)
@@ -315,7 +324,7 @@ def _is_alike(new: Any, old: Any) -> bool:
     return not isinstance(adapter, Meshes) or adapter.layout(new) == adapter.layout(old)
 
 
-def _shared(source: End | None, transfers: Iterable[Transfer]) -> dict[str, str]:
+def _find_shared(source: End | None, transfers: Iterable[Transfer]) -> dict[str, str]:
     """Returns the arrays of the target that are one of the source as it is.
 
     Raises:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fmapper.backends.arrays import Arrays
-from fmapper.backends.discovery import adapter_of
+from fmapper.backends.arrays import HOST, Arrays
+from fmapper.backends.discovery import adapter_of, owner_of
+from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, box_shape, full_box
 from fmapper.errors import SyncError
-from fmapper.sync.ends import End, on_host, parts_of
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from fmapper.sync.ends import End
 
     Array = np.ndarray[Any, Any]
 
@@ -90,3 +92,40 @@ class Memory:
             f"{place.name} of the {self._role} is not as it was when the sync was planned: {text}. "
             "Create another Sync"
         )
+
+
+def parts_of(array: Any) -> Mapping[Box, Any]:
+    """Returns the parts of an array that are in this process; itself where it is whole."""
+    adapter = owner_of(array)
+    if isinstance(adapter, Meshes) and adapter.layout(array) is not None:
+        return adapter.held_parts(array)
+    return {full_box(adapter.shape(array)): array}
+
+
+def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Returns arrays as those of NumPy, on the same memory where that is possible."""
+    by_adapter: dict[Any, list[int]] = {}
+    for number, array in enumerate(arrays):
+        by_adapter.setdefault(owner_of(array), []).append(number)
+    found: list[Any] = [None] * len(arrays)
+    for adapter, numbers in by_adapter.items():
+        exchange = adapter.export([arrays[number] for number in numbers], HOST)
+        for number, data in zip(numbers, exchange.data, strict=True):
+            found[number] = data
+    return found
+
+
+def writable_from_host(arrays: Sequence[Any]) -> set[int]:
+    """Returns the ids of the arrays whose memory can be written to from the host."""
+    by_adapter: dict[Any, list[Any]] = {}
+    for array in arrays:
+        adapter = owner_of(array)
+        if not adapter.frozen and adapter.device(array).kind == "cpu":
+            by_adapter.setdefault(adapter, []).append(array)
+    found: set[int] = set()
+    for adapter, own in by_adapter.items():
+        exchange = adapter.export(own, HOST)
+        for at, (array, data) in enumerate(zip(own, exchange.data, strict=True)):
+            if at not in exchange.private and data.flags.writeable:
+                found.add(id(array))
+    return found

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.discovery import adapters, owner_of
 from fmapper.backends.models import Models
-from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import SyncError
-from fmapper.generation.generator import Generator
 
 if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.ends import End
+
+
+def _is_generator(model: Any) -> bool:
+    from fmapper.generation.generator import Generator
+
+    return isinstance(model, Generator)
 
 
 def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None) -> Rules:
@@ -25,6 +30,8 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
         AmbiguousTransferError: It is not sure which arrays belong together.
         SyncError: Both ends are the same model.
     """
+    from fmapper.checkpoints.rules.rules import Rules
+
     written = {id(array) for array in b.arrays if not owner_of(array).frozen}
     if any(id(array) in written for array in a.arrays):
         raise SyncError(
@@ -35,7 +42,7 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
         return rules
     if _are_related(source, target) and _have_same_names(a, b):
         return Rules()
-    if isinstance(target, Generator) or isinstance(source, Generator):
+    if _is_generator(target) or _is_generator(source):
         return Rules()  # what is missing is said by name
     from fmapper.twins.transferring import plan_transfer
 
@@ -44,7 +51,7 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
 
 def _are_related(source: Any, target: Any) -> bool:
     """Returns whether equal names mean the same arrays."""
-    if any(isinstance(x, Mapping | Generator) for x in (source, target)):
+    if any(isinstance(x, Mapping) or _is_generator(x) for x in (source, target)):
         return True
     first, second = (x[0] if isinstance(x, tuple) else x for x in (source, target))
     if isinstance(first, type(second)) or isinstance(second, type(first)):  # FSDP makes subclasses

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fmapper.backends.dtypes import is_inexact
 from fmapper.checkpoints.boxes import Box, box_shape, full_box
 from fmapper.checkpoints.lazy import LazyArray, Operation
-from fmapper.checkpoints.rules.rules import Rules
 from fmapper.errors import CheckpointError, SyncError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.render import as_html, as_text, readable_bytes
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import RenderableType
 
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.ends import Outline
 
 STAGED = "\0"  # before the name of an array of the source that is needed whole, to compute others
@@ -89,7 +89,7 @@ class SyncedArray:
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """What a sync does; printing it gives a table.
+    """The plan of a sync; printing it gives a table.
 
     Attributes:
         arrays: The arrays of the target.
@@ -153,7 +153,7 @@ def dtype_after(piece: Piece) -> np.dtype[Any]:
     return piece.steps[-1].dtype if piece.steps else piece.leaf.dtype
 
 
-def made_of(
+def match_arrays(
     source: Mapping[str, Outline], target: Mapping[str, Outline], rules: Rules
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Returns the arrays of a target by name, made of those of a source, and those that stay.
@@ -222,7 +222,7 @@ def transfers(
     source: Mapping[str, Outline],
     target: Mapping[str, Outline],
     rank: int,
-    seen: Callable[[str, int, int, int], object],
+    note: Callable[[str, int, int, int], object],
 ) -> Iterator[Transfer]:
     """Yields what a process gives and gets, those of each pair in the same order for both.
 
@@ -231,7 +231,7 @@ def transfers(
         source: The held arrays of the source, with the boxes of each process.
         target: Those of the target.
         rank: The process.
-        seen: Called with name, sender, receiver and bytes of all that goes between processes.
+        note: Called with name, sender, receiver and bytes of all that goes between processes.
 
     Raises:
         SyncError: No process has some of what one needs.
@@ -244,7 +244,7 @@ def transfers(
                 own = pieces if whole else clip(pieces, array.shape, box)
                 part = Part(name, box)
                 for piece in own:
-                    yield from _from_senders(piece, part, source, number, receiver, rank, seen)
+                    yield from _from_senders(piece, part, source, number, receiver, rank, note)
 
 
 def _from_senders(
@@ -254,7 +254,7 @@ def _from_senders(
     number: int,
     receiver: int,
     rank: int,
-    seen: Callable[[str, int, int, int], object],
+    note: Callable[[str, int, int, int], object],
 ) -> Iterator[Transfer]:
     """Yields the transfers of one piece: from each process that has some of it, once."""
     shape = box_shape(target.box)
@@ -265,7 +265,7 @@ def _from_senders(
         for leaf in leaves_of(piece.leaf):
             (whole,) = pieces_of(leaf)
             staged = Part(STAGED + leaf.name, full_box(leaf.shape))
-            yield from _from_senders(whole, staged, source, number, receiver, rank, seen)
+            yield from _from_senders(whole, staged, source, number, receiver, rank, note)
         return
     outline = source[piece.leaf.name]
     owners: dict[Box, list[int]] = {}
@@ -281,7 +281,7 @@ def _from_senders(
         size += count
         if sender != receiver:
             nbytes = count * dtype_after(piece).itemsize
-            seen(target.name.removeprefix(STAGED), sender, receiver, nbytes)
+            note(target.name.removeprefix(STAGED), sender, receiver, nbytes)
         if rank in (sender, receiver):
             own = Part(piece.leaf.name, box)
             for part in parts:
@@ -307,7 +307,7 @@ def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[lis
     """Yields consecutive transfers that are sent together."""
     packet: list[Transfer] = []
     size = 0
-    for transfer in (part for whole in ordered for part in _divided(whole, nbytes)):
+    for transfer in (part for whole in ordered for part in _divide(whole, nbytes)):
         if packet and size + transfer.nbytes > nbytes:
             yield packet
             packet, size = [], 0
@@ -317,7 +317,7 @@ def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[lis
         yield packet
 
 
-def _divided(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
+def _divide(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
     """Divides a transfer into some of at most so many bytes."""
     if transfer.nbytes <= nbytes:
         yield transfer
@@ -326,7 +326,7 @@ def _divided(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
     middle = transfer.to.shape[axis] // 2
     for start, stop in ((0, middle), (middle, transfer.to.shape[axis])):
         froms, to = (view.part(axis, start, stop) for view in (transfer.froms, transfer.to))
-        yield from _divided(transfer._replace(froms=froms, to=to), nbytes)
+        yield from _divide(transfer._replace(froms=froms, to=to), nbytes)
 
 
 def summarise(

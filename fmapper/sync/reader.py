@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import SyncError
-from fmapper.moves.inplace import putter, without_interrupt
-from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link
-from fmapper.tree.nodes import NodeType, kind_of
+from fmapper.tree.nodes import LEAVES, Item, Kind, NodeType
+from fmapper.tree.walk import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +50,20 @@ class Reader:
         self._nodes: list[_Node] = []
         self.first: list[Any] = []
         numbers: dict[int, int] = {}
-        seen: set[int] = set()
-        stack: list[tuple[Any, Link, int, Any]] = [(tree, None, -1, None)]
-        while stack:
-            value, link, parent, key = stack.pop()
-            kind = kind_of(type(value))
-            if not isinstance(kind, NodeType) or id(value) in seen:
-                continue
-            seen.add(id(value))
-            children = kind.children(value)
-            constants = () if kind.constants is None else kind.constants(value)
-            node = _Node(kind, type(value), link, parent, key, len(children))
-            for name, child in children.items():
-                if name in constants:
-                    continue
-                if adapter_of(child) is None:
-                    stack.append((child, (link, name), len(self._nodes), name))
-                    continue
-                if id(child) not in numbers:
-                    numbers[id(child)] = len(self.first)
-                    self.first.append(child)
-                node.arrays.append((name, numbers[id(child)]))
-            self._nodes.append(node)
+        places: dict[int, int] = {}
+        for link, value, kind, _ in walk(tree, once=False, enter=_items):
+            above = places[id(link[0])] if link is not None and link[0] is not None else 0
+            key = None if link is None else link[1]
+            if isinstance(kind, NodeType):
+                places[id(link)] = len(self._nodes)
+                parent = -1 if link is None else above
+                count = len(kind.children(value))
+                self._nodes.append(_Node(kind, type(value), link, parent, key, count))
+            elif adapter_of(value) is not None and self._nodes:
+                if id(value) not in numbers:
+                    numbers[id(value)] = len(self.first)
+                    self.first.append(value)
+                self._nodes[above].arrays.append((key, numbers[id(value)]))
 
     def read(self, tree: Any) -> list[Any]:
         """Returns the arrays of the tree, or of another one of the same structure.
@@ -111,6 +102,8 @@ class Reader:
         Returns:
             The tree; a new one where a node cannot be changed.
         """
+        from fmapper.moves.inplace import putter, without_interrupt
+
         if not new:
             return tree
         arrays, nodes, children = self._read(tree)
@@ -121,14 +114,26 @@ class Reader:
                 continue
             put = putter(value, node.kind)
             if put is None:
-                return _refilled(tree, {id(arrays[at]): array for at, array in new.items()})
+                return _refill(tree, {id(arrays[at]): array for at, array in new.items()})
             steps.append((put, value, {**own, **changed}, own))
         without_interrupt(lambda: _carry_out(steps))
         return tree
 
 
-def _refilled(tree: Any, new: Mapping[int, Any]) -> Any:
+def _items(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
+    """Returns the children of a node but the constants of a program; None for a leaf."""
+    if kind in LEAVES:
+        return None
+    if not isinstance(kind, NodeType):
+        return ()
+    constants = () if kind.constants is None else kind.constants(value)
+    return [item for item in kind.items(value) if item[0] not in constants]
+
+
+def _refill(tree: Any, new: Mapping[int, Any]) -> Any:
     """Returns a new tree with arrays by the ids of the old ones."""
+    from fmapper.tree.fmap import fmap
+
     return fmap(lambda leaf: new.get(id(leaf), leaf), tree)
 
 

@@ -77,7 +77,7 @@ class Piece(NamedTuple):
         """Whether it takes consecutive elements to consecutive places."""
         return all(dim.source == dim.target == 1 for dim in self.dims) and len(self.dims) < 2
 
-    def turned(self) -> Piece:
+    def flip(self) -> Piece:
         """Returns the piece with source and target in each other's place."""
         dims = [Dim(size, target, source) for size, source, target in self.dims]
         return Piece(self.leaf, self.target, self.source, tuple(dims), self.steps)
@@ -103,14 +103,14 @@ def pieces_of(array: LazyArray) -> list[Piece]:
         operand = array.operands[0]
         steps = _steps(array.shape)
         places = [steps[array.axes.index(axis)] for axis in range(array.ndim)]
-        return _merged(_moved(pieces_of(operand), operand.shape, places))
+        return _merge(_map(pieces_of(operand), operand.shape, places))
     if isinstance(array, Concatenate):
         steps, pieces, start = _steps(array.shape), list[Piece](), 0
         for operand in array.operands:
             begin = start * steps[array.along]
-            pieces += _moved(pieces_of(operand), operand.shape, steps, begin)
+            pieces += _map(pieces_of(operand), operand.shape, steps, begin)
             start += operand.shape[array.along]
-        return _merged(pieces)
+        return _merge(pieces)
     return [Piece(array, 0, 0, _dense(array.size))]
 
 
@@ -119,13 +119,13 @@ def clip(pieces: Iterable[Piece], shape: Sequence[int], box: Box) -> list[Piece]
     steps = _steps(box_shape(box))
     begin = -sum(start * step for (start, _), step in zip(box, steps, strict=True))
     inner = (part for piece in pieces for part in _clip(piece, shape, box))
-    return _merged(_moved(inner, shape, steps, begin))
+    return _merge(_map(inner, shape, steps, begin))
 
 
 def clip_source(pieces: Iterable[Piece], shape: Sequence[int], box: Box) -> list[Piece]:
     """Returns the parts of pieces in a box of the source, with their places in that box."""
-    clipped = clip((piece.turned() for piece in pieces), shape, box)
-    return [_sorted(piece.turned()) for piece in clipped]
+    clipped = clip((piece.flip() for piece in pieces), shape, box)
+    return [_sort_dims(piece.flip()) for piece in clipped]
 
 
 class View(NamedTuple):
@@ -163,8 +163,8 @@ def views(piece: Piece, source: Sequence[int], target: Sequence[int]) -> list[tu
         whole = View((0,) * len(shape), shape, tuple((axis, 1) for axis in range(len(shape))))
         return [(whole, whole)]
     for part in _refine(piece, target):
-        for both in _refine(part.turned(), source):
-            own = _sorted(both.turned())
+        for both in _refine(part.flip(), source):
+            own = _sort_dims(both.flip())
             shape = tuple(dim.size for dim in own.dims)
             froms = _view(own.source, [dim.source for dim in own.dims], shape, source)
             found.append(
@@ -198,7 +198,7 @@ def _axis_of(step: int, shape: Sequence[int]) -> tuple[int, int]:
     raise AssertionError("a step beyond the shape")
 
 
-def _moved(
+def _map(
     pieces: Iterable[Piece], shape: Sequence[int], steps: Sequence[int], begin: int = 0
 ) -> Iterator[Piece]:
     """Yields pieces with other steps of the target for each axis of its shape."""
@@ -305,14 +305,14 @@ def _clip_axis(piece: Piece, unit: int, size: int, low: int, high: int) -> Itera
                 yield from _clip_axis(_cut(piece, dim, at, at + 1), unit, size, low, high)
 
 
-def _sorted(piece: Piece) -> Piece:
+def _sort_dims(piece: Piece) -> Piece:
     return piece._replace(dims=tuple(sorted(piece.dims, key=lambda dim: -dim.target)))
 
 
-def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+def _merge(pieces: Iterable[Piece]) -> list[Piece]:
     """Merges dimensions where one continues the other in the source and in the target."""
     found = []
-    for piece in map(_sorted, pieces):
+    for piece in map(_sort_dims, pieces):
         dims: list[Dim] = []
         for dim in piece.dims:
             outer = dims[-1] if dims else None

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fmapper.checkpoints.rules.rules import Rules
 from fmapper.progress import step
 from fmapper.render import readable_bytes
 from fmapper.sync.ends import End
 from fmapper.sync.exchange import Exchanger
 from fmapper.sync.here import Here
 from fmapper.sync.pairing import rules_between
-from fmapper.sync.planning import SyncPlan, made_of, summarise, transfers
+from fmapper.sync.planning import SyncPlan, match_arrays, summarise, transfers
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fmapper.checkpoints.boxes import Box
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.here import Round
     from fmapper.sync.transports import Transport
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SyncStats:
-    """What a call has done in this process.
+    """The work of a call in this process.
 
     Attributes:
         seconds: How long it took.
@@ -100,6 +100,8 @@ class Sync(Generic[T]):
         transport: Transport | None = None,
         timeout: float = 60.0,
     ) -> None:
+        from fmapper.checkpoints.rules.rules import Rules
+
         with step("planning the sync"):
             self._exchange = Exchanger(transport, timeout)
             rank = self._exchange.rank
@@ -109,15 +111,15 @@ class Sync(Generic[T]):
                 rules = rules_between(source, target, self._source, self._target, rules)
             ours = self._source, self._target
             sources, targets, layout = self._exchange.outlines(*ours)
-            made, kept = made_of(sources[0], targets[0], rules or Rules())
+            made, kept = match_arrays(sources[0], targets[0], rules or Rules())
             held = {n: x for n, x in layout.apply(made).items() if n in targets[1]}
             moved: dict[str, dict[tuple[int, int], int]] = {}
 
-            def seen(name: str, sender: int, receiver: int, nbytes: int) -> None:
+            def note(name: str, sender: int, receiver: int, nbytes: int) -> None:
                 pairs = moved.setdefault(name, {})
                 pairs[sender, receiver] = pairs.get((sender, receiver), 0) + nbytes
 
-            parts = [*transfers(held, sources[1], targets[1], rank, seen)]
+            parts = [*transfers(held, sources[1], targets[1], rank, note)]
             self._here = Here(self._source, self._target, parts, rank, share=share)
             self._exchange.plan(parts)
             self._summary = partial(summarise, held, targets[1], kept, moved)
@@ -125,7 +127,7 @@ class Sync(Generic[T]):
 
     @cached_property
     def plan(self) -> SyncPlan:
-        """What goes where; printing it gives a table."""
+        """The plan: the arrays, their layouts and ways; printing it gives a table."""
         return self._summary()
 
     @property

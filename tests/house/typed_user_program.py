@@ -19,6 +19,7 @@ from fmapper import KeyPath
 from fmapper.checkpoints import Checkpoint
 from fmapper.generation import Generator
 from fmapper.programs import Program
+from fmapper.sync import apply_delta, save_delta
 from fmapper_adapters.flax import FlaxModel, LinenModel
 from fmapper_adapters.jax import JaxModel
 from fmapper_adapters.torch import TorchModel
@@ -176,9 +177,10 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path, mesh: Any) ->
     assert_type(fmapper.from_pretrained(path, "flax", dtype="bfloat16"), FlaxModel)
     assert_type(fmapper.from_pretrained("org/name", "nnx", structure=True), Any)
     fmapper.save_pretrained(model, path, like=path)
-    fmapper.save_delta(path, module, path)
-    assert_type(fmapper.apply_delta(module, path, path), torch.nn.Linear)
-    fmapper.apply_delta(path, path, out=path)
+    assert_type(fmapper.Sync(model, module)(), torch.nn.Linear)
+    save_delta(path, module, path)
+    assert_type(apply_delta(module, path, path), torch.nn.Linear)
+    apply_delta(path, path, out=path)
     fmapper.save(module, path)
     assert_type(fmapper.load(path, like=module), torch.nn.Linear)
     assert_type(fmapper.load(path), Any)

@@ -204,4 +204,4 @@ def check_a_generator_in_another_framework() -> None:
     assert sync() is generator
     answer = whole.generate(torch.tensor(prompt), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert np.asarray(generator(prompt)).tolist()[0][: answer.shape[1]] == answer[0].tolist()
-    assert isinstance(next(iter(generator.held().values())), jax.Array)
+    assert isinstance(next(iter(generator.live_arrays().values())), jax.Array)

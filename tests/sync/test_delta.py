@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fmapper
 from fmapper.checkpoints import LazyArray
 from fmapper.checkpoints.formats.safetensors import Safetensors
-from fmapper.sync import delta, delta_files
+from fmapper.sync import apply_delta, delta, delta_files, save_delta
 from fmapper.sync.delta import apply, decode, digest, encode, head_bytes
 
 ITEMSIZES = (1, 2, 4, 8)
@@ -270,17 +270,17 @@ def test_one_percent_of_a_state_takes_less_than_three(path):
     new = {name: array.copy() for name, array in base.items()}
     for array in new.values():
         array.reshape(-1).view("u2")[rng.choice(array.size, array.size // 100, False)] ^= 1
-    fmapper.save_delta(path, base, new)
+    save_delta(path, base, new)
     assert path.stat().st_size <= 0.03 * sum(array.nbytes for array in base.values())
-    assert same(fmapper.apply_delta(base, path), new)
+    assert same(apply_delta(base, path), new)
 
 
 @pytest.mark.parametrize("to", [fmapper.to_numpy, fmapper.to_torch, fmapper.to_jax])
 def test_states_of_any_framework(path, to):
     base, new = (fmapper.fmap(to, state) for state in steps(2))
     before = {name: bits(x) for name, x in fmapper.state(base).items()}
-    fmapper.save_delta(path, base, new)
-    found = fmapper.apply_delta(base, path)
+    save_delta(path, base, new)
+    found = apply_delta(base, path)
     assert same(found, new)
     assert {type(x) for x in fmapper.state(found).values()} == {
         type(x) for x in fmapper.state(new).values()
@@ -292,10 +292,10 @@ def test_states_of_any_framework(path, to):
 def test_a_delta_is_of_bits_in_any_framework(path):
     """What a trainer in torch has written is applied to a state in JAX."""
     base, new = steps(2)
-    fmapper.save_delta(path, fmapper.to_torch(base), fmapper.to_torch(new))
+    save_delta(path, fmapper.to_torch(base), fmapper.to_torch(new))
     del base["n"], new["n"]  # int64, which JAX narrows
-    fmapper.save_delta(path, fmapper.to_torch(base), fmapper.to_torch(new))
-    assert same(fmapper.apply_delta(fmapper.to_jax(base), path), new)
+    save_delta(path, fmapper.to_torch(base), fmapper.to_torch(new))
+    assert same(apply_delta(fmapper.to_jax(base), path), new)
 
 
 def net(seed):
@@ -310,8 +310,8 @@ def test_a_model_of_torch(path):
     with torch.no_grad():
         new[0].weight[3, 4] = float("nan")
         new[2].bias[0] = -0.0
-    fmapper.save_delta(path, base, new)
-    found = fmapper.apply_delta(base, path)
+    save_delta(path, base, new)
+    found = apply_delta(base, path)
     assert same(found, new)
     assert isinstance(found, torch.nn.Sequential)
     assert found[0].weight is found[1].weight
@@ -322,8 +322,8 @@ def test_a_model_of_torch(path):
 def test_a_converted_model_takes_the_deltas_of_its_source(path):
     base, new = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     model = fmapper.convert(base, "jax", (torch.zeros(1, 3),))
-    fmapper.save_delta(path, base, new)
-    found = fmapper.apply_delta(model, path)
+    save_delta(path, base, new)
+    found = apply_delta(model, path)
     assert same(found, new)
 
 
@@ -335,8 +335,8 @@ def test_models_of_equinox(path):
         name: str = eqx.field(static=True)
 
     base, new = (Line(jnp.asarray(values(seed)), "line") for seed in (0, 1))
-    fmapper.save_delta(path, base, new)
-    found = fmapper.apply_delta(base, path)
+    save_delta(path, base, new)
+    found = apply_delta(base, path)
     assert isinstance(found, Line)
     assert same(found, new)
 
@@ -348,11 +348,11 @@ class Counted:
 
 
 def test_numbers_of_a_model_go_along(path):
-    fmapper.save_delta(path, Counted(np.ones(2), 1), Counted(np.zeros(2), 2))
-    found = fmapper.apply_delta(Counted(np.ones(2), 1), path)
+    save_delta(path, Counted(np.ones(2), 1), Counted(np.zeros(2), 2))
+    found = apply_delta(Counted(np.ones(2), 1), path)
     assert (found.w.tolist(), found.step) == ([0, 0], 2)
     with pytest.raises(fmapper.CheckpointError, match="step: 2 in the delta, 'one' in the tree"):
-        fmapper.apply_delta(Counted(np.ones(2), "one"), path)
+        apply_delta(Counted(np.ones(2), "one"), path)
 
 
 NARROW = ["float8_e4m3fn", "float8_e5m2", "float16", "float64", "complex64", "complex128", "bool"]
@@ -370,21 +370,21 @@ def test_bits_of_any_dtype(path, dtype):
     )
     new |= {"empty": np.zeros((0, 3), dtype), "scalar": np.ones((), dtype)}
     base |= {"empty": np.zeros((0, 3), dtype), "scalar": np.zeros((), dtype)}
-    fmapper.save_delta(path, base, new)
-    assert same(fmapper.apply_delta(base, path), new)
+    save_delta(path, base, new)
+    assert same(apply_delta(base, path), new)
 
 
 def test_files_are_compared_and_written_in_parts(small_chunks, tmp_path, path):
     base, new = steps(2)
     fmapper.save(base, tmp_path / "base.safetensors")
     fmapper.save(new, tmp_path / "new.safetensors")
-    fmapper.save_delta(path, tmp_path / "base.safetensors", str(tmp_path / "new.safetensors"))
+    save_delta(path, tmp_path / "base.safetensors", str(tmp_path / "new.safetensors"))
     out = tmp_path / "out.safetensors"
-    assert fmapper.apply_delta(tmp_path / "base.safetensors", path, out=out) is None
+    assert apply_delta(tmp_path / "base.safetensors", path, out=out) is None
     assert out.read_bytes() == (tmp_path / "new.safetensors").read_bytes()
     # in the place of the base, and from a checkpoint that is open
     opened = fmapper.load(tmp_path / "base.safetensors")
-    fmapper.apply_delta(opened, path, out=tmp_path / "base.safetensors")
+    apply_delta(opened, path, out=tmp_path / "base.safetensors")
     assert (tmp_path / "base.safetensors").read_bytes() == out.read_bytes()
     assert {one.name for one in tmp_path.iterdir()} == {
         "base.safetensors", "new.safetensors", "out.safetensors", "delta.safetensors",
@@ -406,7 +406,7 @@ def test_memory_is_bounded(tmp_path, path, monkeypatch):
     base = {"w": np.zeros((1500, 1001), np.float32)}
     fmapper.save(base, tmp_path / "base.safetensors")
     fmapper.save({"w": base["w"] + np.eye(1500, 1001, dtype="f")}, tmp_path / "new.safetensors")
-    fmapper.save_delta(path, tmp_path / "base.safetensors", tmp_path / "new.safetensors")
+    save_delta(path, tmp_path / "base.safetensors", tmp_path / "new.safetensors")
     assert max(sizes) < 1.1 * (1 << 20)
     assert len(sizes) >= 12
 
@@ -435,8 +435,8 @@ def test_folders_and_other_formats_are_bases(tmp_path, path):
     base, new = ({n: x for n, x in state.items() if n != "w"} for state in steps(2))
     fmapper.save(base, tmp_path / "folder", format="safetensors", max_shard_size="8kB")
     fmapper.save(new, tmp_path / "new.npz")
-    fmapper.save_delta(path, tmp_path / "folder", tmp_path / "new.npz")
-    fmapper.apply_delta(tmp_path / "folder", path, out=tmp_path / "out.safetensors")
+    save_delta(path, tmp_path / "folder", tmp_path / "new.npz")
+    apply_delta(tmp_path / "folder", path, out=tmp_path / "out.safetensors")
     assert same(fmapper.load(tmp_path / "out.safetensors"), new)
 
 
@@ -444,22 +444,22 @@ def test_a_chain(tmp_path):
     states = steps(4)
     paths = [tmp_path / f"{n}.safetensors" for n in range(3)]
     for at, path in enumerate(paths):
-        fmapper.save_delta(path, states[at], states[at + 1])
-    assert same(fmapper.apply_delta(states[0], *paths), states[3])
-    assert same(fmapper.apply_delta(states[1], *paths[1:]), states[3])
+        save_delta(path, states[at], states[at + 1])
+    assert same(apply_delta(states[0], *paths), states[3])
+    assert same(apply_delta(states[1], *paths[1:]), states[3])
     with pytest.raises(fmapper.CheckpointError, match=r"2.safetensors does not follow .*0.safete"):
-        fmapper.apply_delta(states[0], paths[0], paths[2])
+        apply_delta(states[0], paths[0], paths[2])
 
 
 def test_another_base_is_refused_before_anything_is_made(tmp_path, path):
     base, new = steps(2)
-    fmapper.save_delta(path, base, new)
+    save_delta(path, base, new)
     about = json.loads(fmapper.load(path).metadata["fmapper.delta"])["base"][:12]
     other = {**base, "v": base["v"] * np.float32(2)}
     fmapper.save(other, tmp_path / "other.safetensors")
     out = tmp_path / "out.safetensors"
     with pytest.raises(fmapper.CheckpointError, match=rf"{about} was expected; 'v' has other"):
-        fmapper.apply_delta(tmp_path / "other.safetensors", path, out=out)
+        apply_delta(tmp_path / "other.safetensors", path, out=out)
     assert not out.exists()
     for wrong, words in [
         (new, "'w' has other values"),
@@ -469,40 +469,40 @@ def test_another_base_is_refused_before_anything_is_made(tmp_path, path):
         ({**base, "v": base["v"].astype("f8")}, r"is 'float64\[60, 50\]', not 'float32"),
     ]:
         with pytest.raises(fmapper.CheckpointError, match=f"of another base: .*{words}"):
-            fmapper.apply_delta(wrong, path)
+            apply_delta(wrong, path)
 
 
 def test_other_names_shapes_and_dtypes_are_listed(path):
     base = {"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(2), "d": np.zeros(2)}
     new = {"b": np.zeros(3), "c": np.zeros(2, "f4"), "d": np.zeros(2), "e": np.zeros(2)}
     with pytest.raises(fmapper.StructureMismatchError) as caught:
-        fmapper.save_delta(path, base, new)
+        save_delta(path, base, new)
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == [*"abce"]
     assert not [*path.parent.iterdir()]
 
 
 def test_what_has_several_names_is_stored_once(tmp_path, path):
     base, new = (values(n) for n in (0, 1))
-    fmapper.save_delta(path, {"a": base, "b": base}, {"a": new, "b": new})
+    save_delta(path, {"a": base, "b": base}, {"a": new, "b": new})
     assert len(Safetensors().read(path).arrays) == 1
-    found = fmapper.apply_delta({"a": base, "b": base}, path)
+    found = apply_delta({"a": base, "b": base}, path)
     assert found["a"] is found["b"]
     # also where they are equal and two objects, as in the state dict of a tied model
-    fmapper.save_delta(path, net(0).state_dict(), net(1).state_dict())
+    save_delta(path, net(0).state_dict(), net(1).state_dict())
     assert [*Safetensors().read(path).ties] == ["1.weight"]
-    assert same(fmapper.apply_delta(net(0).state_dict(), path), net(1))
+    assert same(apply_delta(net(0).state_dict(), path), net(1))
     fmapper.save(net(0), tmp_path / "net.safetensors")
-    fmapper.apply_delta(tmp_path / "net.safetensors", path, out=tmp_path / "out.safetensors")
+    apply_delta(tmp_path / "net.safetensors", path, out=tmp_path / "out.safetensors")
     assert [*Safetensors().read(tmp_path / "out.safetensors").ties] == ["1.weight"]
 
 
 def test_what_is_no_longer_tied(path):
     base, new = values(0), values(1)
-    fmapper.save_delta(path, {"a": base, "b": base}, {"a": new, "b": base})
-    found = fmapper.apply_delta({"a": base, "b": base.copy()}, path)
+    save_delta(path, {"a": base, "b": base}, {"a": new, "b": base})
+    found = apply_delta({"a": base, "b": base.copy()}, path)
     assert same(found, {"a": new, "b": base})
     with pytest.raises(fmapper.StructureMismatchError, match="tied"):
-        fmapper.apply_delta({"a": base, "b": base}, path)
+        apply_delta({"a": base, "b": base}, path)
 
 
 class Rotary(torch.nn.Module):
@@ -514,29 +514,29 @@ class Rotary(torch.nn.Module):
 
 def test_buffers_that_checkpoints_leave_out_may_be_missing(tmp_path, path):
     fmapper.save({"w": torch.ones(4)}, tmp_path / "base.safetensors")
-    fmapper.save_delta(path, tmp_path / "base.safetensors", Rotary(2.0))
-    found = fmapper.apply_delta(Rotary(1.0), path)
+    save_delta(path, tmp_path / "base.safetensors", Rotary(2.0))
+    found = apply_delta(Rotary(1.0), path)
     assert found.w.tolist() == [2.0] * 4
     assert found.angles.tolist() == [0, 1, 2]
 
 
 def test_nothing_has_changed(path):
     base = steps(1)[0]
-    fmapper.save_delta(path, base, base)
+    save_delta(path, base, base)
     assert not Safetensors().read(path).arrays
-    assert same(fmapper.apply_delta(base, path), base)
+    assert same(apply_delta(base, path), base)
 
 
 def test_what_is_asked_for_must_be_clear(tmp_path, path):
     base = steps(1)[0]
-    fmapper.save_delta(path, base, base)
+    save_delta(path, base, base)
     fmapper.save(base, tmp_path / "base.safetensors")
     with pytest.raises(TypeError, match="at least one"):
-        fmapper.apply_delta(base)
+        apply_delta(base)
     with pytest.raises(TypeError, match="out="):
-        fmapper.apply_delta(tmp_path / "base.safetensors", path)
+        apply_delta(tmp_path / "base.safetensors", path)
     with pytest.raises(fmapper.CheckpointError, match="not a delta"):
-        fmapper.apply_delta(base, tmp_path / "base.safetensors")
+        apply_delta(base, tmp_path / "base.safetensors")
 
 
 # --- files of others ------------------------------------------------------------------------------
@@ -577,20 +577,20 @@ HOSTILE = {
 def test_damaged_files_are_refused(tmp_path, path, case):
     change, words = HOSTILE[case]
     base, new = steps(2)
-    fmapper.save_delta(path, base, new)
+    save_delta(path, base, new)
     fmapper.save(base, tmp_path / "base.safetensors")
     rewrite(path, change)
     with pytest.raises(fmapper.CheckpointError, match=words):
-        fmapper.apply_delta(base, path)
+        apply_delta(base, path)
     out = tmp_path / "out.safetensors"
     with pytest.raises(fmapper.CheckpointError, match=words):
-        fmapper.apply_delta(tmp_path / "base.safetensors", path, out=out)
+        apply_delta(tmp_path / "base.safetensors", path, out=out)
     assert not out.exists()
 
 
 def test_another_value_in_a_code_is_noticed_in_the_result(tmp_path, path):
     base, new = steps(2)
-    fmapper.save_delta(path, base, new)
+    save_delta(path, base, new)
     fmapper.save(base, tmp_path / "base.safetensors")
 
     def flip(arrays, about):
@@ -598,38 +598,38 @@ def test_another_value_in_a_code_is_noticed_in_the_result(tmp_path, path):
 
     rewrite(path, flip)
     with pytest.raises(fmapper.CheckpointError, match=r"the result is not .*'w' has other values"):
-        fmapper.apply_delta(base, path)
+        apply_delta(base, path)
     out = tmp_path / "out.safetensors"
     with pytest.raises(fmapper.CheckpointError, match=r"the result is not .*'w' has other values"):
-        fmapper.apply_delta(tmp_path / "base.safetensors", path, out=out)
+        apply_delta(tmp_path / "base.safetensors", path, out=out)
     assert {one.name for one in tmp_path.iterdir()} == {"base.safetensors", path.name}
 
 
 def test_every_truncated_file_is_refused(path):
     base = {"w": np.zeros(3, "f4")}
-    fmapper.save_delta(path, base, {"w": np.array([0, 1, 0], "f4")})
+    save_delta(path, base, {"w": np.array([0, 1, 0], "f4")})
     data = path.read_bytes()
     for size in range(0, len(data), 7):
         path.write_bytes(data[:size])
         with pytest.raises(fmapper.CheckpointError):
-            fmapper.apply_delta(base, path)
+            apply_delta(base, path)
 
 
 def test_a_file_appears_when_it_is_complete(path, monkeypatch):
     base, new = steps(2)
-    fmapper.save_delta(path, base, base)
+    save_delta(path, base, base)
     before = path.read_bytes()
     monkeypatch.setattr(delta_files, "check_contents", lambda contents: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        fmapper.save_delta(path, base, new)
+        save_delta(path, base, new)
     assert path.read_bytes() == before
     assert [*path.parent.iterdir()] == [path]
 
 
 def test_random_keys_go_along(path):
     base, new = ({"key": jax.random.key(n), "w": jnp.ones(2)} for n in (0, 1))
-    fmapper.save_delta(path, base, new)
-    found = fmapper.apply_delta(base, path)
+    save_delta(path, base, new)
+    found = apply_delta(base, path)
     assert (jax.random.key_data(found["key"]) == jax.random.key_data(new["key"])).all()
 
 
@@ -638,5 +638,5 @@ def test_arrays_that_several_processes_hold_are_refused(path, monkeypatch):
 
     monkeypatch.setattr(together, "spread_arrays", lambda contents: {"w": ...})
     with pytest.raises(fmapper.CheckpointError, match=r"w: several processes .*fmapper\.save"):
-        fmapper.save_delta(path, {"w": values(0)}, {"w": values(1)})
+        save_delta(path, {"w": values(0)}, {"w": values(1)})
     assert not [*path.parent.iterdir()]

@@ -89,7 +89,7 @@ class JaxGenerator(Generator):
         self._codes = codes
 
     @property
-    def _held(self) -> Arrays:
+    def _find_held(self) -> Arrays:
         return self._arrays[0]
 
     @property
@@ -140,7 +140,7 @@ class JaxGenerator(Generator):
             self.precision if precision is ... else precision,
         )
 
-    def held(self) -> Arrays:
+    def live_arrays(self) -> Arrays:
         """Returns trained arrays, some in blocks, and the others."""
         held, buffers = self._arrays
         return {**held, **buffers}
