@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.lazy_operations import (
-    Cast,
-    Concatenate,
-    Offset,
-    Part,
-    Reshape,
-    Scale,
-    Transpose,
-)
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.lazy_operations import Cast, Offset, Scale
 
 
 class Leaf(LazyArray):
@@ -89,6 +83,16 @@ def pieces_of(array: LazyArray) -> list[Piece]:
     Leaves are all arrays that are not operations, and those that are computed from several
     elements each, such as sums.
     """
+    from fmapper.checkpoints.lazy_operations import (
+        Cast,
+        Concatenate,
+        Offset,
+        Part,
+        Reshape,
+        Scale,
+        Transpose,
+    )
+
     if not array.size:
         return []
     if isinstance(array, Reshape):
