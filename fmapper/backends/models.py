@@ -377,6 +377,7 @@ class Models(Framework):
         kwargs: Mapping[str, Any],
         *,
         train: bool | None = None,
+        seed: int | None = None,
     ) -> Any:
         """Calls a model with inputs that it may change; the results are ready to be compared.
 
@@ -385,6 +386,8 @@ class Models(Framework):
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
             train: The mode; None for that in which the model is.
+            seed: The seed of the framework's global random generator, if it has one; None leaves
+                that in its state.
         """
         return model(*args, **kwargs)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.errors import TransferError
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = tuple[Any, ...]
 
+
+class IncomparableError(TransferError):
+    """Both models cannot be compared on these inputs."""
+
+
+_DRAWS = re.compile("rand|bernoulli|normal|dropout|threefry|multinomial|poisson|exponential")
 _CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
 
 
@@ -71,7 +78,6 @@ class Trial(NamedTuple):
 
     Attributes:
         agrees: Whether the outputs are those of the source.
-        shapes: The shapes of the outputs of both, if none are the same but for their order.
         matches: For each operation, whether its result is one of the source.
         parts: How many results without their biases and scales are those of the source.
         place: The place of the first operation from which on results differ.
@@ -79,7 +85,6 @@ class Trial(NamedTuple):
     """
 
     agrees: bool
-    shapes: str = ""
     matches: tuple[bool, ...] = ()
     parts: int = 0
     place: str = ""
@@ -101,7 +106,6 @@ class Proof:
         inputs: The inputs.
         last: The rules that follow those of the decisions.
         arrays: The random weights of the source by name.
-        operations: The operations of the source, where it was watched.
     """
 
     source: Side
@@ -109,7 +113,6 @@ class Proof:
     inputs: Inputs
     last: Rules
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    operations: list[str] = field(default_factory=list)
 
     def prepare(self, entries: Iterable[Entry], equal: Mapping[str, str]) -> None:
         """Fills the source with new random weights, and calls it.
@@ -119,7 +122,8 @@ class Proof:
             equal: Names of others -> the names of those that they are equal to.
 
         Raises:
-            TransferError: The source draws random numbers, or its outputs are not finite.
+            IncomparableError: The source cannot be called, or its outputs are not finite.
+            TransferError: It draws random numbers.
         """
         import numpy as np
 
@@ -127,23 +131,18 @@ class Proof:
         ties = {n: e.tied_to for n, e in self.source.entries.items() if e.tied_to} | dict(equal)
         self.arrays |= {n: self.arrays[of] for n, of in ties.items() if of in self.arrays}
         given = {n: x for n, x in self.arrays.items() if not self.source.entries[n].tied_to}
-        model = _fill(self.source, given)
-        self._outputs = dict(_by_place(_call(model, self.inputs.args, self.inputs.kwargs)))
-        again = dict(_by_place(_call(model, self.inputs.args, self.inputs.kwargs)))
+        self._model = _fill(self.source, given)
+        self._outputs = _outputs(self._model, self.inputs.args, self.inputs.kwargs)
         if not self._outputs:
-            raise TransferError("the source returns no floating arrays, so nothing can be compared")
+            raise IncomparableError(
+                "the source returns no floating arrays, so nothing can be compared"
+            )
         if not all(np.isfinite(x).all() for x in self._outputs.values()):
-            raise TransferError(
+            raise IncomparableError(
                 "the source gives infinities or NaN with random weights, so nothing can be "
                 "compared. Pass other example_inputs=, or rules="
             )
-        if not all(map(_close, self._outputs.values(), again.values())):
-            raise TransferError(
-                "the source gives other outputs in a second call: it draws random numbers. Set it "
-                "to evaluation, or pass the argument that does (deterministic=True) in "
-                "example_kwargs="
-            )
-        self._model = model
+        _check_draws(self.source, self._model, self.inputs.args, self.inputs.kwargs)
         self._seen: dict[int, list[Print]] | None = None
         self._watch: Callable[[Any], Iterable[Observation]] | None = None
 
@@ -158,19 +157,23 @@ class Proof:
 
         model = _fill(self.target, self.last.apply(_lazy(arrays)))
         args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
-        outputs = dict(_by_place(_call(model, args, kwargs)))
-        agrees, shapes = self._agree(outputs), ""
+        outputs = _outputs(model, args, kwargs)
+        agrees = self._agree(outputs)
         both = (self._outputs.values(), outputs.values())
         sizes = [{_size(x) for x in side} for side in both]
         if not sizes[0] & sizes[1]:
             shapes = " and ".join(str([x.shape for x in side]) for side in both)
+            raise IncomparableError(
+                "the outputs of both models have other shapes, so they cannot be compared: "
+                f"{shapes}. Pass inputs of both as example_inputs= and target_inputs="
+            )
         if not watch:
-            return Trial(agrees, shapes)
+            return Trial(agrees)
         if self._seen is None:
             self._seen = defaultdict(list)
             given = inputs_for(_adapter(self._model), self.inputs.args, self.inputs.kwargs)
             seen = _adapter(self._model).watch(self._model, *given, train=False)
-            for step in _steps(self._note(seen)):
+            for step in _steps(seen):
                 for print_ in (*step.prints, *step.parts):
                     self._seen[print_.size].append(print_)
         if self._watch is None:
@@ -189,13 +192,12 @@ class Proof:
             if not recovers[at] and all(recovers[parent] for parent in step.parents)
         ]
         weights = frozenset(name for step in first for near in step.weights for name in near)
-        return Trial(agrees, shapes, matches, parts, first[0].place if first else "", weights)
+        return Trial(agrees, matches, parts, first[0].place if first else "", weights)
 
-    def _note(self, seen: Iterable[Observation] | None) -> Iterator[Observation]:
-        """Yields the operations of the source, and keeps their names."""
-        for one in seen or ():
-            self.operations.append(one.op)
-            yield one
+    def check_target(self, arrays: Mapping[str, Any]) -> None:
+        """Raises `TransferError` if the target draws random numbers."""
+        model = _fill(self.target, self.last.apply(_lazy(arrays)))
+        _check_draws(self.target, model, self.inputs.target_args, self.inputs.target_kwargs)
 
     def _is_seen(self, print_: Print) -> bool:
         """Returns whether a result is one of the source."""
@@ -248,11 +250,50 @@ def _lazy(arrays: Mapping[str, Any]) -> dict[str, LazyArray]:
     return {name: made[id(x)] for name, x in arrays.items()}
 
 
-def _call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    adapter = _adapter(model)
+def _outputs(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0
+) -> dict[Path, np.ndarray[Any, Any]]:
+    """Calls a model, and returns the floating arrays of its output."""
     from fmapper.verification.models.owners import inputs_for
 
-    return adapter.call(model, *inputs_for(adapter, args, kwargs), train=False)
+    adapter = _adapter(model)
+    given = inputs_for(adapter, args, kwargs)
+    try:
+        output = adapter.call(model, *given, train=False, seed=seed)
+    except Exception as error:  # whatever the model's own code raises
+        raise IncomparableError(
+            f"{type(model).__name__} cannot be called with the example inputs: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return dict(_by_place(output))
+
+
+def _check_draws(side: Side, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuses a model whose outputs depend on seeds.
+
+    Random keys among the inputs are the same in every call.
+
+    Raises:
+        TransferError: It gives other outputs with another seed; names the operation.
+    """
+    import numpy as np
+
+    from fmapper.verification.models.owners import inputs_for
+
+    counts = [e for e in side.entries.values() if e.random and e.dtype.startswith(("int", "uint"))]
+    moved = {e.name: np.asarray(e.lazy().read() + 1) for e in counts if not e.is_abstract}
+    runs = [_outputs(model, args, kwargs)]
+    other = _fill(replace(side, tree=model), moved) if moved else model
+    runs.append(_outputs(other, args, kwargs, seed=1))
+    if all(map(_close, runs[0].values(), runs[1].values())):
+        return
+    adapter = _adapter(model)
+    seen = adapter.watch(model, *inputs_for(adapter, args, kwargs), train=False)
+    where = next((f", at {one.op}" for one in seen or () if _DRAWS.search(one.op)), "")
+    raise TransferError(
+        f"{side.label} gives other outputs with another seed: it draws random numbers{where}. Set "
+        "it to evaluation, or pass the argument that does (deterministic=True) in example_kwargs="
+    )
 
 
 def _adapter(model: Any) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, permutations, product
 from typing import Any
 
-from fmapper.errors import TransferError
 from fmapper.twins.assign import FEW
 from fmapper.twins.groups import Group
 from fmapper.twins.matches import (
@@ -27,8 +25,6 @@ from fmapper.twins.matches import (
 )
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
-
-_DRAWS = re.compile(r"::(rand|bernoulli|normal|random_bits|threefry|multinomial)")
 
 Make = Callable[[Sequence[Decision]], Mapping[str, Any]]
 
@@ -58,15 +54,9 @@ class Search:
             Where they first differ, whatever is changed; empty if they agree.
 
         Raises:
-            TransferError: Their outputs cannot be compared.
+            TransferError: Their outputs cannot be compared, or the target draws random numbers.
         """
-        first = self._trial(self.decisions)
-        if first.shapes:
-            raise TransferError(
-                "the outputs of both models have other shapes, so they cannot be compared: "
-                f"{first.shapes}. Pass inputs of both as example_inputs= and target_inputs="
-            )
-        if not first.agrees and (problem := self._repair()):
+        if not self._trial(self.decisions).agrees and (problem := self._repair()):
             return problem
         arrays = self._make(self.decisions)
         for at, decision in enumerate(self.decisions):
@@ -162,12 +152,7 @@ class Search:
                 yield changed
 
     def _message(self, best: Trial) -> str:
-        draws = next(filter(_DRAWS.search, self._proof.operations), "")
-        if draws:
-            return (
-                f"the outputs of both models differ, as one draws random numbers, at {draws}. Set "
-                "it to evaluation, or pass the argument that does in example_kwargs="
-            )
+        self._proof.check_target(self._make(self.decisions))
         return (
             "both models give different outputs with the same weights, however these are paired. "
             f"The first difference is at {best.place or 'the output'} of the target. The "

@@ -27,7 +27,7 @@ from fmapper.twins.one_sided import (
     with_rows_cut,
     zeros,
 )
-from fmapper.twins.proof import Inputs, Proof
+from fmapper.twins.proof import IncomparableError, Inputs, Proof
 from fmapper.twins.report import (
     TransferredArrays,
     TransferReport,
@@ -317,7 +317,7 @@ def _prove(
     try:
         proof.prepare([e for e in needed if is_inexact(e.dtype) and not e.random], found.tied)
         problem = Search(proof, decisions, make, roles).run()
-    except Exception:  # of models that take something else
+    except IncomparableError:  # models that take something else
         if not guessed:
             raise
         decisions[:] = before

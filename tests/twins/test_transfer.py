@@ -251,15 +251,40 @@ def test_rows_of_layers_that_are_stacked_have_roles():
     np.testing.assert_array_equal(filled["z"], np.stack([source[f"l{i}"]["a"] for i in range(3)]))
 
 
-def test_models_that_draw_random_numbers_are_refused():
+@pytest.mark.parametrize("given", [True, False])
+def test_models_that_draw_random_numbers_are_refused(given):
     torch = pytest.importorskip("torch")
 
     class Noisy(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) + torch.rand(2)
 
-    with pytest.raises(fmapper.TransferError, match=r"draws random numbers, at aten::rand"):
-        fmapper.transfer(Noisy(3, 2), torch.nn.Linear(3, 2), example_inputs=torch.ones(1, 3))
+    class AlwaysDropout(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.dropout(super().forward(x), training=True)
+
+    inputs = {"example_inputs": torch.ones(1, 3)} if given else {}
+    with pytest.raises(fmapper.TransferError, match=r"the source .* random numbers, at aten::rand"):
+        fmapper.transfer(Noisy(3, 2), torch.nn.Linear(3, 2), **inputs)
+    with pytest.raises(fmapper.TransferError, match=r"the target .* random numbers, at aten::rand"):
+        fmapper.transfer(torch.nn.Linear(3, 2), Noisy(3, 2), **inputs)
+    with pytest.raises(fmapper.TransferError, match=r"the source .* draws random numbers, at "):
+        fmapper.transfer(AlwaysDropout(3, 2), AlwaysDropout(3, 2), **inputs)
+
+
+def test_keys_among_the_inputs_draw_the_same_numbers():
+    jax = pytest.importorskip("jax")
+
+    def noisy(params, x, key):
+        return x @ params["w"] + jax.random.normal(key, (2,))
+
+    def other(params, x, key):
+        return x @ params["kernel"] + jax.random.normal(key, (2,))
+
+    given = np.ones((1, 3), "f4"), jax.random.key(0)
+    source, target = {"w": np.ones((3, 2), "f4")}, {"kernel": np.zeros((3, 2), "f4")}
+    (_, filled), _ = fmapper.transfer((noisy, source), (other, target), example_inputs=given)
+    assert np.all(filled["kernel"] == 1)
 
 
 def test_a_folder_of_the_hub_is_read_as_its_class(tmp_path):

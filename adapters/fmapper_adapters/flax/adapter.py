@@ -232,13 +232,14 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         kwargs: Mapping[str, Any],
         *,
         train: bool | None = None,
+        seed: int | None = None,
     ) -> Any:
         """Calls the model and leaves it unchanged."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
             return flax_model.evaluate(model, args, kwargs, train=train)
-        return super().call(model, args, kwargs, train=train)
+        return super().call(model, args, kwargs, train=train, seed=seed)
 
     def keys(self, model: Any, *, train: bool | None) -> dict[str, Any]:
         """Returns `rngs` for a converted model without a generator."""

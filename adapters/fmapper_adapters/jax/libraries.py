@@ -206,7 +206,15 @@ class JaxModels(Models):
         """Returns the folder of weights that a model was made from."""
         return super().origin_of(model) or origin_of_written(model)
 
-    def call(self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None = None) -> Any:
+    def call(
+        self,
+        model: Any,
+        args: Args,
+        kwargs: Kwargs,
+        *,
+        train: bool | None = None,
+        seed: int | None = None,
+    ) -> Any:
         """Calls the model and leaves it unchanged."""
         given = {**self.keys(model, train=train), **kwargs}
         return self.sources().evaluate(model, args, given, train=train)

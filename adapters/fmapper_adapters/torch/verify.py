@@ -26,7 +26,12 @@ from fmapper_adapters.torch.trials.precision import WideCasts, precision, wider
 
 
 def call_module(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None = None
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    train: bool | None = None,
+    seed: int | None = None,
 ) -> Any:
     """Calls a module on copies of the inputs, without changing it; the mode None is its own."""
     if not isinstance(model, torch.nn.Module):
@@ -51,6 +56,8 @@ def call_module(
             restore_after(model),
             torch.random.fork_rng(devices=[]),
         ):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
             return fmap(keep, model(*args, **kwargs))
 
 
