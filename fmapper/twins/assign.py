@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from fmapper.twins.groups import Group, groups_of
+from fmapper.twins.groups import Group, Shape, groups_of
 from fmapper.twins.matches import (
     LAYERS,
     NAMES,
@@ -19,15 +19,11 @@ from fmapper.twins.matches import (
     SHAPES,
     Decision,
     Match,
-    Option,
-    flattenings,
     joins,
-    kind_of,
     match_of,
-    rotations,
 )
 from fmapper.twins.sides import Entry
-from fmapper.twins.words import PLACES, place_of
+from fmapper.twins.words import PLACES
 
 if TYPE_CHECKING:
     from fmapper.twins.roles import Roles
@@ -67,8 +63,7 @@ def assign(
         )
         rest = _Assigner(rows, columns, roles).run()
         found = Assignment([*found.decisions, *rest.decisions], rest.sources, rest.targets)
-    _doubt_rotations(found.decisions)
-    _doubt_flattenings(found.decisions)
+    _doubt_orders(found.decisions)
     return found
 
 
@@ -162,41 +157,34 @@ class _Assigner:
         for row in rows:
             for key, over in row.keys:
                 for column, theirs in index.get(key, ()):
-                    match = _match(row, over, column, theirs, names=roles is None)
-                    if match is None:
-                        continue
-                    agree = None if roles is None else roles.agree(match)
-                    contradicts = row.words.contradicts(column.words)
-                    if agree or (agree is None and not contradicts):
+                    match = _match(row, over, column, theirs, names=False)
+                    agree = roles.agree(match) if match and roles else None
+                    if match and agree is not False:
                         self.possible[row].setdefault(column, match)
                         self.roles[row, column] = agree
-        self._fits = Counter(group for pair in self.roles for group in pair)
+        self._fits = Counter(group for pair in self.roles if self._allows(*pair) for group in pair)
+
+    def _allows(self, row: Group, column: Group) -> bool:
+        """Returns whether names do not contradict a pair, or roles outweigh them."""
+        return bool(self.roles.get((row, column))) or not row.words.contradicts(column.words)
 
     def run(self) -> Assignment:
         """Decides what is sure, then proposes the rest."""
-        self._settle()
-        while self._join(sure=True) or self._learn_layouts():
-            self._settle()
-        while self._join(sure=False, lonely=True):
+        while self._settle() or self._join(sure=True):
             pass
-        self._propose()
-        while self._join(sure=False):
+        while self._join(sure=False) or self._propose():
             pass
-        self._propose_despite_names()
-        self._learn_layouts()
         return Assignment(self.decisions, [*self.rows], [*self.columns])
 
     # what is sure
 
-    def _settle(self) -> None:
-        while True:
-            found = [*self._sure_pairs()]
-            wide = [pair for pair in found if len(pair[0].shapes[0]) > 1]
-            for row, column in wide or found:  # biases and scales belong to what is beside them
-                if row in self.rows and column in self.columns:
-                    self._decide(self.possible[row][column], sure=True)
-            if not found:
-                return
+    def _settle(self) -> bool:
+        found = [*self._sure_pairs()]
+        wide = [pair for pair in found if len(pair[0].shapes[0]) > 1]
+        for row, column in wide or found:  # biases and scales belong to what is beside them
+            if row in self.rows and column in self.columns:
+                self._decide(self.possible[row][column], sure=True)
+        return bool(found)
 
     def _decide(self, match: Match, *, sure: bool, others: Iterable[Match] = ()) -> None:
         for group in match.sources:
@@ -216,13 +204,19 @@ class _Assigner:
             witnesses.append(ROLE)
         self.decisions.append(Decision(match, option, sure, tuple(witnesses), [*others]))
 
-    def _open(self) -> tuple[dict[Group, list[Group]], dict[Group, list[Group]]]:
+    def _open(
+        self, *, despite_names: bool = False
+    ) -> tuple[dict[Group, list[Group]], dict[Group, list[Group]]]:
         """Returns for each open group what it can become, within the module that is known."""
         of_row: dict[Group, list[Group]] = {}
         of_column: dict[Group, list[Group]] = {column: [] for column in self.columns}
         claimed = {parent: p for p, found in self.parents.items() for parent in found}
         for row in self.rows:
-            columns = [column for column in self.possible[row] if column in self.columns]
+            columns = [
+                column
+                for column in self.possible[row]
+                if column in self.columns and (despite_names or self._allows(row, column))
+            ]
             inside = [c for c in columns if c.parent in self.parents.get(row.parent, ())]
             if not inside:
                 inside = [c for c in columns if claimed.get(c.parent, row.parent) == row.parent]
@@ -251,8 +245,6 @@ class _Assigner:
         if len(rows) == len(columns) == 1:
             return self._agree(row, column)
         mine, theirs = _distinctive(row, rows), _distinctive(column, columns)
-        if len(rows) == len(columns) == 2 and _is_pair(rows) and _is_pair(columns):
-            return _place(row, rows) == _place(column, columns) is not None
         if (mine ^ theirs) & PLACES or not mine & theirs:
             return False
         shared = mine & theirs
@@ -275,15 +267,14 @@ class _Assigner:
 
     # what is joined or split
 
-    def _join(self, *, sure: bool, lonely: bool = False) -> bool:
+    def _join(self, *, sure: bool) -> bool:
         """Decides one match of several groups with one; returns whether there was any.
 
         Args:
-            sure: Whether names must list the parts.
-            lonely: Whether the one must fit nothing else.
+            sure: Whether names must list the parts; else the one must fit nothing else.
         """
         rows, columns = [*self.rows], [*self.columns]
-        if lonely:
+        if not sure:
             rows, columns = _lonely(rows, columns), _lonely(columns, rows)
         found = [
             match
@@ -328,130 +319,65 @@ class _Assigner:
         shared = sum(weight[word] for word in mine.path & theirs.path)
         total = sum(weight.values()) or 1.0
         inside = column.parent in self.parents.get(row.parent, ())
-        return shared / total + (mine.leaf == theirs.leaf) + inside
+        return shared / total + (mine.leaf == theirs.leaf) + inside - 9 * mine.contradicts(theirs)
 
-    def _propose(self) -> None:
-        """Proposes the closest pairs of what is open; none of them is sure."""
-        of_row, of_column = self._open()
-        pairs = sorted(
-            ((self._score(row, c), -i, row, c)
-             for i, (row, columns) in enumerate(of_row.items()) for c in columns),
-            key=lambda item: item[:2], reverse=True,
-        )  # fmt: skip
-        for _, _, row, column in pairs:
-            if row in self.rows and column in self.columns:
-                others = [self.possible[row][c] for c in of_row[row] if c is not column]
-                others += [self.possible[r][column] for r in of_column[column] if r is not row]
-                self._decide(self.possible[row][column], sure=False, others=others)
+    def _propose(self) -> bool:
+        """Decides the closest pair of what is open, which is not sure; returns if there was any.
 
-    def _propose_despite_names(self) -> None:
-        """Proposes pairs of what is left that fit by their sizes alone, whatever the names say."""
-        index = _index(self.columns)
-        for row in [*self.rows]:
-            for key, over in row.keys:
-                for column, theirs in index.get(key, ()):
-                    if column not in self.columns or row not in self.rows:
-                        continue
-                    match = _match(row, over, column, theirs, names=False)
-                    if match and (self._roles is None or self._roles.agree(match) is not False):
-                        self._decide(match, sure=False)
-
-    def _learn_layouts(self) -> bool:
-        """Settles layouts by what those of the same kinds of layers have; returns if any were."""
-        learnt: dict[object, set[object]] = defaultdict(set)
-        for decision in self.decisions:
-            if decision.settled and (kind := _layer_kind(decision.match)) is not None:
-                learnt[kind].add(_steps(decision.option))
-        changed = False
-        for decision in self.decisions:
-            option = _option_of_kind(decision.match, learnt)
-            if option is not None and not decision.option.certain:
-                decision.option, changed = option, True
-                decision.witnesses = (*decision.witnesses, LAYERS)
-        for matches in self.possible.values():
-            for column, match in [*matches.items()]:
-                option = _option_of_kind(match, learnt)
-                kinds = learnt.get(_layer_kind(match), set())
-                if len(kinds) == 1 and not any(_steps(o) in kinds for o in match.options):
-                    del matches[column]
-                    changed = True
-                elif option is not None and (
-                    len(match.options) > 1 or not match.options[0].certain
-                ):
-                    matches[column] = replace(match, options=(option,))
-                    changed = True
-        return changed
+        Pairs whose names contradict each other come last.
+        """
+        of_row, of_column = self._open(despite_names=True)
+        pairs = [(row, column) for row, columns in of_row.items() for column in columns]
+        if not pairs:
+            return False
+        row, column = max(pairs, key=lambda pair: self._score(*pair))
+        others = [self.possible[row][c] for c in of_row[row] if c is not column]
+        others += [self.possible[r][column] for r in of_column[column] if r is not row]
+        self._decide(self.possible[row][column], sure=False, others=others)
+        return True
 
 
-def _doubt_rotations(decisions: Sequence[Decision]) -> None:
-    """Makes queries and keys unsure where positions may rotate them, in one of two orders."""
-    if any(g.words.path & {"pos", "relative"} for d in decisions for g in _groups_of(d)):
-        return
-    if all(d.match.many[0].pieces == d.match.one.pieces for d in decisions):
-        return  # of one implementation
-    for decision in decisions:
-        if any(g.words.path & {"q", "k", "qkv", "kv"} for g in _groups_of(decision)):
-            _doubt(decision, rotations(decision.match))
+def _doubt_orders(decisions: Sequence[Decision]) -> None:
+    """Makes layouts unsure where another implementation may have elements in another order.
 
-
-def _doubt_flattenings(decisions: Sequence[Decision]) -> None:
-    """Makes matrices unsure that take flattened images, which have channels first or last."""
+    Positions rotate halves of each head, or neighbours; images are flattened with their channels
+    first, or last.
+    """
+    groups = [g for d in decisions for g in _groups_of(d)]
+    rotates = not any(g.words.path & {"pos", "relative"} for g in groups) and any(
+        d.match.many[0].pieces != d.match.one.pieces for d in decisions
+    )  # in two implementations
     images = [d.match for d in decisions if min(len(g.shapes[0]) for g in _groups_of(d)) > 2]
-    if all(group.shapes == m.one.shapes for m in images for group in m.many):
-        return
     channels = {shape[at] for m in images for shape in m.one.shapes for at in (0, -1)}
+    if all(group.shapes == m.one.shapes for m in images for group in m.many):
+        channels = set()  # in one framework
     for decision in decisions:
-        others = (g for d in decisions if d is not decision for g in _groups_of(d))
-        sizes = {size for group in others for shape in group.shapes for size in shape}
-        more = [*flattenings(decision.match, channels, sizes)]
-        if more:
-            _doubt(decision, more)
+        own = _groups_of(decision)
+        if rotates and any(g.words.path & {"q", "k", "qkv", "kv"} for g in own):
+            decision.doubt = "positions may rotate halves of each head, or neighbours"
+        sizes = {n for g in groups if g not in own for shape in g.shapes for n in shape}
+        if any(_is_flat(shape, channels, sizes) for g in own[:1] for shape in g.shapes):
+            decision.doubt = "flattened images may have their channels first, or last"
+        if decision.doubt:
+            decision.option = replace(decision.option, certain=False)
 
 
-def _doubt(decision: Decision, more: Iterable[Option]) -> None:
-    """Adds options to a decision, the layout of which is unsure then."""
-    options = dict.fromkeys((decision.option, *decision.match.options, *more))
-    decision.match = replace(decision.match, options=tuple(options))
-    decision.option = replace(decision.option, certain=False)
+def _is_flat(shape: Shape, channels: set[int], sizes: set[int]) -> bool:
+    """Returns whether a matrix may take flattened images: so many inputs nothing else has."""
+    return len(shape) == 2 and any(
+        size not in sizes and any(size % n == 0 and 1 < n < size for n in channels)
+        for size in shape
+    )
 
 
 def _groups_of(decision: Decision) -> tuple[Group, ...]:
     return (*decision.match.many, decision.match.one)
 
 
-def _option_of_kind(match: Match, learnt: dict[object, set[object]]) -> Option | None:
-    """Returns the option that layers of these kinds have; None where that is not known."""
-    kinds = learnt.get(_layer_kind(match), set())
-    options = [option for option in match.options if _steps(option) in kinds]
-    return replace(options[0], certain=True) if len(kinds) == len(options) == 1 else None
-
-
 def _distinctive(group: Group, rivals: Iterable[Group]) -> frozenset[str]:
     """Returns the words that not all rivals have; all words of a group that has none."""
     words = [other.words.path for other in rivals if other is not group]
     return group.words.path - (frozenset.intersection(*words) if words else frozenset())
-
-
-def _is_pair(groups: Sequence[Group]) -> bool:
-    """Returns whether two groups are the norms of a block."""
-    a, b = groups
-    return (
-        all("norm" in group.words.path for group in groups)
-        and a.pieces[:-1] == b.pieces[:-1]
-        and {_place(a, groups), _place(b, groups)} == {0, 1}
-    )
-
-
-def _place(group: Group, groups: Sequence[Group]) -> int | None:
-    """Returns whether a norm is the first or the second of two, by its name."""
-    own = _distinctive(group, groups)
-    numbers = sorted(
-        int(word[1:]) for g in groups for word in _distinctive(g, groups) if word[0] == "#"
-    )
-    mine = [int(word[1:]) for word in own if word[0] == "#"]
-    if mine and len(numbers) == 2:
-        return numbers.index(mine[0])
-    return place_of(own)
 
 
 def _is_part(group: Group, one: Group) -> bool:
@@ -470,25 +396,3 @@ def _names_parts(match: Match) -> bool:
     return all(len(part) == 1 and part <= words for part in parts) and len(
         frozenset.union(*parts)
     ) == len(parts)
-
-
-def _layer_kind(match: Match) -> object:
-    """Returns the kinds of layer of both sides of a matrix; None for what is none."""
-    groups = (match.many[0], match.one)
-    if len(match.many) > 1 or min(len(g.shapes[0]) for g in groups) < 2:
-        return None
-    if any(g.words.path & {"embed", "token", "pos", "type", "head"} for g in groups):
-        return None
-    return (
-        match.back,
-        match.over,
-        tuple(
-            (g.layer or g.pieces[-1].rpartition(".")[2] or g.words.leaf, len(g.shapes[0]))
-            for g in groups
-        ),
-    )
-
-
-def _steps(option: Option) -> object:
-    kinds = {kind_of(layout) for known in option.layouts for layout in known.values()}
-    return option.axes, frozenset(kinds)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Layout:
 
     Attributes:
         steps: `("transpose", axes)`, `("reshape", shape, shape before)`,
-            `("interleave", groups, axis, back)`, `("blocks", order, axis)` or `("offset", value)`.
+            `("blocks", order, axis)` or `("offset", value)`.
         certain: The classes of both layers say so, or nothing else fits.
     """
 
@@ -61,15 +61,13 @@ def _exchange(names: Sequence[str], order: tuple[int, ...], axis: int) -> Iterat
 
 def _rule(kind: str, names: str | tuple[str, ...], values: list[object]) -> OnEach:
     from fmapper.checkpoints.rules.arithmetic import Offset
-    from fmapper.checkpoints.rules.layout import Interleave, Reshape, Transpose
+    from fmapper.checkpoints.rules.layout import Reshape, Transpose
 
     if kind == "offset":
         return Offset(names, *values)  # type: ignore[arg-type]
     if kind == "transpose":
         return Transpose(names, values[0])  # type: ignore[arg-type]
-    if kind == "reshape":
-        return Reshape(names, *values)  # type: ignore[arg-type]
-    return Interleave(names, *values)  # type: ignore[arg-type]
+    return Reshape(names, *values)  # type: ignore[arg-type]
 
 
 @cache
@@ -89,15 +87,9 @@ def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layo
     known = _by_convention(a, b, shape, wanted)
     if known is not None:
         return (Layout(known, certain=True),)
-    found: dict[object, Steps] = {}
-    usual: dict[object, bool] = {}
-    for steps in _options(shape, wanted):
-        order, keeps = _trace(shape, steps)
-        if found.setdefault(order, steps) is steps:
-            usual[order] = keeps
-    count = sum(usual.values())
-    ranked = sorted(found, key=lambda order: not usual[order])
-    return tuple(Layout(found[o], certain=count == 1 and usual[o]) for o in ranked)
+    found = sorted(_options(shape, wanted), key=lambda option: not option[1])
+    usual = sum(is_usual for _, is_usual in found)
+    return tuple(Layout(steps, certain=usual == 1 and is_usual) for steps, is_usual in found)
 
 
 def _by_convention(a: str, b: str, shape: Shape, wanted: Shape) -> Steps | None:
@@ -128,44 +120,67 @@ def _reshape(shape: Shape, wanted: Shape) -> Steps:
 
 def _is_regrouping(shape: Shape, wanted: Shape) -> bool:
     """Returns whether a reshape splits or merges dimensions, but does not do both to any."""
-    old, new = [n for n in shape if n != 1], [n for n in wanted if n != 1]
-    i = j = 0
-    while i < len(old) and j < len(new):
-        first_i, first_j, before, after = i, j, old[i], new[j]
-        i, j = i + 1, j + 1
-        while before != after:
-            if before < after and i < len(old):
-                before, i = before * old[i], i + 1
-            elif before > after and j < len(new):
-                after, j = after * new[j], j + 1
-            else:
-                return False
-        if i - first_i > 1 and j - first_j > 1:
-            return False
-    return i == len(old) and j == len(new)
+    return _owners(shape, wanted) is not None or _owners(wanted, shape) is not None
 
 
-def _options(shape: Shape, wanted: Shape) -> Iterator[Steps]:
-    """Yields the steps from one shape to another: a permutation, before or after a reshape."""
+def _owners(shape: Shape, parts: Shape) -> list[int] | None:
+    """Returns for each part the dimension that it is of; None if they are no such parts."""
+    owners: list[int] = []
+    left, at = 1, -1
+    for part in parts:
+        while left == 1 and part > 1 and at + 1 < len(shape):
+            at += 1
+            left = shape[at]
+        if left % part:
+            return None
+        left //= part
+        owners.append(at)
+    return owners if left == 1 and all(n == 1 for n in shape[at + 1 :]) else None
+
+
+def _options(shape: Shape, wanted: Shape) -> Iterator[tuple[Steps, bool]]:
+    """Yields the steps from one shape to another, and whether they are usual.
+
+    That is where parts of a dimension, such as heads and what is in one, stay in their order.
+    Dimensions are permuted after they are split, or before they are merged.
+    """
     if len(shape) == len(wanted):
-        usual = [axes for axes in _usual(len(shape)) if _permute(shape, axes) == wanted]
-        every = (axes for axes in permutations(range(len(shape))))
-        chosen = usual or [axes for axes in every if _permute(shape, axes) == wanted]
-        for axes in chosen:
-            yield () if axes == tuple(range(len(shape))) else (("transpose", axes),)
-        if chosen:
-            return
-    for axes in permutations(range(len(shape))):
-        turned = _permute(shape, axes)
-        if _is_regrouping(turned, wanted):
-            first = () if turned == shape and axes == tuple(range(len(shape))) else (
-                ("transpose", axes),
-            )  # fmt: skip
-            yield (*first, *_reshape(turned, wanted))
-    for axes in permutations(range(len(wanted))):
-        before = tuple(wanted[axes.index(axis)] for axis in range(len(wanted)))
-        if axes != tuple(range(len(wanted))) and _is_regrouping(shape, before):
-            yield (*_reshape(shape, before), ("transpose", axes))
+        turned = [
+            axes for axes in permutations(range(len(shape))) if _permute(shape, axes) == wanted
+        ]
+        usual = [axes for axes in dict.fromkeys(_usual(len(shape))) if axes in turned]
+        yield from ((_transpose(axes), True) for axes in usual or turned)
+    elif 1 in (*shape, *wanted):
+        core, wanted_core = (tuple(n for n in sizes if n > 1) for sizes in (shape, wanted))
+        for steps, is_usual in _options(core, wanted_core):
+            yield (*_reshape(shape, core), *steps, *_reshape(wanted_core, wanted)), is_usual
+    elif len(shape) < len(wanted):
+        for axes in permutations(range(len(wanted))):
+            before = tuple(wanted[axes.index(axis)] for axis in range(len(wanted)))
+            owners = _owners(shape, before)
+            if owners is not None:
+                steps = (*_reshape(shape, before), *_transpose(axes))
+                yield steps, _keeps(owners, axes)
+    else:
+        for axes in permutations(range(len(shape))):
+            turned_shape = _permute(shape, axes)
+            owners = _owners(wanted, turned_shape)
+            if owners is not None:
+                back = tuple(axes.index(axis) for axis in range(len(axes)))
+                yield (*_transpose(axes), *_reshape(turned_shape, wanted)), _keeps(owners, back)
+
+
+def _keeps(owners: Sequence[int], axes: Sequence[int]) -> bool:
+    """Returns whether the parts of each dimension are in their order after a permutation."""
+    return all(
+        axes.index(i) < axes.index(k)
+        for i, k in combinations(range(len(owners)), 2)
+        if owners[i] == owners[k]
+    )
+
+
+def _transpose(axes: Sequence[int]) -> Steps:
+    return () if [*axes] == sorted(axes) else (("transpose", tuple(axes)),)
 
 
 def _permute(shape: Shape, axes: Sequence[int]) -> Shape:
@@ -186,50 +201,3 @@ def _usual(n: int) -> list[tuple[int, ...]]:
         (1, 0, *space),
         (*range(n - 2), n - 1, n - 2),
     ]
-
-
-def _trace(shape: Shape, steps: Steps) -> tuple[object, bool]:
-    """Returns what identifies the order in which steps leave the elements, and if it is usual.
-
-    It is where parts of a dimension, such as heads and what is in one, stay in their order.
-    """
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    dims = [[(n, stride)] for n, stride in zip(shape, strides, strict=True)]
-    for kind, *values in steps:
-        if kind == "transpose":
-            dims = [dims[axis] for axis in values[0]]  # type: ignore[attr-defined]
-        else:
-            dims = _regroup([factor for dim in dims for factor in dim], values[0])  # type: ignore[arg-type]
-    flat = [factor for dim in dims for factor in dim if factor[0] != 1]
-    joined: list[tuple[int, int]] = []
-    for n, stride in flat:
-        if joined and joined[-1][1] == n * stride:
-            joined[-1] = (joined[-1][0] * n, stride)
-        else:
-            joined.append((n, stride))
-    merged = [[stride for n, stride in dim if n != 1] for dim in dims]
-    split = [
-        [stride for _, stride in flat if low <= stride < low * n]
-        for n, low in zip(shape, strides, strict=True)
-    ]
-    keeps = all(found == sorted(found, reverse=True) for found in (*merged, *split))
-    return tuple(joined), keeps
-
-
-def _regroup(factors: list[tuple[int, int]], shape: Shape) -> list[list[tuple[int, int]]]:
-    """Distributes factors with their strides over the dimensions of a shape."""
-    rest = [factor for factor in factors if factor[0] != 1][::-1]
-    dims: list[list[tuple[int, int]]] = []
-    for size in shape:
-        dim: list[tuple[int, int]] = []
-        left = size
-        while left > 1:
-            n, stride = rest.pop()
-            if n > left:
-                inner = n // left
-                rest.append((inner, stride))
-                n, stride = left, stride * inner
-            dim.append((n, stride))
-            left //= n
-        dims.append(dim)
-    return dims

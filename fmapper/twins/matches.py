@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations, permutations, product
 from typing import TypeAlias
 
@@ -14,11 +14,11 @@ from fmapper.twins.layouts import Layout, Steps, layouts
 from fmapper.twins.sides import Entry
 
 Pair: TypeAlias = tuple[Shape, Shape]
-# The order of equal blocks; or (outer, inner, rest), the numbers of parts that are exchanged.
-Turn: TypeAlias = tuple[str, tuple[int, ...]]
+# The order of equal blocks; or (before, outer, inner, after), of which two parts are exchanged.
+Order: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 NAMES, SHAPES, LAYERS, ROLE, FUNCTION = "names", "shapes", "layers", "role", "function"
-_OUTPUTS = ("outputs first", "outputs last")  # by the axis of the outputs of a matrix
+_FIRST, _LAST = "outputs first", "outputs last"
 _MOST_PARTS = 4  # that one array is joined of: the gates of a recurrent cell
 _PARTS = "q k v gate up ii if ig io hi hf hg ho ir iz in hr hz hn"
 _ORDER = _PARTS.split()  # as most have them
@@ -100,6 +100,7 @@ class Decision:
         sure: Whether nothing else could be meant.
         witnesses: Who agrees on it.
         others: The other matches that its groups could have.
+        doubt: Why its layout is not sure; empty if names and shapes leave others, or none.
     """
 
     match: Match
@@ -107,6 +108,7 @@ class Decision:
     sure: bool
     witnesses: tuple[str, ...]
     others: list[Match] = field(default_factory=list)
+    doubt: str = ""
 
     @property
     def pairs(self) -> list[tuple[Group, Group]]:
@@ -346,73 +348,13 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
 # --- the order of the elements of one dimension ---------------------------------------------------
 
 
-def _after(match: Match, steps_of: Callable[[Shape], Steps]) -> Iterator[Option]:
-    """Yields the first options of a match with steps for each shape before their own."""
-    for option in match.options[:2]:
-        known = {
-            pair: Layout((*steps_of(pair[0]), *layout.steps))
-            for pair, layout in option.layouts[0].items()
-        }
-        yield Option((known,), option.axes)
-
-
-def _same(steps: Steps, shape: Shape) -> Steps:
-    return steps
-
-
-def _exchange(shape: Shape, axis: int, outer: int, inner: int, rest: int = 1) -> Steps:
-    """Returns the steps that exchange the outer and inner parts of a dimension."""
-    parts = (outer, inner, rest) if rest > 1 else (outer, inner)
-    split = (*shape[:axis], *parts, *shape[axis + 1 :])
-    axes = [*range(len(split))]
-    axes[axis], axes[axis + 1] = axis + 1, axis
-    turned = tuple(split[at] for at in axes)
-    return (("reshape", split, shape), ("transpose", tuple(axes)), ("reshape", shape, turned))
-
-
-def rotations(match: Match) -> Iterator[Option]:
-    """Yields the options of a match with the halves of each head interleaved, and the reverse.
-
-    Rotary positions turn pairs of elements that are neighbours, or that are half a head apart.
-    """
-    shape = match.many[0].shapes[0]
-    if len(match.many) > 1 or len({*match.many[0].shapes}) > 1 or len(shape) > 3:
-        return
-    layout = match.many[0].entries[0].layout
-    axes = {"outputs first": (0,), "outputs last": (len(shape) - 1,)}.get(layout, range(len(shape)))
-    for back, axis in product((True, False), axes):
-        size = shape[axis]
-        for head in range(size, 3, -1) if len(shape) < 3 else (size,):
-            if size % head or head % 2:
-                continue
-            split = (*shape[:axis], size // head, head, *shape[axis + 1 :])
-            steps: Steps = (("interleave", 2, axis, back),)
-            if size > head:
-                turn = ("interleave", 2, axis + 1, back)
-                steps = (("reshape", split, shape), turn, ("reshape", shape, split))
-            yield from _after(match, partial(_same, steps))
-
-
-def flattenings(match: Match, channels: set[int], known: Container[int]) -> Iterator[Option]:
-    """Yields the options of a matrix that takes flattened images, with channels last or first.
-
-    It takes a number of inputs that nothing else has, a multiple of the channels of a convolution.
-
-    Args:
-        match: The match.
-        channels: The numbers of outputs of convolutions.
-        known: The sizes that other arrays have.
-    """
-    shape = match.many[0].shapes[0]
-    if len(match.many) > 1 or match.over or len(shape) != 2 or len(match.one.shapes[0]) != 2:
-        return
-    for axis in (0, 1):
-        size = shape[axis]
-        if size in known or match.many[0].entries[0].layout == _OUTPUTS[axis]:
-            continue
-        for count in sorted(n for n in channels if size % n == 0 and 1 < n < size):
-            for outer, inner in ((count, size // count), (size // count, count)):
-                yield from _after(match, partial(_same, _exchange(shape, axis, outer, inner)))
+def _after(match: Match, option: Option, steps_of: Callable[[Shape], Steps]) -> Option:
+    """Returns an option of a match with steps for each shape before its own."""
+    known = {
+        pair: Layout((*steps_of(pair[0]), *layout.steps))
+        for pair, layout in option.layouts[0].items()
+    }
+    return Option((known,), option.axes)
 
 
 def flips(match: Match) -> Iterator[Option]:
@@ -423,8 +365,7 @@ def flips(match: Match) -> Iterator[Option]:
     shape = match.many[0].shapes[0]
     if len(match.many) > 1 or match.over or min(len(shape), len(match.one.shapes[0])) < 3:
         return
-    last = match.many[0].entries[0].layout == _OUTPUTS[1]
-    space = range(len(shape) - 2) if last else range(2, len(shape))
+    space = range(len(shape) - 2) if _convention(match.many[0]) == _LAST else range(2, len(shape))
 
     def steps_of(shape: Shape) -> Steps:
         return tuple(
@@ -435,7 +376,7 @@ def flips(match: Match) -> Iterator[Option]:
 
     if any(map(steps_of, match.many[0].shapes)):
         for option in (*match.options, *other_layouts(match)):
-            yield from _after(replace(match, options=(option,)), steps_of)
+            yield _after(match, option, steps_of)
 
 
 def offsets(match: Match) -> Iterator[Option]:
@@ -445,32 +386,65 @@ def offsets(match: Match) -> Iterator[Option]:
     """
     if len(match.many) == 1 and all(len(shape) == 1 for shape in match.many[0].shapes):
         for value in (1.0, -1.0):
-            once = replace(match, options=match.options[:1])
-            yield from _after(once, partial(_same, (("offset", value),)))
+            yield _after(match, match.options[0], lambda _, by=value: (("offset", by),))  # type: ignore[misc]
 
 
-def turn_option(match: Match, option: Option, size: int, turn: Turn) -> Option | None:
-    """Returns an option with a turn in the dimension of a size; None where there is none.
+def orders(size: int, sizes: Container[int]) -> Iterator[Order]:
+    """Yields the orders that another implementation may have the elements of a dimension in.
+
+    Those are the blocks of gates, or of queries with keys and values; the parts of each head, and
+    the heads; images that are flattened; and the halves of each head that positions rotate, which
+    are neighbours elsewhere.
 
     Args:
-        match: The match.
-        option: One of its options.
-        size: The size.
-        turn: The turn.
+        size: The size of the dimension.
+        sizes: The sizes that blocks may have.
     """
-    group = match.one if len(match.many) > 1 else match.many[0]
-    shape, layout = group.shapes[0], group.entries[0].layout
-    axes = [at for at, n in enumerate(shape) if n == size]
-    usual = {"outputs first": 0, "outputs last": len(shape) - 1}.get(layout)
-    axis = usual if usual in axes else axes[0] if axes and usual is None else None
-    if axis is None or len({*group.shapes}) > 1:
-        return None
-    if len(match.many) > 1 and match.over:
-        return None
-    kind, numbers = turn
-    steps: Steps = (("blocks", numbers, axis),)
-    if kind == "heads":
-        steps = _exchange(shape, axis, *numbers)
+    for count in (2, 3, 4):
+        if size % count == 0 and size // count in sizes:
+            yield from (
+                (order, ()) for order in permutations(range(count)) if [*order] != sorted(order)
+            )
+    for outer, inner in product(range(2, size // 2 + 1), repeat=2):
+        rest, left = divmod(size, outer * inner)
+        if not left and rest:
+            yield (), (1, outer, inner, rest)
+            if rest > 1 and 2 in (outer, inner):
+                yield (), (rest, outer, inner, 1)
+
+
+def reorder(match: Match, option: Option, axis: int, order: Order) -> Option:
+    """Returns an option of a match with the elements of a dimension in another order."""
+    blocks, parts = order
+
+    def steps_of(shape: Shape) -> Steps:
+        if blocks:
+            return (("blocks", blocks, axis),)
+        outer, inner = len(shape[:axis]) + 1, len(shape[:axis]) + 2
+        split = (*shape[:axis], *parts, *shape[axis + 1 :])
+        axes = [*range(len(split))]
+        axes[outer], axes[inner] = inner, outer
+        turned = tuple(split[at] for at in axes)
+        return (("reshape", split, shape), ("transpose", tuple(axes)), ("reshape", shape, turned))
+
     if len(match.many) > 1:
-        return replace(option, after=steps)
-    return next(_after(replace(match, options=(option,)), partial(_same, steps)))
+        return replace(option, after=steps_of(match.one.shapes[0]))
+    return _after(match, option, steps_of)
+
+
+def dimension_like(match: Match, other: Match, axis: int) -> int | None:
+    """Returns the dimension of a match that has the order of one of another; None for none.
+
+    Vectors have that of the outputs of matrices.
+    """
+    group, lead = (one.one if len(one.many) > 1 else one.many[0] for one in (match, other))
+    shape, size = group.shapes[0], lead.shapes[0][axis]
+    if len({*group.shapes}) > 1 or (len(match.many) > 1 and match.over):
+        return None
+    layout = _convention(lead)
+    outputs = {_FIRST: 0, _LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
+    if len(shape) == 1:
+        at = 0 if axis == outputs else None
+    else:
+        at = axis if _convention(group) == layout and len(shape) == len(lead.shapes[0]) else None
+    return at if at is not None and shape[at] == size else None

@@ -178,6 +178,7 @@ def _candidates(decision: Decision, target: Group) -> Iterable[tuple[str, str, s
             rules = rules_of([Decision(match, option, True, ())], tied={}, dropped=())
             words = {word for g in match.sources for word in g.words.path & target.words.path}
             why = f"the names share {', '.join(sorted(words))}" if words else "the shapes agree"
+            why += f", but {decision.doubt}" if decision.doubt else ""
             names = " + ".join(group.name for group in match.sources)
             yield names, why + (f" ({option})" if str(option) else ""), "; ".join(map(str, rules))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, permutations, product
+from itertools import chain
 from typing import Any
 
 from fmapper.twins.assign import FEW
@@ -15,13 +15,14 @@ from fmapper.twins.matches import (
     Decision,
     Match,
     Option,
-    Turn,
+    Order,
+    dimension_like,
     flips,
     match_of,
     offsets,
+    orders,
     other_layouts,
-    rotations,
-    turn_option,
+    reorder,
 )
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
@@ -101,7 +102,7 @@ class Search:
     def _improve(self, at: int, best: Trial, *, turn: bool) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
         current = [*self.decisions]
-        more = self._turns(at, current) if turn or not current[at].settled else ()
+        more = self._reorder(at, best, current) if turn or not current[at].settled else ()
         for changed in chain(() if turn else self._alternatives(at, current), more):
             trial = self._trial(changed, watch=True)
             if trial.score > best.score:
@@ -127,16 +128,27 @@ class Search:
                 for pairs in ([(at, other)], _modules(current, at, other)):
                     yield from self._exchange(current, pairs)
 
-    def _turns(self, at: int, current: list[Decision]) -> Iterator[list[Decision]]:
-        """Yields the decisions with turns in one of them, or in all of its module."""
+    def _reorder(self, at: int, best: Trial, current: list[Decision]) -> Iterator[list[Decision]]:
+        """Yields the decisions with a dimension of one of them in another order.
+
+        That is in those of its module, too, or in all that are near the first difference, as
+        queries and keys only agree with each other.
+        """
         match = current[at].match
-        for option in rotations(match):
-            yield [*current[:at], replace(current[at], option=option), *current[at + 1 :]]
-        groups = [g for d in current for g in (*d.match.many, d.match.one)]
-        sizes = {size for group in groups for shape in group.shapes for size in shape}
-        for size, turn in _turns(match, sizes):
-            for order in {option.order for option in match.options}:
-                yield [_turn(one, match, size, turn, order) for one in current]
+        lead = match.one if len(match.many) > 1 else match.many[0]
+        sizes = {
+            n for d in current for g in (*d.match.many, d.match.one) for s in g.shapes for n in s
+        }
+        module = {i for i, one in enumerate(current) if _is_beside(one.match, match)}
+        near = {i for i, one in enumerate(current) if self._may_be_wrong(one, best, "all")}
+        for axis in {0, len(lead.shapes[0]) - 1}:
+            for order in orders(lead.shapes[0][axis], sizes):
+                for among in (module, near | module) if near - module else (module,):
+                    for parts in {option.order for option in match.options}:
+                        yield [
+                            _reorder(one, match, axis, order, parts) if i in among else one
+                            for i, one in enumerate(current)
+                        ]
 
     def _exchange(
         self, current: list[Decision], pairs: Sequence[tuple[int, int]]
@@ -276,16 +288,16 @@ def _is_beside(match: Match, other: Match) -> bool:
     ]
 
 
-def _turn(
-    decision: Decision, match: Match, size: int, turn: Turn, order: tuple[int, ...]
+def _reorder(
+    decision: Decision, lead: Match, axis: int, order: Order, parts: tuple[int, ...]
 ) -> Decision:
-    """Returns a decision with a turn if it is beside a match, and has that size."""
-    options = [option for option in decision.match.options if option.order == order]
-    if not options or not _is_beside(decision.match, match):
+    """Returns a decision in the order of another's dimension, if it has that and the same parts."""
+    options = (decision.option, *decision.match.options)
+    option = next((one for one in options if one.order == parts), None)
+    at = dimension_like(decision.match, lead, axis)
+    if at is None or option is None:
         return decision
-    usual = decision.option if decision.option in options else options[0]
-    option = turn_option(decision.match, usual, size, turn)
-    return replace(decision, option=option) if option else decision
+    return replace(decision, option=reorder(decision.match, option, at, order))
 
 
 def _apart(decision: Decision) -> Iterator[Decision]:
@@ -302,28 +314,3 @@ def _apart(decision: Decision) -> Iterator[Decision]:
     for entry, other in zip(match.many[0].entries, match.one.entries, strict=True):
         groups = [Group((e.name,), {(): e}) for e in (entry, other)]
         yield replace(decision, match=replace(match, many=(groups[0],), one=groups[1]), others=[])
-
-
-def _turns(match: Match, sizes: Collection[int]) -> Iterator[tuple[int, Turn]]:
-    """Yields sizes of a match, and what may be turned there: parts that are fused in a dimension.
-
-    Those are the gates of a recurrent cell, queries with keys and values, or gate with up; whole
-    ones after each other, or those of each head.
-
-    Args:
-        match: The match.
-        sizes: The sizes of all arrays, of which a part has one.
-    """
-    shape = match.one.shapes[0]
-    for size, count in product(dict.fromkeys(shape[:: len(shape) - 1 or 1]), (2, 3, 4)):
-        part = size // count
-        if size % count or part not in sizes:
-            continue
-        if len(match.many) == 1:
-            for order in permutations(range(count)):
-                if order != tuple(range(count)):
-                    yield size, ("blocks", order)
-        for heads in range(2, part):
-            if part % heads == 0:
-                yield size, ("heads", (count, heads, part // heads))
-                yield size, ("heads", (heads, count, part // heads))

@@ -176,14 +176,3 @@ def _canonical(part: list[str]) -> Iterator[str]:
 @cache
 def _table() -> dict[tuple[str, ...], tuple[str, ...]]:
     return _reverse()
-
-
-def place_of(words: frozenset[str]) -> int | None:
-    """Returns whether a norm comes first (0) or second (1) in its block, if its name says so."""
-    if words & _SECOND:
-        return 1
-    if words & _FIRST:
-        return 0
-    if "attn" in words:
-        return 0
-    return 1 if words & {"mlp", "down", "final"} else None
