@@ -110,7 +110,7 @@ def _match(
     """Returns how two groups match, if their names do not contradict each other."""
     if (over and theirs) or (names and a.words.contradicts(b.words)):
         return None
-    return match_of(b, a, theirs, back=True) if theirs else match_of(a, b, over, back=False)
+    return match_of((b,), a, theirs, back=True) if theirs else match_of((a,), b, over, back=False)
 
 
 def _splits(

@@ -10,7 +10,6 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import TypeAlias
 
-from fmapper.tree.pattern import Pattern
 from fmapper.twins.sides import Entry
 from fmapper.twins.words import Words, words_of
 
@@ -59,7 +58,8 @@ class Group:
         """The name with letters for numbers, to be shown."""
         if len(self.members) == 1:
             return self.entries[0].name
-        return self._format([f"{{{letter}}}" for letter in _LETTERS[: self.slots]])
+        letters = [f"{{{letter}}}" for letter in _LETTERS[: self.slots]]
+        return "".join(map("".join, zip(self.pieces, [*letters, ""], strict=True)))
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -75,31 +75,6 @@ class Group:
     def layer(self) -> str:
         """The class of the layer that the first parameter is of."""
         return self.entries[0].layer
-
-    def _format(self, numbers: Iterable[object]) -> str:
-        texts = [text for pair in zip(self.pieces, numbers, strict=False) for text in pair]
-        return "".join(map(str, [*texts, self.pieces[-1]]))
-
-    def patterns(self, letters: str = _LETTERS) -> list[str]:
-        """Returns patterns that match the names of this group and no others.
-
-        That is one with ranges of numbers if all of a box of numbers are there; or each name.
-        """
-        columns = [sorted({*column}) for column in zip(*self.members, strict=True)]
-        ranges = [(column[0], column[-1]) for column in columns]
-        full = all(
-            last - first + 1 == len(c) for c, (first, last) in zip(columns, ranges, strict=True)
-        )
-        if not full or math.prod(map(len, columns)) != len(self.members):
-            return [Pattern.escape(entry.name) for entry in self.entries]
-        pieces = [Pattern.escape(piece) for piece in self.pieces]
-        captures = [
-            f"{{{letter}:{first}-{last}}}"
-            for letter, (first, last) in zip(letters, ranges, strict=False)
-        ]
-        return [
-            "".join(text for pair in zip(pieces, [*captures, ""], strict=True) for text in pair)
-        ]
 
     def split(self, slot: int) -> Iterator[Group]:
         """Yields a group for each number that the name has at a place."""

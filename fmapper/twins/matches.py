@@ -126,46 +126,58 @@ class Decision:
         return self.sure and self.option.certain
 
 
-def _convention(group: Group) -> str:
-    return group.entries[0].layout
-
-
 def match_of(
-    group: Group, one: Group, over: tuple[int, ...] = (), *, back: bool, classes: bool = True
+    groups: Sequence[Group],
+    one: Group,
+    over: tuple[int, ...] = (),
+    *,
+    back: bool,
+    classes: bool = True,
 ) -> Match | None:
-    """Returns how a group can become another of as many elements; None if it cannot.
+    """Returns how groups can become another of as many elements; None if they cannot.
 
     Args:
-        group: The group.
+        groups: The groups, of which several are joined.
         one: The other.
-        over: Which numbers of the first are dimensions of the other.
+        over: Which numbers of their names are dimensions of the other.
         back: Whether the other is of the source.
         classes: Whether the layouts are those of their layers.
     """
-    a, b = (_convention(group), _convention(one)) if classes else ("", "")
-    if ("float" in group.entries[0].dtype) != ("float" in one.entries[0].dtype):
+    if any(("float" in g.entries[0].dtype) != ("float" in one.entries[0].dtype) for g in groups):
         return None
-    bare = Match((group,), one, over, back)
-    pairs = list(dict.fromkeys((parts[0][0].shape, entry.shape) for parts, entry in bare.rows()))
-    counts = [len({index[slot] for index in group.members}) for slot in over]
+    bare = Match(tuple(sorted(groups, key=_place)), one, over, back)
+    rows = [*bare.rows()]
+    counts = [len({index[slot] for index in groups[0].members}) for slot in over]
     options: list[Option] = []
-    first_wanted = pairs[0][1]
-    for axes in _stack_axes(first_wanted, counts):
-        inner = [(shape, _remove_axes(wanted, axes, counts)) for shape, wanted in pairs]
-        known = _common(a, b, inner)
-        options += [
-            Option((dict(zip(pairs, found, strict=True)),), axes, certain=certain)
-            for found, certain in known
-        ]
-    if not options:
-        return None
+    for axes in _stack_axes(one.shapes[0], counts):
+        inner = {shape: _remove_axes(shape, axes, counts) for shape in one.shapes}
+        joins = [(False, 0)]
+        if len(groups) > 1:
+            joins = [*product((False, True), range(len(inner[one.shapes[0]])))]
+        for order, (new, axis) in product(permutations(range(len(groups))), joins):
+            ways: list[list[tuple[dict[Pair, Layout], bool]]] = []  # of each group
+            for at, group in enumerate(bare.many):
+                pairs = [*dict.fromkeys((parts[at][0].shape, e.shape) for parts, e in rows)]
+                wanted = [(s, inner[whole]) for s, whole in pairs]
+                if len(groups) > 1:
+                    wanted = [(s, _part(s, w, axis, len(groups) * new)) for s, w in wanted]
+                a, b = (g.entries[0].layout if classes else "" for g in (group, one))
+                known = _common(a, b, wanted)
+                ways.append([(dict(zip(pairs, way, strict=True)), sure) for way, sure in known])
+            for at in range(max(map(len, ways)) if all(ways) else 0):  # all parts in the same way
+                chosen = [way[min(at, len(way) - 1)] for way in ways]
+                certain = len(groups) == 1 and chosen[0][1]
+                layouts = tuple(layout for layout, _ in chosen)
+                options.append(Option(layouts, axes, order, axis, new, certain))
     if over and sum(option.certain for option in options) != 1:
-        options = [_in_doubt(option) for option in options]
-    return Match((group,), one, over, back, tuple(options))
+        options = [replace(option, certain=False) for option in options]
+    return replace(bare, options=tuple(options)) if options else None
 
 
-def _in_doubt(option: Option) -> Option:
-    return Option(option.layouts, option.axes, option.order, option.axis, option.new)
+def _place(group: Group) -> tuple[int, str]:
+    """Returns where most have a part among the others."""
+    places = [at for at, word in enumerate(_ORDER) if word in group.words.path]
+    return (places[0] if places else len(_ORDER), group.name)
 
 
 def _stack_axes(shape: Shape, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -188,29 +200,41 @@ def _remove_axes(shape: Shape, axes: Sequence[int], counts: Sequence[int]) -> Sh
     return shape
 
 
+def _part(shape: Shape, whole: Shape, axis: int, count: int) -> Shape:
+    """Returns the shape of a part of a whole; one that nothing fits if there is none.
+
+    Args:
+        shape: The shape that the part has.
+        whole: The shape of the whole.
+        axis: The dimension along which parts are joined.
+        count: How many parts are stacked there; 0 if they are concatenated.
+    """
+    if count:
+        return (*whole[:axis], *whole[axis + 1 :]) if whole[axis] == count else (-1,)
+    row = math.prod(whole) // whole[axis] if whole[axis] else 0
+    if not row or math.prod(shape) % row:
+        return (-1,)
+    return (*whole[:axis], math.prod(shape) // row, *whole[axis + 1 :])
+
+
 def _common(a: str, b: str, pairs: Sequence[Pair]) -> list[tuple[list[Layout], bool]]:
     """Returns the layouts that all pairs of shapes can have, and whether there is no other."""
     every = [layouts(shape, wanted, a, b) for shape, wanted in pairs]
     if not all(every):
         return []
-    by_kind = [{kind_of(layout): layout for layout in reversed(found)} for found in every]
-    kinds = [kind_of(layout) for layout in every[0]]
-    kinds = [kind for kind in kinds if all(kind in known for known in by_kind)]
+    by_kind = [{_kind(layout): layout for layout in reversed(ways)} for ways in every]
+    kinds = [kind for kind in map(_kind, every[0]) if all(kind in known for known in by_kind)]
     if not kinds:
-        return [([found[0] for found in every], all(found[0].certain for found in every))]
-    decided = any(found[0].certain for found in every)  # as by a kernel that is not square
+        return [([ways[0] for ways in every], all(ways[0].certain for ways in every))]
+    sure = {_kind(ways[0]) for ways in every if ways[0].certain}  # as by a kernel of other sizes
+    kinds.sort(key=lambda kind: kind not in sure)
     return [
-        ([known[kind] for known in by_kind], decided and at == 0 and by_kind[0][kind] is not None)
-        for at, kind in enumerate(_decided_first(kinds, every))
+        ([known[kind] for known in by_kind], at == 0 and kind in sure)
+        for at, kind in enumerate(kinds)
     ]
 
 
-def _decided_first(kinds: list[object], every: Sequence[Sequence[Layout]]) -> list[object]:
-    sure = [kind_of(found[0]) for found in every if found[0].certain]
-    return sorted(kinds, key=lambda kind: kind not in sure)
-
-
-def kind_of(layout: Layout) -> object:
+def _kind(layout: Layout) -> object:
     """Returns the steps of a layout without the sizes of reshapes."""
     return tuple(step[:2] if step[0] == "transpose" else step[:1] for step in layout.steps)
 
@@ -218,105 +242,9 @@ def kind_of(layout: Layout) -> object:
 def other_layouts(match: Match) -> Iterator[Option]:
     """Yields the options of a match whose layers have other layouts than their classes say."""
     if len(match.many) == 1:
-        found = match_of(match.many[0], match.one, match.over, back=match.back, classes=False)
+        other = match_of(match.many, match.one, match.over, back=match.back, classes=False)
         usual = [option.layouts for option in match.options]
-        yield from (o for o in (found.options if found else ()) if o.layouts not in usual)
-
-
-def join_groups(
-    groups: Sequence[Group], one: Group, over: tuple[int, ...], *, back: bool
-) -> Match | None:
-    """Returns how several groups can be joined to another; None if they cannot.
-
-    Args:
-        groups: The groups.
-        one: The other.
-        over: Which number of their names is a dimension of the other, as that of experts.
-        back: Whether the other is of the source.
-    """
-    ordered = sorted(groups, key=_order)
-    options = [
-        option
-        for order in permutations(range(len(ordered)))
-        for option in _ways_to_join_rows([ordered[at] for at in order], one, over, order)
-    ]
-    if not options:
-        return None
-    layer = one.entries[0].layer.rpartition(".")[2]
-    if (
-        layer in _IN_ORDER
-        and "qkv" in one.words.path
-        and len({option.axis for option in options}) == 1
-    ):
-        options[0] = Option(
-            options[0].layouts, (), options[0].order, options[0].axis, options[0].new, certain=True
-        )
-    return Match(tuple(ordered), one, over, back, tuple(options))
-
-
-# Layers that have queries, keys and values in this order.
-_IN_ORDER = ("MultiheadAttention", "Conv1D")
-
-
-def _order(group: Group) -> tuple[int, str]:
-    found = [at for at, word in enumerate(_ORDER) if word in group.words.path]
-    return (found[0] if found else len(_ORDER), group.name)
-
-
-def _ways_to_join_rows(
-    groups: Sequence[Group], one: Group, over: tuple[int, ...], order: tuple[int, ...]
-) -> Iterator[Option]:
-    """Yields the ways in which groups are parts of another, or of its rows along a dimension."""
-    if not over:
-        yield from _ways_to_join(groups, one, order)
-        return
-    counts = [len({index[slot] for index in groups[0].members}) for slot in over]
-    blocks = [group.without(over) or {} for group in groups]
-    firsts = [
-        Group(group.pieces, {index: parts[0] for index, parts in block.items()})
-        for group, block in zip(groups, blocks, strict=True)
-    ]
-    for axes in _stack_axes(one.shapes[0], counts):
-        rows = {shape: _remove_axes(shape, axes, counts) for shape in one.shapes}
-        row = Group(
-            one.pieces, {i: replace(e, shape=rows[e.shape]) for i, e in one.members.items()}
-        )
-        wholes = {inner: shape for shape, inner in rows.items()}
-        for option in _ways_to_join(firsts, row, order):
-            known = tuple(
-                {(shape, wholes[inner]): layout for (shape, inner), layout in layouts.items()}
-                for layouts in option.layouts
-            )
-            yield replace(option, layouts=known, axes=axes)
-
-
-def _ways_to_join(groups: Sequence[Group], one: Group, order: tuple[int, ...]) -> Iterator[Option]:
-    """Yields the ways in which groups in an order are parts of another along a dimension."""
-    shapes = [tuple(e.shape for e in group.entries) for group in groups]
-    wholes = [entry.shape for entry in one.entries]
-    b = _convention(one)
-    for new, axis in product((False, True), range(len(wholes[0]))):
-        found: list[list[dict[Pair, Layout]]] = []  # of each group, the layouts of its arrays
-        for group, own in zip(groups, shapes, strict=True):
-            pairs = list(dict.fromkeys(zip(own, wholes, strict=True)))
-            inner = [(s, _part(s, w, axis, new=new, count=len(groups))) for s, w in pairs]
-            known = _common(_convention(group), b, inner)
-            found.append([dict(zip(pairs, way, strict=True)) for way, _ in known])
-        for at in range(max(map(len, found)) if all(found) else 0):  # all parts in the same way
-            by_group: list[dict[Pair, Layout]] = [{}] * len(groups)
-            for place, ways in zip(order, found, strict=True):
-                by_group[place] = ways[min(at, len(ways) - 1)]
-            yield Option(tuple(by_group), (), order, axis, new)
-
-
-def _part(shape: Shape, whole: Shape, axis: int, *, new: bool, count: int) -> Shape:
-    """Returns the shape of a part of a whole; one that nothing fits if it is none."""
-    if new:
-        return (*whole[:axis], *whole[axis + 1 :]) if whole[axis] == count else (-1,)
-    row = math.prod(whole) // whole[axis] if whole[axis] else 0
-    if not row or math.prod(shape) % row:
-        return (-1,)
-    return (*whole[:axis], math.prod(shape) // row, *whole[axis + 1 :])
+        yield from (o for o in (other.options if other else ()) if o.layouts not in usual)
 
 
 def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]:
@@ -340,7 +268,7 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
         for count in range(2, _MOST_PARTS + 1):
             for chosen in combinations(found, count):
                 if [*map(sum, zip(*(parts for _, parts in chosen), strict=True))] == sizes:
-                    match = join_groups([group for group, _ in chosen], one, over, back=back)
+                    match = match_of([group for group, _ in chosen], one, over, back=back)
                     if match is not None:
                         yield match
 
@@ -365,7 +293,9 @@ def flips(match: Match) -> Iterator[Option]:
     shape = match.many[0].shapes[0]
     if len(match.many) > 1 or match.over or min(len(shape), len(match.one.shapes[0])) < 3:
         return
-    space = range(len(shape) - 2) if _convention(match.many[0]) == _LAST else range(2, len(shape))
+    space = (
+        range(len(shape) - 2) if match.many[0].entries[0].layout == _LAST else range(2, len(shape))
+    )
 
     def steps_of(shape: Shape) -> Steps:
         return tuple(
@@ -441,10 +371,14 @@ def dimension_like(match: Match, other: Match, axis: int) -> int | None:
     shape, size = group.shapes[0], lead.shapes[0][axis]
     if len({*group.shapes}) > 1 or (len(match.many) > 1 and match.over):
         return None
-    layout = _convention(lead)
+    layout = lead.entries[0].layout
     outputs = {_FIRST: 0, _LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
     if len(shape) == 1:
         at = 0 if axis == outputs else None
     else:
-        at = axis if _convention(group) == layout and len(shape) == len(lead.shapes[0]) else None
+        at = (
+            axis
+            if group.entries[0].layout == layout and len(shape) == len(lead.shapes[0])
+            else None
+        )
     return at if at is not None and shape[at] == size else None

@@ -231,7 +231,7 @@ def _with_target(match: Match, other: Match) -> Match | None:
     found = {len(one.members), len(many.without(match.over) or ())}
     if len(found) > 1:
         return None
-    return match_of(many, one, match.over, back=match.back)
+    return match_of((many,), one, match.over, back=match.back)
 
 
 def _exchange_parts(at: int, current: list[Decision]) -> Iterator[list[Decision]]:
@@ -244,7 +244,7 @@ def _exchange_parts(at: int, current: list[Decision]) -> Iterator[list[Decision]
             continue
         for other, one in enumerate(current):
             if {*one.match.many} == taken:
-                new = match_of(free[0], one.match.one, one.match.over, back=one.match.back)
+                new = match_of(free, one.match.one, one.match.over, back=one.match.back)
                 for option in match.options:
                     if new is None:
                         break

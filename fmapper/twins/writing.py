@@ -51,10 +51,8 @@ def rules_of(
     for decision in decisions:
         match, option = decision.match, decision.option
         writer = backward if match.back else forward
-        if len(match.many) > 1:
+        if len(match.many) > 1 or match.over:
             writer.join(match, option)
-        elif match.over:
-            writer.stack(match, option)
         else:
             writer.change(match, 0, option)
             renames.update(_names(match, prefix))
@@ -81,39 +79,32 @@ def _patterns(
 
     Numbers that stand in both are captures, and so are those that are stacked.
     """
-    keys = [_rest(index, over) for index in groups[0].members]
-    keys = [*dict.fromkeys(keys)]
-    letters = {slot: _LETTERS[at] for at, slot in enumerate(over)}
-    ranges = {
-        slot: [f(index[slot] for index in groups[0].members) for f in (min, max)] for slot in over
-    }
-    captures = {s: f"{{{letters[s]}:{ranges[s][0]}-{ranges[s][1]}}}" for s in over}
-    same = all(keys == [*dict.fromkeys(_rest(i, over) for i in g.members)] for g in groups)
-    if same and keys == [*one.members] and _is_box(keys):
-        rest = [
-            f"{{{_LETTERS[len(over) + at]}:{min(column)}-{max(column)}}}"
-            for at, column in enumerate(zip(*keys, strict=True))
-        ]
-        yield [_fill(group, captures, rest) for group in groups], _fill(one, {}, rest)
-        return
     columns = [[*dict.fromkeys(_rest(index, over) for index in g.members)] for g in groups]
-    for numbers, index in zip(zip(*columns, strict=True), one.members, strict=True):
-        found = [
-            _fill(group, captures, [*map(str, own)])
-            for group, own in zip(groups, numbers, strict=True)
-        ]
-        yield found, _fill(one, {}, [*map(str, index)])
+    captures = _captures([tuple(index[slot] for slot in over) for index in groups[0].members])
+    inner = dict(zip(over, captures, strict=True))
+    keys = [*one.members]
+    ranges = _captures(keys, _LETTERS[len(over) :])
+    if all(column == keys for column in columns) and len(keys) == _count(keys):
+        yield [_fill(group, inner, ranges) for group in groups], _fill(one, {}, ranges)
+        return
+    for numbers, index in zip(zip(*columns, strict=True), keys, strict=True):
+        many = [_fill(g, inner, [*map(str, own)]) for g, own in zip(groups, numbers, strict=True)]
+        yield many, _fill(one, {}, [*map(str, index)])
+
+
+def _captures(keys: Sequence[Index], letters: str = _LETTERS) -> list[str]:
+    """Returns a capture for each number, with its range."""
+    columns = zip(letters, zip(*keys, strict=True), strict=False)
+    return [f"{{{letter}:{min(column)}-{max(column)}}}" for letter, column in columns]
+
+
+def _count(keys: Sequence[Index]) -> int:
+    """Returns how many keys there are in the ranges of some."""
+    return math.prod(max(column) - min(column) + 1 for column in zip(*keys, strict=True))
 
 
 def _rest(index: Index, over: tuple[int, ...]) -> Index:
     return tuple(number for slot, number in enumerate(index) if slot not in over)
-
-
-def _is_box(keys: Sequence[Index]) -> bool:
-    columns = [{*column} for column in zip(*keys, strict=True)]
-    sizes = [max(column) - min(column) + 1 for column in columns]
-    count: int = math.prod(sizes)
-    return count == len(keys)
 
 
 def _fill(group: Group, captures: Mapping[int, str], rest: Sequence[str]) -> str:
@@ -154,11 +145,9 @@ class _Writer:
                 steps = (*known[part.shape, entry.shape].steps, *more)
                 by_steps.setdefault(steps, []).append(part)
         for steps, entries in by_steps.items():
-            names = (
-                group.patterns()
-                if len(by_steps) == 1
-                else [Pattern.escape(e.name) for e in entries]
-            )
+            names = [Pattern.escape(e.name) for e in entries]
+            if len(by_steps) == 1:
+                names = [many[0] for many, _ in _patterns([group], (), group)]
             names = names if match.back else [self._prefix + name for name in names]
             for level, step in enumerate(steps):
                 while len(self._levels) <= level:
@@ -171,45 +160,32 @@ class _Writer:
     def _target(self, match: Match, one: str) -> str:
         return self._prefix + one if match.back else one
 
-    def stack(self, match: Match, option: Option) -> None:
-        """Adds the rules for numbered arrays that become dimensions of one."""
-        from fmapper.checkpoints.rules.joining import Stack
-
-        self.change(match, 0, option)
-        for (many,), one in _patterns(match.many, match.over, match.one):
-            old, new = self._source(match, many), self._target(match, one)
-            if len(match.over) == 1:
-                self._joins.append(Stack(old, new, "i", option.axes[0]))
-                continue
-            first, last = (f(i[match.over[0]] for i in match.many[0].members) for f in (min, max))
-            between = f"{new}.{{i:{first}-{last}}}"
-            self._joins.append(Stack(old, between, "j", option.axes[1]))
-            self._joins.append(Stack(between, new, "i", option.axes[0]))
-
     def join(self, match: Match, option: Option) -> None:
-        """Adds the rules for arrays that become parts of one, or of the rows of one."""
+        """Adds the rules for arrays that become parts of one, or numbers that become dimensions."""
         from fmapper.checkpoints.rules.joining import Concatenate, Stack
 
         (parts, entry), *_ = match.rows()
         inner = tuple(n for axis, n in enumerate(entry.shape) if axis not in option.axes)
-        row = math.prod(inner) // inner[option.axis]
-        for at in range(len(match.many)):
+        more: Steps = ()
+        if option.new:
             shape = (*inner[: option.axis], *inner[option.axis + 1 :])
-            more: Steps = ()
-            if option.new:
-                whole = (*shape[: option.axis], 1, *shape[option.axis :])
-                more = (("reshape", whole, shape),)
+            more = (("reshape", (*shape[: option.axis], 1, *shape[option.axis :]), shape),)
+        for at in range(len(match.many)):
             self.change(match, at, option, more)
-        sizes = [math.prod(parts[at][0].shape) // row for at in option.order]
-        uneven = sizes if len({*sizes}) > 1 else None
         groups = [match.many[at] for at in option.order]
+        ranges = _captures([tuple(i[s] for s in match.over) for i in groups[0].members])
         for many, one in _patterns(groups, match.over, match.one):
-            old, new = [self._source(match, name) for name in many], self._target(match, one)
-            if match.over:
-                first, last = (f(i[match.over[0]] for i in groups[0].members) for f in (min, max))
-                between = f"{new}.{{i:{first}-{last}}}"
-                self._joins.append(Concatenate(old, between, option.axis, uneven))
-                self._joins.append(Stack(between, new, "i", option.axes[0]))
-                continue
-            self._joins.append(Concatenate(old, new, option.axis, uneven))
-            self._joins += Layout(option.after).rules([new])
+            old = many if match.back else [self._prefix + name for name in many]
+            new = self._prefix + one if match.back else one
+            names = [".".join([new, *ranges[:at]]) for at in range(len(ranges))]
+            if len(groups) > 1:
+                inmost = ".".join([new, *ranges])
+                row = math.prod(inner) // inner[option.axis]
+                sizes = [math.prod(parts[at][0].shape) // row for at in option.order]
+                uneven = sizes if len({*sizes}) > 1 else None
+                self._joins.append(Concatenate(old, inmost, option.axis, uneven))
+                self._joins += Layout(option.after).rules([inmost])
+                old = [inmost]
+            for name, letter, axis in reversed([*zip(names, _LETTERS, option.axes, strict=False)]):
+                self._joins.append(Stack(old[0], name, letter, axis))
+                old = [name]

@@ -48,7 +48,7 @@ def test_layouts_that_fit():
     assert one.certain
     assert str(one) == "transpose 1x0"
     first, *_ = layouts((12, 6), (6, 3, 4))
-    assert str(first) == "transpose 1x0, reshape 6x3x4"
+    assert str(first) == "reshape 3x4x6, transpose 2x0x1"
     assert first.certain
 
 
