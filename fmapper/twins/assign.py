@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, Shape, groups_of
@@ -35,36 +35,21 @@ _Index: TypeAlias = dict[Key, list[tuple[Group, tuple[int, ...]]]]
 FEW = 32  # numbers that may each be something else, rather than layers
 
 
-@dataclass(eq=False)
-class Assignment:
-    """The decisions about all groups, and the groups that are left.
-
-    Attributes:
-        decisions: One for each match.
-        sources: The groups of the source that nothing takes.
-        targets: The groups of the target that nothing fills.
-    """
-
-    decisions: list[Decision]
-    sources: list[Group]
-    targets: list[Group]
-
-
 def assign(
     sources: Iterable[Entry], targets: Iterable[Entry], roles: Roles | None = None
-) -> Assignment:
+) -> list[Decision]:
     """Assigns the parameters of a source to those of a target, also by their roles if given."""
     rows, columns = _matching_groups(groups_of(sources), groups_of(targets))
-    found = _Assigner(rows, columns, roles).run()
-    if found.sources and found.targets:
+    first = _Assigner(rows, columns, roles)
+    decisions = first.run()
+    if first.rows and first.columns:
         rows, columns = (
             [part for group in groups for part in _alone(group)]
-            for groups in (found.sources, found.targets)
+            for groups in (first.rows, first.columns)
         )
-        rest = _Assigner(rows, columns, roles).run()
-        found = Assignment([*found.decisions, *rest.decisions], rest.sources, rest.targets)
-    _doubt_orders(found.decisions)
-    return found
+        decisions += _Assigner(rows, columns, roles).run()
+    _doubt_orders(decisions)
+    return decisions
 
 
 def _index(groups: Iterable[Group]) -> _Index:
@@ -168,13 +153,13 @@ class _Assigner:
         """Returns whether names do not contradict a pair, or roles outweigh them."""
         return bool(self.roles.get((row, column))) or not row.words.contradicts(column.words)
 
-    def run(self) -> Assignment:
+    def run(self) -> list[Decision]:
         """Decides what is sure, then proposes the rest."""
         while self._settle() or self._join(sure=True):
             pass
         while self._join(sure=False) or self._propose():
             pass
-        return Assignment(self.decisions, [*self.rows], [*self.columns])
+        return self.decisions
 
     # what is sure
 

@@ -83,6 +83,16 @@ class Match:
         """The groups of the target."""
         return self.many if self.back else (self.one,)
 
+    @cached_property
+    def used(self) -> list[Entry]:
+        """The arrays of the source."""
+        return [entry for group in self.sources for entry in group.entries]
+
+    @cached_property
+    def filled(self) -> list[Entry]:
+        """The arrays of the target."""
+        return [entry for group in self.targets for entry in group.entries]
+
     def rows(self) -> Iterator[tuple[list[list[Entry]], Entry]]:
         """Yields each array of the one, with the arrays of each of the many that it consists of."""
         blocks = [[*(group.without(self.over) or {}).values()] for group in self.many]

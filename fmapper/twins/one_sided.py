@@ -87,7 +87,7 @@ def ties_of(
         TransferError: They differ.
     """
     ties = {}
-    taken = [(d, e) for d in decisions for g in d.match.sources for e in g.entries]
+    taken = [(decision, entry) for decision in decisions for entry in decision.match.used]
     for name in needed:
         entry = a.entries[name]
         for decision, other in taken:
@@ -97,7 +97,7 @@ def ties_of(
                 ties[name] = other.name
                 break
             tied = [e.name for e in b.entries.values() if e.tied_to]
-            names = {e.name for group in decision.match.targets for e in group.entries}
+            names = {entry.name for entry in decision.match.filled}
             if names & {b.entries[second].tied_to for second in tied}:
                 raise TransferError(
                     f"{name} and {other.name} have different values in the source, but the target "

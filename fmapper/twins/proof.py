@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -79,21 +79,19 @@ class Trial(NamedTuple):
     Attributes:
         agrees: Whether the outputs are those of the source.
         matches: For each operation, whether its result is one of the source.
-        parts: How many results without their biases and scales are those of the source.
         place: The place of the first operation from which on results differ.
         weights: The names of the target's weights shortly before such operations.
     """
 
     agrees: bool
     matches: tuple[bool, ...] = ()
-    parts: int = 0
     place: str = ""
     weights: frozenset[str] = frozenset()
 
     @property
     def score(self) -> tuple[bool, int]:
         """How well the target agrees with the source: outputs first, then operations."""
-        return self.agrees, sum(self.matches) + self.parts
+        return self.agrees, sum(self.matches)
 
 
 @dataclass
@@ -142,7 +140,7 @@ class Proof:
                 "the source gives infinities or NaN with random weights, so nothing can be "
                 "compared. Pass other example_inputs=, or rules="
             )
-        _check_draws(self.source, self._model, self.inputs.args, self.inputs.kwargs)
+        _check_draws(self.source, self._model, self.inputs.args, self.inputs.kwargs, self._outputs)
         self._seen: dict[int, list[Print]] | None = None
         self._watch: Callable[[Any], Iterable[Observation]] | None = None
 
@@ -174,14 +172,13 @@ class Proof:
             given = inputs_for(_adapter(self._model), self.inputs.args, self.inputs.kwargs)
             seen = _adapter(self._model).watch(self._model, *given, train=False)
             for step in _steps(seen):
-                for print_ in (*step.prints, *step.parts):
+                for print_ in step.prints:
                     self._seen[print_.size].append(print_)
         if self._watch is None:
             adapter = _adapter(model)
             self._watch = adapter.watcher(model, *inputs_for(adapter, args, kwargs))
         steps = [*_steps(self._watch(model), Names(self.target).find)]
         matches = tuple(all(map(self._is_seen, step.prints)) for step in steps)
-        parts = sum(self._is_seen(print_) for step in steps for print_ in step.parts)
         recovers = [*matches]  # whether results that depend on one match again
         for at in reversed(range(len(steps))):
             for parent in steps[at].parents:
@@ -192,12 +189,13 @@ class Proof:
             if not recovers[at] and all(recovers[parent] for parent in step.parents)
         ]
         weights = frozenset(name for step in first for near in step.weights for name in near)
-        return Trial(agrees, matches, parts, first[0].place if first else "", weights)
+        return Trial(agrees, matches, first[0].place if first else "", weights)
 
     def check_target(self, arrays: Mapping[str, Any]) -> None:
         """Raises `TransferError` if the target draws random numbers."""
         model = _fill(self.target, self.last.apply(_lazy(arrays)))
-        _check_draws(self.target, model, self.inputs.target_args, self.inputs.target_kwargs)
+        args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
+        _check_draws(self.target, model, args, kwargs, _outputs(model, args, kwargs))
 
     def _is_seen(self, print_: Print) -> bool:
         """Returns whether a result is one of the source."""
@@ -268,8 +266,14 @@ def _outputs(
     return dict(_by_place(output))
 
 
-def _check_draws(side: Side, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuses a model whose outputs depend on seeds.
+def _check_draws(
+    side: Side,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    outputs: Mapping[Path, np.ndarray[Any, Any]],
+) -> None:
+    """Refuses a model that gives other outputs with another seed.
 
     Random keys among the inputs are the same in every call.
 
@@ -282,10 +286,8 @@ def _check_draws(side: Side, model: Any, args: tuple[Any, ...], kwargs: Mapping[
 
     counts = [e for e in side.entries.values() if e.random and e.dtype.startswith(("int", "uint"))]
     moved = {e.name: np.asarray(e.lazy().read() + 1) for e in counts if not e.is_abstract}
-    runs = [_outputs(model, args, kwargs)]
     other = _fill(replace(side, tree=model), moved) if moved else model
-    runs.append(_outputs(other, args, kwargs, seed=1))
-    if all(map(_close, runs[0].values(), runs[1].values())):
+    if all(map(_close, outputs.values(), _outputs(other, args, kwargs, seed=1).values())):
         return
     adapter = _adapter(model)
     seen = adapter.watch(model, *inputs_for(adapter, args, kwargs), train=False)
@@ -304,10 +306,6 @@ def _adapter(model: Any) -> Any:
             "no use: pass models, or leave example_inputs= out"
         )
     return adapter
-
-
-def _arrays(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
-    return (array for _, array in _by_place(tree))
 
 
 def _by_place(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray[Any, Any]]]:
@@ -372,8 +370,6 @@ class _Step(NamedTuple):
     Attributes:
         place: Where it is.
         prints: Its results.
-        parts: The results without weights that it may have added or multiplied by, as another
-            framework does in an operation of its own.
         parents: The numbers of the steps whose results it takes.
         weights: The weights that it depends on from the last product with one, and those from the
             product before that.
@@ -381,7 +377,6 @@ class _Step(NamedTuple):
 
     place: str
     prints: tuple[Print, ...]
-    parts: tuple[Print, ...]
     parents: frozenset[int]
     weights: tuple[frozenset[str], frozenset[str]]
 
@@ -390,12 +385,10 @@ def _steps(
     seen: Iterable[Observation] | None, name_of: Callable[[str], str] = str
 ) -> Iterator[_Step]:
     """Yields the operations that depend on the inputs of a model."""
-    weights: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}  # of results of weights alone
-    names: dict[str, frozenset[str]] = defaultdict(frozenset)  # of the weights in these
+    names: dict[str, frozenset[str]] = defaultdict(frozenset)  # of weights, by results of these
     data: dict[str, tuple[frozenset[int], frozenset[str], frozenset[str]]] = {}
     count = 0
     for one in seen or ():
-        values = tuple(plain for array in one.values for plain in _arrays(array))
         if one.op == "input":
             data[one.name] = (frozenset(), frozenset(), frozenset())
             continue
@@ -404,43 +397,18 @@ def _steps(
         own = frozenset(name for operand in one.operands for name in names[operand])
         given = [data[operand] for operand in one.operands if operand in data]
         if not given:
-            weights[one.name] = values
             names[one.name] |= own
             continue
         parents, last, before = (frozenset().union(*sets) for sets in zip(*given, strict=True))
         last, before = (own, last) if own and is_product(one.op) else (last | own, before)
-        prints = tuple(p for x in values if (p := print_of_values(x)) is not None)
+        arrays = (plain for array in one.values for _, plain in _by_place(array))
+        prints = tuple(filter(None, map(print_of_values, arrays)))
         if prints:
             where = f"{one.module}: " if one.module else ""
             line = f" ({one.source})" if one.source else ""
-            vectors = [x for name in one.operands for x in weights.get(name, ()) if x.ndim == 1]
-            parts = (print_of_values(x) for value in values[:1] for x in _parts(value, vectors))
-            yield _Step(
-                f"{where}{one.op}{line}",
-                prints,
-                tuple(p for p in parts if p is not None),
-                parents,
-                (last, before),
-            )
+            yield _Step(f"{where}{one.op}{line}", prints, parents, (last, before))
             parents, count = frozenset([count]), count + 1
         data[one.name] = (parents, last, before)
-
-
-def _parts(
-    value: np.ndarray[Any, Any], vectors: Sequence[np.ndarray[Any, Any]]
-) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields a result without biases and scales that may be part of it, along either axis."""
-    for axis in {value.ndim - 1, 1} if value.ndim > 1 else ():
-        fitting = [
-            x.reshape([-1 if at == axis else 1 for at in range(value.ndim)])
-            for x in vectors
-            if x.size == value.shape[axis]
-        ]
-        for bias in fitting:
-            yield value - bias
-            for scale in fitting:
-                if scale is not bias and scale.all():
-                    yield (value - bias) / scale
 
 
 # --- the weights of programs ---------------------------------------------------------------------

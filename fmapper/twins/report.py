@@ -118,7 +118,7 @@ def describe(decision: Decision) -> TransferredArrays:
         str(decision.option),
         decision.witnesses,
         decision.settled,
-        sum(len(group.members) for group in match.targets),
+        len(match.filled),
     )
 
 

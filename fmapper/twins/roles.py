@@ -202,7 +202,11 @@ def _places(seen: Iterable[Observation], names: Names) -> list[_Place]:
         if op in _ROOTS:  # a norm by its own deviation bends nothing
             found = dict.fromkeys(found, False)
         for kind, given in _uses(op, own, first=one.operands[0] in data):
-            place = _Place(kind, given, found)
+            last = next(iter(found))
+            if len(found) == 1 and _is_scale_of(last, kind, given):
+                last.weights |= given
+                continue
+            place = _Place(kind, {**given}, found)
             for other, bent in found.items():
                 other.after[place] = bent
             places.append(place)
@@ -212,6 +216,20 @@ def _places(seen: Iterable[Observation], names: Names) -> list[_Place]:
     for place in outputs.before:
         place.after[outputs] = False
     return [inputs, outputs, *places[1:]]
+
+
+def _is_scale_of(last: _Place, kind: str, given: Weights) -> bool:
+    """Returns whether parameters scale what was divided by a deviation, or the reverse.
+
+    Both are one factor in models that multiply them first.
+    """
+    roots = {*last.weights.values(), *given.values()}
+    return (
+        kind == last.kind == "factor"
+        and not last.after
+        and len(roots) == 2
+        and (len({*last.weights.values()}) == len({*given.values()}) == 1)
+    )
 
 
 def _bends(op: str, at: int) -> bool:

@@ -96,8 +96,8 @@ class Search:
     def _may_be_wrong(decision: Decision, best: Trial, stage: str) -> bool:
         if stage == "unsure" and decision.settled:
             return False
-        names = {entry.name for group in decision.match.targets for entry in group.entries}
-        return not best.weights or not names.isdisjoint(best.weights)
+        names = [entry.name for entry in decision.match.filled]
+        return not best.weights or not best.weights.isdisjoint(names)
 
     def _improve(self, at: int, best: Trial, *, turn: bool) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
@@ -120,7 +120,6 @@ class Search:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
                 if len(option.order) > 1:
                     yield [_in_order(other, decision, option) for other in current]
-        yield from _exchange_parts(at, current)
         if ROLE in decision.witnesses:
             return
         for other in range(len(current)):
@@ -139,11 +138,18 @@ class Search:
         sizes = {
             n for d in current for g in (*d.match.many, d.match.one) for s in g.shapes for n in s
         }
-        module = {i for i, one in enumerate(current) if _is_beside(one.match, match)}
-        near = {i for i, one in enumerate(current) if self._may_be_wrong(one, best, "all")}
+        near = [
+            one.match
+            for one in current
+            if len(one.match.one.shapes[0]) > 1 and self._may_be_wrong(one, best, "all")
+        ]
+        modules = [
+            {i for i, one in enumerate(current) if any(_is_beside(one.match, m) for m in leads)}
+            for leads in ([match], [match, *near])
+        ]
         for axis in {0, len(lead.shapes[0]) - 1}:
             for order in orders(lead.shapes[0][axis], sizes):
-                for among in (module, near | module) if near - module else (module,):
+                for among in modules if modules[0] != modules[1] else modules[:1]:
                     for parts in {option.order for option in match.options}:
                         yield [
                             _reorder(one, match, axis, order, parts) if i in among else one
@@ -176,8 +182,7 @@ class Search:
 
     def _is_blind(self, at: int, decision: Decision, arrays: Mapping[str, Any]) -> bool:
         """Returns whether the outputs say nothing of a decision: they stay the same without it."""
-        names = [entry.name for target in decision.match.targets for entry in target.entries]
-        other = {id(arrays[name]): _other_values(arrays[name]) for name in names}
+        other = {id(x): _other_values(x) for x in (arrays[e.name] for e in decision.match.filled)}
         without = {name: other.get(id(array), array) for name, array in arrays.items()}
         if self._proof.run(without).agrees:
             return True
@@ -232,26 +237,6 @@ def _with_target(match: Match, other: Match) -> Match | None:
     if len(found) > 1:
         return None
     return match_of((many,), one, match.over, back=match.back)
-
-
-def _exchange_parts(at: int, current: list[Decision]) -> Iterator[list[Decision]]:
-    """Yields the decisions with one of several joined groups exchanged for that of another."""
-    decision = current[at]
-    many = {*decision.match.many}
-    for match in decision.others if len(many) > 1 else ():
-        taken, free = {*match.many} - many, [*many - {*match.many}]
-        if len(taken) != 1 or len(free) != 1:
-            continue
-        for other, one in enumerate(current):
-            if {*one.match.many} == taken:
-                new = match_of(free, one.match.one, one.match.over, back=one.match.back)
-                for option in match.options:
-                    if new is None:
-                        break
-                    changed = [*current]
-                    changed[at] = replace(decision, match=match, option=option)
-                    changed[other] = replace(one, match=new, option=new.options[0])
-                    yield changed
 
 
 def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import isroutine
@@ -14,7 +13,7 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError, TransferError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
-from fmapper.twins.assign import Assignment, assign
+from fmapper.twins.assign import assign
 from fmapper.twins.matches import FUNCTION, ROLE, Decision
 from fmapper.twins.one_sided import (
     has_nan,
@@ -226,17 +225,6 @@ def _split_kept(entries: Iterable[Entry], keep: Sequence[str]) -> tuple[list[str
     return kept, lacking
 
 
-@dataclass
-class _Search:
-    assignment: Assignment
-    kept: list[str]
-    tied: dict[str, str]
-    dropped: list[str]
-    ties: dict[str, str]
-    first: Iterable[Rule] = ()
-    last: Iterable[Rule] = ()
-
-
 def _inputs(
     args: Any, kwargs: Mapping[str, Any] | None, target_args: Any, target_kwargs: Any
 ) -> Inputs | None:
@@ -253,25 +241,74 @@ def _tuple(args: Any) -> tuple[Any, ...]:
     return tuple(args) if isinstance(args, tuple | list) else (args,)
 
 
+@dataclass
+class _Plan:
+    """What becomes what, and what one side alone has.
+
+    Attributes:
+        decisions: The pairs.
+        kept: Names of the target that stay as they are.
+        tied: Second names of arrays of the source -> the first, which is used.
+        dropped: Names of the source that nothing takes.
+        ties: Second names of arrays of the target -> the first.
+        first: Rules before those of the decisions.
+        last: Rules after them.
+    """
+
+    decisions: list[Decision]
+    kept: list[str]
+    tied: dict[str, str]
+    dropped: list[str]
+    ties: dict[str, str]
+    first: Iterable[Rule] = ()
+    last: Iterable[Rule] = ()
+
+    def apply(
+        self, decisions: Sequence[Decision], arrays: Mapping[str, LazyArray]
+    ) -> tuple[Rules, dict[str, Any]]:
+        """Returns the rules for decisions but the last, and what they make of a source's arrays.
+
+        Raises:
+            TransferError: They do not give what the target has.
+        """
+        from fmapper.checkpoints.rules.rules import Rules
+
+        wanted = {entry.name: entry.shape for d in decisions for entry in d.match.filled}
+        wanted |= {name: wanted[first] for name, first in self.ties.items()}
+        problem: Exception | None = None
+        for prefix in ("", "source."):
+            more = {"tied": self.tied, "dropped": self.dropped, "ties": self.ties}
+            rules = Rules([*self.first, *rules_of(decisions, **more, prefix=prefix)])
+            try:
+                made = rules.apply(arrays)
+            except CheckpointError as error:  # a name of the target is one of the source, too
+                problem = error
+                continue
+            if {name: tuple(array.shape) for name, array in made.items()} == wanted:
+                return rules, made
+        raise TransferError(f"the rules that were found do not fit both sides: {problem}")
+
+
 def _search(a: Side, b: Side, keep: Sequence[str], inputs: Inputs | None) -> TransferReport:
+    from fmapper.checkpoints.rules.rules import Rules
+
     given, roles = inputs, None
     if a.callable and b.callable:
         with step("recording what uses the arrays of both models"):
             given, roles = _roles(a, b, inputs)
-    found = _find(a, b, keep, roles)
-    rules, proved = _rules(found, a), False
+    plan, proved = _find(a, b, keep, roles), False
     if given is not None:
         with step("comparing what both models compute"):
-            proved = _prove(found, a, b, given, roles, guessed=inputs is None)
-    if proved:
-        rules = _rules(found, a)
+            proved = _prove(plan, a, b, given, roles, guessed=inputs is None)
+    outline = {name: entry.lazy() for name, entry in a.entries.items()}
+    rules = Rules([*plan.apply(plan.decisions, outline)[0], *plan.last])
     if a.callable and b.callable and not _is_same_class(a, b):
-        _doubt_single_witnesses(found.assignment.decisions)
-    unsure = [d for d in found.assignment.decisions if not d.settled]
+        _doubt_single_witnesses(plan.decisions)
+    unsure = [decision for decision in plan.decisions if not decision.settled]
     if unsure:
-        raise ambiguous(unsure, found.assignment.decisions)
-    arrays = tuple(map(describe, found.assignment.decisions))
-    return TransferReport(rules, arrays, tuple(found.dropped), tuple(found.kept), proved)
+        raise ambiguous(unsure, plan.decisions)
+    arrays = tuple(map(describe, plan.decisions))
+    return TransferReport(rules, arrays, tuple(plan.dropped), tuple(plan.kept), proved)
 
 
 def _roles(a: Side, b: Side, inputs: Inputs | None) -> tuple[Inputs | None, Roles | None]:
@@ -287,7 +324,7 @@ def _roles(a: Side, b: Side, inputs: Inputs | None) -> tuple[Inputs | None, Role
 
 
 def _prove(
-    found: _Search, a: Side, b: Side, inputs: Inputs, roles: Roles | None, *, guessed: bool
+    plan: _Plan, a: Side, b: Side, inputs: Inputs, roles: Roles | None, *, guessed: bool
 ) -> bool:
     """Compares both models with new random weights, and changes decisions until they agree.
 
@@ -298,29 +335,29 @@ def _prove(
         TransferError: They differ, or cannot be compared on inputs that were given.
     """
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.twins.guesses import are_alike
     from fmapper.twins.search import Search
 
-    decisions, dropped = found.assignment.decisions, {*found.dropped}
-    before = [replace(decision) for decision in decisions]
-    needed = [e for name, e in a.entries.items() if name not in {*dropped, *found.tied}]
-    needed = [e for e in needed if not e.tied_to]
+    before = [replace(decision) for decision in plan.decisions]
+    unused = {*plan.dropped, *plan.tied}
+    needed = [
+        entry
+        for name, entry in a.entries.items()
+        if name not in unused and is_inexact(entry.dtype) and not (entry.tied_to or entry.random)
+    ]
     outline = {name: entry.lazy() for name, entry in a.entries.items()}
-    proof = Proof(a, b, inputs, Rules(found.last))
+    proof = Proof(a, b, inputs, Rules(plan.last))
 
     def make(chosen: Sequence[Decision]) -> dict[str, Any]:
         given = outline | {n: LazyArray.of(array) for n, array in proof.arrays.items()}
-        return _apply(chosen, found, given)[1]
+        return plan.apply(chosen, given)[1]
 
-    if guessed and not are_alike(a, b, inputs):
-        return False
     try:
-        proof.prepare([e for e in needed if is_inexact(e.dtype) and not e.random], found.tied)
-        problem = Search(proof, decisions, make, roles).run()
+        proof.prepare(needed, plan.tied)
+        problem = Search(proof, plan.decisions, make, roles).run()
     except IncomparableError:  # models that take something else
         if not guessed:
             raise
-        decisions[:] = before
+        plan.decisions[:] = before
         return False
     if problem and guessed:
         problem += ". They were called with inputs that fit their shapes: if they take others, "
@@ -343,13 +380,13 @@ def _doubt_single_witnesses(decisions: Sequence[Decision]) -> None:
     Shapes are a witness where no other array has them. What the outputs do not depend on, such as
     the bias of keys, goes with the rest of its module.
     """
-    counts = Counter(map(_sizes, decisions))
+    sizes = [tuple(prod(entry.shape) for entry in d.match.filled) for d in decisions]
     proved = [pair for d in decisions if FUNCTION in d.witnesses for pair in d.pairs]
     modules = {(source.parent, target.parent) for source, target in proved}
-    for decision in decisions:
+    for decision, size in zip(decisions, sizes, strict=True):
         witnesses = (
             decision.named,
-            counts[_sizes(decision)] == 1,
+            sizes.count(size) == 1,
             ROLE in decision.witnesses,
             all((source.parent, target.parent) in modules for source, target in decision.pairs),
         )
@@ -357,120 +394,47 @@ def _doubt_single_witnesses(decisions: Sequence[Decision]) -> None:
             decision.sure = False
 
 
-def _sizes(decision: Decision) -> tuple[int, ...]:
-    return tuple(prod(e.shape) for group in decision.match.targets for e in group.entries)
-
-
-def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
+def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Plan:
     """Pairs the arrays of both sides, if need be with biases added or without some rows."""
     try:
         return _pair(a, b, keep, roles)
     except TransferError as error:
         problem = error
-    added, one = with_added_biases(a), with_one_bias(b)
+    added, one, cut = with_added_biases(a), with_one_bias(b), with_rows_cut(a, b)
     if added is not None:
         return replace(_pair(added[0], b, keep, roles), first=added[1])
     if one is not None:
         return replace(_pair(a, one[0], keep, roles), last=one[1])
-    cut = with_rows_cut(a, b)
     if cut is None:
         raise problem
-    found = replace(_pair(cut[0], b, keep, roles), first=cut[1])
-    for decision in found.assignment.decisions:  # only outputs say which rows are unused
-        names = {entry.name for group in decision.match.sources for entry in group.entries}
-        decision.sure = decision.sure and cut[2] not in names
-    return found
+    plan = replace(_pair(cut[0], b, keep, roles), first=cut[1])
+    for decision in plan.decisions:  # only outputs say which rows are unused
+        decision.sure &= cut[2] not in [entry.name for entry in decision.match.used]
+    return plan
 
 
-def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Search:
+def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Plan:
     """Pairs the arrays of both sides, without looking at values."""
-    asked = [e.name for e in b.entries.values() if is_kept(e, keep)]
-    targets = [e for e in b.entries.values() if not (e.random or e.tied_to or e.name in asked)]
     sources = [e for e in a.entries.values() if not (e.random or e.tied_to)]
-    free = {e.name for e in a.entries.values() if e.random or is_counter(e)}
-    optional = {e.name for e in b.entries.values() if e.random or is_counter(e)}
-    both = bool({e.name for e in sources} & free) and bool({e.name for e in targets} & optional)
-    if not both:
-        sources = [e for e in sources if e.name not in free]
-        targets = [e for e in targets if e.name not in optional]
-    assignment = assign(sources, targets, roles)
-    tied = {e.name: e.tied_to for e in a.entries.values() if e.tied_to}
-    _match_tied(assignment, a, tied)
-    lacking = [e for group in assignment.targets for e in group.entries]
-    kept, missing = _split_kept(lacking, keep)
-    left = [e for group in assignment.sources for e in group.entries]
-    needed = [e.name for e in left if is_needed(e)]
-    tied |= ties_of(needed, assignment.decisions, a, b)
+    targets = [e for e in b.entries.values() if not (e.random or e.tied_to or is_kept(e, keep))]
+    if not all(any(map(is_counter, side)) for side in (sources, targets)):
+        sources, targets = ([e for e in side if not is_counter(e)] for side in (sources, targets))
+    decisions = assign(sources, targets, roles)
+    filled = {entry.name for decision in decisions for entry in decision.match.filled}
+    again = [entry for entry in a.entries.values() if entry.tied_to]  # as the target ties less
+    decisions += assign(again, [e for e in targets if e.name not in filled]) if again else []
+    filled = {entry.name for decision in decisions for entry in decision.match.filled}
+    used = {entry.name for decision in decisions for entry in decision.match.used}
+    left = [e for e in b.entries.values() if not e.tied_to and e.name not in filled]
+    kept, missing = _split_kept(left, keep)
+    tied = {entry.name: entry.tied_to for entry in again if entry.name not in used}
+    needed = [n for n, e in a.entries.items() if n not in used | {*tied} and is_needed(e)]
+    tied |= ties_of(needed, decisions, a, b)
     needed = [name for name in needed if name not in tied]
     if missing or needed:
         raise no_counterpart(missing, needed, a, b)
     order = {name: at for at, name in enumerate(b.entries)}
-    assignment.decisions.sort(key=lambda d: order[d.match.targets[0].entries[0].name])
-    random = [name for name, e in b.entries.items() if e.random and name not in asked]
-    taken = {
-        entry.name
-        for decision in assignment.decisions
-        for group in decision.match.sources
-        for entry in group.entries
-    }
-    dropped = [n for n in a.entries if n not in taken and n not in tied]
-    counters = [e.name for e in b.entries.values() if not both and is_counter(e)]
-    filled = {e.name for d in assignment.decisions for g in d.match.targets for e in g.entries}
+    decisions.sort(key=lambda d: order[d.match.filled[0].name])
+    dropped = [name for name in a.entries if name not in used | {*tied}]
     ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
-    return _Search(assignment, [*kept, *random, *asked, *counters], tied, dropped, ties)
-
-
-def _match_tied(assignment: Assignment, a: Side, tied: dict[str, str]) -> None:
-    """Gives arrays that are tied in the source alone their second names."""
-    if not assignment.targets or not tied:
-        return
-    again = assign(
-        [a.entries[name] for name in tied], [e for g in assignment.targets for e in g.entries]
-    )
-    assignment.decisions += again.decisions
-    assignment.targets[:] = again.targets
-    for decision in again.decisions:
-        for group in decision.match.sources:
-            for entry in group.entries:
-                del tied[entry.name]
-
-
-def _rules(found: _Search, a: Side) -> Rules:
-    """Writes the rules, and checks that they give what the target has."""
-    from fmapper.checkpoints.rules.rules import Rules
-
-    outline = {name: entry.lazy() for name, entry in a.entries.items()}
-    return Rules([*_apply(found.assignment.decisions, found, outline)[0], *found.last])
-
-
-def _apply(
-    decisions: Sequence[Decision], found: _Search, arrays: Mapping[str, LazyArray]
-) -> tuple[Rules, dict[str, Any]]:
-    """Returns the rules for decisions, and what they make of the arrays of a source."""
-    wanted = {
-        entry.name: entry.shape
-        for decision in decisions
-        for group in decision.match.targets
-        for entry in group.entries
-    }
-    wanted |= {name: wanted[first] for name, first in found.ties.items()}
-    from fmapper.checkpoints.rules.rules import Rules
-
-    problem: Exception | None = None
-    for prefix in ("", "source."):
-        rules = rules_of(
-            decisions,
-            tied=found.tied,
-            dropped=found.dropped,
-            ties=found.ties,
-            prefix=prefix,
-        )
-        rules = Rules([*found.first, *rules])
-        try:
-            made = rules.apply(arrays)
-        except CheckpointError as error:  # a name of the target is one of the source, too
-            problem = error
-            continue
-        if {name: tuple(array.shape) for name, array in made.items()} == wanted:
-            return rules, made
-    raise TransferError(f"the rules that were found do not fit both sides: {problem}")
+    return _Plan(decisions, kept, tied, dropped, ties)
