@@ -37,9 +37,9 @@ def _arrays(a: Side, b: Side) -> Iterator[tuple[Any, Any]]:
         least = min([rows for rows in tables if rows > 6] or tables)  # not of types of tokens
         tokens = np.arange(1, 7, dtype=np.int32).reshape(1, 6) * 5 % least
         yield tokens, tokens
-    rows = [e.shape[-2] for e in entries if len(e.shape) in (2, 3)]
     for space in (2, 1):
         kernels = [e.shape for e in entries if len(e.shape) == space + 2]
+        rows = [e.shape[-2] for e in entries if len(e.shape) in (2, space + 1)]
         patch = max((s[-1] if s[-1] == s[2] else s[0] for s in kernels), default=1)
         for channels in _first(n for shape in kernels for n in shape[1:3]):
             for size in _sizes(rows, patch, space):

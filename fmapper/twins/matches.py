@@ -287,12 +287,16 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
 
 
 def _after(match: Match, option: Option, steps_of: Callable[[Shape], Steps]) -> Option:
-    """Returns an option of a match with steps for each shape before its own."""
+    """Returns an option of a match with steps for each shape before its own.
+
+    It is as sure for vectors, which have the order of the matrices beside them.
+    """
     known = {
         pair: Layout((*steps_of(pair[0]), *layout.steps))
         for pair, layout in option.layouts[0].items()
     }
-    return Option((known,), option.axes)
+    vectors = all(len(shape) == 1 for shape in match.many[0].shapes)
+    return replace(option, layouts=(known,), certain=option.certain and vectors)
 
 
 def flips(match: Match) -> Iterator[Option]:

@@ -187,3 +187,55 @@ def test_experts_without_a_row_are_not_paired_by_names_that_lie():
     filled, _ = fmapper.transfer(source, target, example_inputs=(torch.randn(50, 3),))
     x = torch.randn(20, 3)
     assert torch.allclose(filled(x), source(x))
+
+
+class Attention(torch.nn.Module):
+    """Attention without a projection of its values, with the elements of heads together."""
+
+    heads, size = 2, 3
+    axes = 0, 2, 1, 3  # of (rows, positions, heads, elements)
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(5, 6), torch.nn.Linear(5, 6)
+
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, self.size).permute(*self.axes)
+
+    def forward(self, x):
+        return (self.split(self.q(x)) @ self.split(self.k(x)).mT).softmax(-1) @ x[:, None]
+
+
+class HeadsInside(Attention):
+    heads, size = 3, 2
+    axes = 0, 3, 1, 2
+
+
+def test_heads_are_turned_in_queries_and_keys_together():
+    source, x = with_values(Attention()), torch.randn(2, 4, 5)
+    filled, report = fmapper.transfer(source, HeadsInside(), example_inputs=(x,))
+    assert report.proved
+    assert torch.allclose(source(x), filled(x), atol=1e-6)
+
+
+class Normalised(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return torch.tanh(self.norm(self.first(x)))
+
+
+def test_statistics_have_roles_where_names_say_nothing():
+    jax = pytest.importorskip("jax")
+
+    def normalised(p, x):
+        y = (x @ p["c0"] + p["c1"] - p["c2"]) * jax.lax.rsqrt(p["c3"] + 1e-5)
+        return jax.numpy.tanh(y * p["c5"] + p["c4"])
+
+    source, x = with_values(Normalised()).eval(), torch.randn(3, 5)
+    target = {f"c{i}": np.ones(shape, "f4") for i, shape in enumerate([(5, 4), *[(4,)] * 5])}
+    (_, filled), _ = fmapper.transfer(source, (normalised, target), example_inputs=(x,))
+    wanted = source(x).detach().numpy()
+    np.testing.assert_allclose(normalised(filled, x.numpy()), wanted, atol=1e-5)
