@@ -386,8 +386,7 @@ class Models(Framework):
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
             train: The mode; None for that in which the model is.
-            seed: The seed of the framework's global random generator, if it has one; None leaves
-                that in its state.
+            seed: That of the framework's global random generator; None for its present state.
         """
         return model(*args, **kwargs)
 

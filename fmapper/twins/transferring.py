@@ -243,10 +243,10 @@ def _tuple(args: Any) -> tuple[Any, ...]:
 
 @dataclass
 class _Plan:
-    """What becomes what, and what one side alone has.
+    """The pairs of a transfer, and the arrays of one side alone.
 
     Attributes:
-        decisions: The pairs.
+        decisions: The pairs, and their layouts.
         kept: Names of the target that stay as they are.
         tied: Second names of arrays of the source -> the first, which is used.
         dropped: Names of the source that nothing takes.

@@ -424,19 +424,11 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
             return self.build(program, modes=modes)
         return torch_model.from_program(program, lowerings, **options)
 
-    def call(
-        self,
-        model: Any,
-        args: Any,
-        kwargs: Any,
-        *,
-        train: bool | None = None,
-        seed: int | None = None,
-    ) -> Any:
+    def call(self, model: Any, args: Any, kwargs: Any, **options: Any) -> Any:
         """Calls a module without gradients, on copies of the inputs."""
         from fmapper_adapters.torch import verify
 
-        return verify.call_module(model, args, kwargs, train=train, seed=seed)
+        return verify.call_module(model, args, kwargs, **options)
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
