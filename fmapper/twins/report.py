@@ -159,7 +159,7 @@ def ambiguous(unsure: Sequence[Decision], decisions: Sequence[Decision]) -> Ambi
             shown = dict.fromkeys(f"    {name}: {why}. {rule}" for name, why, rule in listed)
             lines += [*shown][:6]
     settled = [d for d in decisions if d.settled]
-    rules = rules_of(settled, tied={}, dropped=())
+    rules = rules_of(settled)
     return AmbiguousTransferError(
         f"{len(lines)} lines on what names and shapes leave open:\n"
         + "\n".join(lines)
@@ -175,7 +175,7 @@ def _candidates(decision: Decision, target: Group) -> Iterable[tuple[str, str, s
     matches = [decision.match, *(m for m in decision.others if target in m.targets)]
     for match in matches:
         for option in match.options[: 1 if decision.option.certain and len(matches) > 1 else 4]:
-            rules = rules_of([Decision(match, option, True, ())], tied={}, dropped=())
+            rules = rules_of([Decision(match, option, True, ())])
             words = {word for g in match.sources for word in g.words.path & target.words.path}
             why = f"the names share {', '.join(sorted(words))}" if words else "the shapes agree"
             why += f", but {decision.doubt}" if decision.doubt else ""

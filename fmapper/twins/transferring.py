@@ -277,8 +277,8 @@ class _Plan:
         wanted |= {name: wanted[first] for name, first in self.ties.items()}
         problem: Exception | None = None
         for prefix in ("", "source."):
-            more = {"tied": self.tied, "dropped": self.dropped, "ties": self.ties}
-            rules = Rules([*self.first, *rules_of(decisions, **more, prefix=prefix)])
+            own = rules_of(decisions, self.tied, self.dropped, self.ties, prefix)
+            rules = Rules([*self.first, *own])
             try:
                 made = rules.apply(arrays)
             except CheckpointError as error:  # a name of the target is one of the source, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fmapper.tree.pattern import Pattern
@@ -21,10 +22,9 @@ _LETTERS = "ijklmnop"
 
 def rules_of(
     decisions: Iterable[Decision],
-    *,
-    tied: Mapping[str, str],
-    dropped: Sequence[str],
-    ties: Mapping[str, str] | None = None,
+    tied: Mapping[str, str] = MappingProxyType({}),
+    dropped: Sequence[str] = (),
+    ties: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "",
 ) -> Rules:
     """Returns the rules for the arrays of a source, which make those of the target of them.
@@ -62,7 +62,7 @@ def rules_of(
         *forward.rules(),
         *Rules(backward.rules()).inverse(),
         *([Rename(changed)] if changed else []),
-        *(Tie(Pattern.escape(of), Pattern.escape(name)) for name, of in (ties or {}).items()),
+        *(Tie(Pattern.escape(of), Pattern.escape(name)) for name, of in ties.items()),
     ])  # fmt: skip
 
 
