@@ -333,28 +333,32 @@ def offsets(match: Match) -> Iterator[Option]:
             yield _after(match, match.options[0], lambda _, by=value: (("offset", by),))  # type: ignore[misc]
 
 
-def orders(size: int, sizes: Container[int]) -> Iterator[Order]:
+def orders(size: int, sizes: Container[int], parts: int) -> Iterator[Order]:
     """Yields the orders that another implementation may have the elements of a dimension in.
 
-    Those are the blocks of gates, or of queries with keys and values; the parts of each head, and
-    the heads; images that are flattened; and the halves of each head that positions rotate, which
-    are neighbours elsewhere.
+    Those are the halves of each head that positions rotate, which are neighbours elsewhere; the
+    blocks of gates, or of queries with keys and values; the parts of each head, and the heads; and
+    images that are flattened.
 
     Args:
         size: The size of the dimension.
         sizes: The sizes that blocks may have.
+        parts: How many arrays are joined there, which is one of what is exchanged; or 1.
     """
+    exchanges = [
+        (outer, inner, size // (outer * inner))
+        for outer, inner in product(range(2, size // 2 + 1), repeat=2)
+        if size % (outer * inner) == 0
+    ]
+    if parts > 1:
+        yield from (((), (1, *sizes)) for sizes in exchanges if parts in sizes[:2])
+        return
+    yield from (((), (rest, a, b, 1)) for a, b, rest in exchanges if 2 in (a, b))
     for count in (2, 3, 4):
         if size % count == 0 and size // count in sizes:
-            yield from (
-                (order, ()) for order in permutations(range(count)) if [*order] != sorted(order)
-            )
-    for outer, inner in product(range(2, size // 2 + 1), repeat=2):
-        rest, left = divmod(size, outer * inner)
-        if not left and rest:
-            yield (), (1, outer, inner, rest)
-            if rest > 1 and 2 in (outer, inner):
-                yield (), (rest, outer, inner, 1)
+            every = permutations(range(count))
+            yield from ((order, ()) for order in every if [*order] != sorted(order))
+    yield from (((), (1, *sizes)) for sizes in exchanges if sizes[2] > 1 or 2 not in sizes)
 
 
 def reorder(match: Match, option: Option, axis: int, order: Order) -> Option:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -102,13 +102,15 @@ class Search:
     def _improve(self, at: int, best: Trial, *, turn: bool) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
         current = [*self.decisions]
-        more = self._reorder(at, best, current) if turn or not current[at].settled else ()
+        more: Iterable[list[Decision]] = ()
+        if turn or not current[at].settled:
+            more = self._reorder(at, best, current, turn=turn)
         for changed in chain(() if turn else self._alternatives(at, current), more):
             trial = self._trial(changed, watch=True)
             if trial.score > best.score:
                 best, self.decisions[:] = trial, changed
-            if best.agrees:
-                break
+            if best.agrees or not self._may_be_wrong(current[at], best, "all"):
+                break  # the first difference is elsewhere now
         return best
 
     def _alternatives(self, at: int, current: list[Decision]) -> Iterator[list[Decision]]:
@@ -127,11 +129,13 @@ class Search:
                 for pairs in ([(at, other)], _modules(current, at, other)):
                     yield from self._exchange(current, pairs)
 
-    def _reorder(self, at: int, best: Trial, current: list[Decision]) -> Iterator[list[Decision]]:
+    def _reorder(
+        self, at: int, best: Trial, current: list[Decision], *, turn: bool
+    ) -> Iterator[list[Decision]]:
         """Yields the decisions with a dimension of one of them in another order.
 
-        That is in those of its module, too, or in all that are near the first difference, as
-        queries and keys only agree with each other.
+        That is in those of its module, too, or in the end in all that are near the first
+        difference, as queries and keys only agree with each other.
         """
         match = current[at].match
         lead = match.one if len(match.many) > 1 else match.many[0]
@@ -147,9 +151,11 @@ class Search:
             {i for i, one in enumerate(current) if any(_is_beside(one.match, m) for m in leads)}
             for leads in ([match], [match, *near])
         ]
-        for axis in {0, len(lead.shapes[0]) - 1}:
-            for order in orders(lead.shapes[0][axis], sizes):
-                for among in modules if modules[0] != modules[1] else modules[:1]:
+        ends = (0, len(lead.shapes[0]) - 1)
+        outputs_last = lead.entries[0].layout == "outputs last"
+        for axis in dict.fromkeys(ends[::-1] if outputs_last else ends):
+            for order in orders(lead.shapes[0][axis], sizes, len(match.many)):
+                for among in modules if turn and modules[0] != modules[1] else modules[:1]:
                     for parts in {option.order for option in match.options}:
                         yield [
                             _reorder(one, match, axis, order, parts) if i in among else one
