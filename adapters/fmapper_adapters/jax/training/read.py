@@ -69,7 +69,7 @@ _INSTEAD = {
     "scale_by_radam": "torch's RAdam adds eps to the root before its bias is corrected",
     "scale_by_amsgrad": "torch's AMSGrad keeps the largest moment before its bias is corrected",
     "scale_by_factored_rms": "torch's Adafactor has another rate and clips otherwise",
-    "scale_by_muon": "torch's Muon rounds to bfloat16 in between",
+    "scale_by_muon": "torch's Muon corrects no bias, and rounds to bfloat16 in between",
 }
 # A chain in letters, which is one of torch's where it has this order: what torch does outside, then
 # a sign, a decay, a scaling, a decay, and rates.
