@@ -716,7 +716,7 @@ def test_optimizers_without_a_counterpart_are_refused_by_name(make, what):
             "inject_hyperparams: weight_decay follows a schedule",
         ),
         (lambda: optax.adafactor(1e-3), "scale_by_factored_rms"),
-        (lambda: optax.contrib.muon(1e-3), "torch's Muon corrects no bias"),
+        (optax.contrib.scale_by_muon, "torch's Muon corrects no bias"),
         (lambda: optax.sgd(-1e-3), "positive sign"),
         (
             lambda: optax.chain(optax.adam(1.0), optax.add_decayed_weights(0.1)),
