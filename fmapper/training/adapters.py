@@ -149,8 +149,8 @@ class LoraAdapter:
         """
         if isinstance(params, Mapping):
             return self._apply(params, LowRank.merge)
-        change = lambda arrays: self._apply(arrays, LowRank.beside)  # noqa: E731
-        return _keeper(params).with_named(params, change)
+        change = LowRank.beside if self.rules is None else LowRank.merge
+        return _keeper(params).with_named(params, lambda arrays: self._apply(arrays, change))
 
     def _apply(
         self, params: Mapping[str, Any], change: Change, bring: Bring = lambda array: array
