@@ -261,4 +261,8 @@ class LoraAdapter:
                 return array
             return mover_to(owner)(array)
 
-        return load_state(model, self._apply(weights, LowRank.merge, bring), source=source)
+        new = self._apply(weights, LowRank.merge, bring)
+        old = {id(weights[name]) for name in new if new[name] is not weights[name]}
+        # Other names of what has changed, which is tied, would have the values of before.
+        new = {n: x for n, x in new.items() if x is not weights[n] or id(x) not in old}
+        return load_state(model, new, source=source)

@@ -173,6 +173,17 @@ def test_merging_is_undone_to_rounding(tmp_path):
     assert merged["other"] is weights["other"]
 
 
+@pytest.mark.parametrize("name", ["emb", "head"])
+def test_an_update_of_a_tied_weight_is_in_all_its_places(name):
+    net = torch.nn.ModuleDict({"emb": torch.nn.Embedding(5, 6), "head": torch.nn.Linear(6, 5)})
+    net["head"].weight = net["emb"].weight
+    update = LowRank(draw(2, 6), draw(5, 2), scale=0.5)
+    merged = LoraAdapter({f"{name}.weight": update}).merge(net)
+    assert merged["head"].weight is merged["emb"].weight
+    change = (merged["emb"].weight - net["emb"].weight).detach().numpy()
+    assert np.allclose(change, 0.5 * update.b @ update.a, atol=1e-6)
+
+
 def test_what_cannot_be_undone_is_refused(tmp_path):
     dora = pair() | {"q.lora_magnitude_vector": draw(5)}
     adapter = load_adapter(write(tmp_path, dora, use_dora=True))
