@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -38,6 +38,7 @@ _OPERATIONS = {
     "term": "add sub",
     "part": "cat concatenate",
 }
+_REPEATS = ("expand", "repeat", "broadcast_in_dim", "tile")
 KINDS = {op: kind for kind, ops in _OPERATIONS.items() for op in ops.split()}
 
 
@@ -387,6 +388,7 @@ def _steps(
     """Yields the operations that depend on the inputs of a model."""
     names: dict[str, frozenset[str]] = defaultdict(frozenset)  # of weights, by results of these
     data: dict[str, tuple[frozenset[int], frozenset[str], frozenset[str]]] = {}
+    repeated: set[str] = set()  # results of weights alone that are there for each row
     count = 0
     for one in seen or ():
         if one.op == "input":
@@ -395,10 +397,16 @@ def _steps(
         if one.op == "weight":
             names[one.name] = frozenset([name_of(one.module).partition("#")[0]])
         own = frozenset(name for operand in one.operands for name in names[operand])
-        given = [data[operand] for operand in one.operands if operand in data]
-        if not given:
+        operands = [operand for operand in one.operands if operand in data]
+        if not operands and repeats(one, repeated):
+            repeated.add(one.name)
+        if not operands and is_product(one.op):  # of queries that are learned
+            operands = [operand for operand in one.operands if operand in repeated]
+            data |= {name: (frozenset(), names[name], frozenset()) for name in operands}
+        if not operands:
             names[one.name] |= own
             continue
+        given = [data[operand] for operand in operands]
         parents, last, before = (frozenset().union(*sets) for sets in zip(*given, strict=True))
         last, before = (own, last) if own and is_product(one.op) else (last | own, before)
         arrays = (plain for array in one.values for _, plain in _by_place(array))
@@ -417,6 +425,11 @@ def _steps(
 def is_product(op: str) -> bool:
     """Returns whether an operation is a matrix product or a convolution."""
     return KINDS.get(plain(op)) in ("product", "convolution")
+
+
+def repeats(one: Observation, repeated: Container[str]) -> bool:
+    """Returns whether a result of weights alone is repeated, or is made of one that is."""
+    return plain(one.op) in _REPEATS or any(name in repeated for name in one.operands)
 
 
 def plain(op: str) -> str:

@@ -15,7 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fmapper.twins.matches import Match
-from fmapper.twins.proof import KINDS, Inputs, Names, plain
+from fmapper.twins.proof import KINDS, Inputs, Names, is_product, plain, repeats
 from fmapper.twins.sides import Side, framework_of
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def _places(seen: Iterable[Observation], names: Names) -> list[_Place]:
     places = [inputs]
     weights: dict[str, Weights] = {}  # of results of parameters alone
     fronts: dict[str, dict[_Place, bool]] = {}  # of results that depend on the inputs
+    repeated: set[str] = set()  # results of parameters alone that are there for each row
     for one in seen:
         op = plain(one.op)
         if one.op == "weight":
@@ -190,6 +191,12 @@ def _places(seen: Iterable[Observation], names: Names) -> list[_Place]:
             continue
         own = [weights[name] for name in one.operands if name in weights]
         data = [name for name in one.operands if name in fronts]
+        if not data and repeats(one, repeated):
+            repeated.add(one.name)
+        if not data and is_product(op):  # of queries that are learned
+            data = [name for name in one.operands if name in repeated]
+            own = [weights[n] for n in one.operands if n in weights and n not in repeated]
+            fronts |= {name: {inputs: False} for name in data}
         if not data:
             if own:
                 rooted = op in _ROOTS

@@ -66,6 +66,10 @@ class Search:
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)
+        proved = [one.match for one in self.decisions if FUNCTION in one.witnesses]
+        for decision in self.decisions:  # the bias of keys has the order of their matrix
+            if decision.doubt and any(_is_beside(decision.match, match) for match in proved):
+                decision.option = replace(decision.option, certain=True)
         return ""
 
     def _trial(self, decisions: Sequence[Decision], *, watch: bool = False) -> Trial:

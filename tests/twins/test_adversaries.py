@@ -243,3 +243,26 @@ def test_statistics_have_roles_where_names_say_nothing():
     (_, filled), _ = fmapper.transfer(source, (normalised, target), example_inputs=(x,))
     wanted = source(x).detach().numpy()
     np.testing.assert_allclose(normalised(filled, x.numpy()), wanted, atol=1e-5)
+
+
+class Queries(Attention):
+    """Queries that are learned, which no input leads to before the attention."""
+
+    def __init__(self, names="abc"):
+        super().__init__()
+        self.names = names
+        for name in sorted(names):
+            self.add_module(name, torch.nn.Linear(5, 5))
+        self.learned = torch.nn.Parameter(torch.zeros(4, 5))
+
+    def forward(self, x):
+        first, second, third = (getattr(self, name) for name in self.names)
+        queries = third(torch.tanh(second(first(self.learned.expand(len(x), -1, -1)))))
+        return super().forward(queries + x)
+
+
+def test_learned_queries_have_roles():
+    source, x = with_values(Queries()), torch.randn(2, 4, 5)
+    filled, report = fmapper.transfer(source, Queries("cab"), example_inputs=(x,))
+    assert report.proved
+    assert torch.allclose(source(x), filled(x), atol=1e-6)
