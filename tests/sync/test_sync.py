@@ -114,6 +114,61 @@ def test_a_twin_without_rules() -> None:
     assert_same_outputs(target, source)
 
 
+class Mean(torch.nn.Module):
+    """Generates: the next token goes by the mean of all before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 6)
+        self.out = torch.nn.Linear(6, 11)
+
+    def prefill(self, tokens: Any, mask: Any) -> Any:
+        cache = ((self.embed(tokens) * mask[..., None]).sum(1), mask.sum(1, keepdim=True).float())
+        return self.out(torch.tanh(3 * cache[0] / cache[1])), cache
+
+    def step(self, tokens: Any, cache: Any) -> Any:
+        cache = cache[0] + self.embed(tokens), cache[1] + 1
+        return self.out(torch.tanh(3 * cache[0] / cache[1])), cache
+
+
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_generator_and_a_text_that_is_generated_at_the_time(batch: int) -> None:
+    """With more rows weights lie in blocks. A text is finished with the weights it began with."""
+    model = Mean()
+    generator = fmapper.generator(model, max_length=12, batch=batch, to="jax", check=False)
+    prompts = [[1, 2, 3], [4, 5, 6]][:batch]
+    sync = fmapper.Sync(model, generator)
+    change(model, 1)
+    assert sync() is generator
+    old = fmapper.generator(model, max_length=12, batch=batch, to="jax", check=False)(prompts)
+    np.testing.assert_array_equal(generator(prompts), old)
+    tokens = generator.stream(prompts)
+    first = next(tokens)
+    change(model, 2)
+    sync()
+    stream = np.stack([first, *tokens], 1)
+    np.testing.assert_array_equal(stream, np.asarray(old)[:, 3 : 3 + stream.shape[1]])
+    new = fmapper.generator(model, max_length=12, batch=batch, to="jax", check=False)(prompts)
+    np.testing.assert_array_equal(generator(prompts), new)
+    assert (np.asarray(new) != np.asarray(old)).any()
+
+
+def test_parts_for_an_engine_with_an_interface_of_its_own() -> None:
+    source = make()
+    engine = fmapper.to_torch(make(1), device="meta")
+    sync = fmapper.Sync(source, engine)
+    for seed in (1, 2):
+        change(source, seed)
+        found = {name: values for name, _, values in sync.parts()}
+        assert found.keys() == source.state_dict().keys()
+        for name, values in source.state_dict().items():
+            np.testing.assert_array_equal(found[name], values)
+    with pytest.raises(fmapper.SyncError, match="no memory"):
+        sync()
+    with pytest.raises(fmapper.SyncError, match="has memory"):
+        fmapper.Sync(source, make(1)).parts().__next__()
+
+
 def test_linen_variables() -> None:
     class Net(linen.Module):
         @linen.compact

@@ -89,7 +89,7 @@ class JaxGenerator(Generator):
         self._codes = codes
 
     @property
-    def _find_held(self) -> Arrays:
+    def _held(self) -> Arrays:
         return self._arrays[0]
 
     @property
