@@ -93,6 +93,15 @@ def twins(session: nox.Session) -> None:
 
 
 @nox.session
+def sync(session: nox.Session) -> None:
+    """Sync weights between processes, one of which dies, and measure what it costs."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "-m", "pytest", "-m", "nightly or not nightly", "tests/sync")
+    for part in ("one", "many", "ranks", "leak"):
+        session.run("python", "benchmarks/sync.py", part)
+
+
+@nox.session
 def training_state(session: nox.Session) -> None:
     """Go on with runs of training and adapters in the other framework, for all that there are."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), "accelerate", "peft")

@@ -167,10 +167,7 @@ def models() -> dict[str, Any]:
     experts, attention = {"experts": columns}, {"o_proj": rows, "*_proj": columns}
     return {
         "Llama": (lambda: llama(64, 2), {"down_proj": rows} | attention),
-        "Mixtral": (
-            lambda: MixtralForCausalLM(mixtral),
-            {"experts": columns, "o_proj": rows, "*_proj": columns},
-        ),
+        "Mixtral": (lambda: MixtralForCausalLM(mixtral), experts | attention),
         "T5": (lambda: T5ForConditionalGeneration(t5), {"wi": columns, "wo": rows, "q": columns}),
         "ResNet": (lambda: ResNetModel(resnet), {"convolution": columns}),
     }

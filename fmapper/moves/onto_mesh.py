@@ -55,10 +55,10 @@ def place_as(old: Any, new: Any) -> Any:
     found = adapter.layout(old)
     assert found is not None
     mesh, spec = found
-    axes = adapter.mesh_axes(mesh) or {}
-    at = uneven_dimension(spec, _arrays(old).shape(old), axes)
-    if at is not None and not adapter.divides_unevenly:
-        return None
+    if not adapter.divides_unevenly:
+        axes = adapter.mesh_axes(mesh) or {}
+        if uneven_dimension(spec, _arrays(old).shape(old), axes) is not None:
+            return None
     return _arrays(old).like(bring(new, mesh, spec, adapter), old)
 
 

@@ -118,6 +118,21 @@ def check_rows_that_do_not_divide_evenly() -> None:
     assert_values(target, values)
 
 
+def check_the_mesh_that_fully_shard_makes_by_itself() -> None:
+    """Its axes have no names."""
+    source, target = make(0), make(1)
+    fully_shard(source)
+    fully_shard(target)
+    sync = fmapper.Sync(source, target)
+    values = change(source, 6)
+    sync()
+    assert_values(target, values)
+    loaded = fmapper.load_state(target.state_dict(), {n: 2 * v for n, v in values.items()})
+    for name, tensor in loaded.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        assert torch.equal(whole, 2 * values[name])
+
+
 def check_a_cast_is_sent_as_the_target_has_it() -> None:
     source, target = trainer(), make(1).bfloat16()
     sync = fmapper.Sync(source, target)

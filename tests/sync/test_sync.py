@@ -131,7 +131,19 @@ class Mean(torch.nn.Module):
         return self.out(torch.tanh(3 * cache[0] / cache[1])), cache
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_arrays_of_a_generator() -> None:
+    """With several rows weights lie in blocks, padded with zeros."""
+    model = Mean()
+    generator = fmapper.generator(model, max_length=12, batch=2, to="jax", check=False)
+    sync = fmapper.Sync(model, generator)
+    change(model, 1)
+    assert sync() is generator
+    for name, parameter in model.named_parameters():
+        np.testing.assert_array_equal(generator.params[name], parameter.detach())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("batch", [1, 2])
 def test_a_generator_and_a_text_that_is_generated_at_the_time(batch: int) -> None:
     """With more rows weights lie in blocks. A text is finished with the weights it began with."""
     model = Mean()

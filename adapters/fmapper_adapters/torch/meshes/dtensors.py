@@ -80,7 +80,7 @@ class TorchMeshes(Meshes):
         self, mesh: Any, shape: Sequence[int], spec: Spec
     ) -> Mapping[int, Sequence[Box]]:
         """Returns the part of each rank of the mesh."""
-        axes = self.mesh_axes(mesh) or {}
+        axes = _axes(mesh)
         return {
             int(mesh.mesh[place]): boxes_at(spec, shape, axes, dict(zip(axes, place, strict=True)))
             for place in itertools.product(*map(range, mesh.shape))
@@ -91,7 +91,7 @@ class TorchMeshes(Meshes):
         place = mesh.get_coordinate()
         if place is None:
             return ()
-        axes = self.mesh_axes(mesh) or {}
+        axes = _axes(mesh)
         return boxes_at(spec, shape, axes, dict(zip(axes, place, strict=True)))
 
     def assemble(
@@ -178,7 +178,7 @@ class TorchMeshes(Meshes):
 
         mesh = array.device_mesh
         spec: list[tuple[str, ...]] = [()] * array.ndim
-        sizes = self.mesh_axes(mesh) or {}
+        sizes = _axes(mesh)
         for name, placement in reversed([*zip(sizes, array.placements, strict=True)]):
             if placement.is_replicate():
                 continue
@@ -247,6 +247,15 @@ class TorchMeshes(Meshes):
         return tp_plan.sums(node)
 
 
+def _axes(mesh: DeviceMesh) -> dict[str, int]:
+    """Returns the sizes of a mesh by axis; those without names are numbered.
+
+    Rules cannot name such axes, but arrays lie on them: `fully_shard` makes such a mesh.
+    """
+    names = mesh.mesh_dim_names or map(str, range(mesh.ndim))
+    return dict(zip(names, mesh.shape, strict=True))
+
+
 def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
     """Completes pending sums of an output; a forward hook.
 
@@ -307,7 +316,7 @@ def placements(
     """
     from torch.distributed.tensor import Replicate, Shard
 
-    names = list(mesh.mesh_dim_names or ())
+    names = list(_axes(mesh))
     found: list[Placement] = [Replicate()] * len(names)
     for dim, axes in enumerate(spec):
         order = [names.index(axis) for axis in axes]
@@ -367,12 +376,11 @@ def _divide(
         made: torch.Tensor = own.redistribute(mesh, wanted)
         return made
     place = mesh.get_coordinate()
-    names = mesh.mesh_dim_names or ()
-    sizes = dict(zip(names, mesh.shape, strict=True))
+    sizes = _axes(mesh)
     if place is None:
         local = own.new_empty(0)
     else:
-        boxes = boxes_at(spec, own.shape, sizes, dict(zip(names, place, strict=True)))
+        boxes = boxes_at(spec, own.shape, sizes, dict(zip(sizes, place, strict=True)))
         local = _join([own[tuple(itertools.starmap(slice, box))] for box in boxes], spec)
     if own.device.type == "meta":
         local = torch.empty_like(local, memory_format=torch.contiguous_format)
