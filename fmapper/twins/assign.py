@@ -28,9 +28,8 @@ from fmapper.twins.words import PLACES
 if TYPE_CHECKING:
     from fmapper.twins.roles import Roles
 
-Key: TypeAlias = tuple[int, tuple[int, ...]]
-
-_Index: TypeAlias = dict[Key, list[tuple[Group, tuple[int, ...]]]]
+# By counts and sizes: the groups that have these, and over which numbers they are stacked then.
+_Index: TypeAlias = dict[tuple[int, tuple[int, ...]], list[tuple[Group, tuple[int, ...]]]]
 
 FEW = 32  # numbers that may each be something else, rather than layers
 

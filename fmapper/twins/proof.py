@@ -170,15 +170,13 @@ class Proof:
             return Trial(agrees)
         if self._seen is None:
             self._seen = defaultdict(list)
-            given = inputs_for(_adapter(self._model), self.inputs.args, self.inputs.kwargs)
-            seen = _adapter(self._model).watch(self._model, *given, train=False)
+            adapter = _adapter(self._model)
+            given = inputs_for(adapter, self.inputs.args, self.inputs.kwargs)
+            seen = _observe(self._model, lambda one: adapter.watch(one, *given, train=False))
             for step in _steps(seen):
                 for print_ in step.prints:
                     self._seen[print_.size].append(print_)
-        if self._watch is None:
-            adapter = _adapter(model)
-            self._watch = adapter.watcher(model, *inputs_for(adapter, args, kwargs))
-        steps = [*_steps(self._watch(model), Names(self.target).find)]
+        steps = [*_steps(_observe(model, self._watch_target), Names(self.target).find)]
         matches = tuple(all(map(self._is_seen, step.prints)) for step in steps)
         recovers = [*matches]  # whether results that depend on one match again
         for at in reversed(range(len(steps))):
@@ -191,6 +189,16 @@ class Proof:
         ]
         weights = frozenset(name for step in first for near in step.weights for name in near)
         return Trial(agrees, matches, first[0].place if first else "", weights)
+
+    def _watch_target(self, model: Any) -> Iterable[Observation] | None:
+        """Yields the operations of the target, which is recorded once."""
+        if self._watch is None:
+            from fmapper.verification.models.owners import inputs_for
+
+            adapter = _adapter(model)
+            args, kwargs = self.inputs.target_args, self.inputs.target_kwargs
+            self._watch = adapter.watcher(model, *inputs_for(adapter, args, kwargs))
+        return self._watch(model)
 
     def check_target(self, arrays: Mapping[str, Any]) -> None:
         """Raises `TransferError` if the target draws random numbers."""
@@ -267,6 +275,23 @@ def _outputs(
     return dict(_by_place(output))
 
 
+def _observe(
+    model: Any, watch: Callable[[Any], Iterable[Observation] | None]
+) -> Iterator[Observation]:
+    """Yields the operations of a call of a model.
+
+    Raises:
+        TransferError: They cannot be recorded.
+    """
+    try:
+        yield from watch(model) or ()
+    except Exception as error:  # whatever the model's own code raises
+        raise TransferError(
+            f"outputs differ, and the operations of {type(model).__name__} cannot be recorded to "
+            f"find out where: {type(error).__name__}: {error}. Pass rules="
+        ) from error
+
+
 def _check_draws(
     side: Side,
     model: Any,
@@ -291,8 +316,9 @@ def _check_draws(
     if all(map(_close, outputs.values(), _outputs(other, args, kwargs, seed=1).values())):
         return
     adapter = _adapter(model)
-    seen = adapter.watch(model, *inputs_for(adapter, args, kwargs), train=False)
-    where = next((f", at {one.op}" for one in seen or () if _DRAWS.search(one.op)), "")
+    given = inputs_for(adapter, args, kwargs)
+    seen = _observe(model, lambda one: adapter.watch(one, *given, train=False))
+    where = next((f", at {one.op}" for one in seen if _DRAWS.search(one.op)), "")
     raise TransferError(
         f"{side.label} gives other outputs with another seed: it draws random numbers{where}. Set "
         "it to evaluation, or pass the argument that does (deterministic=True) in example_kwargs="

@@ -59,9 +59,8 @@ _SYNONYMS = {
     "ih": "ih input_hidden",
     "hh": "hh hidden_hidden",
 }
-_FIRST = frozenset(["pre", "before", "input", "first", "in"])
-_SECOND = frozenset(["post", "after", "output", "second"])
-PLACES = _FIRST | _SECOND
+# Words that say where a norm is in its block.
+PLACES = frozenset(["pre", "before", "input", "first", "in", "post", "after", "output", "second"])
 # Of these words one name has the one and another name the other, if they are of two arrays.
 _EXCLUSIVE = tuple(
     frozenset(words.split())

@@ -154,12 +154,6 @@ class _Writer:
                     self._levels.append({})
                 self._levels[level].setdefault(step, []).extend(names)
 
-    def _source(self, match: Match, many: str) -> str:
-        return many if match.back else self._prefix + many
-
-    def _target(self, match: Match, one: str) -> str:
-        return self._prefix + one if match.back else one
-
     def join(self, match: Match, option: Option) -> None:
         """Adds the rules for arrays that become parts of one, or numbers that become dimensions."""
         from fmapper.checkpoints.rules.joining import Concatenate, Stack

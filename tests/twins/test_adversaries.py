@@ -266,3 +266,16 @@ def test_learned_queries_have_roles():
     filled, report = fmapper.transfer(source, Queries("cab"), example_inputs=(x,))
     assert report.proved
     assert torch.allclose(source(x), filled(x), atol=1e-6)
+
+
+class Opaque(Critics):
+    """Two towers whose calls cannot be recorded."""
+
+    def forward(self, x):
+        return super().forward(torch.from_numpy(x.detach().numpy()))
+
+
+def test_outputs_that_differ_are_not_believed_where_nothing_can_be_recorded():
+    source, x = with_values(Opaque("a", "b")), torch.randn(3, 4)
+    with pytest.raises(fmapper.TransferError, match="outputs differ, and the operations of Opaque"):
+        fmapper.transfer(source, Opaque("b", "a"), example_inputs=(x,))
