@@ -126,7 +126,9 @@ def sampler_apart(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--apart", action="store_true", help="two processes over shared memory")
     parser.add_argument("--process", type=int, help="the number of this process")
     parser.add_argument("--place", help="where the processes meet")

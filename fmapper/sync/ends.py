@@ -40,6 +40,7 @@ class End:
     Attributes:
         tree: The model.
         outlines: Its arrays by name.
+        entries: Those arrays, with all that is known of them.
         arrays: The arrays that are held, each once; a generator holds weights in another layout.
         held: Their outlines by name, with the parts that are in this process.
         layout: The rules that make them of those by name.
@@ -52,6 +53,7 @@ class End:
         from fmapper.twins.sides import read_side
 
         side = read_side(tree, role)
+        self.entries = side.entries
         self.tree = tree
         self.layout = tree.layout() if isinstance(tree, Generator) else Rules()
         self._generator = tree if isinstance(tree, Generator) else None

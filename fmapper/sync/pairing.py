@@ -42,11 +42,37 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
         return rules
     if _are_related(source, target) and _have_same_names(a, b):
         return Rules()
+    known = _of_written_classes(source, target, a, b)
+    if known is not None:
+        return known
     if _is_generator(target) or _is_generator(source):
         return Rules()  # what is missing is said by name
     from fmapper.twins.transferring import plan_transfer
 
     return plan_transfer(source, target)[2].rules
+
+
+def _of_written_classes(source: Any, target: Any, a: End, b: End) -> Rules | None:
+    """Returns the rules between a model and what `convert(..., structure=True)` made of it."""
+    from fmapper.checkpoints.rules.naming import Drop
+    from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.errors import CheckpointError
+    from fmapper.translation.reading.weights import arrays_from_source
+
+    for model, other, back in ((target, a, False), (source, b, True)):
+        function = arrays_from_source(model)
+        if function is None:
+            continue
+        state = {entry.name: entry.value for entry in other.entries.values()}
+        try:
+            rules = Rules.record(function, state)
+            if back:  # what the model does not have, such as counters, stays as it is
+                kept = [r for r in rules if not isinstance(r, Drop) or r.tied_to]
+                rules = Rules(kept).inverse()
+            return rules
+        except (CheckpointError, KeyError):  # the other is not its source
+            continue
+    return None
 
 
 def _are_related(source: Any, target: Any) -> bool:

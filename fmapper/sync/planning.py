@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fmapper.sync.ends import Outline
 
 STAGED = "\0"  # before the name of an array of the source that is needed whole, to compute others
+_INTEGERS = ("int", "uint")
 _SHOWN = 40  # arrays in the table that `print` gives
 
 
@@ -184,11 +185,15 @@ def match_arrays(
             problems.append(f"{first}: the source has nothing for it")
         else:
             problem = _problem(made[given], target[first])
+            others = [n for n in own if n in made and made[n] is not made[given]]
+            if others:
+                problem = f"tied to {others[0]} in the target, but not in the source"
             problems += [f"{first}: {problem}"] if problem else []
             for name in own:
                 found[name] = made[given]
+    used = {leaf for array in found.values() for leaf in leaves_of(array)}
     for name in made.keys() - target.keys():
-        if name not in source or (source[name].needed and not source[name].tied_to):
+        if made[name] not in used and (name not in source or source[name].needed):
             problems.append(f"{name}: the target has no place for it")
     if problems:
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
@@ -197,11 +202,13 @@ def match_arrays(
             f"source and target do not fit:\n{lines}{more}\nPass rules=, such as those of the "
             "report of fmapper.transfer, which rename, drop and reshape"
         )
-    cast = {
-        name: array.astype(target[name].dtype, name) if is_inexact(target[name].dtype) else array
-        for name, array in found.items()
-    }
-    return cast, tuple(kept)
+    from fmapper.checkpoints.lazy_operations import Cast
+
+    for name, array in found.items():
+        dtype = numpy_dtype(target[name].dtype)
+        if array.dtype != dtype:
+            found[name] = Cast(array, dtype, name)
+    return found, tuple(kept)
 
 
 def _problem(array: LazyArray, target: Outline) -> str:
@@ -210,6 +217,8 @@ def _problem(array: LazyArray, target: Outline) -> str:
     if array.dtype == numpy_dtype(target.dtype):
         return ""
     own, wanted = array.dtype.name, target.dtype
+    if own.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
+        return ""  # if the values fit, which each call checks
     if not (is_inexact(own) and is_inexact(wanted)):
         return f"dtype {own} from the source, {wanted} in the target"
     if own.startswith("complex") and not wanted.startswith("complex"):

@@ -44,7 +44,7 @@ from fmapper.translation.reading.helpers import (
     print_docstring,
     print_imports,
 )
-from fmapper.translation.reading.weights import rows_in, source_weights
+from fmapper.translation.reading.weights import arrays_from_source, rows_in, source_weights
 from fmapper.translation.scans.derivatives import Derived
 from fmapper.translation.scans.derived_functions import Functions
 from fmapper.translation.scans.loop import Loop
@@ -76,6 +76,7 @@ __all__ = [
     "Structure",
     "Unit",
     "Value",
+    "arrays_from_source",
     "attribute",
     "attribute_name",
     "by_suffix",

@@ -241,6 +241,25 @@ def test_ties_on_one_side() -> None:
     np.testing.assert_array_equal(target["a"], target["b"])
 
 
+def test_arrays_that_are_tied_in_the_target_alone_are_refused() -> None:
+    source = {"a": np.zeros(3), "b": np.ones(3)}
+    target = {"a": torch.zeros(3, dtype=torch.float64)}
+    target["b"] = target["a"]
+    with pytest.raises(fmapper.SyncError, match="a: tied to b in the target"):
+        fmapper.Sync(source, target)
+
+
+def test_whole_numbers_of_another_width_must_fit() -> None:
+    source, target = {"n": np.array([1, 2])}, {"n": jnp.zeros(2, "int32")}
+    sync = fmapper.Sync(source, target)
+    sync()
+    assert target["n"].tolist() == [1, 2]
+    source["n"][0] = 1 << 40
+    with pytest.raises(fmapper.LossyCastError, match="n"):
+        sync()
+    assert target["n"].tolist() == [1, 2]
+
+
 def test_a_cast_that_overflows_leaves_the_target_as_it_was() -> None:
     source = {"a": np.ones(4, "float32"), "b": np.full(4, 1e6, "float32")}
     target = {"a": torch.zeros(4), "b": torch.zeros(4, dtype=torch.float16)}

@@ -76,7 +76,7 @@ def _stack(blocks: Sequence[Any], like: Any) -> Any:
     """Returns the arrays of blocks as one of the shape of another."""
     from fmapper.backends.namespace import array_namespace
 
-    xp = array_namespace(like)
+    xp = array_namespace(blocks[0])
     return xp.reshape(xp.stack(list(blocks)), tuple(like.shape))
 
 
@@ -150,29 +150,13 @@ def source_weights(
     None for other models, those with arrays of another backend, and those whose arrays have no
     memory. See `Models.source_weights`.
     """
-    from fmapper.backends.discovery import owner_of
     from fmapper.backends.namespace import array_namespace
-    from fmapper.states.materialize import is_abstract
-    from fmapper.states.state import named_arrays, refill
+    from fmapper.states.state import refill
 
-    built = source_of_model(model)
-    if built is None:
+    held = _read(model, backend)
+    if held is None:
         return None
-    source = built.weights
-    whole = {name: array for name, (_, array) in named_arrays(model).items()}
-    blocks = {name: source.blocks_of(name) for name in whole}
-    held = [
-        whole[name]
-        for name, parts in blocks.items()
-        if any(part in source.arrays for part, _ in parts)
-    ]
-    if any(is_abstract(array) or owner_of(array).name != backend for array in held):
-        return None
-    own = {
-        part: array[at] if at else array
-        for name, array in whole.items()
-        for part, at in blocks[name]
-    }
+    source, whole, own = held.source, held.whole, held.own
     found = {
         place.name: place.to_source(own[name])
         for name, place in source.arrays.items()
@@ -194,7 +178,40 @@ def source_weights(
     }
 
     def back(filled: Mapping[str, Any]) -> Any:
-        arrays = dict(filled)
+        new = {id(whole[name]): array for name, array in held.arrays_of(filled).items()}
+        return refill(model, lambda link, leaf: new.get(id(leaf), leaf))
+
+    return named, back
+
+
+def arrays_from_source(model: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
+    """Returns a function that makes the arrays of a model of written classes of its source's.
+
+    None for other models.
+    """
+    held = _read(model)
+    return None if held is None else held.arrays_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The arrays of a model of written classes.
+
+    Attributes:
+        source: Where they are in the source.
+        whole: The arrays by their names in the model.
+        blocks: The arrays of single blocks or gates that each has, and their indices.
+        own: These arrays.
+    """
+
+    source: Weights
+    whole: Mapping[str, Any]
+    blocks: Mapping[str, Sequence[tuple[str, tuple[Any, ...]]]]
+    own: Mapping[str, Any]
+
+    def arrays_of(self, filled: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arrays of the model by name, made of those of the source."""
+        source, arrays = self.source, dict(filled)
         for name, rows in source.stacks.items():
             if name in arrays:
                 arrays |= {row: arrays[name][i] for i, row in enumerate(rows)}
@@ -202,19 +219,43 @@ def source_weights(
             if name in arrays:
                 arrays |= {part: arrays[name][slice(*at)] for part, at in parts.items()}
         given = {
-            name: place.from_source(arrays[place.name], tuple(own[name].shape))
+            name: place.from_source(arrays[place.name], tuple(self.own[name].shape))
             for name, place in source.arrays.items()
-            if name in own and place.name in arrays
+            if name in self.own and place.name in arrays
         }
         new = {}
-        for name, array in whole.items():
-            if any(part in given for part, _ in blocks[name]):
-                several = [given.get(part, own[part]) for part, _ in blocks[name]]
+        for name, array in self.whole.items():
+            blocks = self.blocks[name]
+            if any(part in given for part, _ in blocks):
+                several = [given.get(part, self.own[part]) for part, _ in blocks]
                 if name in source.joined:
-                    new[id(array)] = _join(several)
+                    new[name] = _join(several)
                 else:
-                    is_stacked = blocks[name] != [(name, ())]
-                    new[id(array)] = _stack(several, array) if is_stacked else several[0]
-        return refill(model, lambda link, leaf: new.get(id(leaf), leaf))
+                    new[name] = _stack(several, array) if blocks != [(name, ())] else several[0]
+        return new
 
-    return named, back
+
+def _read(model: Any, backend: str = "") -> _Held | None:
+    from fmapper.backends.discovery import owner_of
+    from fmapper.states.materialize import is_abstract
+    from fmapper.states.state import named_arrays
+
+    built = source_of_model(model)
+    if built is None:
+        return None
+    source = built.weights
+    whole = {name: array for name, (_, array) in named_arrays(model).items()}
+    blocks = {name: source.blocks_of(name) for name in whole}
+    held = [
+        whole[name]
+        for name, parts in blocks.items()
+        if any(part in source.arrays for part, _ in parts)
+    ]
+    if backend and any(is_abstract(array) or owner_of(array).name != backend for array in held):
+        return None
+    own = {
+        part: array[at] if at else array
+        for name, array in whole.items()
+        for part, at in blocks[name]
+    }
+    return _Held(source, whole, blocks, own)
