@@ -19,6 +19,7 @@ SIZES = {
     "intermediate_size": 64,
     "vocab_size": 99,
 }
+MIXTURE = {"num_local_experts": 4, "num_key_value_heads": 2}
 T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 IDS = torch.randint(3, 90, (2, 7), generator=torch.Generator().manual_seed(0))
 PICTURES = torch.ones(2, 3, 32, 32)
