@@ -47,6 +47,7 @@ def assign(
             for groups in (first.rows, first.columns)
         )
         decisions += _Assigner(rows, columns, roles).run()
+    _learn_layouts(decisions)
     _doubt_orders(decisions)
     return decisions
 
@@ -321,6 +322,30 @@ class _Assigner:
         return True
 
 
+def _learn_layouts(decisions: Sequence[Decision]) -> None:
+    """Settles the layouts of square matrices by those of others in the same kinds of layers."""
+    learnt: dict[object, set[object]] = defaultdict(set)
+    for decision in decisions:
+        if decision.settled:
+            learnt[_layer_kind(decision.match)].add(decision.option.kind)
+    for decision in decisions:
+        kinds = learnt.get(_layer_kind(decision.match), set())
+        options = [option for option in decision.match.options if option.kind in kinds]
+        if not decision.option.certain and len(kinds) == len(options) == 1:
+            decision.option = replace(options[0], certain=True)
+            decision.witnesses = (*decision.witnesses, LAYERS)
+
+
+def _layer_kind(match: Match) -> object:
+    """Returns the kinds of layer of both sides of a matrix; the match itself for others."""
+    groups = (match.many[0], match.one)
+    others = {"embed", "token", "pos", "type", "head"}
+    if len(match.many) > 1 or any(len(g.shapes[0]) < 2 or g.words.path & others for g in groups):
+        return match
+    kinds = [(g.layer or g.pieces[-1].rpartition(".")[2], len(g.shapes[0])) for g in groups]
+    return match.back, match.over, *kinds
+
+
 def _doubt_orders(decisions: Sequence[Decision]) -> None:
     """Makes layouts unsure where another implementation may have elements in another order.
 
@@ -339,8 +364,10 @@ def _doubt_orders(decisions: Sequence[Decision]) -> None:
         own = _groups_of(decision)
         if rotates and any(g.words.path & {"q", "k", "qkv", "kv"} for g in own):
             decision.doubt = "positions may rotate halves of each head, or neighbours"
-        sizes = {n for g in groups if g not in own for shape in g.shapes for n in shape}
-        if any(_is_flat(shape, channels, sizes) for g in own[:1] for shape in g.shapes):
+        sizes = {
+            n for g in groups if channels and g not in own for shape in g.shapes for n in shape
+        }
+        if any(_is_flat(shape, channels, sizes) for shape in own[0].shapes if channels):
             decision.doubt = "flattened images may have their channels first, or last"
         if decision.doubt:
             decision.option = replace(decision.option, certain=False)

@@ -46,6 +46,11 @@ class Option:
     certain: bool = False
     after: Steps = ()
 
+    @property
+    def kind(self) -> object:
+        """Its dimensions and the steps of its layouts, without the sizes of reshapes."""
+        return self.axes, frozenset(_kind(one) for ways in self.layouts for one in ways.values())
+
     def __str__(self) -> str:
         words = [str(layout) for known in self.layouts[:1] for layout in known.values()][:1]
         if len(self.order) > 1:

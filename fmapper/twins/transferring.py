@@ -428,13 +428,13 @@ def _pair(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Plan:
     left = [e for e in b.entries.values() if not e.tied_to and e.name not in filled]
     kept, missing = _split_kept(left, keep)
     tied = {entry.name: entry.tied_to for entry in again if entry.name not in used}
-    needed = [n for n, e in a.entries.items() if n not in used | {*tied} and is_needed(e)]
+    needed = [n for n, e in a.entries.items() if not (n in used or n in tied) and is_needed(e)]
     tied |= ties_of(needed, decisions, a, b)
     needed = [name for name in needed if name not in tied]
     if missing or needed:
         raise no_counterpart(missing, needed, a, b)
     order = {name: at for at, name in enumerate(b.entries)}
     decisions.sort(key=lambda d: order[d.match.filled[0].name])
-    dropped = [name for name in a.entries if name not in used | {*tied}]
+    dropped = [name for name in a.entries if not (name in used or name in tied)]
     ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
     return _Plan(decisions, kept, tied, dropped, ties)
