@@ -113,6 +113,13 @@ def test_a_square_matrix_without_layers_is_asked_for():
         fmapper.transfer(arrays({"a.w": (4, 4)}), zeros(arrays({"b.w": (4, 4)})))
 
 
+def test_a_square_matrix_has_the_layout_of_those_beside_it():
+    source = arrays({"up.weight": (8, 4), "mid.weight": (8, 8), "down.weight": (4, 8)})
+    shapes = {"up.kernel": (4, 8), "mid.kernel": (8, 8), "down.kernel": (8, 4)}
+    filled, _ = fmapper.transfer(source, arrays(shapes, 1))
+    np.testing.assert_array_equal(filled["mid.kernel"], source["mid.weight"].T)
+
+
 def test_other_architectures_name_what_is_missing():
     source = arrays({"a.weight": (4, 3), "a.bias": (4,)})
     with pytest.raises(fmapper.TransferError, match=r"c\.scale: \[7\] of the target"):
