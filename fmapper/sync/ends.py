@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +53,16 @@ class End:
         from fmapper.twins.one_sided import is_counter, is_needed
         from fmapper.twins.sides import read_side
 
+        if isinstance(tree, str | os.PathLike):
+            raise SyncError(
+                f"the {role} is the path of a checkpoint, which does not change: put it into a "
+                "model with fmapper.load(path, like=model) or fmapper.transfer(path, model)"
+            )
+        if isinstance(tree, Generator) and role == "source" and tree.layout().rules:
+            raise SyncError(
+                "the source is a generator that keeps weights in blocks, for a batch of several "
+                "rows. Pass the model, or fmapper.state(generator)"
+            )
         side = read_side(tree, role)
         self.entries = side.entries
         self.tree = tree

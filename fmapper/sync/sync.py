@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -124,6 +125,7 @@ class Sync(Generic[T]):
             self._exchange.plan(parts)
             self._summary = partial(summarise, held, targets[1], kept, moved)
         self.stats: SyncStats | None = None
+        self._lock = threading.Lock()
 
     @cached_property
     def plan(self) -> SyncPlan:
@@ -153,9 +155,10 @@ class Sync(Generic[T]):
             LossyCastError: A finite value becomes infinite in the dtype of the target.
         """
         began = time.perf_counter()
-        here, *moved = self._run(source, delta=delta)
-        target: T = here.commit()
-        self.stats = SyncStats(time.perf_counter() - began, here.nbytes, *moved)
+        with self._lock:
+            here, *moved = self._run(source, delta=delta)
+            target: T = here.commit()
+            self.stats = SyncStats(time.perf_counter() - began, here.nbytes, *moved)
         return target
 
     @short_traceback

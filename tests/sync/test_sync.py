@@ -318,6 +318,11 @@ def test_a_layer_that_is_replaced_is_followed() -> None:
     assert torch.equal(target[2].weight, source[2].weight)
 
 
+def test_a_checkpoint_is_refused() -> None:
+    with pytest.raises(fmapper.SyncError, match="path of a checkpoint"):
+        fmapper.Sync("model.safetensors", make())
+
+
 def test_a_model_with_itself_is_refused() -> None:
     model = make()
     with pytest.raises(fmapper.SyncError, match="share"):
