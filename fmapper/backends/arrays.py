@@ -408,10 +408,10 @@ class Arrays(Framework):
         """
         raise TypeError(f"arrays of {self.name} cannot be written to")
 
-    def address(self, array: Any) -> int | None:
-        """Returns where the values of an array lie, which is another number once they are moved.
+    def place(self, array: Any) -> Hashable:
+        """Returns a key that is another one once a view of an array is not its values any more.
 
-        None where a view of them may become invalid.
+        None where a view may become invalid without that.
         """
         return None
 

@@ -49,7 +49,7 @@ class Memory:
             whole = box == full_box(outline.shape)
             dtype = numpy_dtype(outline.dtype)
             self._places.append(_Place(name, number, box, whole, box_shape(box), dtype, adapter))
-        self._last: list[tuple[Any, int | None, Any]] = [(None, None, None)] * len(self._places)
+        self._last: list[tuple[Any, Any, Any]] = [(None, None, None)] * len(self._places)
 
     def read(self, arrays: Sequence[Any]) -> list[Array]:
         """Returns the parts, given all arrays of the end.
@@ -58,11 +58,9 @@ class Memory:
             SyncError: One is not as it was when the sync was planned; names it.
         """
         fresh = []
-        for at, (place, (array, address, _)) in enumerate(
-            zip(self._places, self._last, strict=True)
-        ):
+        for at, (place, (array, key, _)) in enumerate(zip(self._places, self._last, strict=True)):
             new = arrays[place.number]
-            if new is not array or address is None or place.adapter.address(new) != address:
+            if new is not array or key is None or place.adapter.place(new) != key:
                 fresh.append(at)
         if fresh:
             self._export(arrays, fresh)
@@ -75,6 +73,8 @@ class Memory:
             array = arrays[place.number]
             if adapter_of(array) is not place.adapter:
                 raise self._error(place, f"it is a {type(array).__name__} now")
+            if place.adapter.unusable([array]) is not None:
+                raise self._error(place, "its values are gone, probably donated to a computation")
             held = parts_of(array)
             if place.box not in held:
                 raise self._error(place, f"its shape was {place.shape}, or it is sharded otherwise")
@@ -84,8 +84,8 @@ class Memory:
             if host.dtype != place.dtype:
                 raise self._error(place, f"its dtype was {place.dtype}, and is {host.dtype}")
             array = arrays[place.number]
-            address = place.adapter.address(array) if place.is_whole else None
-            self._last[at] = array, address, host
+            key = place.adapter.place(array) if place.is_whole else None
+            self._last[at] = array, key, host
 
     def _error(self, place: _Place, text: str) -> SyncError:
         return SyncError(

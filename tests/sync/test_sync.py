@@ -308,6 +308,28 @@ def test_what_has_changed_since_is_refused(what: str) -> None:
         assert torch.equal(value, before[name])
 
 
+def test_memory_that_is_replaced_is_followed() -> None:
+    """The tensor is the same object, with other values or another order of them."""
+    source, target = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    sync = fmapper.Sync(source, target)
+    sync()
+    source.weight.data = source.weight.data.T
+    target.bias.data = torch.zeros(3)
+    sync()
+    assert torch.equal(target.weight, source.weight)
+    assert torch.equal(target.bias, source.bias)
+
+
+def test_an_array_that_was_donated_is_named() -> None:
+    source, target = {"a": jnp.ones(3), "b": jnp.ones(3)}, {"a": np.zeros(3, "float32")}
+    target["b"] = np.zeros(3, "float32")
+    sync = fmapper.Sync(source, target)
+    source["b"].delete()
+    with pytest.raises(fmapper.SyncError, match=r"b of the source.*donated"):
+        sync()
+    assert not target["a"].any()
+
+
 def test_a_layer_that_is_replaced_is_followed() -> None:
     source, target = make(), make(1)
     sync = fmapper.Sync(source, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -103,9 +103,9 @@ class NumpyAdapter(Adapter):
         """Copies; an array that is read-only refuses."""
         np.copyto(array, data)
 
-    def address(self, array: Any) -> int | None:
-        """Returns a number: an array does not move."""
-        return 0
+    def place(self, array: Any) -> Hashable:
+        """Returns the layout, which can be assigned; an array does not move."""
+        return array.shape, array.strides, array.dtype
 
     def nbytes(self, array: Any) -> int:
         """Returns `array.nbytes`; for objects, only their pointers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +23,11 @@ class Writes(Arrays):
         with torch.no_grad():
             array.detach().copy_(tensors.from_numpy(data))
 
-    def address(self, array: Any) -> int | None:
-        """Returns `data_ptr()` of tensors on the CPU."""
-        plain = not is_dtensor(array) and array.device.type == "cpu"
-        return int(array.data_ptr()) if plain else None
+    def place(self, array: Any) -> Hashable:
+        """Returns address and layout of a tensor on the CPU; `tensor.data = ...` changes them."""
+        if is_dtensor(array) or array.device.type != "cpu":
+            return None
+        return array.data_ptr(), array.shape, array.stride(), array.dtype
 
     def note_writes(self, arrays: Sequence[Any]) -> None:
         """Counts a change of each tensor, so that a backward pass that needs the old one fails."""
