@@ -101,9 +101,10 @@ class Sync(Generic[T]):
         transport: Transport | None = None,
         timeout: float = 60.0,
     ) -> None:
+        from fmapper.checkpoints.formats.format import without_collection
         from fmapper.checkpoints.rules.rules import Rules
 
-        with step("planning the sync"):
+        with step("planning the sync"), without_collection():
             self._exchange = Exchanger(transport, timeout)
             rank = self._exchange.rank
             self._source = None if source is None else End(source, "source", rank)
