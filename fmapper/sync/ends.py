@@ -105,6 +105,11 @@ class End:
             found[name] = Outline(tuple(adapter.shape(array)), adapter.dtype(array), boxes=boxes)
         return found
 
+    def forget(self) -> None:
+        """Lets go of the arrays that were there when the sync was planned."""
+        self.entries, self.arrays = {}, []
+        self._reader.forget()
+
     def read(self, tree: Any = None) -> list[Any]:
         """Returns the arrays now, of the tree or of another one of its structure."""
         if self._generator is not None:

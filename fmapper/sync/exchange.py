@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _HEADER = 64  # bytes before the values of a packet, which are aligned so
 _ALIGNMENT = 8  # bytes of the values of each transfer in a packet
+_SHORT = 5.0  # seconds that one that has failed waits for what others have decided
 _READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
 
 
@@ -60,6 +61,7 @@ class Exchanger:
         self._to: dict[int, list[_Packet]] = {}
         self._from: dict[int, list[_Packet]] = {}
         self._last: dict[tuple[int, int], Array] = {}
+        self._heard: dict[int, float] = {}
         self._broken = ""
 
     # planning
@@ -124,14 +126,23 @@ class Exchanger:
             if self._others:
                 self._say(_FAILED + str(error).encode())
             raise
-        if self._others:
-            for rank, reply in self._say(_READY).items():
-                said = self._check(rank, reply)
-                if said.startswith(_FAILED):
-                    raise SyncError(
-                        f"rank {rank} cannot begin: {said[len(_FAILED) :].decode()}. Nothing has "
-                        "changed"
-                    )
+        with self._break_off():
+            replies = {r: self._check(r, reply) for r, reply in self._say(_READY).items()}
+        for rank, said in replies.items():
+            if said.startswith(_FAILED):
+                raise SyncError(
+                    f"rank {rank} cannot begin: {said[len(_FAILED) :].decode()}. Nothing has "
+                    "changed"
+                )
+
+    @contextmanager
+    def _break_off(self) -> Iterator[None]:
+        """Notes that processes are not at the same message any more, when something fails."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = str(error) or type(error).__name__
+            raise
 
     def run(self, here: Round, *, delta: bool) -> tuple[int, int]:
         """Sends and receives arrays; returns when all processes have theirs.
@@ -145,40 +156,40 @@ class Exchanger:
         if not self._others:
             here.finish()
             return 0, 0
-        sizes = {"sent": 0, "received": 0}
+        sent: list[int] = []
+        received: list[int] = []
         problem: SyncError | LossyCastError | None = None
         try:
-            self._send_all(here, sizes, delta=delta)
-            here.finish()
-            for rank, reply in self._say(_READY).items():
-                self._check(rank, reply)
+            with self._break_off():
+                self._send_all(here, sent, received, delta=delta)
+                here.finish()
+                for rank, reply in self._say(_READY).items():
+                    self._check(rank, reply)
         except (SyncError, LossyCastError) as error:
             problem = error
         said = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
-        if problem is not None:
-            self._broken = str(problem)
-            if not any(reply == _WRITTEN for reply in said.values()):
-                raise problem
-        return sizes["sent"], sizes["received"]
+        if problem is not None and not any(reply == _WRITTEN for reply in said.values()):
+            raise problem
+        return sum(sent), sum(received)
 
-    def _send_all(self, here: Round, sizes: dict[str, int], *, delta: bool) -> None:
-        work: dict[int, list[Callable[[], object]]] = {rank: [] for rank in self._others}
-
+    def _send_all(self, here: Round, sent: list[int], received: list[int], *, delta: bool) -> None:
         def send(rank: int) -> None:
             for number, packet in enumerate(self._to.get(rank, ())):
                 data = self._pack(here, packet)
-                data = self._as_delta(data, rank, number) if delta else data
+                if delta:
+                    data = self._as_delta(data, rank, number)
+                else:  # the next delta has another base
+                    self._last.pop((rank, number), None)
                 self._send(data, rank)
-                sizes["sent"] += data.nbytes - _HEADER
+                sent.append(data.nbytes - _HEADER)
 
         def receive(rank: int) -> None:
             for packet in self._from.get(rank, ()):
                 data = self._receive(rank)
-                sizes["received"] += data.nbytes - _HEADER
+                received.append(data.nbytes - _HEADER)
                 _unpack(here, packet, data)
 
-        for rank in self._others:
-            work[rank] = [partial(send, rank), partial(receive, rank)]
+        work = {rank: (partial(send, rank), partial(receive, rank)) for rank in self._others}
         for rank, result in self._all(work).items():
             self._check(rank, result)
 
@@ -227,12 +238,15 @@ class Exchanger:
     def _send(self, data: Any, rank: int) -> None:
         assert self._transport is not None
         self._transport.send(memoryview(data), rank)
+        self._heard[rank] = time.monotonic()
 
     def _receive(self, rank: int) -> Array:
         import numpy as np
 
         assert self._transport is not None
-        return np.frombuffer(self._transport.receive(rank), np.uint8)
+        data = np.frombuffer(self._transport.receive(rank), np.uint8)
+        self._heard[rank] = time.monotonic()
+        return data
 
     def _say(self, data: bytes, *, patient: bool = True) -> dict[int, Any]:
         """Says something to all others; returns what each says, or an error."""
@@ -260,19 +274,23 @@ class Exchanger:
                 results.put((rank, at, error))
 
         missing: set[tuple[int, int]] = set()
+        limit = self._timeout if patient else min(self._timeout, _SHORT)
         for rank, functions in work.items():
+            self._heard[rank] = time.monotonic()
             for at, function in enumerate(functions):
                 missing.add((rank, at))
                 threading.Thread(target=do, args=(rank, at, function), daemon=True).start()
         found: dict[int, Any] = {}
-        until = time.monotonic() + (self._timeout if patient else min(self._timeout, 5.0))
         while missing:
+            first = min(self._heard[rank] for rank, _ in missing)
             try:
-                rank, at, result = results.get(timeout=max(0.0, until - time.monotonic()))
+                rank, at, result = results.get(timeout=max(0.0, first + limit - time.monotonic()))
             except queue.Empty:
-                for rank in {rank for rank, _ in missing}:
-                    found.setdefault(rank, SyncError(f"rank {rank} {self._late()}"))
-                break
+                late = {r for r, _ in missing if self._heard[r] + limit <= time.monotonic()}
+                text = f"has not answered in {self._timeout:g} seconds"
+                found |= {r: SyncError(f"rank {r} {text}") for r in late if r not in found}
+                missing = {pair for pair in missing if pair[0] not in late}
+                continue
             missing.discard((rank, at))
             if isinstance(result, BaseException):
                 found[rank] = result
@@ -280,9 +298,6 @@ class Exchanger:
             elif at == len(work[rank]) - 1:
                 found.setdefault(rank, result)
         return found
-
-    def _late(self) -> str:
-        return f"has not answered in {self._timeout:g} seconds"
 
     def _check(self, rank: int, result: Any) -> Any:
         """Returns what a process has said.
@@ -337,7 +352,7 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
         if bytes(data[1 : 1 + len(known)]) != known:
             raise SyncError(
                 "delta=True, but the running model has other weights than those of the last call. "
-                "Call once without delta"
+                "Create another Sync"
             )
         apply(base[_HEADER:].view(np.uint16), data[_HEADER:])
         data = base

@@ -62,11 +62,12 @@ class Memory:
             new = arrays[place.number]
             if new is not array or key is None or place.adapter.place(new) != key:
                 fresh.append(at)
-        if fresh:
-            self._export(arrays, fresh)
-        return [host for _, _, host in self._last]
+        hosts = [host for _, _, host in self._last]
+        for at, host in zip(fresh, self._export(arrays, fresh), strict=True):
+            hosts[at] = host
+        return hosts
 
-    def _export(self, arrays: Sequence[Any], fresh: Sequence[int]) -> None:
+    def _export(self, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Array]:
         parts = []
         for at in fresh:
             place = self._places[at]
@@ -79,13 +80,15 @@ class Memory:
             if place.box not in held:
                 raise self._error(place, f"its shape was {place.shape}, or it is sharded otherwise")
             parts.append(held[place.box])
-        for at, host in zip(fresh, on_host(parts), strict=True):
+        hosts = on_host(parts)
+        for at, host in zip(fresh, hosts, strict=True):
             place = self._places[at]
             if host.dtype != place.dtype:
                 raise self._error(place, f"its dtype was {place.dtype}, and is {host.dtype}")
             array = arrays[place.number]
             key = place.adapter.place(array) if place.is_whole else None
-            self._last[at] = array, key, host
+            self._last[at] = (None, None, None) if key is None else (array, key, host)
+        return hosts
 
     def _error(self, place: _Place, text: str) -> SyncError:
         return SyncError(

@@ -64,6 +64,11 @@ class Reader:
                     numbers[id(value)] = len(self.first)
                     self.first.append(value)
                 self._nodes[above].arrays.append((key, numbers[id(value)]))
+        self._count = len(self.first)
+
+    def forget(self) -> None:
+        """Lets go of the first arrays."""
+        self.first = []
 
     def read(self, tree: Any) -> list[Any]:
         """Returns the arrays of the tree, or of another one of the same structure.
@@ -74,7 +79,7 @@ class Reader:
         return self._read(tree)[0]
 
     def _read(self, tree: Any) -> tuple[list[Any], list[Any], list[Mapping[Any, Any]]]:
-        arrays: list[Any] = [None] * len(self.first)
+        arrays: list[Any] = [None] * self._count
         nodes: list[Any] = []
         children: list[Mapping[Any, Any]] = []
         for node in self._nodes:

@@ -70,7 +70,7 @@ class Sync(Generic[T]):
         transport: How bytes go to other processes: a `fmapper.sync.Transport`, a
             `fmapper.sync.Folder`; None for the processes of `torch.distributed`, where it was
             started. Every process creates the sync and calls it.
-        timeout: Seconds that a process waits for others.
+        timeout: Seconds without a message from another process, after which it counts as failed.
 
     Attributes:
         stats: What the last call has done; None before.
@@ -124,6 +124,9 @@ class Sync(Generic[T]):
             parts = [*transfers(held, sources[1], targets[1], rank, note)]
             self._here = Here(self._source, self._target, parts, rank, share=share)
             self._exchange.plan(parts)
+            for end in (self._source, self._target):
+                if end is not None:
+                    end.forget()
             self._summary = partial(summarise, held, targets[1], kept, moved)
         self.stats: SyncStats | None = None
         self._lock = threading.Lock()

@@ -51,13 +51,14 @@ def ended(child: int) -> int:
 
 
 def train(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool = False) -> None:
+    """Changes all weights in each step; every third call is without a delta."""
     source = state(0)
     transport = Folder(path, rank, size)
     sync = fmapper.Sync(source, None, transport=transport, timeout=LIMIT)
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         for array in source.values():
             np.add(array, 1, out=array)
-        sync(delta=delta)
+        sync(delta=delta and step % 3 != 0)
 
 
 def run(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool = False) -> None:
@@ -69,7 +70,7 @@ def run(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool
         sync = fmapper.Sync(None, target, transport=Folder(path, rank, size), timeout=LIMIT)
         for step in range(1, steps + 1):
             began = time.monotonic()
-            sync(delta=delta)
+            sync(delta=delta and step % 3 != 0)
             expected = float(step)
             assert values_of(target) == {expected}
         assert sync.stats is not None
@@ -99,7 +100,7 @@ def check_two_trainers_and_two_runners() -> None:
 def check_changes_alone() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        roles = [lambda: train(path, 0, 2, 5, delta=True), lambda: run(path, 1, 2, 5, delta=True)]
+        roles = [lambda: train(path, 0, 2, 8, delta=True), lambda: run(path, 1, 2, 8, delta=True)]
         assert [ended(child) for child in fork(*roles)] == [0] * 2
 
 

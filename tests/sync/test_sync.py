@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import equinox as eqx
@@ -375,6 +376,22 @@ def test_memory_is_used_again() -> None:
         addresses.add(target["w"].unsafe_buffer_pointer())
     assert len(addresses) == 2
     assert float(target["w"][0, 0]) == 8
+
+
+def test_old_arrays_are_let_go() -> None:
+    """Neither end is kept alive by the sync, as it was planned or as it was in the last call."""
+    source, target = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
+    old = [weakref.ref(source["w"]), weakref.ref(target["w"])]
+    sync = fmapper.Sync(source, target)
+    sync()
+    source["w"] = jnp.full(3, 2.0)
+    sync()
+    assert [ref() for ref in old] == [None, None]
+    old = [weakref.ref(source["w"])]
+    source["w"] = jnp.full(3, 3.0)
+    assert old[0]() is None
+    sync()
+    assert target["w"].tolist() == [3.0] * 3
 
 
 def test_shared_arrays_are_the_same_objects() -> None:
