@@ -73,7 +73,7 @@ class Sync(Generic[T]):
         timeout: Seconds without a message from another process, after which it counts as failed.
 
     Attributes:
-        stats: What the last call has done; None before.
+        stats: What the last call has done.
 
     Raises:
         SyncError: An array of either side has no counterpart, or a process lacks one.
@@ -128,7 +128,7 @@ class Sync(Generic[T]):
                 if end is not None:
                     end.forget()
             self._summary = partial(summarise, held, targets[1], kept, moved)
-        self.stats: SyncStats | None = None
+        self.stats = SyncStats(0.0, 0, 0, 0)
         self._lock = threading.Lock()
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapter_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 
+T = TypeVar("T")
 Bring = Callable[[Any], Any]
 Change = Callable[[Any, Any], Any]
 
@@ -134,6 +135,10 @@ class LoraAdapter:
         self.updates, self.replaced = dict(updates), dict(replaced or {})
         self.settings, self.rules = settings, rules
 
+    @overload
+    def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]: ...
+    @overload
+    def __call__(self, params: T) -> T: ...
     def __call__(self, params: Any) -> Any:
         """Returns parameters with the adapter merged into them; those that it does not name stay.
 
