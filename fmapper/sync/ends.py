@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,16 +41,17 @@ class End:
     Attributes:
         tree: The model.
         outlines: Its arrays by name.
+        keep: Patterns for names of arrays that may stay as they are.
         entries: Those arrays, with all that is known of them.
         arrays: The arrays that are held, each once; a generator holds weights in another layout.
         held: Their outlines by name, with the parts that are in this process.
         layout: The rules that make them of those by name.
     """
 
-    def __init__(self, tree: Any, role: str, rank: int) -> None:
+    def __init__(self, tree: Any, role: str, rank: int, keep: Sequence[str] = ()) -> None:
         from fmapper.checkpoints.rules.rules import Rules
         from fmapper.generation.generator import Generator
-        from fmapper.twins.one_sided import is_counter, is_needed
+        from fmapper.twins.one_sided import is_counter, is_kept, is_needed
         from fmapper.twins.sides import read_side
 
         if isinstance(tree, str | os.PathLike):
@@ -64,7 +65,7 @@ class End:
                 "rows. Pass the model, or fmapper.state(generator)"
             )
         side = read_side(tree, role)
-        self.entries = side.entries
+        self.entries, self.keep = side.entries, keep
         self.tree = tree
         self.layout = tree.layout() if isinstance(tree, Generator) else Rules()
         self._generator = tree if isinstance(tree, Generator) else None
@@ -87,6 +88,7 @@ class End:
                     )
                 self._numbers[name] = number
             needed, free = is_needed(entry), entry.random or is_counter(entry) or entry.transient
+            free = free or is_kept(entry, keep)
             tied = entry.tied_to
             self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
         self.held = self._find_held(rank)

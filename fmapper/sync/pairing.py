@@ -49,7 +49,7 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
         return Rules()  # what is missing is said by name
     from fmapper.twins.transferring import plan_transfer
 
-    return plan_transfer(source, target)[2].rules
+    return plan_transfer(source, target, keep=b.keep)[2].rules
 
 
 def _of_written_classes(source: Any, target: Any, a: End, b: End) -> Rules | None:

@@ -18,7 +18,7 @@ from fmapper.sync.planning import SyncPlan, match_arrays, summarise, transfers
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
 
@@ -65,6 +65,7 @@ class Sync(Generic[T]):
         rules: How names and layouts of the source become those of the target. None where the names
             are the same, as those of a model and what `convert` made of it, and where
             `fmapper.transfer` finds them.
+        keep: Patterns for names of the target that stay as they are where the source lacks them.
         share: Let arrays of JAX that are right as they are be the same objects in both models. The
             source must not donate them.
         transport: How bytes go to other processes: a `fmapper.sync.Transport`, a
@@ -97,6 +98,7 @@ class Sync(Generic[T]):
         target: T,
         rules: Rules | None = None,
         *,
+        keep: Sequence[str] = (),
         share: bool = False,
         transport: Transport | None = None,
         timeout: float = 60.0,
@@ -108,7 +110,7 @@ class Sync(Generic[T]):
             self._exchange = Exchanger(transport, timeout)
             rank = self._exchange.rank
             self._source = None if source is None else End(source, "source", rank)
-            self._target = None if target is None else End(target, "target", rank)
+            self._target = None if target is None else End(target, "target", rank, keep)
             if self._source is not None and self._target is not None:
                 rules = rules_between(source, target, self._source, self._target, rules)
             ours = self._source, self._target

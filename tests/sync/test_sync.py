@@ -340,6 +340,19 @@ def test_a_layer_that_is_replaced_is_followed() -> None:
     assert torch.equal(target[2].weight, source[2].weight)
 
 
+def test_a_part_alone() -> None:
+    source, target = make(), make(1)
+    before = target[0].weight.clone()
+    head = {"2.weight": source[2].weight, "2.bias": source[2].bias}
+    with pytest.raises(fmapper.TransferError, match=r"(?s)0\.weight.*keep= lists names"):
+        fmapper.Sync(head, target)
+    sync = fmapper.Sync(head, target, keep=["0.*"])
+    sync()
+    assert torch.equal(target[2].weight, source[2].weight)
+    assert torch.equal(target[0].weight, before)
+    assert sync.plan.kept == ("0.weight", "0.bias")
+
+
 def test_a_checkpoint_is_refused() -> None:
     with pytest.raises(fmapper.SyncError, match="path of a checkpoint"):
         fmapper.Sync("model.safetensors", make())
