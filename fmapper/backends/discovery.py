@@ -9,6 +9,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, overload
 
@@ -53,6 +54,8 @@ def _load_builtin(name: str) -> Any:
 _loaded: dict[str, Framework] = {}
 _by_framework: dict[str, Framework | None] = {}
 _by_type: dict[type, Arrays | None] = {}
+_loading = threading.RLock()
+_begun: set[str] = set()  # adapters that this thread is loading, which look for new ones themselves
 
 
 def register_adapter(adapter: Facet) -> Facet:
@@ -89,11 +92,20 @@ def load_new() -> None:
     """Loads the adapter of every framework that has been imported since the last look."""
     for name in _sources():
         if name not in _by_framework and sys.modules.get(name) is not None and _is_ready(name):
-            _by_framework[name] = None
-            try:
-                _load(name)
-            except ImportError as error:
-                warn(f"the adapter for {name} could not be loaded: {error}", FmapperWarning)
+            with _loading:  # another thread waits: without the adapter it would find no arrays
+                if name not in _by_framework and name not in _begun:
+                    _load_once(name)
+
+
+def _load_once(name: str) -> None:
+    _begun.add(name)
+    try:
+        _load(name)
+    except ImportError as error:
+        warn(f"the adapter for {name} could not be loaded: {error}", FmapperWarning)
+    finally:
+        _begun.discard(name)
+        _by_framework.setdefault(name, None)
 
 
 def _is_ready(name: str) -> bool:

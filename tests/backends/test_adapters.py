@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import fmapper
-from fmapper.backends import Adapter
+from fmapper.backends import Adapter, discovery
 
 np = pytest.importorskip("numpy")
 
@@ -173,3 +177,30 @@ def x64() -> Iterator[None]:
 
         with enable_x64():
             yield
+
+
+def test_a_thread_waits_for_the_adapter_that_another_one_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it the first calls of several threads would find no arrays in a model."""
+    inside = threading.Event()
+    loaded: list[str] = []
+
+    def load() -> None:
+        inside.set()
+        time.sleep(0.2)
+        loaded.append("adapter")
+        raise ImportError("a test")
+
+    monkeypatch.setitem(sys.modules, "slow_framework", ModuleType("slow_framework"))
+    monkeypatch.setattr(discovery, "_sources", lambda: {"slow_framework": load})
+    monkeypatch.setattr(discovery, "_by_framework", {})
+    monkeypatch.setattr(discovery, "warn", lambda *_: None)
+    first = threading.Thread(target=discovery.load_new)
+    first.start()
+    inside.wait()
+    discovery.load_new()
+    assert loaded == ["adapter"]
+    first.join()
+    discovery.load_new()
+    assert loaded == ["adapter"]
