@@ -305,7 +305,7 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     Those that a program computes with, and that no state has, are left out.
     """
     named: dict[str, tuple[Link, Any]] = {}
-    for link, leaf, node_type, _ in walk(tree, once=False, enter=_items):
+    for link, leaf, node_type, _ in walk(tree, once=False, enter=items_in_state):
         if node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, at(link), others=lambda: _leaves(tree))
         elif node_type is None:
@@ -319,7 +319,7 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     return named
 
 
-def _items(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
+def items_in_state(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
     """Returns the children of a node of which a state has arrays; None for a leaf."""
     if kind in LEAVES:
         return None

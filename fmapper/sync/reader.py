@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import SyncError
 from fmapper.tree.keypath import Link, format_link
-from fmapper.tree.nodes import LEAVES, Item, Kind, NodeType
+from fmapper.tree.nodes import NodeType
 from fmapper.tree.walk import walk
 
 
@@ -47,11 +47,13 @@ class Reader:
     """
 
     def __init__(self, tree: Any) -> None:
+        from fmapper.states.state import items_in_state
+
         self._nodes: list[_Node] = []
         self.first: list[Any] = []
         numbers: dict[int, int] = {}
         places: dict[int, int] = {}
-        for link, value, kind, _ in walk(tree, once=False, enter=_items):
+        for link, value, kind, _ in walk(tree, once=False, enter=items_in_state):
             above = places[id(link[0])] if link is not None and link[0] is not None else 0
             key = None if link is None else link[1]
             if isinstance(kind, NodeType):
@@ -98,7 +100,14 @@ class Reader:
             nodes.append(value)
             children.append(own)
             for key, number in node.arrays:
-                arrays[number] = own.get(key)
+                array = own.get(key)
+                if arrays[number] is not None and arrays[number] is not array:
+                    raise SyncError(
+                        f"{format_link((node.link, key))} was tied to another array when the sync "
+                        "was planned, and is one of its own now. Create another Sync, before which "
+                        "arrays that are not tied must be different objects"
+                    )
+                arrays[number] = array
         return arrays, nodes, children
 
     def write(self, tree: Any, new: Mapping[int, Any]) -> Any:
@@ -123,16 +132,6 @@ class Reader:
             steps.append((put, value, {**own, **changed}, own))
         without_interrupt(lambda: _carry_out(steps))
         return tree
-
-
-def _items(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
-    """Returns the children of a node but the constants of a program; None for a leaf."""
-    if kind in LEAVES:
-        return None
-    if not isinstance(kind, NodeType):
-        return ()
-    constants = () if kind.constants is None else kind.constants(value)
-    return [item for item in kind.items(value) if item[0] not in constants]
 
 
 def _refill(tree: Any, new: Mapping[int, Any]) -> Any:

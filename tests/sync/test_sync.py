@@ -215,6 +215,16 @@ def test_new_parameters_of_jax_are_given_to_the_call() -> None:
     assert target.bias.tolist() == [2.0] * 3
 
 
+def test_arrays_that_are_not_tied_any_more_are_refused() -> None:
+    """Two zeros that are one object count as tied; later versions of them differ."""
+    zeros = jnp.zeros(3)
+    source, target = {"a": zeros, "b": zeros}, {n: np.zeros(3, "float32") for n in "ab"}
+    sync = fmapper.Sync(source, target)
+    with pytest.raises(fmapper.SyncError, match=r"b.* was tied to another array"):
+        sync({"a": jnp.ones(3), "b": jnp.full(3, 2.0)})
+    assert not target["b"].any()
+
+
 def test_values_are_cast_moved_joined_and_computed() -> None:
     rng = np.random.default_rng(0)
     source = {name: rng.normal(size=(3, 2)).astype("float32") for name in "abcd"}
