@@ -67,25 +67,29 @@ class Exchanger:
     # planning
 
     def outlines(
-        self, source: End | None, target: End | None
-    ) -> tuple[tuple[dict[str, Outline], ...], tuple[dict[str, Outline], ...], Rules]:
+        self, source: End | None, target: End | None, rules: Rules
+    ) -> tuple[tuple[dict[str, Outline], ...], tuple[dict[str, Outline], ...], Rules, Rules]:
         """Returns the outlines of both ends, own names and held arrays, from all processes.
 
-        And the rules that make the held arrays of the target of those with its own names.
+        And the rules between them, and those that make the held arrays of the target of its names.
 
         Raises:
-            SyncError: No process has one of the ends.
+            SyncError: No process has one of the ends, or two have different rules.
         """
         from fmapper.checkpoints.rules.rules import Rules
 
         if not self._others:
             if source is None or target is None:
-                raise SyncError(f"no process has a {'target' if source else 'source'}")
-            return (source.outlines, source.held), (target.outlines, target.held), target.layout
-        mine = [_to_json(source), _to_json(target)]
+                raise SyncError(_lacking("target" if source else "source"))
+            both = (source.outlines, source.held), (target.outlines, target.held)
+            return *both, rules, target.layout
+        mine = [_to_json(source), _to_json(target), rules.to_toml() if rules.rules else ""]
         all_of_them: dict[int, list[Any]] = {self.rank: mine}
         for rank, reply in sorted(self._say(json.dumps(mine).encode()).items()):
             all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
+        texts = {ends[2] for ends in all_of_them.values()} - {""}
+        if len(texts) > 1:
+            raise SyncError("processes have different rules. Pass the same rules= in all of them")
         found: list[tuple[dict[str, Outline], ...]] = []
         layout = Rules()
         for at, role in enumerate(("source", "target")):
@@ -97,21 +101,18 @@ class Exchanger:
                     held = with_boxes(held, _read(ends[at][1]))
                     layout = Rules.from_toml(ends[at][2] + "\n") if ends[at][2] else layout
             if not held:
-                raise SyncError(f"no process has a {role} with arrays")
+                raise SyncError(_lacking(role))
             found.append((own, held))
-        return found[0], found[1], layout
+        common = Rules.from_toml(texts.pop() + "\n") if texts else Rules()
+        return found[0], found[1], common, layout
 
     def plan(self, transfers: Sequence[Transfer]) -> None:
         """Divides what goes to and comes from other processes into packets."""
-        for transfer in transfers:
-            if transfer.sender != transfer.receiver:
-                mine, other = self._to, transfer.receiver
-                if transfer.receiver == self.rank:
-                    mine, other = self._from, transfer.sender
-                mine.setdefault(other, []).append(transfer)  # type: ignore[arg-type]
-        for packed in (self._to, self._from):
-            for rank, ordered in packed.items():
-                packed[rank] = [*map(_packet, packets(ordered))]  # type: ignore[arg-type]
+        for rank in self._others:
+            to = [t for t in transfers if t.receiver == rank]
+            froms = [t for t in transfers if t.sender == rank]
+            self._to[rank] = [*map(_packet, packets(to))]
+            self._from[rank] = [*map(_packet, packets(froms))]
 
     # a call
 
@@ -174,7 +175,7 @@ class Exchanger:
 
     def _send_all(self, here: Round, sent: list[int], received: list[int], *, delta: bool) -> None:
         def send(rank: int) -> None:
-            for number, packet in enumerate(self._to.get(rank, ())):
+            for number, packet in enumerate(self._to[rank]):
                 data = self._pack(here, packet)
                 if delta:
                     data = self._as_delta(data, rank, number)
@@ -184,7 +185,7 @@ class Exchanger:
                 sent.append(data.nbytes - _HEADER)
 
         def receive(rank: int) -> None:
-            for packet in self._from.get(rank, ()):
+            for packet in self._from[rank]:
                 data = self._receive(rank)
                 received.append(data.nbytes - _HEADER)
                 _unpack(here, packet, data)
@@ -316,6 +317,10 @@ class Exchanger:
         return result
 
 
+def _lacking(role: str) -> str:
+    return f"no process has a {role} with arrays. Pass it in one of them, and None in the others"
+
+
 def _packet(transfers: Sequence[Transfer]) -> _Packet:
     at, found = 0, []
     for transfer in transfers:
@@ -339,7 +344,9 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
     import numpy as np
 
     if data.nbytes < _HEADER or (not data[0] and data.nbytes != _HEADER + packet.nbytes):
-        raise SyncError("processes have planned different syncs: models or rules differ")
+        raise SyncError(
+            "processes have planned different syncs. Create them with models of the same classes"
+        )
     if data[0]:
         from fmapper.sync.delta import apply, digest
 

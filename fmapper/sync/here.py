@@ -145,6 +145,22 @@ class Round:
             memory[Part(name, box)] = here.slots.get(Part(name, box))
         check(self._casts(t for t in here.transfers if t.source is not None))
 
+    def check_target(self, *, is_written: bool) -> None:
+        """Raises where the target has memory that is not to be written to, or lacks it.
+
+        Raises:
+            SyncError: Names an array.
+        """
+        for known in self._here.targets:
+            has_memory = not _is_abstract(self._old[known.number])
+            if is_written and not has_memory:
+                raise SyncError(f"{known.name}: the target has no memory there; use sync.parts()")
+            if known.in_place and has_memory and not is_written:
+                raise SyncError(
+                    f"{known.name}: the target has memory, which a call writes to. Pass one "
+                    "without, such as tensors on the device meta"
+                )
+
     def _find_memory(self) -> None:
         """Takes slots for what is replaced, or is on another device than the host."""
         source = self._here.source
@@ -198,8 +214,9 @@ class Round:
 
     def values_of(self, transfer: Transfer) -> Array:
         """Returns the values that the target has where a transfer goes."""
-        known = next(one for one in self._here.targets if one.name == transfer.target.name)
-        part = parts_of(self._old[known.number])[transfer.target.box]
+        target = self._here.target
+        assert target is not None
+        part = parts_of(self._old[target.number(transfer.target.name)])[transfer.target.box]
         (host,) = owner_of(part).export([part], HOST).data
         return view_of(host, transfer.to)
 
@@ -222,19 +239,12 @@ class Round:
         self._copies += [copy for copy in self._staged if not copy.name.startswith(STAGED)]
 
     def commit(self) -> Any:
-        """Writes everything into the target, and returns it.
-
-        Raises:
-            SyncError: The target has no memory.
-        """
+        """Writes everything into the target, and returns it."""
         from fmapper.moves.inplace import without_interrupt
 
         target = self._here.target
         if target is None:
             return None
-        for known in self._replaced:
-            if _is_abstract(self._old[known.number]):
-                raise SyncError(f"{known.name}: the target has no memory there; use sync.parts()")
         without_interrupt(lambda: carry_out(self._copies))
         for known in self._replaced:
             if known.in_place:
@@ -250,17 +260,7 @@ class Round:
         return target.write(self._given | self._make())
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
-        """Yields the parts of the target with their values, in memory of the sync.
-
-        Raises:
-            SyncError: The target has memory of its own.
-        """
-        written = [known.name for known in self._here.targets if known.writable]
-        if written:
-            raise SyncError(
-                f"{written[0]}: the target has memory, which a call writes to. Pass one without, "
-                "such as tensors on the device meta"
-            )
+        """Yields the parts of the target with their values, in memory of the sync."""
         carry_out(self._copies)
         for part, array in self._memory.items():
             if not part.name.startswith(STAGED):

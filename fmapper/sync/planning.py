@@ -42,7 +42,7 @@ class Transfer(NamedTuple):
     Attributes:
         sender: The rank of the process that has them.
         receiver: That of the process that needs them.
-        source: The part that they are taken from; None for constants.
+        source: The part that they are taken from; None for constants, and what is computed here.
         target: The part that they become elements of.
         froms: Their places in the one.
         to: Their places in the other.
@@ -378,7 +378,7 @@ def _layout(array: LazyArray, pieces: Sequence[Piece]) -> str:
     if not dense:
         words.append("moved")
     kinds = {type(step).__name__ for piece in pieces for step in piece.steps}
-    words += [word for kind, word in (("Cast", "cast"),) if kind in kinds]
+    words += ["cast"] if "Cast" in kinds else []
     is_computed = any(not isinstance(piece.leaf, Leaf) for piece in pieces)
     words += ["computed"] if is_computed or kinds - {"Cast"} else []
     return ", ".join(words) or "same"

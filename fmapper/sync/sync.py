@@ -113,9 +113,9 @@ class Sync(Generic[T]):
             self._target = None if target is None else End(target, "target", rank, keep)
             if self._source is not None and self._target is not None:
                 rules = rules_between(source, target, self._source, self._target, rules)
-            ours = self._source, self._target
-            sources, targets, layout = self._exchange.outlines(*ours)
-            made, kept = match_arrays(sources[0], targets[0], rules or Rules())
+            ours = self._source, self._target, rules or Rules()
+            sources, targets, rules, layout = self._exchange.outlines(*ours)
+            made, kept = match_arrays(sources[0], targets[0], rules)
             held = {n: x for n, x in layout.apply(made).items() if n in targets[1]}
             moved: dict[str, dict[tuple[int, int], int]] = {}
 
@@ -162,7 +162,7 @@ class Sync(Generic[T]):
         """
         began = time.perf_counter()
         with self._lock:
-            here, *moved = self._run(source, delta=delta)
+            here, *moved = self._run(source, into_target=True, delta=delta)
             target: T = here.commit()
             self.stats = SyncStats(time.perf_counter() - began, here.nbytes, *moved)
         return target
@@ -193,11 +193,13 @@ class Sync(Generic[T]):
             weight ((0, 2), (0, 3)) float32
             bias ((0, 2),) float32
         """
-        return self._run(source)[0].parts()
+        with self._lock:
+            return self._run(source, into_target=False, delta=False)[0].parts()
 
-    def _run(self, source: Any, *, delta: bool = False) -> tuple[Round, int, int]:
+    def _run(self, source: Any, *, into_target: bool, delta: bool) -> tuple[Round, int, int]:
         with self._exchange.guard():
             here = self._here.begin(source)
+            here.check_target(is_written=into_target)
         return here, *self._exchange.run(here, delta=delta)
 
     def __repr__(self) -> str:

@@ -48,6 +48,9 @@ class Folder(Transport):
         rank: The number of this process.
         size: How many there are.
 
+    Raises:
+        SyncError: Another process has had this folder and this number.
+
     Examples:
         >>> import tempfile
         >>> from fmapper.sync import Folder
@@ -63,7 +66,10 @@ class Folder(Transport):
         self._path.mkdir(parents=True, exist_ok=True)
         self._sent = dict.fromkeys(range(size), 0)
         self._received = dict.fromkeys(range(size), 0)
-        self._write(self._path / f"process-{rank}", str(os.getpid()).encode())
+        mark = self._path / f"process-{rank}"
+        if mark.exists() and mark.read_text() != str(os.getpid()):  # its messages may be there yet
+            raise SyncError(f"{path} has files of an earlier run. Pass a folder of its own")
+        self._write(mark, str(os.getpid()).encode())
 
     def _send(self, data: memoryview, rank: int) -> None:
         number = self._sent[rank]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import fmapper
+from fmapper.checkpoints import Rename, Rules
 from fmapper.sync import Folder
 
 SHAPES = {f"layers.{i}.weight": (64, 256) for i in range(12)}
@@ -142,6 +143,24 @@ def check_other_names_are_refused_in_all_processes() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         assert [ended(c) for c in fork(lambda: one(path, 0), lambda: one(path, 1))] == [0, 0]
+
+
+def check_rules_of_one_process_are_those_of_all() -> None:
+    rules = Rules([Rename("layers.{i}.weight", "blocks.{i}")])
+
+    def give(path: Path) -> None:
+        fmapper.Sync(state(3), None, rules, transport=Folder(path, 0, 2), timeout=LIMIT)()
+
+    def take(path: Path) -> None:
+        target = {f"blocks.{i}": np.zeros((64, 256), "float32") for i in range(12)}
+        fmapper.Sync(None, target, transport=Folder(path, 1, 2), timeout=LIMIT)()
+        assert values_of(target) == {3.0}
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        assert [ended(child) for child in fork(lambda: give(path), lambda: take(path))] == [0, 0]
+        with pytest.raises(fmapper.SyncError, match="files of an earlier run"):
+            Folder(path, 0, 2)
 
 
 if __name__ == "__main__":
