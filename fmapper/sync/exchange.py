@@ -80,7 +80,7 @@ class Exchanger:
 
         if not self._others:
             if source is None or target is None:
-                raise SyncError(_lacking("target" if source else "source"))
+                raise SyncError(_no_end("target" if source else "source"))
             both = (source.outlines, source.held), (target.outlines, target.held)
             return *both, rules, target.layout
         mine = [_to_json(source), _to_json(target), rules.to_toml() if rules.rules else ""]
@@ -101,7 +101,7 @@ class Exchanger:
                     held = with_boxes(held, _read(ends[at][1]))
                     layout = Rules.from_toml(ends[at][2] + "\n") if ends[at][2] else layout
             if not held:
-                raise SyncError(_lacking(role))
+                raise SyncError(_no_end(role))
             found.append((own, held))
         common = Rules.from_toml(texts.pop() + "\n") if texts else Rules()
         return found[0], found[1], common, layout
@@ -317,7 +317,7 @@ class Exchanger:
         return result
 
 
-def _lacking(role: str) -> str:
+def _no_end(role: str) -> str:
     return f"no process has a {role} with arrays. Pass it in one of them, and None in the others"
 
 
