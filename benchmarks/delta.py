@@ -22,7 +22,8 @@ from _report import machine
 
 import fmapper
 from fmapper.sync import apply_delta, save_delta
-from fmapper.sync.delta import apply, digest, encode
+from fmapper.checkpoints import LazyArray
+from fmapper.sync.delta import Changes, digest, encode
 
 LAYER = 8 << 20  # elements
 SHARES = (0.0, 0.001, 0.01, 0.05)
@@ -42,28 +43,36 @@ def weights(mib: int, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def bits(state: dict[str, Any]) -> dict[str, Any]:
     """The bits of each array."""
-    return {name: array.view("u2") for name, array in state.items()}
+    return {name: LazyArray.of(array.view("u2")) for name, array in state.items()}
 
 
 def calls(folder: Path, base: dict[str, Any], new: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """What is timed, and the sizes of the files."""
     old, now = bits(base), bits(new)
     codes = {name: encode(old[name], now[name]) for name in old}
-    copies = {name: array.copy() for name, array in old.items()}
+    copies = {name: array.view("u2").copy() for name, array in base.items()}
+
+    def apply(name: str) -> None:
+        out = copies[name]
+        Changes(codes[name], out.size, out.dtype).apply(out)
+
     delta, npz, whole = (folder / name for name in ("d.safetensors", "d.npz", "w.safetensors"))
+
+    def changes() -> dict[str, Any]:
+        return {name: base[name].view("u2") ^ new[name].view("u2") for name in base}
 
     def unpack() -> Any:
         with np.load(npz) as loaded:
-            return {name: array ^ loaded[name] for name, array in old.items()}
+            return {name: array.view("u2") ^ loaded[name] for name, array in base.items()}
 
     work = {
-        "memcpy": lambda: [np.copyto(copies[n], old[n]) for n in old],
-        "digest": lambda: digest(old.values()),
+        "memcpy": lambda: [np.copyto(copies[n], base[n].view("u2")) for n in old],
+        "digest": lambda: [digest(old[n]) for n in old],
         "encode": lambda: [encode(old[n], now[n]) for n in old],
-        "apply": lambda: [apply(copies[n], codes[n]) for n in old],
+        "apply": lambda: [apply(n) for n in old],
         "save_delta": lambda: save_delta(delta, base, new),
         "apply_delta": lambda: apply_delta(base, delta),
-        "savez_compressed": lambda: np.savez_compressed(npz, **{n: old[n] ^ now[n] for n in old}),
+        "savez_compressed": lambda: np.savez_compressed(npz, **changes()),
         "load of that": unpack,
         "save of all": lambda: fmapper.save(new, whole),
         "load of all": lambda: fmapper.to_numpy(dict(fmapper.load(whole))),

@@ -1,18 +1,17 @@
 """`save_delta` and `apply_delta`: what has changed between two states, in a safetensors file.
 
 Each changed array has its code there under its name, as uint8. The metadata has, under
-`fmapper.delta`, a table of all arrays with dtype, shape, and digests of the bits before and after.
+`fmapper.delta`, dtype, shape and digest of all arrays of the base and of the result.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from fmapper.checkpoints.boxes import Box, box_shape, box_slices, flat_range, full_box
 from fmapper.checkpoints.checkpoint import Checkpoint
@@ -27,7 +26,6 @@ from fmapper.checkpoints.formats.safetensors import Safetensors
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree, transient_names
-from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError, StructureMismatchError
 from fmapper.files.bounded_json import read_json
 from fmapper.files.untrusted import Misfit, show
@@ -35,32 +33,21 @@ from fmapper.files.urls import Url, place_of
 from fmapper.files.whole import new_path
 from fmapper.progress import step
 from fmapper.states.state import load_state
-from fmapper.sync.delta import (
-    CHUNK,
-    Layout,
-    Row,
-    chunks,
-    hash_chunks,
-    head,
-    head_bytes,
-    in_threads,
-    ranges_of,
-)
+from fmapper.sync.delta import Changes, bits_of, digest, encode
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.nodes import sync
 
 T = TypeVar("T")
 _KEY = "fmapper.delta"
-_SHORT = 12  # characters of a digest in an error
 
 
 @short_traceback
 def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
     """Writes what makes of one state another one: the elements that differ, bit for bit.
 
-    The file is of the safetensors format, and appears when it is complete. It takes some 1.5 % of
+    The file is of the safetensors format, and appears when it is complete. It takes 2 % of
     the bytes where 1 % of the elements have changed in bfloat16. Arrays are compared a few MiB at a
-    time, so that checkpoints may be larger than memory.
+    time, and only what has changed is held in memory.
 
     Args:
         path: The file.
@@ -84,26 +71,18 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
     with step(f"saving {target.name}"), new_path(target) as beside:
         old, now = _Side.of(base), _Side.of(new)
         names = _common_names(old, now)
-        spool = beside.with_name(f"{beside.name}.codes")  # which goes along with the other
-        with spool.open("xb") as file:
-            codes = {n: _compare(file, old.arrays[n], now.arrays[n]) for n in names}
-        table = {n: (*_form(now.arrays[n]), *codes[n].digests) for n in names}
-        stored: dict[Any, str] = {}  # what several names have in common is stored once
-        first_of = {n: stored.setdefault(row, n) for n, row in table.items() if codes[n].values}
-        about = {
-            "version": 1,
-            "base": _total(_rows(table, 2)),
-            "result": _total(_rows(table, 3)),
-            "values": sum(codes[name].values for name in stored.values()),
-            "arrays": table,
-        }
-        source = SourceFile(spool)
+        before, after = old.outlines(names), now.outlines(names)
+        codes: dict[Any, LazyArray] = {}
+        named: dict[str, LazyArray] = {}
+        for name in names:
+            pair = before[name], after[name]
+            if before[name] != after[name]:
+                if pair not in codes:
+                    codes[pair] = encode(bits_of(old.arrays[name]), bits_of(now.arrays[name]))
+                named[name] = codes[pair]
+        about = {"version": 1, "base": before, "result": after}
         contents = Contents(
-            {
-                name: StoredArray(source, codes[name].start, (codes[name].nbytes,), "uint8")
-                for name in first_of.values()
-            },
-            {name: first for name, first in first_of.items() if name != first},
+            *merge_ties(named),
             now.contents.values,
             {_KEY: json.dumps(about)},
             objects=now.contents.objects,
@@ -124,8 +103,8 @@ def apply_delta(
 ) -> Any:
     """Returns the state that `save_delta` was given as `new`, or writes it to a file.
 
-    Before anything is made, the base is compared with the digest in the delta, and each further
-    delta with the one before it. The result is compared when it is there.
+    Before anything is written, the base is compared with the digests in the delta, each further
+    delta with the one before it, and the result with its digests.
 
     Args:
         base: The state that the first delta was made from: a model or any other tree, of any
@@ -151,18 +130,17 @@ def apply_delta(
         deltas = [_Delta.read(path) for path in paths]
         for one, other in itertools.pairwise(deltas):
             _check_same(f"{other.path} does not follow {one.path}", other.base, one.result)
-        side, last = _Side.of(base), deltas[-1]
-        _check_same(f"{deltas[0].path} is of another base", deltas[0].base, side.table(deltas[0]))
+        side, first, last = _Side.of(base), deltas[0], deltas[-1]
+        _check_same(f"{first.path} is of another base", first.base, side.outlines(first.base))
         named = _patch_all(side, deltas)
+        wrong = f"{last.path}: the result is not what the delta was made of"
+        _check_same(wrong, last.result, _outlines(named))
         values = last.contents.values
-        for clash in find_clashes(values, values_in(base), named) if out is None else ():
-            raise CheckpointError(f"{last.path}: {clash.replace('checkpoint', 'delta')}")
-        wrong = f"{last.path}: the result is not what it was when the delta was made"
         if out is None:
+            for clash in find_clashes(values, values_in(base), named):
+                raise CheckpointError(f"{last.path}: {clash.replace('checkpoint', 'delta')}")
             filled = load_state(base, named)
-            filled = with_values(filled, values) if values_in(filled).keys() & values else filled
-            _check_same(wrong, last.result, _Side.of(filled).table(last))
-            return filled
+            return with_values(filled, values) if values_in(filled).keys() & values else filled
         contents = Contents(
             *merge_ties(named),
             {**side.contents.values, **values},
@@ -172,7 +150,6 @@ def apply_delta(
         check_contents(contents)
         with new_path(_local(out)) as beside:
             Safetensors().write(Writer(beside), contents)
-            _check_same(wrong, last.result, _Side(Safetensors().read(beside)).table(last))
     return None
 
 
@@ -183,13 +160,19 @@ def _local(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-# --- states, and what identifies them -------------------------------------------------------------
-
-
 class _Outline(NamedTuple):
+    """What identifies an array."""
+
     dtype: str
     shape: tuple[int, ...]
     digest: str
+
+    @classmethod
+    def of(cls, array: LazyArray) -> _Outline:
+        return cls(array.dtype.name, array.shape, digest(bits_of(array)))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{[*self.shape]}"
 
 
 class _Side:
@@ -220,55 +203,34 @@ class _Side:
             )
         return cls(contents, transient_names(source))
 
-    def table(self, delta: _Delta) -> dict[str, _Outline]:
-        """Returns what identifies the arrays of which a delta is, and others that it lacks."""
-        named = {n: a for n, a in self.arrays.items() if n in delta.base or n not in self.optional}
-        digests = {at: _digest(a) for at, a in {id(a): a for a in named.values()}.items()}
-        return {name: _Outline(*_form(a), digests[id(a)]) for name, a in named.items()}
+    def outlines(self, names: Collection[str]) -> dict[str, _Outline]:
+        """Returns what identifies arrays: all but buffers that are left out and not named."""
+        return _outlines({
+            n: a for n, a in self.arrays.items() if n in names or n not in self.optional
+        })  # fmt: skip
 
 
-def _digest(array: LazyArray) -> str:
-    bits, whole = _bits(array), hashlib.sha256()
-    ranges = ranges_of(bits.size, bits.dtype.itemsize)
-    for hashes in in_threads(lambda ends: hash_chunks(bits.read((ends,))), ranges, bits.nbytes):
-        whole.update(hashes)
-    return _short(whole)
-
-
-def _form(array: LazyArray) -> tuple[str, tuple[int, ...]]:
-    return array.dtype.name, array.shape
-
-
-def _short(digest: Any) -> str:
-    found: str = digest.hexdigest()[:32]
-    return found
-
-
-def _rows(table: Mapping[str, Any], digest: int) -> dict[str, _Outline]:
-    return {n: _Outline(row[0], tuple(row[1]), row[digest]) for n, row in table.items()}
-
-
-def _total(outlines: Mapping[str, _Outline]) -> str:
-    """Returns the digest of a state: of its names, shapes, dtypes and bits."""
-    return hashlib.sha256(json.dumps(sorted(outlines.items())).encode()).hexdigest()
+def _outlines(arrays: Mapping[str, LazyArray]) -> dict[str, _Outline]:
+    made = {id(array): array for array in arrays.values()}
+    each = {at: _Outline.of(array) for at, array in made.items()}
+    return {name: each[id(array)] for name, array in arrays.items()}
 
 
 def _check_same(
-    problem: str, wanted: Mapping[str, _Outline], found: Mapping[str, _Outline]
+    problem: str, wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]
 ) -> None:
     """Raises unless two states are the same, and names the first array that differs."""
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
-        here, there = wanted.get(name), found.get(name)
+    for name in [*wanted, *(name for name in given if name not in wanted)]:
+        here, there = wanted.get(name), given.get(name)
         if here == there:
             continue
-        what = "is missing" if there is None else "is left over" if here is None else ""
-        if here and there:
-            forms = (show(f"{one.dtype}{[*one.shape]}") for one in (there, here))
-            what = "has other values" if here[:2] == there[:2] else "is {}, not {}".format(*forms)
-        raise CheckpointError(
-            f"{problem}: the digest is {_total(found)[:_SHORT]}, and {_total(wanted)[:_SHORT]} was "
-            f"expected; {show(name)} {what}"
-        )
+        if here is None or there is None:
+            what = "is missing" if there is None else "is left over"
+        elif here[:2] != there[:2]:
+            what = f"is {show(str(there))}, not {show(str(here))}"
+        else:
+            what = f"has other values: digest {there.digest}, {here.digest} was expected"
+        raise CheckpointError(f"{problem}: {show(name)} {what}")
 
 
 def _common_names(old: _Side, now: _Side) -> list[str]:
@@ -281,9 +243,10 @@ def _common_names(old: _Side, now: _Side) -> list[str]:
     problems += [f"{n}: only in the new" for n in now.arrays.keys() - old.arrays - now.optional]
     names = [name for name in now.arrays if name in old.arrays]
     for name in names:
-        (a, shape), (b, other) = _form(old.arrays[name]), _form(now.arrays[name])
-        if (a, shape) != (b, other):
-            problems.append(f"{name}: {a}{[*shape]} in the base, {b}{[*other]} in the new")
+        a, b = old.arrays[name], now.arrays[name]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            forms = (f"{array.dtype.name}{[*array.shape]}" for array in (a, b))
+            problems.append("{}: {} in the base, {} in the new".format(name, *forms))
     if problems:
         raise StructureMismatchError(
             "a delta is of arrays of the same names, shapes and dtypes:\n"
@@ -292,88 +255,27 @@ def _common_names(old: _Side, now: _Side) -> list[str]:
     return names
 
 
-# --- codes ----------------------------------------------------------------------------------------
-
-
-def _bits(array: LazyArray) -> LazyArray:
-    """Returns the bits of an array as one dimension of unsigned integers."""
-    itemsize = min(array.dtype.itemsize, 8)
-    return array.reshape((array.size,)).view(f"uint{8 * itemsize}")
-
-
-class _Code(NamedTuple):
-    """The code of an array in a file, and the digests of the array before and after."""
-
-    start: int
-    nbytes: int
-    values: int
-    digests: tuple[str, str]
-
-
-def _compare(file: BinaryIO, old: LazyArray, now: LazyArray) -> _Code:
-    """Writes the code of an array, a part at a time; nothing if nothing has changed."""
-    before, after = _bits(old), _bits(now)
-    start = file.tell()
-    file.seek(start + head_bytes(before.size, before.dtype.itemsize))
-    digests = hashlib.sha256(), hashlib.sha256()
-    rows: list[Row] = []
-
-    def compare(ends: tuple[int, int]) -> tuple[list[bytes], list[Any]]:
-        x, y = (bits.read((ends,)) for bits in (before, after))
-        hashes, found = hash_chunks(x), list(chunks(x, y))
-        return [hashes, hash_chunks(y) if any(row.values for row, _ in found) else hashes], found
-
-    ranges = ranges_of(before.size, before.dtype.itemsize)
-    for hashes, found in in_threads(compare, ranges, before.nbytes):
-        for digest, more in zip(digests, hashes, strict=True):
-            digest.update(more)
-        for row, pieces in found:
-            rows.append(row)
-            file.writelines(memoryview(piece.view("u1").data) for piece in pieces)
-    stop, values = file.tell(), sum(row.values for row in rows)
-    file.seek(start)
-    if values:
-        file.write(head(before.size, before.dtype.itemsize, rows).data)
-        file.seek(stop)
-    return _Code(start, stop - start, values, (_short(digests[0]), _short(digests[1])))
-
-
 class _Patched(LazyArray):
-    """An array with codes applied to its bits, one after the other, when it is read.
-
-    All codes are read and checked when it is made.
-    """
+    """An array with codes applied to its bits, one after the other, when it is read."""
 
     def __init__(self, array: LazyArray, codes: list[LazyArray]) -> None:
         self.shape, self.dtype = array.shape, array.dtype
-        self._bits = _bits(array)
-        begin = head_bytes(self._bits.size, self._bits.dtype.itemsize)
-        self._codes = [
-            (code, Layout.of(code.read(((0, min(begin, code.size)),)), code.size, self._bits))
-            for code in codes
-        ]
-        for code, layout in self._codes:
-            for at in range(len(layout)):
-                layout.check(at, code.read((layout.ends(at),)))
+        self._bits = bits_of(array)
+        self._changes = [Changes(code, self._bits.size, self._bits.dtype) for code in codes]
 
     def _read(self, box: Box) -> Any:
         import numpy as np
 
-        found = flat_range(box, self.shape)
-        if found is None:  # its elements are not contiguous
+        ends = flat_range(box, self.shape)
+        if ends is None:  # its elements are not contiguous
             rows = (box[0], *full_box(self.shape[1:]))
             return self._read(rows)[(slice(None), *box_slices(box[1:]))]
-        most = CHUNK // self._bits.dtype.itemsize
-        low, high = (place * self.dtype.itemsize // self._bits.dtype.itemsize for place in found)
-        numbers = range(low // most, -(-high // most))
-        begin, end = numbers.start * most, min(numbers.stop * most, self._bits.size)
-        out = self._bits.read(((begin, end),), np.empty(end - begin, self._bits.dtype))
-        for code, layout in self._codes:
-            for at in numbers:
-                place = layout.place(at)
-                chunk = code.read((layout.ends(at),))
-                layout.patch(at, chunk, out[place.start - begin : place.stop - begin])
-        return out[low - begin : high - begin].view(self.dtype).reshape(box_shape(box))
+        words = self.dtype.itemsize // self._bits.dtype.itemsize
+        start, stop = (end * words for end in ends)
+        bits = self._bits.read(((start, stop),), np.empty(stop - start, self._bits.dtype))
+        for changes in self._changes:
+            changes.apply(bits, start)
+        return bits.view(self.dtype).reshape(box_shape(box))
 
 
 def _patch_all(side: _Side, deltas: list[_Delta]) -> dict[str, LazyArray]:
@@ -391,9 +293,6 @@ def _patch_all(side: _Side, deltas: list[_Delta]) -> dict[str, LazyArray]:
             raise CheckpointError(f"{show(name)}: {error}") from None
         named[name] = made[key]
     return named
-
-
-# --- files of deltas ------------------------------------------------------------------------------
 
 
 class _Delta(NamedTuple):
@@ -421,13 +320,9 @@ class _Delta(NamedTuple):
             about = read_json(contents.metadata[_KEY])
             if type(about) is not dict or about.get("version") != 1:
                 raise Misfit("is a delta of another version of fmapper")
-            table = about.get("arrays")
-            if type(table) is not dict or not all(map(_is_row, table.values())):
-                raise Misfit("is damaged: it lacks the table of its arrays")
-            base, result = _rows(table, 2), _rows(table, 3)
-            if (about.get("base"), about.get("result")) != (_total(base), _total(result)):
-                raise Misfit("is damaged: its digests do not fit its table")
-            if codes.keys() != {name for name in base if base[name] != result[name]}:
+            base, result = (_outlines_in(about.get(end)) for end in ("base", "result"))
+            changed = {name for name in base if base[name] != result.get(name)}
+            if base.keys() != result.keys() or codes.keys() != changed:
                 raise Misfit("is damaged: it lacks the codes of arrays, or has too many")
             for name, code in codes.items():
                 if (code.dtype.name, code.ndim) != ("uint8", 1):
@@ -437,10 +332,11 @@ class _Delta(NamedTuple):
         return cls(place, contents, base, result, codes)
 
 
-def _is_row(row: Any) -> bool:
-    """Returns whether a row of the table has dtype, shape and two digests."""
-    return (
-        type(row) is list
-        and [type(item) for item in row] == [str, list, str, str]
-        and all(type(size) is int and size >= 0 for size in row[1])
-    )
+def _outlines_in(table: Any) -> dict[str, _Outline]:
+    """Reads a table of arrays: for each name dtype, shape and digest."""
+    rows = table.values() if type(table) is dict else [None]
+    for row in rows:
+        is_row = type(row) is list and [type(item) for item in row] == [str, list, str]
+        if not is_row or not all(type(size) is int and size >= 0 for size in row[1]):
+            raise Misfit("is damaged: it lacks the table of its arrays")
+    return {n: _Outline(dtype, tuple(shape), given) for n, (dtype, shape, given) in table.items()}

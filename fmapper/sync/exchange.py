@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _HEADER = 64  # bytes before the values of a packet, which are aligned so
+_DIGEST = 32  # bytes of the digest of what a delta is applied to
 _ALIGNMENT = 8  # bytes of the values of each transfer in a packet
 _SHORT = 5.0  # seconds that one that has failed waits for what others have decided
 _READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
@@ -219,19 +220,18 @@ class Exchanger:
         """Returns what has changed in a packet since the last time, if that is less."""
         import numpy as np
 
+        from fmapper.checkpoints.lazy import LazyArray
         from fmapper.sync.delta import digest, encode
 
         last = self._last.get((rank, number))
         self._last[rank, number] = data
         if last is None:
             return data
-        code = encode(*(whole[_HEADER:].view(np.uint16) for whole in (last, data)))
-        if code.nbytes >= data.nbytes - _HEADER:
-            return data
+        base, new = (LazyArray.of(whole[_HEADER:].view(np.uint16)) for whole in (last, data))
+        code = encode(base, new).read()
         header = np.zeros(_HEADER, np.uint8)
         header[0] = 1
-        base = np.frombuffer(digest([last[_HEADER:]])[: _HEADER - 1], np.uint8)
-        header[1 : 1 + base.size] = base
+        header[1 : 1 + _DIGEST] = np.frombuffer(digest(base).encode(), np.uint8)
         return np.concatenate([header, code])
 
     # messages
@@ -348,20 +348,21 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
             "processes have planned different syncs. Create them with models of the same classes"
         )
     if data[0]:
-        from fmapper.sync.delta import apply, digest
+        from fmapper.checkpoints.lazy import LazyArray
+        from fmapper.sync.delta import Changes, digest
 
         base = np.zeros(_HEADER + packet.nbytes, np.uint8)
         carry_out([
             Copy(_values(base, start, t), here.values_of(t), (), t.target.name, is_even=False)
             for start, t in packet.transfers
         ])  # fmt: skip
-        known = digest([base[_HEADER:]])[: _HEADER - 1]
-        if bytes(data[1 : 1 + len(known)]) != known:
+        bits = base[_HEADER:].view(np.uint16)
+        if bytes(data[1 : 1 + _DIGEST]) != digest(LazyArray.of(bits)).encode():
             raise SyncError(
                 "delta=True, but the running model has other weights than those of the last call. "
                 "Create another Sync"
             )
-        apply(base[_HEADER:].view(np.uint16), data[_HEADER:])
+        Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
         data = base
     for start, transfer in packet.transfers:
         here.stage(transfer, _values(data, start, transfer))
