@@ -9,19 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, overload
 
 from fmapper.checkpoints.boxes import Box, box_shape, box_slices, flat_range, full_box
-from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.extras.values import find_clashes, values_in, with_values
-from fmapper.checkpoints.formats.format import (
-    Contents,
-    check_contents,
-    merge_ties,
-    read_contents,
-)
+from fmapper.checkpoints.formats.format import Contents, check_contents, merge_ties
 from fmapper.checkpoints.formats.safetensors import Safetensors
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
@@ -45,8 +39,8 @@ _KEY = "fmapper.delta"
 def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
     """Writes what makes of one state another one: the elements that differ, bit for bit.
 
-    The file is of the safetensors format, and appears when it is complete. It takes 2 % of
-    the bytes where 1 % of the elements have changed in bfloat16. Arrays are compared a few MiB at a
+    The file is of the safetensors format, and appears when it is complete. It takes 2 % of the
+    bytes where 1 % of the elements have changed in bfloat16. Arrays are compared a few MiB at a
     time, and only what has changed is held in memory.
 
     Args:
@@ -67,97 +61,82 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
         >>> apply_delta({"w": np.zeros(3)}, path)["w"]
         array([0. , 2.5, 0. ])
     """
-    target = _local(path)
+    target = place_of(path)
+    if isinstance(target, Url):
+        raise CheckpointError(f"{target}: deltas are written to local files; copy it from there")
     with step(f"saving {target.name}"), new_path(target) as beside:
-        old, now = _Side.of(base), _Side.of(new)
-        names = _common_names(old, now)
-        before, after = old.outlines(names), now.outlines(names)
+        old, now = _State(base), _State(new)
+        a, b = old.needed(now.arrays), now.needed(old.arrays)
+        if problems := [*_differences(_outlines(a, digests=False), _outlines(b, digests=False))]:
+            text = "\n".join(f"  {line}" for line in sorted(problems))
+            raise StructureMismatchError(f"the new state is not like the base:\n{text}")
+        before, after = _outlines(a), _outlines(b)
         codes: dict[Any, LazyArray] = {}
         named: dict[str, LazyArray] = {}
-        for name in names:
+        for name in a:
             pair = before[name], after[name]
-            if before[name] != after[name]:
+            if pair[0] != pair[1]:
                 if pair not in codes:
-                    codes[pair] = encode(bits_of(old.arrays[name]), bits_of(now.arrays[name]))
+                    codes[pair] = encode(bits_of(a[name]), bits_of(b[name]))
                 named[name] = codes[pair]
-        about = {"version": 1, "base": before, "result": after}
-        contents = Contents(
-            *merge_ties(named),
-            now.contents.values,
-            {_KEY: json.dumps(about)},
-            objects=now.contents.objects,
-        )
+        text = json.dumps({"version": 1, "base": before, "result": after})
+        values, objects = now.contents.values, now.contents.objects
+        contents = Contents(*merge_ties(named), values, {_KEY: text}, objects=objects)
         check_contents(contents)
         Safetensors().write(Writer(beside), contents)
 
 
 @overload
-def apply_delta(base: Any, *paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None: ...
-@overload
-def apply_delta(base: T, *paths: str | os.PathLike[str], out: None = None) -> T: ...
-@short_traceback
 def apply_delta(
-    base: Any,
-    *paths: str | os.PathLike[str],
-    out: str | os.PathLike[str] | None = None,
-) -> Any:
-    """Returns the state that `save_delta` was given as `new`, or writes it to a file.
+    base: str | os.PathLike[str] | Checkpoint, *paths: str | os.PathLike[str]
+) -> Checkpoint: ...
+@overload
+def apply_delta(base: T, *paths: str | os.PathLike[str]) -> T: ...
+@short_traceback
+def apply_delta(base: Any, *paths: str | os.PathLike[str]) -> Any:
+    """Returns the state that `save_delta` was given as `new`.
 
-    Before anything is written, the base is compared with the digests in the delta, each further
-    delta with the one before it, and the result with its digests.
+    First the base is compared with the digests in the delta, each further delta with the one before
+    it, and the result with its digests.
 
     Args:
         base: The state that the first delta was made from: a model or any other tree, of any
-            framework, which does not change; or a checkpoint, by its path, whose metadata stay.
+            framework, which does not change; or a checkpoint, or the path of one.
         paths: The deltas, each of which begins where the one before it ends.
-        out: The safetensors file to write, a few MiB at a time; it may be the base. Needed for a
-            checkpoint.
 
     Returns:
-        A new tree like the base, as `load_state` gives; None with `out`.
+        A new tree like the base, as `load_state` gives. Of a checkpoint a `Checkpoint` whose arrays
+        are read when they are asked for: `fmapper.save(apply_delta(base, delta), new)` writes it, a
+        few MiB at a time, also in the place of the base.
 
     Raises:
         CheckpointError: The base is another one, the deltas do not follow one another, a file is
             damaged or not a delta, or the result is not what it was when the delta was made.
-        TypeError: There is no delta, or a checkpoint has no `out`.
+        TypeError: There is no delta.
     """
     if not paths:
         raise TypeError("apply_delta: pass the path of at least one delta after the base")
-    is_stored = isinstance(base, str | os.PathLike | Checkpoint)
-    if is_stored and out is None:
-        raise TypeError("apply_delta: pass out=, the file to write, for a checkpoint")
     with step("applying deltas"):
         deltas = [_Delta.read(path) for path in paths]
         for one, other in itertools.pairwise(deltas):
-            _check_same(f"{other.path} does not follow {one.path}", other.base, one.result)
-        side, first, last = _Side.of(base), deltas[0], deltas[-1]
-        _check_same(f"{first.path} is of another base", first.base, side.outlines(first.base))
-        named = _patch_all(side, deltas)
+            _check_same(f"{other.path} does not follow {one.path}", one.result, other.base)
+        state, first, last = _State(base), deltas[0], deltas[-1]
+        given = _outlines(state.needed(first.base))
+        _check_same(f"{first.path} is of another base", first.base, given)
+        named = _patch_all(state, deltas)
         wrong = f"{last.path}: the result is not what the delta was made of"
         _check_same(wrong, last.result, _outlines(named))
-        values = last.contents.values
-        if out is None:
-            for clash in find_clashes(values, values_in(base), named):
-                raise CheckpointError(f"{last.path}: {clash.replace('checkpoint', 'delta')}")
-            filled = load_state(base, named)
-            return with_values(filled, values) if values_in(filled).keys() & values else filled
-        contents = Contents(
-            *merge_ties(named),
-            {**side.contents.values, **values},
-            side.contents.metadata,
-            objects=side.contents.objects | last.contents.objects,
-        )
-        check_contents(contents)
-        with new_path(_local(out)) as beside:
-            Safetensors().write(Writer(beside), contents)
-    return None
-
-
-def _local(path: str | os.PathLike[str]) -> Path:
-    place = place_of(path)
-    if isinstance(place, Url):
-        raise CheckpointError(f"{place}: deltas are written to local files; copy it from there")
-    return place
+        tree, values = state.tree, last.contents.values
+        if isinstance(tree, Checkpoint):
+            values = {**state.contents.values, **values}
+            objects = state.contents.objects | last.contents.objects
+            ties = merge_ties(named)
+            contents = Contents(*ties, values, state.contents.metadata, objects=objects)
+            return Checkpoint.of(tree.path, tree.format, contents)
+        for clash in find_clashes(values, values_in(tree), named):
+            raise CheckpointError(f"{last.path}: {clash.replace('checkpoint', 'delta')}")
+        filled = load_state(tree, named)
+        return with_values(filled, values) if values_in(filled).keys() & values else filled
 
 
 class _Outline(NamedTuple):
@@ -167,92 +146,64 @@ class _Outline(NamedTuple):
     shape: tuple[int, ...]
     digest: str
 
-    @classmethod
-    def of(cls, array: LazyArray) -> _Outline:
-        return cls(array.dtype.name, array.shape, digest(bits_of(array)))
-
     def __str__(self) -> str:
         return f"{self.dtype}{[*self.shape]}"
 
 
-class _Side:
-    """A state to compare: its arrays by name, a tied one under each of its names.
-
-    Attributes:
-        optional: Names of buffers that checkpoints leave out.
-    """
-
-    def __init__(self, contents: Contents, optional: Iterable[str] = ()) -> None:
-        tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
-        self.contents, self.arrays = contents, {**contents.arrays, **tied}
-        self.optional = frozenset(optional)
-
-    @classmethod
-    def of(cls, source: Any) -> _Side:
-        """Reads the names of a tree, or of a checkpoint by its path."""
-        if isinstance(source, str | os.PathLike):
-            return cls(read_contents(place_of(source))[1])
-        from fmapper.checkpoints.formats.together import spread_arrays  # as `save` imports it
-
-        sync()
-        contents = contents_of_tree(source)
-        if spread := spread_arrays(contents):
-            raise CheckpointError(
-                f"{min(spread)}: several processes hold parts of it. Save the model with "
-                "fmapper.save, and pass the path."
-            )
-        return cls(contents, transient_names(source))
-
-    def outlines(self, names: Collection[str]) -> dict[str, _Outline]:
-        """Returns what identifies arrays: all but buffers that are left out and not named."""
-        return _outlines({
-            n: a for n, a in self.arrays.items() if n in names or n not in self.optional
-        })  # fmt: skip
+def _outlines(arrays: Mapping[str, LazyArray], *, digests: bool = True) -> dict[str, _Outline]:
+    each = {id(array): array for array in arrays.values()}
+    made = {
+        key: _Outline(array.dtype.name, array.shape, digest(bits_of(array)) if digests else "")
+        for key, array in each.items()
+    }
+    return {name: made[id(array)] for name, array in arrays.items()}
 
 
-def _outlines(arrays: Mapping[str, LazyArray]) -> dict[str, _Outline]:
-    made = {id(array): array for array in arrays.values()}
-    each = {at: _Outline.of(array) for at, array in made.items()}
-    return {name: each[id(array)] for name, array in arrays.items()}
+def _differences(wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]) -> Iterator[str]:
+    """Yields in which arrays two states differ."""
+    for name in [*wanted, *(name for name in given if name not in wanted)]:
+        here, there = wanted.get(name), given.get(name)
+        if here is None or there is None:
+            yield f"{show(name)} is {'left over' if there else 'missing'}"
+        elif here[:2] != there[:2]:
+            yield f"{show(name)} is {show(str(there))}, not {show(str(here))}"
+        elif here != there:
+            yield f"{show(name)} has other values: {there.digest}, not {here.digest}"
 
 
 def _check_same(
     problem: str, wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]
 ) -> None:
-    """Raises unless two states are the same, and names the first array that differs."""
-    for name in [*wanted, *(name for name in given if name not in wanted)]:
-        here, there = wanted.get(name), given.get(name)
-        if here == there:
-            continue
-        if here is None or there is None:
-            what = "is missing" if there is None else "is left over"
-        elif here[:2] != there[:2]:
-            what = f"is {show(str(there))}, not {show(str(here))}"
-        else:
-            what = f"has other values: digest {there.digest}, {here.digest} was expected"
-        raise CheckpointError(f"{problem}: {show(name)} {what}")
+    for difference in _differences(wanted, given):
+        raise CheckpointError(f"{problem}: {difference}")
 
 
-def _common_names(old: _Side, now: _Side) -> list[str]:
-    """Returns the names of both sides.
+class _State:
+    """A state to compare: its arrays by name, a tied one under each of its names."""
 
-    Raises:
-        StructureMismatchError: They differ, or shapes or dtypes do.
-    """
-    problems = [f"{n}: only in the base" for n in old.arrays.keys() - now.arrays - old.optional]
-    problems += [f"{n}: only in the new" for n in now.arrays.keys() - old.arrays - now.optional]
-    names = [name for name in now.arrays if name in old.arrays]
-    for name in names:
-        a, b = old.arrays[name], now.arrays[name]
-        if (a.dtype, a.shape) != (b.dtype, b.shape):
-            forms = (f"{array.dtype.name}{[*array.shape]}" for array in (a, b))
-            problems.append("{}: {} in the base, {} in the new".format(name, *forms))
-    if problems:
-        raise StructureMismatchError(
-            "a delta is of arrays of the same names, shapes and dtypes:\n"
-            + "\n".join(f"  {line}" for line in sorted(problems))
-        )
-    return names
+    def __init__(self, source: Any) -> None:
+        from fmapper.checkpoints.formats.together import spread_arrays  # as `save` imports it
+
+        sync()
+        is_path = isinstance(source, str | os.PathLike)
+        self.tree = read_checkpoint(place_of(source)) if is_path else source
+        self.contents = contents_of_tree(self.tree)
+        if spread := spread_arrays(self.contents):
+            raise CheckpointError(
+                f"{min(spread)}: several processes hold parts of it. Save the model with "
+                "fmapper.save, and pass the path."
+            )
+        self.arrays = _by_name(self.contents)
+        self._optional = transient_names(self.tree)
+
+    def needed(self, names: Collection[str]) -> dict[str, LazyArray]:
+        """Returns all arrays but the buffers that checkpoints leave out and are not named."""
+        return {n: a for n, a in self.arrays.items() if n in names or n not in self._optional}
+
+
+def _by_name(contents: Contents) -> dict[str, LazyArray]:
+    tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
+    return {**contents.arrays, **tied}
 
 
 class _Patched(LazyArray):
@@ -278,12 +229,12 @@ class _Patched(LazyArray):
         return bits.view(self.dtype).reshape(box_shape(box))
 
 
-def _patch_all(side: _Side, deltas: list[_Delta]) -> dict[str, LazyArray]:
+def _patch_all(state: _State, deltas: list[_Delta]) -> dict[str, LazyArray]:
     """Returns the arrays after all deltas; those of one base and one code are one object."""
     made: dict[tuple[int, ...], LazyArray] = {}
     named: dict[str, LazyArray] = {}
     for name in deltas[0].base:
-        array = side.arrays[name]
+        array = state.arrays[name]
         codes = [delta.codes[name] for delta in deltas if name in delta.codes]
         key = (id(array), *map(id, codes))
         try:
@@ -312,8 +263,8 @@ class _Delta(NamedTuple):
             CheckpointError: The file is damaged, or not a delta.
         """
         place = place_of(path)
-        contents = read_contents(place, Safetensors.name)[1]
-        codes = _Side(contents).arrays
+        contents = contents_of_tree(read_checkpoint(place, Safetensors.name))
+        codes = _by_name(contents)
         try:
             if _KEY not in contents.metadata:
                 raise Misfit("is not a delta, which save_delta writes")
@@ -334,8 +285,7 @@ class _Delta(NamedTuple):
 
 def _outlines_in(table: Any) -> dict[str, _Outline]:
     """Reads a table of arrays: for each name dtype, shape and digest."""
-    rows = table.values() if type(table) is dict else [None]
-    for row in rows:
+    for row in table.values() if type(table) is dict else [None]:
         is_row = type(row) is list and [type(item) for item in row] == [str, list, str]
         if not is_row or not all(type(size) is int and size >= 0 for size in row[1]):
             raise Misfit("is damaged: it lacks the table of its arrays")
