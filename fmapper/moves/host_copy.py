@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from fmapper.errors import BatchError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+C = TypeVar("C", bound=tuple[Any, ...])
 ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
 _SMALL = 32 << 10  # below this an array gets memory of its own from the allocator
 _SLAB = 32 << 20  # larger ones share blocks of this size, which the system backs with huge pages
@@ -60,7 +61,7 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
             results[k] = _array_in(arrays[k], order, *next(places))
         except MemoryError as error:
             raise BatchError(k) from error
-    _copy_all([(results[k], arrays[k]) for k in large])
+    copy_all([_as_numbers(results[k], arrays[k]) for k in large], _copy)
     return results
 
 
@@ -224,20 +225,25 @@ def _array_in(a: Array, order: str, block: Array, at: int) -> Array:
     return dense.transpose(sorted(range(a.ndim), key=axes.__getitem__))
 
 
-def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copies (to, from) pairs."""
-    size = sum(to.nbytes for to, _ in pairs)
+def copy_all(copies: Sequence[C], carry_out: Callable[[Sequence[C]], object]) -> None:
+    """Copies everything, on several threads where there is much of it.
+
+    Args:
+        copies: Tuples that begin with the array to write and the one to read.
+        carry_out: Does some of them one after the other; large ones are divided.
+    """
+    size = sum(to.nbytes for to, *_ in copies)
     threads = min(threads_for_memory(), math.ceil(size / _PIECE))
     if size < _PARALLEL or threads == 1:
-        _copy(pairs)
-    else:
-        from concurrent.futures import ThreadPoolExecutor  # slow to import
+        carry_out(copies)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
 
-        try:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(_copy, _bundles(pairs)))
-        except RuntimeError:  # the interpreter is going down and starts no more threads
-            _copy(pairs)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(carry_out, _bundles(copies)))
+    except RuntimeError:  # the interpreter is going down and starts no more threads
+        carry_out(copies)
 
 
 def threads_for_memory() -> int:
@@ -247,21 +253,21 @@ def threads_for_memory() -> int:
     return min(_MAX_THREADS, os.cpu_count() or 1)
 
 
-def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:
+def _copy(pairs: Sequence[tuple[Any, ...]]) -> None:
     import numpy as np
 
     for to, source in pairs:
         np.copyto(to, source)
 
 
-def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
+def _bundles(copies: Sequence[C]) -> Iterator[list[C]]:
     """Yields the copies in bundles of about one piece."""
-    bundle: list[tuple[Array, Array]] = []
+    bundle: list[C] = []
     size = 0
-    for pair in pairs:
-        for to, source in _pieces(*_as_numbers(*pair)):
-            bundle.append((to, source))
-            size += to.nbytes
+    for copy in copies:
+        for part in _pieces(copy):
+            bundle.append(part)
+            size += part[0].nbytes
             if size >= _PIECE:
                 yield bundle
                 bundle, size = [], 0
@@ -277,11 +283,12 @@ def _as_numbers(to: Array, source: Array) -> tuple[Array, Array]:
     return to.view(word), source.view(word)
 
 
-def _pieces(to: Array, source: Array) -> Iterator[tuple[Array, Array]]:
-    """Splits a copy along the axis with the longest steps."""
+def _pieces(copy: C) -> Iterator[C]:
+    """Divides a copy along the axis with the longest steps."""
+    to, source, *more = copy
     n = math.ceil(to.nbytes / _PIECE)
-    if n == 1:
-        yield to, source
+    if n <= 1:
+        yield copy
         return
     if to.flags.c_contiguous and source.flags.c_contiguous:
         to, source = to.reshape(-1), source.reshape(-1)
@@ -292,4 +299,4 @@ def _pieces(to: Array, source: Array) -> Iterator[tuple[Array, Array]]:
     before = (slice(None),) * axis
     for start in range(0, to.shape[axis], step):
         at = (*before, slice(start, start + step))
-        yield to[at], source[at]
+        yield cast(C, (to[at], source[at], *more))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fmapper.checkpoints.dense import copy_into, scratch
-from fmapper.checkpoints.lazy_operations import Cast, Offset, Scale
+from fmapper.checkpoints.lazy_operations import Cast, Offset
 from fmapper.errors import LossyCastError
-from fmapper.moves.host_copy import ALIGNMENT, host_buffers, populate, threads_for_memory
+from fmapper.moves.host_copy import ALIGNMENT, copy_all, host_buffers, populate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,40 +21,20 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _WORD = 8  # bytes of the largest whole number
-_PIECE = 4 << 20  # bytes that one thread copies at a time
 _LARGE = 1 << 20  # bytes from which memory comes from the system in pages of its own
 
 
-class Copy(NamedTuple):
-    """A copy between two views of one shape.
-
-    Attributes:
-        target: Where to.
-        source: Where from.
-        steps: What is done to each element.
-        name: The name of the array, for errors.
-        is_even: Both have their elements in the same order, in dtypes that NumPy knows.
-    """
-
-    target: Array
-    source: Array
-    steps: tuple[Cast | Offset | Scale, ...]
-    name: str
-    is_even: bool
+Copy = tuple[Any, Any, Sequence[Any]]  # where to, where from, and what is done to each element
 
 
-def make_copy(
-    target: Array, to: View, source: Array, froms: View, steps: tuple[Any, ...], name: str
-) -> Copy:
-    """Returns the copy between two views."""
+def make_copy(target: Array, source: Array, steps: Sequence[Any] = ()) -> Copy:
+    """Returns the copy between two views of one shape."""
     import numpy as np
 
-    written, read = view_of(target, to), view_of(source, froms)
-    if steps:
-        return Copy(written, read, steps, name, is_even=False)
-    word = np.dtype(f"u{written.itemsize}") if written.itemsize <= _WORD else written.dtype
-    written, read = written.view(word), read.view(word)
-    return Copy(written, read, steps, name, is_even=written.strides == read.strides)
+    if not steps and target.itemsize <= _WORD:
+        word = np.dtype(f"u{target.itemsize}")  # NumPy has quick loops for these
+        target, source = target.view(word), source.view(word)
+    return target, source, steps
 
 
 def view_of(array: Array, view: View) -> Array:
@@ -115,62 +95,19 @@ def _fits(source: Array, steps: Sequence[Any]) -> bool:
 
 def carry_out(copies: Sequence[Copy]) -> None:
     """Copies everything, on several threads where there is much of it."""
-    size = sum(copy.target.nbytes for copy in copies)
-    threads = min(threads_for_memory(), math.ceil(size / _PIECE))
-    if threads < 2:
-        _run(copies)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # slow to import
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_run, _bundles(copies)))
+    copy_all(copies, _run)
 
 
 def _run(copies: Sequence[Copy]) -> None:
     import numpy as np
 
-    for target, source, steps, _, is_even in copies:
-        if is_even:
-            np.copyto(target, source)
-        elif steps:
+    for target, source, steps in copies:
+        if steps:
             _compute_into(target, source, steps)
+        elif target.strides == source.strides:
+            np.copyto(target, source)
         else:
             copy_into(target, source)
-
-
-def _bundles(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
-    """Yields the copies in bundles of about one piece."""
-    bundle: list[Copy] = []
-    size = 0
-    for copy in copies:
-        for part in _parts(copy):
-            bundle.append(part)
-            size += part.target.nbytes
-            if size >= _PIECE:
-                yield bundle
-                bundle, size = [], 0
-    if bundle:
-        yield bundle
-
-
-def _parts(copy: Copy) -> Iterator[Copy]:
-    """Divides a large copy along the dimension with the longest steps in the target."""
-    count = math.ceil(copy.target.nbytes / _PIECE)
-    if count < 2:
-        yield copy
-        return
-    target, source = copy.target, copy.source
-    if target.flags.c_contiguous and source.flags.c_contiguous:
-        target, source = target.reshape(-1), source.reshape(-1)
-    axis = max(
-        (axis for axis in range(target.ndim) if target.shape[axis] > 1),
-        key=lambda axis: abs(target.strides[axis]),
-    )
-    step = math.ceil(target.shape[axis] / count)
-    before = (slice(None),) * axis
-    for start in range(0, target.shape[axis], step):
-        at = (*before, slice(start, start + step))
-        yield copy._replace(target=target[at], source=source[at])
 
 
 def _compute_into(target: Array, source: Array, steps: Sequence[Any]) -> None:

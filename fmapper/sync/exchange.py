@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.errors import LossyCastError, SyncError
-from fmapper.sync.copies import Copy, carry_out, view_of
+from fmapper.sync.copies import carry_out, make_copy, view_of
 from fmapper.sync.ends import End, Outline, with_boxes
 from fmapper.sync.planning import Transfer, dtype_after, packets
 from fmapper.sync.transports import Transport, default_transport
@@ -203,17 +203,14 @@ class Exchanger:
         for start, transfer in packet.transfers:  # what lies between is compared, too
             end = start + transfer.nbytes
             data[end : end + -end % _ALIGNMENT] = 0
-        copies = [
-            Copy(
+        carry_out([
+            make_copy(
                 _values(data, start, transfer),
                 view_of(here.source_of(transfer), transfer.froms),
                 transfer.piece.steps,
-                transfer.target.name,
-                is_even=False,
             )
             for start, transfer in packet.transfers
-        ]
-        carry_out(copies)
+        ])  # fmt: skip
         return data
 
     def _as_delta(self, data: Array, rank: int, number: int) -> Array:
@@ -353,7 +350,7 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
 
         base = np.zeros(_HEADER + packet.nbytes, np.uint8)
         carry_out([
-            Copy(_values(base, start, t), here.values_of(t), (), t.target.name, is_even=False)
+            make_copy(_values(base, start, t), here.values_of(t))
             for start, t in packet.transfers
         ])  # fmt: skip
         bits = base[_HEADER:].view(np.uint16)

@@ -194,7 +194,7 @@ class Round:
             if last is not None and last[0] is source and last[1] is target:
                 yield last[2]
                 continue
-            made = make_copy(target, t.to, source, t.froms, t.piece.steps, t.target.name)
+            made = make_copy(view_of(target, t.to), view_of(source, t.froms), t.piece.steps)
             if t.target in self._lasting:
                 known[at] = source, target, made
             yield made
@@ -222,9 +222,9 @@ class Round:
 
     def stage(self, transfer: Transfer, data: Array) -> None:
         """Adds values that have come from another process."""
-        target = self._memory[transfer.target]
-        to = view_of(target, transfer.to)
-        self._staged.append(Copy(to, data, (), transfer.target.name, is_even=False))
+        target = view_of(self._memory[transfer.target], transfer.to)
+        is_staged = transfer.target.name.startswith(STAGED)
+        (self._staged if is_staged else self._copies).append(make_copy(target, data))
 
     def finish(self) -> None:
         """Computes arrays of which all operands are there; nothing is written yet.
@@ -232,11 +232,9 @@ class Round:
         Raises:
             LossyCastError: A value becomes infinite.
         """
-        arrived = [copy for copy in self._staged if copy.name.startswith(STAGED)]
-        carry_out([*self._local(staged=True), *arrived])
+        carry_out([*self._local(staged=True), *self._staged])
         check(self._casts(t for t in self._here.transfers if t.source is None))
-        self._copies = [*self._local(staged=False)]
-        self._copies += [copy for copy in self._staged if not copy.name.startswith(STAGED)]
+        self._copies += self._local(staged=False)
 
     def commit(self) -> Any:
         """Writes everything into the target, and returns it."""
