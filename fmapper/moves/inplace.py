@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -66,12 +66,12 @@ def move_(tree: T, mover: Mover) -> T:
         )
     change = _Change()
     result: T = change.adopt(tree, fmap(mover, tree))
-    without_interrupt(change.carry_out)
+    carry_out(change.steps)
     return result
 
 
 class _Change:
-    """Plans how the contents of a moved tree replace those of the old one, then replaces them.
+    """Plans how the contents of a moved tree replace those of the old one.
 
     Attributes:
         steps: What is to be done, in order; each with what takes it back, whatever of it was done.
@@ -79,20 +79,6 @@ class _Change:
 
     def __init__(self) -> None:
         self.steps: list[tuple[Step, Step]] = []
-
-    def carry_out(self) -> None:
-        """Changes the old tree, and restores it if that fails."""
-        begun = 0
-        try:
-            for do, _ in self.steps:
-                begun += 1
-                do()
-        except BaseException:
-            for _, undo in reversed(self.steps[:begun]):
-                # A node that has refused new children refuses its old ones, too: it has them still.
-                with suppress(BaseException):
-                    undo()
-            raise
 
     def adopt(self, old: Any, new: Any) -> Any:
         """Returns the object for the place of `old`: `old` itself, if it can be changed."""
@@ -149,6 +135,25 @@ def _reset(state: Any, held: dict[str, Any]) -> None:
     for name in state.keys() - held.keys():
         del state[name]
     state.update(held)
+
+
+def carry_out(steps: Sequence[tuple[Step, Step]]) -> None:
+    """Does the first of each pair; takes them back with the second ones if that fails."""
+
+    def do_all() -> None:
+        begun = 0
+        try:
+            for do, _ in steps:
+                begun += 1
+                do()
+        except BaseException:
+            for _, undo in reversed(steps[:begun]):
+                # A node that has refused new children refuses its old ones, too: it has them still.
+                with suppress(BaseException):
+                    undo()
+            raise
+
+    without_interrupt(do_all)
 
 
 def without_interrupt(action: Step) -> None:

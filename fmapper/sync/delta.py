@@ -36,7 +36,7 @@ def bits_of(array: LazyArray) -> LazyArray:
 def digest(bits: LazyArray) -> str:
     """Returns 32 digits that tell bits apart: SHA-256 of that of each 8 MiB, hashed in threads."""
     whole = hashlib.sha256()
-    for part in _in_threads(lambda part: hashlib.sha256(part(bits)).digest(), bits):
+    for part in _in_threads(lambda part: hashlib.sha256(part(bits).data).digest(), bits):
         whole.update(part)
     return whole.hexdigest()[:32]
 

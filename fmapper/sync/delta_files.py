@@ -285,7 +285,9 @@ class _Delta(NamedTuple):
 
 def _outlines_in(table: Any) -> dict[str, _Outline]:
     """Reads a table of arrays: for each name dtype, shape and digest."""
-    for row in table.values() if type(table) is dict else [None]:
+    if type(table) is not dict:
+        raise Misfit("is damaged: it lacks the table of its arrays")
+    for row in table.values():
         is_row = type(row) is list and [type(item) for item in row] == [str, list, str]
         if not is_row or not all(type(size) is int and size >= 0 for size in row[1]):
             raise Misfit("is damaged: it lacks the table of its arrays")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import owner_of
 from fmapper.checkpoints.boxes import Box
@@ -14,25 +13,22 @@ from fmapper.sync.memory import parts_of
 from fmapper.sync.reader import Reader
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """An array of a model, as all processes know it.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype, by name.
-        tied_to: The first name of the same array; empty if that is this one.
-        needed: The other end must have it.
-        free: It may stay as it is: a counter, a random state.
-        boxes: The parts that each process has, by its rank.
-    """
+class Outline(NamedTuple):
+    """An array of a model under its name, as all processes know it."""
 
     shape: tuple[int, ...]
     dtype: str
-    tied_to: str = ""
-    needed: bool = True
-    free: bool = False
-    boxes: Mapping[int, tuple[Box, ...]] = ()  # type: ignore[assignment]
+    tied_to: str = ""  # the first name of the same array; empty if that is this one
+    needed: bool = True  # the other end must have it
+    free: bool = False  # it may stay as it is: a counter, a random state
+
+
+class Held(NamedTuple):
+    """An array as it lies in memory; a generator holds weights in another layout."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: dict[int, tuple[Box, ...]]  # the parts that each process has, by its rank
 
 
 class End:
@@ -43,7 +39,7 @@ class End:
         outlines: Its arrays by name.
         keep: Patterns for names of arrays that may stay as they are.
         entries: Those arrays, with all that is known of them.
-        arrays: The arrays that are held, each once; a generator holds weights in another layout.
+        arrays: The arrays that are held, each once.
         held: Their outlines by name, with the parts that are in this process.
         layout: The rules that make them of those by name.
     """
@@ -59,53 +55,38 @@ class End:
                 f"the {role} is the path of a checkpoint, which does not change: put it into a "
                 "model with fmapper.load(path, like=model) or fmapper.transfer(path, model)"
             )
-        if isinstance(tree, Generator) and role == "source" and tree.layout().rules:
+        self.tree, self.keep = tree, keep
+        self._generator = tree if isinstance(tree, Generator) else None
+        self.layout = Rules() if self._generator is None else self._generator.layout()
+        if role == "source" and self.layout.rules:
             raise SyncError(
                 "the source is a generator that keeps weights in blocks, for a batch of several "
                 "rows. Pass the model, or fmapper.state(generator)"
             )
-        side = read_side(tree, role)
-        self.entries, self.keep = side.entries, keep
-        self.tree = tree
-        self.layout = tree.layout() if isinstance(tree, Generator) else Rules()
-        self._generator = tree if isinstance(tree, Generator) else None
-        self._reader = Reader(tree if self._generator is None else self._generator.live_arrays())
+        self.entries = entries = read_side(tree, role).entries
+        self.outlines: dict[str, Outline] = {}
+        for name, entry in entries.items():
+            free = entry.random or is_counter(entry) or entry.transient or is_kept(entry, keep)
+            tied, needed = entry.tied_to, is_needed(entry)
+            self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
+        if self._generator is None:
+            live = {name: entry.value for name, entry in entries.items() if not entry.random}
+        else:
+            live = self._generator.live_arrays()
+        self._reader = Reader(tree if self._generator is None else live)
         self.arrays = self._reader.first
         numbers = {id(array): number for number, array in enumerate(self.arrays)}
-        self._numbers: dict[str, int] = {}
-        self.outlines: dict[str, Outline] = {}
-        if self._generator is not None:
-            self._numbers = {
-                n: numbers[id(array)] for n, array in self._generator.live_arrays().items()
-            }
-        for name, entry in side.entries.items():
-            number = numbers.get(id(entry.value))
-            if self._generator is None and not entry.random:
-                if number is None:
-                    raise SyncError(
-                        f"{name}: this array of the {role} is computed when it is asked for, so "
-                        "that it cannot be kept in step. Pass fmapper.state of the model"
-                    )
-                self._numbers[name] = number
-            needed, free = is_needed(entry), entry.random or is_counter(entry) or entry.transient
-            free = free or is_kept(entry, keep)
-            tied = entry.tied_to
-            self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
-        self.held = self._find_held(rank)
-
-    def _find_held(self, rank: int) -> dict[str, Outline]:
-        """Returns the arrays that are held, each once, with the boxes that are here."""
-        found: dict[str, Outline] = {}
-        seen: set[int] = set()
+        for name, array in live.items():
+            if id(array) not in numbers:
+                raise SyncError(
+                    f"{name}: this array of the {role} is computed when it is asked for, so "
+                    "that it cannot be kept in step. Pass fmapper.state of the model"
+                )
+        self._numbers = {name: numbers[id(array)] for name, array in live.items()}
+        first: dict[int, str] = {}
         for name, number in self._numbers.items():
-            if number in seen:
-                continue
-            seen.add(number)
-            array = self.arrays[number]
-            adapter = owner_of(array)
-            boxes = {rank: (*parts_of(array),)}
-            found[name] = Outline(tuple(adapter.shape(array)), adapter.dtype(array), boxes=boxes)
-        return found
+            first.setdefault(number, name)
+        self.held = {name: _hold(self.arrays[number], rank) for number, name in first.items()}
 
     def forget(self) -> None:
         """Lets go of the arrays that were there when the sync was planned."""
@@ -133,15 +114,16 @@ class End:
         return self.tree
 
 
-def with_boxes(outlines: Mapping[str, Outline], more: Mapping[str, Outline]) -> dict[str, Outline]:
-    """Returns outlines with the boxes that another process has of the same arrays."""
-    found = dict(outlines)
-    for name, outline in more.items():
-        own = found.get(name)
-        if own is not None and (own.shape, own.dtype) != (outline.shape, outline.dtype):
-            raise SyncError(
-                f"{name} is {own.dtype}{list(own.shape)} in one process and "
-                f"{outline.dtype}{list(outline.shape)} in another"
-            )
-        found[name] = replace(outline, boxes={**(own.boxes if own else {}), **outline.boxes})
-    return found
+def _hold(array: Any, rank: int) -> Held:
+    adapter = owner_of(array)
+    return Held(tuple(adapter.shape(array)), adapter.dtype(array), {rank: (*parts_of(array),)})
+
+
+def with_boxes(held: dict[str, Held], more: Mapping[str, Held]) -> None:
+    """Adds the boxes that another process has of arrays."""
+    for name, other in more.items():
+        own = held.setdefault(name, other._replace(boxes={}))
+        if own[:2] != other[:2]:
+            forms = (f"{x.dtype}{list(x.shape)}" for x in (own, other))
+            raise SyncError("{} is {} in one process and {} in another".format(name, *forms))
+        own.boxes.update(other.boxes)

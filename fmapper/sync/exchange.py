@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.errors import LossyCastError, SyncError
 from fmapper.sync.copies import carry_out, make_copy, view_of
-from fmapper.sync.ends import End, Outline, with_boxes
+from fmapper.sync.ends import End, Held, Outline, with_boxes
 from fmapper.sync.planning import Transfer, dtype_after, packets
 from fmapper.sync.transports import Transport, default_transport
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+Outlines = tuple[dict[str, Outline], dict[str, Held]]
 _HEADER = 64  # bytes before the values of a packet, which are aligned so
 _DIGEST = 32  # bytes of the digest of what a delta is applied to
 _ALIGNMENT = 8  # bytes of the values of each transfer in a packet
@@ -69,43 +69,42 @@ class Exchanger:
 
     def outlines(
         self, source: End | None, target: End | None, rules: Rules
-    ) -> tuple[tuple[dict[str, Outline], ...], tuple[dict[str, Outline], ...], Rules, Rules]:
-        """Returns the outlines of both ends, own names and held arrays, from all processes.
+    ) -> tuple[Outlines, Outlines, Rules, Rules]:
+        """Returns the arrays of both ends from all processes, by name and as they are held.
 
         And the rules between them, and those that make the held arrays of the target of its names.
 
         Raises:
             SyncError: No process has one of the ends, or two have different rules.
         """
-        from fmapper.checkpoints.rules.rules import Rules
-
-        if not self._others:
-            if source is None or target is None:
-                raise SyncError(_no_end("target" if source else "source"))
+        if not self._others and source is not None and target is not None:
             both = (source.outlines, source.held), (target.outlines, target.held)
             return *both, rules, target.layout
-        mine = [_to_json(source), _to_json(target), rules.to_toml() if rules.rules else ""]
-        all_of_them: dict[int, list[Any]] = {self.rank: mine}
-        for rank, reply in sorted(self._say(json.dumps(mine).encode()).items()):
-            all_of_them[rank] = json.loads(bytes(self._check(rank, reply)))
-        texts = {ends[2] for ends in all_of_them.values()} - {""}
+        ends = [end and [end.outlines, end.held, _as_text(end.layout)] for end in (source, target)]
+        mine = json.dumps([*ends, _as_text(rules)]).encode()
+        said = {self.rank: mine} | self._say(mine)
+        written = [json.loads(bytes(self._check(rank, said[rank]))) for rank in sorted(said)]
+        texts = {ends[2] for ends in written} - {""}
         if len(texts) > 1:
             raise SyncError("processes have different rules. Pass the same rules= in all of them")
-        found: list[tuple[dict[str, Outline], ...]] = []
-        layout = Rules()
+        found: list[Outlines] = []
+        layout = ""
         for at, role in enumerate(("source", "target")):
             own: dict[str, Outline] = {}
-            held: dict[str, Outline] = {}
-            for _, ends in sorted(all_of_them.items()):
-                if ends[at] is not None:
-                    own = with_boxes(own, _read(ends[at][0]))
-                    held = with_boxes(held, _read(ends[at][1]))
-                    layout = Rules.from_toml(ends[at][2] + "\n") if ends[at][2] else layout
+            held: dict[str, Held] = {}
+            for outlines, parts, text in (ends[at] for ends in written if ends[at]):
+                own |= {
+                    name: Outline(tuple(shape), *more) for name, (shape, *more) in outlines.items()
+                }
+                with_boxes(held, {name: _read_held(*each) for name, each in parts.items()})
+                layout = text
             if not held:
-                raise SyncError(_no_end(role))
+                raise SyncError(
+                    f"no process has a {role} with arrays. Pass it in one of them, and None in the "
+                    "others"
+                )
             found.append((own, held))
-        common = Rules.from_toml(texts.pop() + "\n") if texts else Rules()
-        return found[0], found[1], common, layout
+        return found[0], found[1], _from_text("".join(texts)), _from_text(layout)
 
     def plan(self, transfers: Sequence[Transfer]) -> None:
         """Divides what goes to and comes from other processes into packets."""
@@ -314,10 +313,6 @@ class Exchanger:
         return result
 
 
-def _no_end(role: str) -> str:
-    return f"no process has a {role} with arrays. Pass it in one of them, and None in the others"
-
-
 def _packet(transfers: Sequence[Transfer]) -> _Packet:
     at, found = 0, []
     for transfer in transfers:
@@ -365,30 +360,16 @@ def _unpack(here: Round, packet: _Packet, data: Array) -> None:
         here.stage(transfer, _values(data, start, transfer))
 
 
-def _to_json(end: End | None) -> list[Any] | None:
-    """Returns the outlines of an end as JSON has them."""
-    if end is None:
-        return None
-    held = {
-        name: [o.shape, o.dtype, o.tied_to, o.needed, o.free, [*o.boxes.items()]]
-        for name, o in end.held.items()
-    }
-    own = {
-        name: [o.shape, o.dtype, o.tied_to, o.needed, o.free, []]
-        for name, o in end.outlines.items()
-    }
-    return [own, held, end.layout.to_toml() if end.layout.rules else ""]
+def _as_text(rules: Rules) -> str:
+    return rules.to_toml() if rules.rules else ""
 
 
-def _read(written: Mapping[str, Any]) -> dict[str, Outline]:
-    found = {}
-    for name, (shape, dtype, tied_to, needed, free, boxes) in written.items():
-        made = Outline(tuple(shape), dtype, tied_to, needed, free)
-        found[name] = replace(
-            made,
-            boxes={
-                rank: tuple(tuple((low, high) for low, high in box) for box in own)
-                for rank, own in boxes
-            },
-        )
-    return found
+def _from_text(text: str) -> Rules:
+    from fmapper.checkpoints.rules.rules import Rules
+
+    return Rules.from_toml(text + "\n") if text else Rules()
+
+
+def _read_held(shape: list[int], dtype: str, boxes: dict[str, Any]) -> Held:
+    read = {int(rank): tuple(tuple(map(tuple, box)) for box in own) for rank, own in boxes.items()}
+    return Held(tuple(shape), dtype, read)

@@ -12,17 +12,16 @@ from fmapper.checkpoints.boxes import Box, box_shape, full_box
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import CheckpointError, SyncError
 from fmapper.files.dtypes import numpy_dtype
-from fmapper.render import as_html, as_text, readable_bytes
+from fmapper.render import columns, readable_bytes
 from fmapper.sync.strided import Leaf, Piece, View, clip, clip_source, pieces_of, views
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-    from rich.console import RenderableType
 
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.sync.ends import Outline
+    from fmapper.sync.ends import Held, Outline
 
 STAGED = "\0"  # before the name of an array of the source that is needed whole, to compute others
 _INTEGERS = ("int", "uint")
@@ -37,25 +36,15 @@ class Part(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Elements that one process gives to another, or to itself.
+    """Elements that one process gives to another, or to itself."""
 
-    Attributes:
-        sender: The rank of the process that has them.
-        receiver: That of the process that needs them.
-        source: The part that they are taken from; None for constants, and what is computed here.
-        target: The part that they become elements of.
-        froms: Their places in the one.
-        to: Their places in the other.
-        piece: What they are; `steps` is what is done to them.
-    """
-
-    sender: int
-    receiver: int
-    source: Part | None
-    target: Part
-    froms: View
-    to: View
-    piece: Piece
+    sender: int  # the rank of the process that has them
+    receiver: int  # that of the process that needs them
+    source: Part | None  # what they are taken from; None for what is computed here
+    target: Part  # what they become elements of
+    froms: View  # their places in the one
+    to: View  # their places in the other
+    piece: Piece  # what they are; `steps` is what is done to them
 
     @property
     def nbytes(self) -> int:
@@ -117,36 +106,18 @@ class SyncPlan:
         return sum(array.sent for array in self.arrays)
 
     def __str__(self) -> str:
-        """Returns the table, as plain text."""
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
-
-    def __rich__(self) -> RenderableType:
-        """Returns the table of as many arrays as fit."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(caption_justify="left")
-        for name in ("target", "source", "dtype", "shape", "layout"):
-            table.add_column(name, overflow="fold")
-        table.add_column("bytes", justify="right")
-        table.add_column("ranks", overflow="fold")
+        """Returns a table of as many arrays as fit, and the bytes in all."""
+        rows = [("target", "source", "dtype", "shape", "layout", "bytes", "ranks")]
         for array in self.arrays[:_SHOWN]:
             ranks = ", ".join(f"{sender}->{receiver}" for sender, receiver in array.ranks)
             sources = ", ".join(array.sources[:3]) + ", ..." * (len(array.sources) > 3)
             names = array.name, "" if sources == array.name else sources
             size = readable_bytes(array.nbytes)
-            row = (*names, array.dtype, str(array.shape), array.layout, size, ranks)
-            table.add_row(*map(Text, row))
+            rows.append((*names, array.dtype, str(array.shape), array.layout, size, ranks))
         rest = len(self) - _SHOWN
         more = f"... and {rest} arrays more\n" if rest > 0 else ""
-        table.caption = (
-            f"{more}{readable_bytes(self.nbytes)} in all, of which {readable_bytes(self.sent)} go "
-            "from one process to another"
-        )
-        return table
+        sizes = f"{readable_bytes(self.nbytes)} in all, of which {readable_bytes(self.sent)}"
+        return f"{columns(rows)}\n{more}{sizes} go from one process to another"
 
 
 def dtype_after(piece: Piece) -> np.dtype[Any]:
@@ -228,8 +199,8 @@ def _problem(array: LazyArray, target: Outline) -> str:
 
 def transfers(
     arrays: Mapping[str, LazyArray],
-    source: Mapping[str, Outline],
-    target: Mapping[str, Outline],
+    source: Mapping[str, Held],
+    target: Mapping[str, Held],
     rank: int,
     note: Callable[[str, int, int, int], object],
 ) -> Iterator[Transfer]:
@@ -245,62 +216,52 @@ def transfers(
     Raises:
         SyncError: No process has some of what one needs.
     """
-    for number, (name, array) in enumerate(arrays.items()):
+
+    def give(piece: Piece, part: Part, receiver: int, turn: int) -> Iterator[Transfer]:
+        """Yields the transfers of one piece: from each process that has some of it, once."""
+        shape = box_shape(part.box)
+        if not isinstance(piece.leaf, Leaf):
+            if receiver == rank:
+                for froms, to in views(piece, piece.leaf.shape, shape):
+                    yield Transfer(rank, rank, None, part, froms, to, piece)
+            for leaf in leaves_of(piece.leaf):
+                (whole,) = pieces_of(leaf)
+                staged = Part(STAGED + leaf.name, full_box(leaf.shape))
+                yield from give(whole, staged, receiver, turn)
+            return
+        held = source[piece.leaf.name]
+        owners: dict[Box, list[int]] = {}
+        for owner, boxes in sorted(held.boxes.items()):
+            for box in boxes:
+                owners.setdefault(box, []).append(owner)
+        missing = piece.size
+        for box, ranks in owners.items():
+            sender = receiver if receiver in ranks else ranks[(turn + receiver) % len(ranks)]
+            is_whole = box == full_box(held.shape)
+            inner = [piece] if is_whole else clip_source([piece], held.shape, box)
+            size = sum(each.size for each in inner)
+            missing -= size
+            if sender != receiver:
+                nbytes = size * dtype_after(piece).itemsize
+                note(part.name.removeprefix(STAGED), sender, receiver, nbytes)
+            if rank in (sender, receiver):
+                own = Part(piece.leaf.name, box)
+                for each in inner:
+                    for froms, to in views(each, box_shape(box), shape):
+                        yield Transfer(sender, receiver, own, part, froms, to, piece)
+        if missing:
+            raise SyncError(
+                f"{piece.leaf.name}: no process has {missing} of the {piece.size} elements that "
+                f"{part.name} needs. Start the sync in all processes that have some of the source"
+            )
+
+    for turn, (name, array) in enumerate(arrays.items()):
         pieces = pieces_of(array)
         for receiver, boxes in sorted(target[name].boxes.items()):
             for box in boxes:
                 whole = box == full_box(array.shape)
-                own = pieces if whole else clip(pieces, array.shape, box)
-                part = Part(name, box)
-                for piece in own:
-                    yield from _from_senders(piece, part, source, number, receiver, rank, note)
-
-
-def _from_senders(
-    piece: Piece,
-    target: Part,
-    source: Mapping[str, Outline],
-    number: int,
-    receiver: int,
-    rank: int,
-    note: Callable[[str, int, int, int], object],
-) -> Iterator[Transfer]:
-    """Yields the transfers of one piece: from each process that has some of it, once."""
-    shape = box_shape(target.box)
-    if not isinstance(piece.leaf, Leaf):
-        if receiver == rank:
-            for froms, to in views(piece, piece.leaf.shape, shape):
-                yield Transfer(receiver, receiver, None, target, froms, to, piece)
-        for leaf in leaves_of(piece.leaf):
-            (whole,) = pieces_of(leaf)
-            staged = Part(STAGED + leaf.name, full_box(leaf.shape))
-            yield from _from_senders(whole, staged, source, number, receiver, rank, note)
-        return
-    outline = source[piece.leaf.name]
-    owners: dict[Box, list[int]] = {}
-    for owner, boxes in sorted(outline.boxes.items()):
-        for box in boxes:
-            owners.setdefault(box, []).append(owner)
-    size = 0
-    for box, ranks in owners.items():
-        sender = receiver if receiver in ranks else ranks[(number + receiver) % len(ranks)]
-        is_whole = box == full_box(outline.shape)
-        parts = [piece] if is_whole else clip_source([piece], outline.shape, box)
-        count = sum(part.size for part in parts)
-        size += count
-        if sender != receiver:
-            nbytes = count * dtype_after(piece).itemsize
-            note(target.name.removeprefix(STAGED), sender, receiver, nbytes)
-        if rank in (sender, receiver):
-            own = Part(piece.leaf.name, box)
-            for part in parts:
-                for froms, to in views(part, box_shape(box), shape):
-                    yield Transfer(sender, receiver, own, target, froms, to, piece)
-    if size != piece.size:
-        raise SyncError(
-            f"{piece.leaf.name}: processes have {size} of the {piece.size} elements that "
-            f"{target.name} needs. Start the sync in all processes that have some of the source"
-        )
+                for piece in pieces if whole else clip(pieces, array.shape, box):
+                    yield from give(piece, Part(name, box), receiver, turn)
 
 
 def leaves_of(array: LazyArray) -> Iterator[Leaf]:
@@ -340,7 +301,7 @@ def _divide(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
 
 def summarise(
     arrays: Mapping[str, LazyArray],
-    target: Mapping[str, Outline],
+    target: Mapping[str, Held],
     kept: Sequence[str],
     moved: Mapping[str, Mapping[tuple[int, int], int]],
 ) -> SyncPlan:
@@ -354,31 +315,17 @@ def summarise(
     """
     rows = []
     for name, array in arrays.items():
-        pieces = pieces_of(array)
-        sources = dict.fromkeys(leaf.name for p in pieces for leaf in leaves_of(p.leaf))
-        between = dict(moved.get(name, {}))
-        rows.append(
-            SyncedArray(
-                name,
-                tuple(sources),
-                target[name].shape,
-                target[name].dtype,
-                _layout(array, pieces),
-                array.nbytes,
-                sum(between.values()),
-                tuple(between),
-            )
-        )
+        pieces, between = pieces_of(array), moved.get(name, {})
+        names = tuple(dict.fromkeys(leaf.name for p in pieces for leaf in leaves_of(p.leaf)))
+        shape, dtype, _ = target[name]
+        sent, ranks, layout = sum(between.values()), tuple(between), _layout(pieces)
+        rows.append(SyncedArray(name, names, shape, dtype, layout, array.nbytes, sent, ranks))
     return SyncPlan(tuple(rows), tuple(kept))
 
 
-def _layout(array: LazyArray, pieces: Sequence[Piece]) -> str:
-    words = []
-    dense = len(pieces) == 1 and all(dim.source == dim.target for dim in pieces[0].dims)
-    if not dense:
-        words.append("moved")
-    kinds = {type(step).__name__ for piece in pieces for step in piece.steps}
-    words += ["cast"] if "Cast" in kinds else []
-    is_computed = any(not isinstance(piece.leaf, Leaf) for piece in pieces)
-    words += ["computed"] if is_computed or kinds - {"Cast"} else []
-    return ", ".join(words) or "same"
+def _layout(pieces: Sequence[Piece]) -> str:
+    is_dense = len(pieces) == 1 and all(dim.source == dim.target for dim in pieces[0].dims)
+    steps = {type(step).__name__ for piece in pieces for step in piece.steps}
+    is_computed = steps - {"Cast"} or any(not isinstance(piece.leaf, Leaf) for piece in pieces)
+    words = {"moved": not is_dense, "cast": "Cast" in steps, "computed": is_computed}
+    return ", ".join(word for word, is_so in words.items() if is_so) or "same"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import SyncError
@@ -14,27 +13,14 @@ from fmapper.tree.nodes import NodeType
 from fmapper.tree.walk import walk
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A node of the tree.
-
-    Attributes:
-        kind: How to take it apart.
-        cls: Its class.
-        link: Its place, for errors.
-        parent: The number of the node that it is a child of.
-        key: Its key there.
-        count: The number of its children.
-        arrays: The keys of arrays among them, each with the number of the array.
-    """
-
-    kind: NodeType
+class _Node(NamedTuple):
+    kind: NodeType  # how to take it apart
     cls: type
-    link: Link
-    parent: int
-    key: Any
-    count: int
-    arrays: list[tuple[Any, int]] = field(default_factory=list)
+    link: Link  # its place, for errors
+    parent: int  # the number of the node that it is a child of
+    key: Any  # its key there
+    size: int  # the number of its children
+    arrays: list[tuple[Any, int]]  # the keys of arrays among them, and the numbers of those
 
 
 class Reader:
@@ -59,8 +45,8 @@ class Reader:
             if isinstance(kind, NodeType):
                 places[id(link)] = len(self._nodes)
                 parent = -1 if link is None else above
-                count = len(kind.children(value))
-                self._nodes.append(_Node(kind, type(value), link, parent, key, count))
+                size = len(kind.children(value))
+                self._nodes.append(_Node(kind, type(value), link, parent, key, size, []))
             elif adapter_of(value) is not None and self._nodes:
                 if id(value) not in numbers:
                     numbers[id(value)] = len(self.first)
@@ -92,9 +78,9 @@ class Reader:
                     f"planned, and is a {type(value).__name__} now. Create another Sync"
                 )
             own = node.kind.children(value)
-            if len(own) != node.count:
+            if len(own) != node.size:
                 raise SyncError(
-                    f"{format_link(node.link)} had {node.count} children when the sync was "
+                    f"{format_link(node.link)} had {node.size} children when the sync was "
                     f"planned, and has {len(own)} now. Create another Sync"
                 )
             nodes.append(value)
@@ -116,40 +102,22 @@ class Reader:
         Returns:
             The tree; a new one where a node cannot be changed.
         """
-        from fmapper.moves.inplace import putter, without_interrupt
+        from fmapper.moves.inplace import carry_out, putter
+        from fmapper.tree.fmap import fmap
 
         if not new:
             return tree
         arrays, nodes, children = self._read(tree)
-        steps: list[tuple[Callable[[Any, Mapping[Any, Any]], object], Any, Any, Any]] = []
+        steps = []
         for node, value, own in zip(self._nodes, nodes, children, strict=True):
             changed = {key: new[number] for key, number in node.arrays if number in new}
-            if not changed:
-                continue
-            put = putter(value, node.kind)
-            if put is None:
-                return _refill(tree, {id(arrays[at]): array for at, array in new.items()})
-            steps.append((put, value, {**own, **changed}, own))
-        without_interrupt(lambda: _carry_out(steps))
-        return tree
-
-
-def _refill(tree: Any, new: Mapping[int, Any]) -> Any:
-    """Returns a new tree with arrays by the ids of the old ones."""
-    from fmapper.tree.fmap import fmap
-
-    return fmap(lambda leaf: new.get(id(leaf), leaf), tree)
-
-
-def _carry_out(steps: Sequence[tuple[Any, Any, Any, Any]]) -> None:
-    """Puts new children into nodes, and the old ones back if that fails."""
-    begun = 0
-    try:
-        for put, node, new, _ in steps:
-            begun += 1
-            put(node, new)
-    except BaseException:
-        for put, node, _, old in reversed(steps[:begun]):
-            with suppress(BaseException):
-                put(node, old)
-        raise
+            put = putter(value, node.kind) if changed else None
+            if put is not None:
+                steps.append((partial(put, value, {**own, **changed}), partial(put, value, own)))
+            elif changed:  # it cannot change
+                break
+        else:
+            carry_out(steps)
+            return tree
+        renewed = {id(arrays[at]): array for at, array in new.items()}
+        return fmap(lambda leaf: renewed.get(id(leaf), leaf), tree)
