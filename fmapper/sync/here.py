@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.arrays import HOST, Arrays, Exchange
@@ -12,8 +13,9 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
+from fmapper.files.dtypes import numpy_dtype
 from fmapper.sync.copies import Copy, Slots, carry_out, check, make_copy, view_of
-from fmapper.sync.memory import Memory, parts_of, writable_from_host
+from fmapper.sync.memory import Memory, is_writable, parts_of
 from fmapper.sync.planning import STAGED, Part, Transfer
 from fmapper.sync.strided import Leaf
 
@@ -26,23 +28,15 @@ if TYPE_CHECKING:
 
 
 class _Target(NamedTuple):
-    """An array of the target.
-
-    Attributes:
-        name: Its name.
-        number: Its number in the end.
-        boxes: Its parts that are here.
-        in_place: Whether it gets new values, instead of being replaced.
-        writable: Whether its memory can be written to from the host.
-        shared: The array of the source that may take its place as it is; empty if none may.
-    """
+    """An array of the target."""
 
     name: str
-    number: int
-    boxes: tuple[Box, ...]
-    in_place: bool
-    writable: bool
-    shared: str
+    number: int  # in the end
+    boxes: tuple[Box, ...]  # its parts that are here
+    in_place: bool  # it gets new values, and is not replaced
+    writable: bool  # its memory can be written to from the host
+    abstract: bool  # it has no memory
+    shared: str  # the array of the source that may take its place; empty if none may
 
 
 class Here:
@@ -68,40 +62,46 @@ class Here:
         self.slots = Slots()
         self.targets: list[_Target] = []
         self.staged: dict[str, Box] = {}
-        self.known: list[tuple[Array, Array, Copy] | None] = [None] * len(transfers)
-        froms = {t.source: None for t in transfers if t.sender == rank and t.source is not None}
-        self._from_parts = [*froms]
+        self.copies: list[tuple[Array, Array, Copy] | None] = [None] * len(transfers)
+        given = (t.source for t in transfers if t.sender == rank)
+        self._from_parts = [*dict.fromkeys(part for part in given if part is not None)]
         self._sources = None if source is None else Memory(source, self._from_parts, "source")
         self._to_parts: list[Part] = []
         self._writable: Memory | None = None
         if target is not None:
-            self._plan_target(target, source, share=share)
+            mine = [t for t in transfers if t.receiver == rank]
+            shared = _find_shared(source, mine) if share and source is not None else {}
+            self._plan_target(target, mine, shared)
 
-    def _plan_target(self, target: End, source: End | None, *, share: bool) -> None:
-        mine = [t for t in self.transfers if t.receiver == self.rank]
+    def _plan_target(
+        self, target: End, mine: Sequence[Transfer], shared: Mapping[str, str]
+    ) -> None:
         boxes: dict[str, dict[Box, None]] = {}
-        dtypes: dict[str, Any] = {}
         for t in mine:
-            boxes.setdefault(t.target.name, {})[t.target.box] = None
-            dtypes[t.target.name] = t.piece.leaf.dtype
-        for name in [name for name in boxes if name.startswith(STAGED)]:
-            (self.staged[name],) = boxes.pop(name)
-            shape = box_shape(self.staged[name])
-            self.slots.reserve(Part(name, self.staged[name]), shape, dtypes[name])
-        shared = _find_shared(source, mine) if share else {}
-        parts = {name: parts_of(target.arrays[target.number(name)]) for name in boxes}
-        open_to_us = writable_from_host([p for own in parts.values() for p in own.values()])
+            name, box = t.target
+            if not name.startswith(STAGED):
+                boxes.setdefault(name, {})[box] = None
+            elif name not in self.staged:
+                self.staged[name] = box
+                self.slots.reserve(t.target, box_shape(box), t.piece.leaf.dtype)
         for name, own in boxes.items():
-            number, held = target.number(name), parts[name]
-            in_place = not owner_of(target.arrays[number]).frozen
-            writable = all(id(part) in open_to_us for part in held.values())
-            known = _Target(name, number, (*own,), in_place, writable, shared.get(name, ""))
-            self.targets.append(known)
-            for box in known.boxes:
+            number = target.number(name)
+            array = target.arrays[number]
+            parts = parts_of(array)
+            writable = all(map(is_writable, parts.values()))
+            in_place, abstract = (
+                not owner_of(array).frozen,
+                owner_of(array).device(array).kind == "meta",
+            )
+            self.targets.append(
+                _Target(name, number, (*own,), in_place, writable, abstract, shared.get(name, ""))
+            )
+            for box in own:
                 if writable:
                     self._to_parts.append(Part(name, box))
                 else:
-                    self.slots.reserve(Part(name, box), *_outline(held[box]))
+                    dtype = numpy_dtype(owner_of(array).dtype(array))
+                    self.slots.reserve(Part(name, box), box_shape(box), dtype)
         self._writable = Memory(target, self._to_parts, "target")
 
     def begin(self, tree: Any) -> Round:
@@ -131,7 +131,7 @@ class Round:
         sources: Mapping[Part, Array],
         memory: dict[Part, Array],
     ) -> None:
-        self._here, self._arrays, self._old = here, arrays, old
+        self._here, self._old = here, old
         self._sources, self._memory = sources, memory
         self._lasting = frozenset(memory)  # a view of a slot would count as somebody who holds it
         self._given: dict[int, Any] = {}
@@ -139,10 +139,19 @@ class Round:
         self._staged: list[Copy] = []
         self._copies: list[Copy] = []
         self._computed: dict[LazyArray, Array] = {}
-        self._find_memory()
+        for target in here.targets:
+            if target.shared and here.source is not None:
+                new = arrays[here.source.number(target.shared)]
+                if _is_alike(new, old[target.number]):
+                    self._given[target.number] = new
+                    continue
+            if not target.writable:  # it is replaced, or on another device than the host
+                self._replaced.append(target)
+                for box in target.boxes:
+                    memory[Part(target.name, box)] = here.slots.get(Part(target.name, box))
         self.nbytes = sum(array.nbytes for array in memory.values())
-        for name, box in here.staged.items():
-            memory[Part(name, box)] = here.slots.get(Part(name, box))
+        for part in starmap(Part, here.staged.items()):
+            memory[part] = here.slots.get(part)
         check(self._casts(t for t in here.transfers if t.source is not None))
 
     def check_target(self, *, is_written: bool) -> None:
@@ -151,30 +160,14 @@ class Round:
         Raises:
             SyncError: Names an array.
         """
-        for known in self._here.targets:
-            has_memory = not _is_abstract(self._old[known.number])
-            if is_written and not has_memory:
-                raise SyncError(f"{known.name}: the target has no memory there; use sync.parts()")
-            if known.in_place and has_memory and not is_written:
+        for target in self._here.targets:
+            if is_written and target.abstract:
+                raise SyncError(f"{target.name}: the target has no memory there; use sync.parts()")
+            if not is_written and target.in_place and not target.abstract:
                 raise SyncError(
-                    f"{known.name}: the target has memory, which a call writes to. Pass one "
+                    f"{target.name}: the target has memory, which a call writes to. Pass one "
                     "without, such as tensors on the device meta"
                 )
-
-    def _find_memory(self) -> None:
-        """Takes slots for what is replaced, or is on another device than the host."""
-        source = self._here.source
-        for known in self._here.targets:
-            if known.writable:
-                continue
-            if known.shared and source is not None:
-                new = self._arrays[source.number(known.shared)]
-                if _is_alike(new, self._old[known.number]):
-                    self._given[known.number] = new
-                    continue
-            self._replaced.append(known)
-            for box in known.boxes:
-                self._memory[Part(known.name, box)] = self._here.slots.get(Part(known.name, box))
 
     def _casts(self, transfers: Iterable[Transfer]) -> Iterator[tuple[Array, Any, str]]:
         for t in transfers:
@@ -183,20 +176,18 @@ class Round:
 
     def _local(self, *, staged: bool) -> Iterator[Copy]:
         """Yields the copies within this process, those that are known from an earlier call."""
-        known = self._here.known
         for at, t in enumerate(self._here.transfers):
-            if t.sender != t.receiver or t.target.name.startswith(STAGED) != staged:
+            target = self._memory.get(t.target)  # None if it is shared
+            is_staged = t.target.name.startswith(STAGED)
+            if t.sender != t.receiver or is_staged != staged or target is None:
                 continue
-            target = self._memory.get(t.target)
-            if target is None:  # shared
-                continue
-            source, last = self.source_of(t), known[at]
+            source, last = self.source_of(t), self._here.copies[at]
             if last is not None and last[0] is source and last[1] is target:
                 yield last[2]
                 continue
             made = make_copy(view_of(target, t.to), view_of(source, t.froms), t.piece.steps)
             if t.target in self._lasting:
-                known[at] = source, target, made
+                self._here.copies[at] = source, target, made
             yield made
 
     def source_of(self, transfer: Transfer) -> Array:
@@ -205,10 +196,8 @@ class Round:
             return self._sources[transfer.source]
         leaf = transfer.piece.leaf
         if leaf not in self._computed:
-            arrays = {
-                name.removeprefix(STAGED): self._memory[Part(name, box)]
-                for name, box in self._here.staged.items()
-            }
+            parts = starmap(Part, self._here.staged.items())
+            arrays = {part.name.removeprefix(STAGED): self._memory[part] for part in parts}
             self._computed[leaf] = _with_values(leaf, arrays).read()
         return self._computed[leaf]
 
@@ -303,17 +292,6 @@ def _with_values(array: LazyArray, arrays: Mapping[str, Array]) -> LazyArray:
     return new
 
 
-def _outline(array: Any) -> tuple[tuple[int, ...], Any]:
-    from fmapper.files.dtypes import numpy_dtype
-
-    adapter = owner_of(array)
-    return tuple(adapter.shape(array)), numpy_dtype(adapter.dtype(array))
-
-
-def _is_abstract(array: Any) -> bool:
-    return owner_of(array).device(array).kind == "meta"
-
-
 def _is_alike(new: Any, old: Any) -> bool:
     """Returns whether an array lies as another one does, so that it can take its place."""
     adapter = owner_of(new)
@@ -322,7 +300,7 @@ def _is_alike(new: Any, old: Any) -> bool:
     return not isinstance(adapter, Meshes) or adapter.layout(new) == adapter.layout(old)
 
 
-def _find_shared(source: End | None, transfers: Iterable[Transfer]) -> dict[str, str]:
+def _find_shared(source: End, transfers: Iterable[Transfer]) -> dict[str, str]:
     """Returns the arrays of the target that are one of the source as it is.
 
     Raises:
@@ -333,13 +311,11 @@ def _find_shared(source: End | None, transfers: Iterable[Transfer]) -> dict[str,
         by_target.setdefault(transfer.target.name, []).append(transfer)
     found: dict[str, str] = {}
     for name, own in by_target.items():
-        froms = [t.source for t in own if t.source is not None and not t.piece.steps]
-        names = {part.name for part in froms}
-        is_same = len(froms) == len(own) and all(t.froms == t.to for t in own)
-        boxes = {part.box for part in froms} == {t.target.box for t in own}
-        if source is None or len(names) != 1 or not (is_same and boxes):
+        parts = [t.source for t in own if t.source is not None and not t.piece.steps]
+        (first, *others) = {part.name for part in parts} or [""]
+        is_same = len(parts) == len(own) and all(t.froms == t.to for t in own)
+        if others or not is_same or {part.box for part in parts} != {t.target.box for t in own}:
             continue
-        (first,) = names
         if not owner_of(source.arrays[source.number(first)]).frozen:
             raise SyncError(
                 f"{first}: share=True, but this array can be written to, which would change the "

@@ -26,9 +26,11 @@ class _Place(NamedTuple):
     number: int
     box: Box
     is_whole: bool
-    shape: tuple[int, ...]
     dtype: np.dtype[Any]
     adapter: Arrays
+
+
+_NOTHING: tuple[Any, Any, Any] = (None, None, None)
 
 
 class Memory:
@@ -44,12 +46,10 @@ class Memory:
         self._places = []
         for name, box in parts:
             number, outline = end.number(name), end.held[name]
-            adapter = adapter_of(end.arrays[number])
-            assert adapter is not None
-            whole = box == full_box(outline.shape)
+            whole, adapter = box == full_box(outline.shape), owner_of(end.arrays[number])
             dtype = numpy_dtype(outline.dtype)
-            self._places.append(_Place(name, number, box, whole, box_shape(box), dtype, adapter))
-        self._last: list[tuple[Any, Any, Any]] = [(None, None, None)] * len(self._places)
+            self._places.append(_Place(name, number, box, whole, dtype, adapter))
+        self._last = [_NOTHING] * len(self._places)
 
     def read(self, arrays: Sequence[Any]) -> list[Array]:
         """Returns the parts, given all arrays of the end.
@@ -57,38 +57,32 @@ class Memory:
         Raises:
             SyncError: One is not as it was when the sync was planned; names it.
         """
-        fresh = []
+        fresh, parts = [], []
         for at, (place, (array, key, _)) in enumerate(zip(self._places, self._last, strict=True)):
             new = arrays[place.number]
-            if new is not array or key is None or place.adapter.place(new) != key:
+            if new is not array or place.adapter.place(new) != key:
                 fresh.append(at)
+                parts.append(self._part(place, new))
         hosts = [host for _, _, host in self._last]
-        for at, host in zip(fresh, self._export(arrays, fresh), strict=True):
-            hosts[at] = host
-        return hosts
-
-    def _export(self, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Array]:
-        parts = []
-        for at in fresh:
-            place = self._places[at]
-            array = arrays[place.number]
-            if adapter_of(array) is not place.adapter:
-                raise self._error(place, f"it is a {type(array).__name__} now")
-            if place.adapter.unusable([array]) is not None:
-                raise self._error(place, "its values are gone, probably donated to a computation")
-            held = parts_of(array)
-            if place.box not in held:
-                raise self._error(place, f"its shape was {place.shape}, or it is sharded otherwise")
-            parts.append(held[place.box])
-        hosts = on_host(parts)
-        for at, host in zip(fresh, hosts, strict=True):
-            place = self._places[at]
+        for at, hosts[at] in zip(fresh, on_host(parts), strict=True):
+            place, host = self._places[at], hosts[at]
             if host.dtype != place.dtype:
                 raise self._error(place, f"its dtype was {place.dtype}, and is {host.dtype}")
             array = arrays[place.number]
             key = place.adapter.place(array) if place.is_whole else None
-            self._last[at] = (None, None, None) if key is None else (array, key, host)
+            self._last[at] = _NOTHING if key is None else (array, key, host)
         return hosts
+
+    def _part(self, place: _Place, array: Any) -> Any:
+        if adapter_of(array) is not place.adapter:
+            raise self._error(place, f"it is a {type(array).__name__} now")
+        if place.adapter.unusable([array]) is not None:
+            raise self._error(place, "its values are gone, probably donated to a computation")
+        held = parts_of(array)
+        if place.box not in held:
+            shape = box_shape(place.box)
+            raise self._error(place, f"its shape was {shape}, or it is sharded otherwise")
+        return held[place.box]
 
     def _error(self, place: _Place, text: str) -> SyncError:
         return SyncError(
@@ -107,10 +101,10 @@ def parts_of(array: Any) -> Mapping[Box, Any]:
 
 def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Returns arrays as those of NumPy, on the same memory where that is possible."""
-    by_adapter: dict[Any, list[int]] = {}
+    found: list[Any] = [None] * len(arrays)
+    by_adapter: dict[Arrays, list[int]] = {}
     for number, array in enumerate(arrays):
         by_adapter.setdefault(owner_of(array), []).append(number)
-    found: list[Any] = [None] * len(arrays)
     for adapter, numbers in by_adapter.items():
         exchange = adapter.export([arrays[number] for number in numbers], HOST)
         for number, data in zip(numbers, exchange.data, strict=True):
@@ -118,17 +112,10 @@ def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return found
 
 
-def writable_from_host(arrays: Sequence[Any]) -> set[int]:
-    """Returns the ids of the arrays whose memory can be written to from the host."""
-    by_adapter: dict[Any, list[Any]] = {}
-    for array in arrays:
-        adapter = owner_of(array)
-        if not adapter.frozen and adapter.device(array).kind == "cpu":
-            by_adapter.setdefault(adapter, []).append(array)
-    found: set[int] = set()
-    for adapter, own in by_adapter.items():
-        exchange = adapter.export(own, HOST)
-        for at, (array, data) in enumerate(zip(own, exchange.data, strict=True)):
-            if at not in exchange.private and data.flags.writeable:
-                found.add(id(array))
-    return found
+def is_writable(array: Any) -> bool:
+    """Returns whether the memory of an array can be written to from the host."""
+    adapter = owner_of(array)
+    if adapter.frozen or adapter.device(array).kind != "cpu":
+        return False
+    exchange = adapter.export([array], HOST)
+    return 0 not in exchange.private and exchange.data[0].flags.writeable
