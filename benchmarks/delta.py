@@ -21,8 +21,8 @@ from _interleave import interleave
 from _report import machine
 
 import fmapper
-from fmapper.sync import apply_delta, save_delta
 from fmapper.checkpoints import LazyArray
+from fmapper.sync import apply_delta, save_delta
 from fmapper.sync.delta import Changes, digest, encode
 
 LAYER = 8 << 20  # elements

@@ -399,12 +399,12 @@ class Arrays(Framework):
             BufferError: They cannot.
         """
 
-    def overwrite(self, array: Any, data: np.ndarray[Any, Any]) -> None:
-        """Copies host memory into an array, in place; asked for where it is not `frozen`.
+    def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
+        """Copies values into arrays, in place; asked for where they are not `frozen`.
 
         Args:
-            array: The array, on any device.
-            data: An array of its shape and dtype.
+            arrays: Arrays on any device.
+            values: One of the same shape and dtype for each, of NumPy or of this backend.
         """
         raise TypeError(f"arrays of {self.name} cannot be written to")
 

@@ -158,6 +158,29 @@ class Compute(Arrays):
         """Returns a placeholder without values for an array that is being recorded."""
         return self.abstract(self.shape(array), self.dtype(array))
 
+    # arrays in step
+
+    def domain(self, array: Any) -> str:
+        """Returns a text that arrays have in common which one computation can take.
+
+        Empty in memory of the host, where copies are faster.
+        """
+        device = self.device(array)
+        if not device.is_accelerator or device.memory or isinstance(device.index, tuple):
+            return ""
+        return f"accelerator {device.index or 0}"
+
+    def compile_for(
+        self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
+        """Returns a function as it is run best, again and again with arrays that lie alike.
+
+        Args:
+            run: `run(arrays) -> (values, flags)`, of operations that all frameworks have.
+            like: How the values are to lie; they share no memory with the arrays.
+        """
+        return run
+
     # running models
 
     def runner(

@@ -66,7 +66,7 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
         raise CheckpointError(f"{target}: deltas are written to local files; copy it from there")
     with step(f"saving {target.name}"), new_path(target) as beside:
         old, now = _State(base), _State(new)
-        a, b = old.needed(now.arrays), now.needed(old.arrays)
+        a, b = old.arrays_for(now.arrays), now.arrays_for(old.arrays)
         if problems := [*_differences(_outlines(a, digests=False), _outlines(b, digests=False))]:
             text = "\n".join(f"  {line}" for line in sorted(problems))
             raise StructureMismatchError(f"the new state is not like the base:\n{text}")
@@ -121,7 +121,7 @@ def apply_delta(base: Any, *paths: str | os.PathLike[str]) -> Any:
         for one, other in itertools.pairwise(deltas):
             _check_same(f"{other.path} does not follow {one.path}", one.result, other.base)
         state, first, last = _State(base), deltas[0], deltas[-1]
-        given = _outlines(state.needed(first.base))
+        given = _outlines(state.arrays_for(first.base))
         _check_same(f"{first.path} is of another base", first.base, given)
         named = _patch_all(state, deltas)
         wrong = f"{last.path}: the result is not what the delta was made of"
@@ -140,7 +140,7 @@ def apply_delta(base: Any, *paths: str | os.PathLike[str]) -> Any:
 
 
 class _Outline(NamedTuple):
-    """What identifies an array."""
+    """The form and the bits of an array, by a digest."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -196,7 +196,7 @@ class _State:
         self.arrays = _by_name(self.contents)
         self._optional = transient_names(self.tree)
 
-    def needed(self, names: Collection[str]) -> dict[str, LazyArray]:
+    def arrays_for(self, names: Collection[str]) -> dict[str, LazyArray]:
         """Returns all arrays but the buffers that checkpoints leave out and are not named."""
         return {n: a for n, a in self.arrays.items() if n in names or n not in self._optional}
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import owner_of
+from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box
 from fmapper.errors import SyncError
 from fmapper.sync.memory import parts_of
 from fmapper.sync.reader import Reader
+
+if TYPE_CHECKING:
+    from fmapper.sync.transports import Transport
 
 
 class Outline(NamedTuple):
@@ -29,6 +34,7 @@ class Held(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     boxes: dict[int, tuple[Box, ...]]  # the parts that each process has, by its rank
+    domain: str = ""  # what arrays have in common that one computation can take; empty for none
 
 
 class End:
@@ -44,7 +50,9 @@ class End:
         layout: The rules that make them of those by name.
     """
 
-    def __init__(self, tree: Any, role: str, rank: int, keep: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tree: Any, role: str, transport: Transport | None, keep: Sequence[str] = ()
+    ) -> None:
         from fmapper.checkpoints.rules.rules import Rules
         from fmapper.generation.generator import Generator
         from fmapper.twins.one_sided import is_counter, is_kept, is_needed
@@ -86,7 +94,7 @@ class End:
         first: dict[int, str] = {}
         for name, number in self._numbers.items():
             first.setdefault(number, name)
-        self.held = {name: _hold(self.arrays[number], rank) for number, name in first.items()}
+        self.held = {name: _hold(self.arrays[n], transport) for n, name in first.items()}
 
     def forget(self) -> None:
         """Lets go of the arrays that were there when the sync was planned."""
@@ -114,9 +122,15 @@ class End:
         return self.tree
 
 
-def _hold(array: Any, rank: int) -> Held:
-    adapter = owner_of(array)
-    return Held(tuple(adapter.shape(array)), adapter.dtype(array), {rank: (*parts_of(array),)})
+def _hold(array: Any, transport: Transport | None) -> Held:
+    adapter, rank = owner_of(array), 0 if transport is None else transport.rank
+    shape, boxes = tuple(adapter.shape(array)), {rank: (*parts_of(array),)}
+    domain = adapter.domain(array) if isinstance(adapter, Compute) else ""
+    if not isinstance(adapter, Meshes) or adapter.writers(array) is None:
+        domain = domain and f"{rank}: {domain}"
+    elif transport is None or transport.framework != adapter.name:
+        domain = ""  # its devices may be others of the same number
+    return Held(shape, adapter.dtype(array), boxes, domain)
 
 
 def with_boxes(held: dict[str, Held], more: Mapping[str, Held]) -> None:

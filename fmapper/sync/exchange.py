@@ -54,10 +54,10 @@ class Exchanger:
     """
 
     def __init__(self, transport: Transport | None, timeout: float) -> None:
-        self._transport = transport or default_transport()
+        self.transport = transport or default_transport()
         self._timeout = timeout
-        self.rank = 0 if self._transport is None else self._transport.rank
-        self.size = 1 if self._transport is None else self._transport.size
+        self.rank = 0 if self.transport is None else self.transport.rank
+        self.size = 1 if self.transport is None else self.transport.size
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._to: dict[int, list[_Packet]] = {}
         self._from: dict[int, list[_Packet]] = {}
@@ -233,15 +233,15 @@ class Exchanger:
     # messages
 
     def _send(self, data: Any, rank: int) -> None:
-        assert self._transport is not None
-        self._transport.send(memoryview(data), rank)
+        assert self.transport is not None
+        self.transport.send(memoryview(data), rank)
         self._heard[rank] = time.monotonic()
 
     def _receive(self, rank: int) -> Array:
         import numpy as np
 
-        assert self._transport is not None
-        data = np.frombuffer(self._transport.receive(rank), np.uint8)
+        assert self.transport is not None
+        data = np.frombuffer(self.transport.receive(rank), np.uint8)
         self._heard[rank] = time.monotonic()
         return data
 
@@ -370,6 +370,6 @@ def _from_text(text: str) -> Rules:
     return Rules.from_toml(text + "\n") if text else Rules()
 
 
-def _read_held(shape: list[int], dtype: str, boxes: dict[str, Any]) -> Held:
+def _read_held(shape: list[int], dtype: str, boxes: dict[str, Any], domain: str) -> Held:
     read = {int(rank): tuple(tuple(map(tuple, box)) for box in own) for rank, own in boxes.items()}
-    return Held(tuple(shape), dtype, read)
+    return Held(tuple(shape), dtype, read, domain)

@@ -15,7 +15,7 @@ from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import SyncError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.sync.copies import Copy, Slots, carry_out, check, make_copy, view_of
-from fmapper.sync.memory import Memory, is_writable, parts_of
+from fmapper.sync.memory import Memory, is_writable, on_host, parts_of
 from fmapper.sync.planning import STAGED, Part, Transfer
 from fmapper.sync.strided import Leaf
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fmapper.sync.ends import End
+    from fmapper.sync.on_device import OnDevice
 
     Array = np.ndarray[Any, Any]
 
@@ -53,6 +54,7 @@ class Here:
         source: End | None,
         target: End | None,
         transfers: Sequence[Transfer],
+        computed: Mapping[str, LazyArray],
         rank: int,
         *,
         share: bool,
@@ -68,6 +70,16 @@ class Here:
         self._sources = None if source is None else Memory(source, self._from_parts, "source")
         self._to_parts: list[Part] = []
         self._writable: Memory | None = None
+        self.computed: list[OnDevice] = []
+        if target is not None and source is not None and computed:
+            from fmapper.sync.on_device import OnDevice
+
+            groups: dict[Any, dict[str, LazyArray]] = {}
+            for name, array in computed.items():
+                if name in target.held:
+                    owner = owner_of(target.arrays[target.number(name)])
+                    groups.setdefault((owner, target.held[name].domain), {})[name] = array
+            self.computed = [OnDevice(source, target, group) for group in groups.values()]
         if target is not None:
             mine = [t for t in transfers if t.receiver == rank]
             shared = _find_shared(source, mine) if share and source is not None else {}
@@ -131,7 +143,7 @@ class Round:
         sources: Mapping[Part, Array],
         memory: dict[Part, Array],
     ) -> None:
-        self._here, self._old = here, old
+        self._here, self._arrays, self._old = here, arrays, old
         self._sources, self._memory = sources, memory
         self._lasting = frozenset(memory)  # a view of a slot would count as somebody who holds it
         self._given: dict[int, Any] = {}
@@ -150,8 +162,11 @@ class Round:
                 for box in target.boxes:
                     memory[Part(target.name, box)] = here.slots.get(Part(target.name, box))
         self.nbytes = sum(array.nbytes for array in memory.values())
+        self.nbytes += sum(group.nbytes for group in here.computed)
         for part in starmap(Part, here.staged.items()):
             memory[part] = here.slots.get(part)
+        for group in here.computed:
+            group.check(arrays, old)
         check(self._casts(t for t in here.transfers if t.source is not None))
 
     def check_target(self, *, is_written: bool) -> None:
@@ -224,6 +239,8 @@ class Round:
         carry_out([*self._local(staged=True), *self._staged])
         check(self._casts(t for t in self._here.transfers if t.source is None))
         self._copies += self._local(staged=False)
+        for group in self._here.computed:
+            self._given |= zip(group.numbers, group(self._arrays), strict=True)
 
     def commit(self) -> Any:
         """Writes everything into the target, and returns it."""
@@ -233,18 +250,27 @@ class Round:
         if target is None:
             return None
         without_interrupt(lambda: carry_out(self._copies))
+        new = self._given | self._make()
+        changed: dict[Arrays, list[tuple[Any, Any]]] = {}
         for known in self._replaced:
             if known.in_place:
                 for box, part in parts_of(self._old[known.number]).items():
-                    owner_of(part).overwrite(part, self._memory[Part(known.name, box)])
+                    pair = part, self._memory[Part(known.name, box)]
+                    changed.setdefault(owner_of(part), []).append(pair)
         written: dict[Arrays, list[Any]] = {}
         for known in self._here.targets:
             if known.in_place:
                 array = self._old[known.number]
                 written.setdefault(owner_of(array), []).append(array)
+        for number in [number for number in new if not owner_of(self._old[number]).frozen]:
+            array = self._old[number]
+            changed.setdefault(owner_of(array), []).append((array, new.pop(number)))
+            written.setdefault(owner_of(array), []).append(array)
+        for adapter, pairs in changed.items():
+            adapter.overwrite(*zip(*pairs, strict=True))
         for adapter, arrays in written.items():
             adapter.note_writes(arrays)
-        return target.write(self._given | self._make())
+        return target.write(new)
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
         """Yields the parts of the target with their values, in memory of the sync."""
@@ -252,6 +278,11 @@ class Round:
         for part, array in self._memory.items():
             if not part.name.startswith(STAGED):
                 yield part.name, part.box, array
+        for group in self._here.computed:
+            for name, number in zip(group.names, group.numbers, strict=True):
+                held = parts_of(self._given[number])
+                for box, values in zip(held, on_host([*held.values()]), strict=True):
+                    yield name, box, values
 
     def _make(self) -> dict[int, Any]:
         """Returns the new arrays of frameworks that take over memory of the host."""

@@ -85,10 +85,15 @@ class Memory:
         return held[place.box]
 
     def _error(self, place: _Place, text: str) -> SyncError:
-        return SyncError(
-            f"{place.name} of the {self._role} is not as it was when the sync was planned: {text}. "
-            "Create another Sync"
-        )
+        return other_than_planned(place.name, self._role, text)
+
+
+def other_than_planned(name: str, role: str, text: str) -> SyncError:
+    """Returns the error for an array that has changed otherwise than by new values."""
+    return SyncError(
+        f"{name} of the {role} is not as it was when the sync was planned: {text}. "
+        "Create another Sync"
+    )
 
 
 def parts_of(array: Any) -> Mapping[Box, Any]:

@@ -317,7 +317,7 @@ def summarise(
     for name, array in arrays.items():
         pieces, between = pieces_of(array), moved.get(name, {})
         names = tuple(dict.fromkeys(leaf.name for p in pieces for leaf in leaves_of(p.leaf)))
-        shape, dtype, _ = target[name]
+        shape, dtype = target[name][:2]
         sent, ranks, layout = sum(between.values()), tuple(between), _layout(pieces)
         rows.append(SyncedArray(name, names, shape, dtype, layout, array.nbytes, sent, ranks))
     return SyncPlan(tuple(rows), tuple(kept))

@@ -105,12 +105,14 @@ class Sync(Generic[T]):
     ) -> None:
         from fmapper.checkpoints.formats.format import without_collection
         from fmapper.checkpoints.rules.rules import Rules
+        from fmapper.sync.on_device import lies_together
 
         with step("planning the sync"), without_collection():
             self._exchange = Exchanger(transport, timeout)
             rank = self._exchange.rank
-            self._source = None if source is None else End(source, "source", rank)
-            self._target = None if target is None else End(target, "target", rank, keep)
+            way = self._exchange.transport
+            self._source = None if source is None else End(source, "source", way)
+            self._target = None if target is None else End(target, "target", way, keep)
             if self._source is not None and self._target is not None:
                 rules = rules_between(source, target, self._source, self._target, rules)
             ours = self._source, self._target, rules or Rules()
@@ -123,8 +125,14 @@ class Sync(Generic[T]):
                 pairs = moved.setdefault(name, {})
                 pairs[sender, receiver] = pairs.get((sender, receiver), 0) + nbytes
 
-            parts = [*transfers(held, sources[1], targets[1], rank, note)]
-            self._here = Here(self._source, self._target, parts, rank, share=share)
+            computed = {
+                name: array
+                for name, array in held.items()
+                if lies_together(array, targets[1][name], sources[1], share=share)
+            }
+            apart = {name: array for name, array in held.items() if name not in computed}
+            parts = [*transfers(apart, sources[1], targets[1], rank, note)]
+            self._here = Here(self._source, self._target, parts, computed, rank, share=share)
             self._exchange.plan(parts)
             for end in (self._source, self._target):
                 if end is not None:

@@ -20,6 +20,9 @@ class Transport:
     Messages between two processes arrive in their order, each as a whole. Several threads call the
     functions at the same time, each for another process.
 
+    Attributes:
+        framework: The framework whose processes they are; empty where that is not known.
+
     Args:
         rank: The number of this process.
         size: How many there are.
@@ -36,6 +39,7 @@ class Transport:
         receive: Callable[[int], Any],
     ) -> None:
         self.rank, self.size, self.send, self.receive = rank, size, send, receive
+        self.framework = ""
 
 
 class Folder(Transport):
@@ -141,5 +145,7 @@ def default_transport() -> Transport | None:
         rank, size = adapter.process()
         functions = adapter.messages() if size > 1 else None
         if functions is not None:
-            return Transport(rank, size, *functions)
+            transport = Transport(rank, size, *functions)
+            transport.framework = adapter.name
+            return transport
     return None

@@ -40,6 +40,9 @@ def test_tensors():
     assert not made.requires_grad
     assert made.data_ptr() == x.data_ptr()
     assert _private.gamma_gradient(torch.ones(2), torch.ones(2)).shape == (2,)
+    targets = [torch.zeros(2), torch.zeros(3, 2).T]
+    _private.copy_each(targets, [torch.ones(2), torch.arange(6.0).reshape(2, 3)])
+    assert [t.tolist() for t in targets] == [[1, 1], [[0, 1, 2], [3, 4, 5]]]
 
 
 def test_what_a_module_does_not_save():
@@ -427,6 +430,25 @@ def test_kinds_of_keys_of_jax():
         jax.numpy.ones(3)
     )
     assert sizes == [3]
+
+
+def test_messages_of_jax_by_its_coordinator():
+    """Between processes `support/jaxes_sync.py` sends them."""
+    jax = pytest.importorskip("jax")
+    from fmapper_adapters.jax import _private as private
+
+    assert private.coordinator() is None  # in a single process
+    errors = iter(["DEADLINE_EXCEEDED: not yet", "", "UNAVAILABLE: gone"])
+
+    class Client:
+        def blocking_key_value_get_bytes(self, key, milliseconds):
+            if error := next(errors):
+                raise jax.errors.JaxRuntimeError(error)
+            return b"value"
+
+    assert private.wait_for_message(Client(), "key", 1) == b"value"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="gone"):
+        private.wait_for_message(Client(), "key", 1)
 
 
 def test_casts_of_jax_but_those_of_draws():

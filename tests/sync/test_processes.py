@@ -51,6 +51,16 @@ def test_on_eight_devices(on_eight_devices: dict[str, str], check: str) -> None:
 
 
 @pytest.fixture(scope="module")
+def by_processes_of_jax() -> dict[str, str]:
+    return many_devices.run("jaxes", "sync", ranks=2)
+
+
+@pytest.mark.parametrize("check", many_devices.names("jaxes", "sync"))
+def test_by_processes_of_jax(by_processes_of_jax: dict[str, str], check: str) -> None:
+    assert by_processes_of_jax.get(check, "did not run") == "", by_processes_of_jax.get("")
+
+
+@pytest.fixture(scope="module")
 def by_four_processes() -> dict[str, str]:
     return many_devices.run("gloo", "sync", ranks=4)
 

@@ -12,13 +12,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax._src import core, dtypes, random, xla_bridge
+from jax._src import core, distributed, dtypes, random, xla_bridge
 from jax._src.lax import lax
 
 
 def has_started() -> bool:
     """Returns whether JAX has initialised its devices, and so reserved their memory."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def coordinator() -> Any:
+    """Returns this process's connection to the coordinator of `jax.distributed`."""
+    return distributed.global_state.client
+
+
+def wait_for_message(client: Any, key: str, milliseconds: int) -> bytes:
+    """Returns the value of a key of the coordinator, as soon as there is one."""
+    while True:
+        try:
+            return bytes(client.blocking_key_value_get_bytes(key, milliseconds))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
 
 
 def key_kind(dtype: Any) -> Any:

@@ -99,9 +99,10 @@ class NumpyAdapter(Adapter):
         for array in arrays:
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
-    def overwrite(self, array: Any, data: np.ndarray[Any, Any]) -> None:
+    def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
         """Copies; an array that is read-only refuses."""
-        np.copyto(array, data)
+        for array, value in zip(arrays, values, strict=True):
+            np.copyto(array, value)
 
     def place(self, array: Any) -> Hashable:
         """Returns the layout, which can be assigned; an array does not move."""

@@ -54,6 +54,7 @@ VIEW_RULE: tuple[Any, str] = (torch._refs, "_reshape_view_helper_core_alg")
 
 # --- tensors --------------------------------------------------------------------------------------
 
+copy_each: Callable[[list[Any], list[Any]], object] = torch._foreach_copy_
 is_functional: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
 may_take_values_of: Callable[[torch.Tensor, torch.Tensor], bool]
 may_take_values_of = torch._has_compatible_shallow_copy_type

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from fmapper.backends import Box, Meshes, Packed, PackedAxes, Spec
+from fmapper_adapters.jax.arrays.computed import Computed, by_coordinator
 from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, boxes_in_order, pack
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _shape_only: Any = jax.ShapeDtypeStruct
 _typeof: Any = getattr(jax, "typeof", None)  # since JAX 0.6
 
 
-class JaxMeshes(Meshes):
+class JaxMeshes(Computed, Meshes):
     """The facet of the adapter for `jax.sharding.Mesh`es and arrays on them."""
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
@@ -107,6 +108,10 @@ class JaxMeshes(Meshes):
         if not jax.distributed.is_initialized():
             return 0, 1
         return jax.process_index(), jax.process_count()
+
+    def messages(self) -> tuple[Callable[[memoryview, int], object], Callable[[int], Any]]:
+        """Returns functions that go through the coordinator."""
+        return by_coordinator()
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
         """Returns the parts of an array that spans processes, each with its writer."""

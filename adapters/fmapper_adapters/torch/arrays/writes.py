@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 
-from fmapper.backends import Arrays
+from fmapper.backends import Compute
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors
 from fmapper_adapters.torch.arrays.wrappers import is_dtensor
 
-if TYPE_CHECKING:
-    import numpy as np
 
-
-class Writes(Arrays):
+class Writes(Compute):
     """A part of the adapter: values from host memory."""
 
-    def overwrite(self, array: Any, data: np.ndarray[Any, Any]) -> None:
-        """Copies host memory into a tensor on any device."""
+    def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
+        """Copies into tensors on any device, all of one dtype in one call."""
+        by_dtype: dict[torch.dtype, tuple[list[Any], list[Any]]] = {}
+        for tensor, value in zip(arrays, values, strict=True):
+            new = value if isinstance(value, torch.Tensor) else tensors.from_numpy(value)
+            pair = by_dtype.setdefault(tensor.dtype, ([], []))
+            pair[0].append(tensor.detach())
+            pair[1].append(new)
         with torch.no_grad():
-            array.detach().copy_(tensors.from_numpy(data))
+            for to, froms in by_dtype.values():
+                _private.copy_each(to, froms)
+
+    def domain(self, array: Any) -> str:
+        """Returns that of a tensor; none of a part of one that is spread over processes."""
+        return "" if is_dtensor(array) else super().domain(array)
+
+    def compile_for(
+        self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
+        """Returns the function, without gradients; `overwrite` copies what it gives."""
+        return torch.no_grad()(run)
 
     def place(self, array: Any) -> Hashable:
         """Returns address and layout of a tensor on the CPU; `tensor.data = ...` changes them."""

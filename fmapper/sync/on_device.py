@@ -1,0 +1,161 @@
+"""Arrays that are computed where they and their sources lie: on an accelerator, or on one mesh.
+
+Nothing of them goes through the host. JAX compiles one function for all of them, whose collectives
+bring the parts from device to device, also between processes of `jax.distributed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fmapper.backends.compute import Compute
+from fmapper.backends.discovery import owner_of
+from fmapper.backends.meshes import Meshes
+from fmapper.backends.namespace import array_namespace
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy_operations import (
+    Cast,
+    Concatenate,
+    Offset,
+    Part,
+    Reshape,
+    Scale,
+    Sum,
+    Transpose,
+)
+from fmapper.errors import LossyCastError
+from fmapper.sync.ends import End, Held
+from fmapper.sync.memory import other_than_planned
+from fmapper.sync.planning import leaves_of
+from fmapper.sync.strided import Leaf
+
+_CASTS = {"bfloat16", "float16", "float32", "float64"}  # in which all frameworks round alike
+_MOVES = (Concatenate, Offset, Part, Reshape, Scale, Sum, Transpose)
+
+
+def lies_together(
+    array: LazyArray, target: Held, source: Mapping[str, Held], *, share: bool
+) -> bool:
+    """Returns whether an array of a target and all that it is made of are on the same devices.
+
+    Not for one that may be shared.
+    """
+    if share and isinstance(array, Leaf):
+        return False
+    domains = {source[leaf.name].domain for leaf in leaves_of(array)}
+    return domains == {target.domain} != {""} and _is_known(array)
+
+
+def _is_known(array: LazyArray) -> bool:
+    if isinstance(array, Leaf):
+        return True
+    if isinstance(array, Cast) and not {array.dtype.name, array.operands[0].dtype.name} <= _CASTS:
+        return False
+    return isinstance(array, (*_MOVES, Cast)) and all(map(_is_known, array.operands))
+
+
+class OnDevice:
+    """The arrays of a target that one function computes.
+
+    Attributes:
+        names: Their names.
+        numbers: Their numbers in the target.
+        nbytes: Their bytes.
+
+    Args:
+        source: The end that they are made of.
+        target: Their end.
+        made: What they are made of, by name.
+    """
+
+    def __init__(self, source: End, target: End, made: Mapping[str, LazyArray]) -> None:
+        self.names, self._arrays = [*made], [*made.values()]
+        self._leaves = [*dict.fromkeys(x.name for a in self._arrays for x in leaves_of(a))]
+        self._from = [source.number(name) for name in self._leaves]
+        self.nbytes = sum(array.nbytes for array in self._arrays)
+        self.numbers = [target.number(name) for name in self.names]
+        old = [target.arrays[number] for number in self.numbers]
+        self._planned = [*map(_outline, [source.arrays[n] for n in self._from] + old)]
+        adapter = owner_of(old[0])
+        assert isinstance(adapter, Compute)
+        self._adapter, self._device = adapter, adapter.device(old[0])
+        self._run = adapter.compile_for(self._compute, old)
+
+    def check(self, arrays: Sequence[Any], old: Sequence[Any]) -> None:
+        """Checks that all arrays of both ends lie as they did when the sync was planned.
+
+        Raises:
+            SyncError: One does not; names it.
+        """
+        each = [("source", arrays[number]) for number in self._from]
+        each += [("target", old[number]) for number in self.numbers]
+        names = self._leaves + self.names
+        for name, (role, array), planned in zip(names, each, self._planned, strict=True):
+            if owner_of(array).unusable([array]) is not None:
+                text = "its values are gone, probably donated to a computation"
+                raise other_than_planned(name, role, text)
+            if _outline(array) != planned:
+                _, dtype, shape, device, _ = _outline(array)
+                raise other_than_planned(name, role, f"it is {dtype}{list(shape)} on {device} now")
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Returns the values of the arrays, given all arrays of the source.
+
+        Raises:
+            LossyCastError: A finite value becomes infinite; names its array.
+        """
+        taken = []
+        for number in self._from:
+            array, owner = arrays[number], owner_of(arrays[number])
+            if owner is not self._adapter:
+                exchange = owner.export([array], self._device)
+                (array,) = self._adapter.take(exchange, self._device, share=True)
+            taken.append(array)
+        values, survived = self._run(taken)
+        self._adapter.wait(self._device, values)
+        for name, flag in zip(self.names, survived, strict=True):
+            if flag is not None and not bool(flag):
+                raise LossyCastError(f"{name}: finite values become infinite in the target's dtype")
+        return values
+
+    def _compute(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        by_name = dict(zip(self._leaves, leaves, strict=True))
+        values, survived = [], []
+        for array in self._arrays:
+            checks: list[Any] = []
+            values.append(_evaluate(array, by_name, checks))
+            survived.append(checks[0] if checks else None)
+        return values, survived
+
+
+def _outline(array: Any) -> tuple[Any, ...]:
+    adapter = owner_of(array)
+    layout = adapter.layout(array) if isinstance(adapter, Meshes) else None
+    return adapter, adapter.dtype(array), tuple(adapter.shape(array)), adapter.device(array), layout
+
+
+def _evaluate(array: LazyArray, leaves: Mapping[str, Any], checks: list[Any]) -> Any:
+    if isinstance(array, Leaf):
+        return leaves[array.name]
+    assert isinstance(array, (*_MOVES, Cast))
+    x, *others = (_evaluate(operand, leaves, checks) for operand in array.operands)
+    xp = array_namespace(x)
+    if isinstance(array, Cast):
+        new = xp.astype(x, getattr(xp, array.dtype.name))
+        survived = xp.all(xp.isfinite(new) | ~xp.isfinite(x))
+        checks[:] = [survived & check for check in checks] or [survived]
+        return new
+    if isinstance(array, Transpose):
+        return xp.permute_dims(x, array.axes)
+    if isinstance(array, Part):
+        return x[tuple(slice(*ends) for ends in array.box)]
+    if isinstance(array, Concatenate):
+        return xp.concat([x, *others], axis=array.along)
+    if isinstance(array, Offset):
+        return x + array.value
+    if isinstance(array, Scale):
+        return x / array.factor if array.divide else x * array.factor
+    if isinstance(array, Sum):
+        return sum(others, x)
+    return xp.reshape(x, array.shape)
