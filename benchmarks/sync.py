@@ -3,6 +3,8 @@
     python benchmarks/sync.py one [--rounds 9]     one process, against memcpy
     python benchmarks/sync.py many [--arrays 37000]  planning and a call of many small tensors
     python benchmarks/sync.py ranks                four processes: bytes sent and needed, seconds
+    python benchmarks/sync.py pairs                two that train and two that run, through files
+    python benchmarks/sync.py devices              eight devices of JAX in one process
     python benchmarks/sync.py leak [--calls 10000] memory after many calls
 
 `one`: seconds of a call over those of copying arrays of these sizes with NumPy, and the usual ways:
@@ -10,6 +12,8 @@
 `ranks`: models of transformers and a ResNet by FSDP2 and by tensor parallelism, every pair of
 layouts. Bytes that come over those of the parts that a process holds of the target and lacks of the
 source: 1.01 at most, without a collective; seconds beside `full_tensor` of each and a copy.
+`pairs`: the same between a program of two processes and another one. `devices`: from one mesh to
+another, beside `jax.device_put`.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from statistics import median
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+if "devices" in sys.argv:
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import numpy as np
 import torch
@@ -33,8 +39,10 @@ from _report import machine
 
 import fmapper
 from fmapper.checkpoints import Rules, Transpose
+from fmapper.sync import Folder
 
 RANKS = 4
+PARTS = ("one", "many", "ranks", "pairs", "devices", "leak", "rank", "pair")
 MIB = 2**20
 
 
@@ -172,18 +180,16 @@ def models() -> dict[str, Any]:
     }
 
 
-def rank(number: int, port: int) -> None:
-    """Measures the pairs of layouts as one of the processes."""
+def join(number: int, size: int, port: int) -> Any:
+    """Joins a group of processes; returns what lays a model out in it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.debug import CommDebugMode
 
     torch.distributed.init_process_group(
-        "gloo", rank=number, world_size=RANKS, init_method=f"tcp://127.0.0.1:{port}"
+        "gloo", rank=number, world_size=size, init_method=f"tcp://127.0.0.1:{port}"
     )
-    flat = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("data",))
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    flat = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "model"))
 
     def laid_out(make: Any, rules: Any, layout: str) -> Any:
         torch.manual_seed(0)
@@ -194,6 +200,77 @@ def rank(number: int, port: int) -> None:
             fully_shard(model, mesh=flat)
         return model
 
+    return laid_out
+
+
+def pair(number: int, port: int) -> None:
+    """Measures the pairs of layouts between two programs, as a process of one of them."""
+    laid_out = join(number % 2, 2, port + number // 2)
+    folder = f"/dev/shm/fmapper-{port}"
+    for name, (make, rules) in models().items():
+        for froms in ("FSDP", "tensor"):
+            for to in ("FSDP", "tensor", "whole"):
+                model = laid_out(make, rules, to if number // 2 else froms)
+                ends = (None, model) if number // 2 else (model, None)
+                way = Folder(f"{folder}-{name}-{froms}-{to}", number, RANKS)
+                sync = fmapper.Sync(*ends, Rules(), transport=way)
+                sync()
+                begun = time.perf_counter()
+                sync()
+                seconds = time.perf_counter() - begun
+                if number // 2:
+                    held = sum(
+                        x.to_local().nbytes if hasattr(x, "to_local") else x.nbytes
+                        for x in {id(x): x for x in model.parameters()}.values()
+                    )
+                    held += sum(x.nbytes for x in model.buffers() if x.is_floating_point())
+                    print(
+                        f"{name:8} {froms:6} to {to:6} rank {number} holds {held / MIB:6.2f} MiB, "
+                        f"{sync.stats.received / held:.4f} of it came; {1e3 * seconds:6.0f} ms",
+                        flush=True,
+                    )
+    torch.distributed.destroy_process_group()
+
+
+def devices(rounds: int) -> None:
+    """Prints a line for each pair of layouts on eight devices of one process."""
+    import jax
+
+    flat, mesh = jax.make_mesh((8,), ("data",)), jax.make_mesh((2, 4), ("data", "model"))
+    for name, (make, rules) in models().items():
+        state = fmapper.to_jax({n: x for n, x in make().state_dict().items() if x.dim()})
+        by_layout = {
+            "FSDP": fmapper.shard(state, flat, {"*": ("data",)}, uneven="replicate"),
+            "tensor": fmapper.shard(state, mesh, rules, uneven="replicate"),
+        }
+        for froms, source in by_layout.items():
+            for to, example in (*by_layout.items(), ("whole", state)):
+                layouts = {key: array.sharding for key, array in example.items()}
+                target = {n: jax.device_put(0 * array, layouts[n]) for n, array in state.items()}
+                sync = fmapper.Sync(source, target)
+                calls = {
+                    "sync": sync,
+                    "device_put": lambda s=source, to=layouts: jax.block_until_ready(
+                        jax.device_put(s, to)
+                    ),
+                }
+                seconds = interleave(calls, rounds)
+                for key, array in target.items():
+                    assert array.sharding.is_equivalent_to(layouts[key], array.ndim)
+                    np.testing.assert_array_equal(array, state[key])
+                print(
+                    f"{name:8} {froms:6} to {to:6} {sync.stats.nbytes / MIB:6.2f} MiB; "
+                    + ", ".join(f"{n} {1e3 * median(t):.0f} ms" for n, t in seconds.items()),
+                    flush=True,
+                )
+
+
+def rank(number: int, port: int) -> None:
+    """Measures the pairs of layouts as one of the processes."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    laid_out = join(number, RANKS, port)
     for name, (make, rules) in models().items():
         for froms in ("FSDP", "tensor"):
             for to in ("FSDP", "tensor", "whole"):
@@ -227,12 +304,12 @@ def rank(number: int, port: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def ranks() -> None:
+def ranks(part: str) -> None:
     """Starts the processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, __file__, "rank", "--port", str(port)]
+    command = [sys.executable, __file__, part, "--port", str(port)]
     others = [subprocess.Popen([*command, "--number", str(n)]) for n in range(RANKS)]
     assert [other.wait() for other in others] == [0] * RANKS
 
@@ -240,15 +317,15 @@ def ranks() -> None:
 def main() -> None:
     """Prints one part."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=("one", "many", "ranks", "leak", "rank"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--arrays", type=int, default=37_000)
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
-    if given.part == "rank":
-        rank(given.number, given.port)
+    if given.part in ("rank", "pair"):
+        (rank if given.part == "rank" else pair)(given.number, given.port)
         return
     print(machine(("torch", "jax", "transformers")))
     if given.part == "one":
@@ -257,8 +334,10 @@ def main() -> None:
         many(given.arrays)
     elif given.part == "leak":
         leak(given.calls)
+    elif given.part == "devices":
+        devices(given.rounds)
     else:
-        ranks()
+        ranks(given.part.removesuffix("s"))
 
 
 if __name__ == "__main__":

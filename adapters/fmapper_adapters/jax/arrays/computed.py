@@ -26,15 +26,21 @@ class Computed(Compute):
     """A part of the adapter: arrays in step."""
 
     def domain(self, array: Any) -> str:
-        """Returns the devices of an array on a mesh, in their order."""
+        """Returns the devices of an array on a mesh, in their order.
+
+        None of the CPU in one process: what a device has there the others can read, while XLA may
+        gather whole arrays to divide them otherwise.
+        """
         if isinstance(array, PackedArray | jax.ShapeDtypeStruct):
             return ""
         sharding = array.sharding
         if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
             return super().domain(array)
-        if sharding.memory_kind not in (None, devices.usual_memory(sharding.mesh.devices.flat[0])):
+        ours = sharding.mesh.devices.flat
+        is_near = ours[0].platform == "cpu" and sharding.is_fully_addressable
+        if is_near or sharding.memory_kind not in (None, devices.usual_memory(ours[0])):
             return ""
-        return f"devices {[device.id for device in sharding.mesh.devices.flat]}"
+        return f"devices {[device.id for device in ours]}"
 
     def compile_for(
         self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]
