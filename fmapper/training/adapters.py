@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.compute import Optimizers
@@ -85,14 +85,11 @@ class LowRank:
         if self.magnitude is not None:
             axis = 0 if self.is_transposed else 1
             norm = xp.sqrt(xp.sum(made * made, axis=axis, keepdims=True))
-            # As in the paper of DoRA (Liu et al. 2024, 4.3) the norm has no gradient.
-            made = made * xp.reshape(self.magnitude, norm.shape) / _constant(norm)
+            owner = adapter_of(norm)
+            if isinstance(owner, Optimizers):  # as in the paper of DoRA (Liu et al. 2024, 4.3)
+                norm = owner.without_gradient(norm)
+            made = made * xp.reshape(self.magnitude, norm.shape) / norm
         return xp.astype(xp.reshape(made, weight.shape), weight.dtype)
-
-
-def _constant(array: Any) -> Any:
-    owner = adapter_of(array)
-    return owner.without_gradient(array) if isinstance(owner, Optimizers) else array
 
 
 def _keeper(model: Any) -> Optimizers:
@@ -161,30 +158,28 @@ class LoraAdapter:
         self, params: Mapping[str, Any], change: Change, bring: Bring = lambda array: array
     ) -> dict[str, Any]:
         """Returns arrays with weights changed: by an update and the weight, which are brought."""
+        parts = [*self.replaced.items(), *self.updates.items()]  # an embedding may be in both
+
+        def apply(params: Mapping[str, Any]) -> dict[str, Any]:
+            merged, problems = dict(params), []
+            for name, new in parts:
+                weight = merged.get(name)
+                if weight is None:
+                    problems.append(f"{name}: the model has no such weight")
+                elif tuple(weight.shape) != tuple(new.shape):
+                    shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
+                    problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
+                else:
+                    merged[name] = change(new, bring(weight)) if isinstance(new, LowRank) else new
+            if problems:
+                raise StructureMismatchError("\n  ".join(["the adapter does not fit:", *problems]))
+            return merged
+
         if self.rules is None:
-            return self._change(params, change, bring)
+            return apply(params)
         from fmapper.training.rules import change_before
 
-        names = [name for name, _ in self._parts()]
-        of_base = lambda base: self._change(base, change, bring)  # noqa: E731
-        return change_before(self.rules, params, names, of_base, bring)
-
-    def _change(self, params: Mapping[str, Any], change: Change, bring: Bring) -> dict[str, Any]:
-        merged, problems = dict(params), []
-        for name, new in self._parts():
-            weight = merged.get(name)
-            if weight is None:
-                problems.append(f"{name}: the model has no such weight")
-            elif tuple(weight.shape) != tuple(new.shape):
-                shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
-                problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
-            else:
-                merged[name] = change(new, bring(weight)) if isinstance(new, LowRank) else new
-        if problems:
-            raise StructureMismatchError(
-                "the adapter does not fit:\n" + "\n".join(f"  {line}" for line in problems)
-            )
-        return merged
+        return change_before(self.rules, params, [name for name, _ in parts], apply, bring)
 
     def unmerge(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arrays as they were before, to rounding.
@@ -241,10 +236,6 @@ class LoraAdapter:
         }
         return LoraAdapter(updates, settings=self.settings)
 
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        yield from self.replaced.items()  # first: an embedding may be replaced and have an update
-        yield from self.updates.items()
-
     def merge(self, model: Any, *, source: bool = False) -> Any:
         """Returns a copy of a model with the adapter merged into its weights.
 
@@ -257,15 +248,9 @@ class LoraAdapter:
             StructureMismatchError: The adapter names arrays that the model does not have.
         """
         weights = state(model, source=source)
-        first = next((update.a for update in self.updates.values()), None)
-        owner = None if first is None else adapter_of(first)
-
-        def bring(array: Any) -> Any:
-            """Brings an array of the model to the framework of the adapter."""
-            if owner is None or adapter_of(array) is owner:
-                return array
-            return mover_to(owner)(array)
-
+        owner = next((adapter_of(update.a) for update in self.updates.values()), None)
+        # To the framework of the adapter, if it is not there.
+        bring = lambda x: x if owner in (None, adapter_of(x)) else mover_to(owner)(x)  # noqa: E731
         new = self._apply(weights, LowRank.merge, bring)
         old = {id(weights[name]) for name in new if new[name] is not weights[name]}
         # Other names of what has changed, which is tied, would have the values of before.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapters
-from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.steps import find_target
@@ -114,17 +114,28 @@ def convert_training(
             f"{len(optimizers)} optimizers, {len(schedulers)} schedulers and {len(counts)} numbers "
             "of updates were given: pass a tuple with one for each, or None"
         )
-    source = _adapter_for(model, optimizers, find_target(to)[0] if isinstance(to, str) else None)
+    framework = find_target(to)[0] if isinstance(to, str) else None
+    source = adapter_of_model(model) or source_of_callable(model, framework)
+    if not (isinstance(source, Optimizers) and all(map(source.is_optimizer, optimizers))):
+        raise ConversionError(
+            f"{', '.join(type(x).__name__ for x in optimizers)}: {type(model).__name__} is not a "
+            "model that it could train. Pass a torch module with a torch.optim.Optimizer, an "
+            "nnx.Module with its nnx.Optimizer, or a JaxModel or Equinox module with (optax "
+            "transformation, state)."
+        )
     states = [
         source.read_optimizer(model, each, schedule, every if is_one or schedule else None)
         for each, schedule, every in zip(optimizers, schedulers, counts, strict=True)
     ]
-    given = example_inputs, example_kwargs
-    converted, fill = (
-        _convert(model, to, given, options)
-        if isinstance(to, str)
-        else _transfer(model, to, given, {**options, "rules": rules})
-    )
+    fill: Callable[[dict[str, Any]], Any]
+    if isinstance(to, str):
+        from fmapper.programs.convert import convert_with_arrays
+
+        converted = convert_with_arrays(model, to, example_inputs, example_kwargs, **options)
+        fill = partial(load_state, converted, source=bool(options.get("structure")))
+    else:
+        given = {"example_inputs": example_inputs or None, "example_kwargs": example_kwargs}
+        converted, fill = _transfer(model, to, rules=rules, **given, **options)
     target = adapter_of_model(converted)
     if not isinstance(target, Optimizers):
         name = to if isinstance(to, str) else type(to).__name__
@@ -141,20 +152,7 @@ def convert_training(
     return Training(converted, *zip(*written, strict=True))
 
 
-def _convert(
-    model: Any, to: str, given: tuple[Any, Any], options: Mapping[str, Any]
-) -> tuple[Any, Callable[[dict[str, Any]], Any]]:
-    """Returns a converted model, and what fills a copy of it with arrays of the source."""
-    from fmapper.programs.convert import convert_with_arrays
-
-    converted = convert_with_arrays(model, to, *given, **options)
-    is_structured = bool(options.get("structure"))
-    return converted, lambda arrays: load_state(converted, arrays, source=is_structured)
-
-
-def _transfer(
-    model: Any, twin: Any, given: tuple[Any, Any], options: Mapping[str, Any]
-) -> tuple[Any, Callable[[dict[str, Any]], Any]]:
+def _transfer(model: Any, twin: Any, **options: Any) -> tuple[Any, Callable[[dict[str, Any]], Any]]:
     """Returns a twin with the weights of a model, and what fills a copy of it.
 
     Raises:
@@ -165,18 +163,14 @@ def _transfer(
     from fmapper.checkpoints import AddConstant, Cast, Offset, Rules, Scale, Sum
     from fmapper.twins.transferring import transfer
 
-    filled, report = transfer(
-        model, twin, example_inputs=given[0] or None, example_kwargs=given[1], **options
-    )
-    kinds = AddConstant | Offset | Scale | Sum
-    changing = [rule for rule in report.rules if isinstance(rule, kinds)]
-    if changing:
-        raise ConversionError(
-            f"{changing[0]} changes values, so that the moments of the source are not those of the "
-            "twin. Transfer the weights alone, and begin a new optimizer."
-        )
+    filled, report = transfer(model, twin, **options)
+    for rule in report.rules:
+        if isinstance(rule, AddConstant | Offset | Scale | Sum):
+            raise ConversionError(
+                f"{rule} changes values, so that the moments of the source are not those of the "
+                "twin. Transfer the weights alone, and begin a new optimizer."
+            )
     moves = Rules(rule for rule in report.rules if not isinstance(rule, Cast))  # filling casts
-
     shapes = {name: tuple(array.shape) for name, array in state(filled).items()}
 
     def fill(arrays: dict[str, Any]) -> Any:
@@ -185,22 +179,6 @@ def _transfer(
         return load_state(filled, {name: array.read() for name, array in moved.items()} | kept)
 
     return filled, fill
-
-
-def _adapter_for(model: Any, optimizers: Sequence[Any], target: Models | None) -> Optimizers:
-    """Returns the adapter of a model that knows its optimizers.
-
-    Raises:
-        ConversionError: None does.
-    """
-    adapter = adapter_of_model(model) or source_of_callable(model, target)
-    if isinstance(adapter, Optimizers) and all(map(adapter.is_optimizer, optimizers)):
-        return adapter
-    raise ConversionError(
-        f"{', '.join(type(x).__name__ for x in optimizers)}: {type(model).__name__} is not a model "
-        "that it could train. Pass a torch module with a torch.optim.Optimizer, an nnx.Module with "
-        "its nnx.Optimizer, or a JaxModel or Equinox module with (optax transformation, state)."
-    )
 
 
 def _carry(
@@ -215,38 +193,53 @@ def _carry(
     A moment is laid out like its parameter. So it goes the way of the parameters: into a copy of
     the source, by name into a copy of the converted model, and out of that.
     """
+    import numpy as np
+
     old = source.trainable(model)
     is_pair = isinstance(model, tuple) and weights_of(model) is None  # a function, its parameters
 
     def through(arrays: Sequence[Any]) -> list[Any]:
-        """Takes one array for each parameter to the converted model."""
         copy = source.with_trainable(model, arrays)
         return target.trainable(fill(state(copy[1] if is_pair else copy)))
 
-    marks = [0] * len(old)
-    for number, group in enumerate(held.groups, 1):
-        for at in group.members:
-            marks[at] = number
-    trained = {at: mark for at, mark in enumerate(_mark(marks, old, through)) if mark != 0}
-    mixed = [at for at, mark in trained.items() if mark is None]
-    if mixed:
-        raise ConversionError(
-            f"parameter {mixed[0]} of the result is made of several of the source, for "
-            "which the optimizer has different settings or counts. Give them the same, or "
-            "convert without structure=True."
-        )
-    orders = _orders(held, old, through, trained) if held.algorithm in BY_AXES else {}
-    members: dict[tuple[int, Any], list[int]] = defaultdict(list)
-    for at, mark in trained.items():
-        members[mark or 0, orders[at][1] if orders else None].append(at)
-    groups = [
-        replace(
-            (group := held.groups[mark - 1]),
-            members=tuple(members[mark, axes]),
-            settings={**group.settings, "axes": axes} if orders else group.settings,
-        )
-        for mark, axes in sorted(members, key=lambda key: key[0])
+    def follow(numbers: Iterable[Any]) -> list[Any]:
+        """Returns whole numbers in the places of the new parameters, from some for each old one."""
+        full = [np.broadcast_to(x, like.shape) for x, like in zip(numbers, old, strict=True)]
+
+        def carry(digits: Sequence[Any]) -> list[Any]:
+            filled = load_state([*old], {str(at): array for at, array in enumerate(digits)})
+            return [np.asarray(to_numpy(array), np.float32) for array in through(filled)]
+
+        return carry_numbers(full, carry)
+
+    # Of which old parameters each new one is made; -1 for constants.
+    origins = [
+        {*(np.flatnonzero(np.bincount(array.ravel().astype(np.int64))) - 1).tolist()}
+        for array in follow(range(1, len(old) + 1))
     ]
+    numbers = {at: number for number, group in enumerate(held.groups) for at in group.members}
+    trained: dict[int, int] = {}
+    for at, origin in enumerate(origins):
+        own = {numbers.get(x, -1) for x in origin}
+        if len(own) > 1:
+            raise ConversionError(
+                f"parameter {at} of the result is made of several of the source, for which the "
+                "optimizer has different settings or counts. Give them the same, or convert "
+                "without structure=True."
+            )
+        if own - {-1}:
+            trained[at] = max(own)
+    orders: dict[int, tuple[int, tuple[int, ...] | None]] = {}
+    if held.algorithm in BY_AXES:
+        orders = _orders(held, old, follow, {at: max(origins[at]) for at in trained})
+    members: dict[tuple[int, Any], list[int]] = defaultdict(list)
+    for at, number in trained.items():
+        members[number, orders[at][1] if orders else None].append(at)
+    groups = []
+    for (number, axes), places in sorted(members.items(), key=lambda item: item[0][0]):
+        group = held.groups[number]
+        settings = {**group.settings, "axes": axes} if orders else group.settings
+        groups.append(replace(group, members=tuple(places), settings=settings))
     slots = {}
     for slot, arrays in held.slots.items():
         if held.algorithm == "adafactor":  # whose slots are laid out as it takes the axes
@@ -255,41 +248,15 @@ def _carry(
             continue
         # Where there is none, the parameter stands for it, and is left out again.
         new = through([arrays.get(at, x) for at, x in enumerate(old)])
-        has = _mark([int(at in arrays) for at in range(len(old))], old, through)
-        slots[slot] = {at: new[at] for at, mark in enumerate(has) if mark}
+        slots[slot] = {at: new[at] for at, origin in enumerate(origins) if origin <= arrays.keys()}
     return replace(held, groups=tuple(groups), slots=slots)
-
-
-def _follow(
-    numbers: Sequence[Any], old: Sequence[Any], through: Callable[[Sequence[Any]], list[Any]]
-) -> list[Any]:
-    """Returns whole numbers in the places of the new parameters, from some for each old one."""
-    import numpy as np
-
-    full = [np.broadcast_to(x, tuple(like.shape)) for x, like in zip(numbers, old, strict=True)]
-
-    def carry(digits: Sequence[Any]) -> list[Any]:
-        filled = load_state([*old], {str(at): array for at, array in enumerate(digits)})
-        return [np.asarray(to_numpy(array), np.float32) for array in through(filled)]
-
-    return carry_numbers(full, carry)
-
-
-def _mark(
-    marks: Sequence[int], old: Sequence[Any], through: Callable[[Sequence[Any]], list[Any]]
-) -> list[int | None]:
-    """Returns the mark of each new parameter, from one for each old one; None where it is mixed."""
-    return [
-        None if array.size and array.min() < array.max() else int(array.max(initial=0))
-        for array in _follow(marks, old, through)
-    ]
 
 
 def _orders(
     held: OptimizerState,
     old: Sequence[Any],
-    through: Callable[[Sequence[Any]], list[Any]],
-    trained: Iterable[int],
+    follow: Callable[[Iterable[Any]], list[Any]],
+    origins: Mapping[int, int],
 ) -> dict[int, tuple[int, tuple[int, ...] | None]]:
     """Returns, for each new parameter that is trained, which old one it is, and its axes.
 
@@ -301,20 +268,18 @@ def _orders(
     import numpy as np
 
     numbers = [np.arange(x.size, dtype=np.int32).reshape(x.shape) for x in map(to_numpy, old)]
-    sources, carried = _mark(range(len(old)), old, through), _follow(numbers, old, through)
     before = {at: group.settings.get("axes") for group in held.groups for at in group.members}
-    orders: dict[int, tuple[int, tuple[int, ...] | None]] = {}
-    for at in trained:
-        origin = sources[at] or 0
-        for way in permutations(range(carried[at].ndim)):
-            if np.array_equal(carried[at].transpose(way), numbers[origin]):
-                axes = tuple(way[axis] for axis in before[origin] or range(len(way)))
-                orders[at] = origin, None if axes == tuple(range(len(way))) else axes
-                break
-        else:
+    carried, orders = follow(numbers), {}
+    for at, origin in origins.items():
+        new, axes = carried[at], tuple(range(carried[at].ndim))
+        ways = permutations(axes)
+        way = next((w for w in ways if np.array_equal(new.transpose(w), numbers[origin])), None)
+        if way is None:
             raise ConversionError(
                 f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
                 "the converted model is not one of the source with its axes in another order. "
                 "Convert without structure=True."
             )
+        taken = tuple(way[axis] for axis in before[origin] or axes)
+        orders[at] = origin, None if taken == axes else taken
     return orders

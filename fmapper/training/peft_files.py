@@ -22,10 +22,12 @@ from fmapper.training.adapters import LoraAdapter, LowRank
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_PART = re.compile(
-    r"(?P<module>.+)\.(?:lora_(?P<part>[AB])\.weight|lora_embedding_(?P<of_embedding>[AB])"
-    r"|(?P<magnitude>lora_magnitude_vector)(?:\.weight)?)"
-)
+# Ends of names -> fields of `LowRank`.
+_FIELDS = {
+    "lora_A.weight": "a", "lora_B.weight": "b", "lora_embedding_A": "a", "lora_embedding_B": "b",
+    "lora_magnitude_vector": "magnitude",
+}  # fmt: skip
+_PART = re.compile(rf"(.+)\.({'|'.join(_FIELDS)})(?:(?<=vector)\.weight)?")
 _LONGEST = 1_000  # characters of a pattern
 _REPEATS = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
 _BASE = ".base_layer."  # PEFT's name of a layer within the one that it has put around it
@@ -92,24 +94,21 @@ def _read(folder: Path, settings: Mapping[str, Any]) -> LoraAdapter:
         f"{', '.join(bad)} of {_CONFIG}: ranks and alphas must be positive numbers, patterns "
         "tables of those, and modules texts",
     )
-    arrays = to_numpy(dict(load(folder / _WEIGHTS, format="safetensors")))
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
     replaced = {}
-    for key, array in arrays.items():
+    for key, array in to_numpy(dict(load(folder / _WEIGHTS, format="safetensors"))).items():
         name = key.removeprefix(_PREFIX)
-        found = _PART.fullmatch(name)
-        if found is not None:
-            part = found["part"] or found["of_embedding"] or "magnitude"
-            parts[found["module"]][part] = array
-            if found["of_embedding"]:
-                parts[found["module"]]["is_embedding"] = True
+        if part := _PART.fullmatch(name):
+            module, end = part.groups()
+            parts[module] |= {_FIELDS[end]: array}
+            parts[module] |= {"is_embedding": True} if "embedding" in end else {}
             continue
         _require("lora_" not in name, f"{show(key)} is not part of a LoRA that is read")
         plain = _SAVED.sub("", name).replace(_BASE, ".")
         _require(plain not in replaced, f"has {show(plain)} twice")
         replaced[plain] = array
     _check_targets(settings, parts, replaced)
-    updates = {f"{module}.weight": _low_rank(module, parts[module], settings) for module in parts}
+    updates = {f"{name}.weight": _low_rank(name, settings, **held) for name, held in parts.items()}
     return LoraAdapter(updates, replaced, json.dumps(settings, sort_keys=True))
 
 
@@ -167,23 +166,30 @@ def _is_target(targets: str | Iterable[str], module: str) -> bool:
     return any(f".{module}".endswith(f".{target}") for target in targets)
 
 
-def _low_rank(module: str, held: Mapping[str, Any], settings: Mapping[str, Any]) -> LowRank:
-    half = "lora_A" if "A" in held else "lora_B"
-    _require({"A", "B"} <= held.keys(), f"{module} has only {half}, or neither half of a pair")
-    a, b, magnitude = held["A"], held["B"], held.get("magnitude")
+def _low_rank(
+    module: str, settings: Mapping[str, Any], a: Any = None, b: Any = None, magnitude: Any = None,
+    is_embedding: bool = False,
+) -> LowRank:  # fmt: skip
+    half = "lora_B" if a is None else "lora_A"
+    is_pair = a is not None and b is not None
+    _require(is_pair, f"{module} has only {half}, or neither half of a pair")
     _require(
         a.ndim > 1 and b.ndim == a.ndim and a.shape[0] == b.shape[1],
         f"{module}: lora_A of {a.shape} and lora_B of {b.shape} do not fit together",
     )
-    rank = int(_by_pattern(settings.get("rank_pattern"), module, settings.get("r", a.shape[0])))
+    rank, alpha = (
+        _by_pattern(settings.get(f"{key}_pattern"), module, default)
+        for key, default in (
+            ("rank", settings.get("r", a.shape[0])),
+            ("alpha", settings["lora_alpha"]),
+        )
+    )
     said = f"{module} has rank {a.shape[0]}, and the configuration says {rank}"
-    _require(rank == a.shape[0], said)
-    alpha = float(_by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"]))
-    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    _require(int(rank) == a.shape[0], said)
     has, wants = magnitude is not None, bool(settings.get("use_dora"))
     said = f"{'a' if has else 'no'} magnitude, and the configuration says use_dora={wants}"
     _require(has == wants, f"{module} has {said}")
-    is_embedding = held.get("is_embedding", False)
+    scale = float(alpha) / _divisor(settings, a.shape[0])
     is_transposed = is_embedding or bool(settings.get("fan_in_fan_out"))
     flags = {"is_transposed": is_transposed, "is_embedding": is_embedding}
     return LowRank(a, b, magnitude, scale=scale, **flags)
@@ -196,6 +202,10 @@ def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
+
+
+def _divisor(settings: Mapping[str, Any], rank: int) -> float:
+    return math.sqrt(rank) if settings.get("use_rslora") else rank
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -228,33 +238,24 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
     arrays = {}
     for name, array in adapter.replaced.items():
         module, _, last = name.rpartition(".")
-        is_around = f"{module}.weight" in adapter.updates
-        between = _BASE if is_around else "." * bool(module)
+        between = _BASE if f"{module}.weight" in adapter.updates else "." * bool(module)
         arrays[f"{_PREFIX}{module}{between}{last}"] = array
     for name, update in adapter.updates.items():
-        module = f"{_PREFIX}{name.removesuffix('.weight')}"
-        parts = ("lora_embedding_A", "lora_embedding_B")
-        parts = parts if update.is_embedding else ("lora_A.weight", "lora_B.weight")
-        arrays |= dict(
-            zip((f"{module}.{part}" for part in parts), (update.a, update.b), strict=True)
-        )
-        if update.magnitude is not None:
-            arrays[f"{module}.lora_magnitude_vector"] = update.magnitude
+        for end, field in _FIELDS.items():
+            is_other = field != "magnitude" and ("embedding" in end) != update.is_embedding
+            if not is_other and getattr(update, field) is not None:
+                arrays[f"{_PREFIX}{name.removesuffix('weight')}{end}"] = getattr(update, field)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = _settings_of(adapter)
+    settings = json.dumps(_settings_of(adapter), indent=2, sort_keys=True)
     save(arrays, folder / _WEIGHTS, metadata={"format": "pt"})
     with new_file(folder / _CONFIG) as file:
-        file.write(json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n")
+        file.write(settings.encode() + b"\n")
 
 
 def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
     """Returns PEFT's configuration of an adapter."""
-    settings = {
-        "peft_type": "LORA",
-        "task_type": None,
-        "bias": "none",
-        **json.loads(adapter.settings),
-    }
+    settings = {"peft_type": "LORA", "task_type": None, "bias": "none", "inference_mode": True}
+    settings |= json.loads(adapter.settings)
     updates = {name.removesuffix(".weight"): u for name, u in adapter.updates.items()}
     shared = {
         "use_dora": {u.magnitude is not None for u in updates.values()},
@@ -265,23 +266,18 @@ def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
         raise CheckpointError(
             f"PEFT has one {' and '.join(differing)} for an adapter, and its updates differ"
         )
-    uses_roots = bool(settings.get("use_rslora"))
     ranks = {name: int(update.a.shape[0]) for name, update in updates.items()}
-    alphas = {
-        name: update.scale * (math.sqrt(ranks[name]) if uses_roots else ranks[name])
-        for name, update in updates.items()
-    }
+    alphas = {name: u.scale * _divisor(settings, ranks[name]) for name, u in updates.items()}
     targets = settings.get("target_modules") or []
     is_complete = bool(targets) and all(_is_target(targets, name) for name in updates)
     if any(settings.get(name) for name in _NARROWING):  # which would leave out what was added
         is_complete, settings = False, settings | dict.fromkeys(_NARROWING)
-    rank, alpha = (mode([*values.values()] or [8]) for values in (ranks, alphas))
+    for name, pattern, values in (("r", "rank", ranks), ("lora_alpha", "alpha", alphas)):
+        settings[name] = usual = mode([*values.values()] or [8])
+        settings[f"{pattern}_pattern"] = {
+            re.escape(module): value for module, value in values.items() if value != usual
+        }
     return settings | {
-        "r": rank,
-        "lora_alpha": alpha,
-        "rank_pattern": {re.escape(n): v for n, v in ranks.items() if v != rank},
-        "alpha_pattern": {re.escape(n): v for n, v in alphas.items() if v != alpha},
         **{name: any(values) for name, values in shared.items()},
         "target_modules": targets if is_complete else sorted(updates),
-        "inference_mode": settings.get("inference_mode", True),
     }

@@ -39,41 +39,7 @@ class Schedule:
         return SCHEDULES[self.kind](base, step, xp or np, **self.settings)
 
 
-def constant(base: float, step: Any, xp: Any, *, factor: float, total_iters: int) -> Any:
-    """Scales the rate until `total_iters`."""
-    return base * xp.where(step < total_iters, factor, 1.0)
-
-
-def linear(
-    base: float, step: Any, xp: Any, *, start_factor: float, end_factor: float, total_iters: int
-) -> Any:
-    """Changes a factor linearly: a warm-up."""
-    share = xp.minimum(step, total_iters) / total_iters
-    return base * (start_factor + (end_factor - start_factor) * share)
-
-
-def step(base: float, step: Any, xp: Any, *, gamma: float, step_size: int = 1) -> Any:
-    """Scales the rate by `gamma` at every `step_size`-th step."""
-    return base * xp.power(gamma, xp.floor(step / step_size))
-
-
-def milestones(base: float, step: Any, xp: Any, *, milestones: Any, gamma: float) -> Any:
-    """Scales the rate by `gamma` at milestones."""
-    return base * xp.power(gamma, sum(xp.where(step >= at, 1.0, 0.0) for at in milestones))
-
-
-def polynomial(base: float, step: Any, xp: Any, *, total_iters: int, power: float) -> Any:
-    """Lets the rate fall to 0 as a power of the steps that are left."""
-    return base * xp.power(1.0 - xp.minimum(step, total_iters) / total_iters, power)
-
-
-def cosine(base: float, step: Any, xp: Any, *, T_max: int, eta_min: float) -> Any:
-    """Swings between `base` and `eta_min`."""
-    return eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * step / T_max)) / 2.0
-
-
-def restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min: float) -> Any:
-    """Begins a cosine anew, each time `T_mult` times as long."""
+def _restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min: float) -> Any:
     if T_mult == 1:
         share = step / T_0 - xp.floor(step / T_0)
     else:
@@ -84,7 +50,7 @@ def restarts(base: float, step: Any, xp: Any, *, T_0: int, T_mult: int, eta_min:
     return eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * share)) / 2.0
 
 
-def onecycle(
+def _one_cycle(
     base: float, step: Any, xp: Any, *, phases: Any, factors: Mapping[str, float], linear: bool
 ) -> Any:
     """Follows the one-cycle policy: phases of (last step, name of the factor at each end)."""
@@ -98,18 +64,7 @@ def onecycle(
     return rate
 
 
-def table(base: float, step: Any, xp: Any, *, values: Any) -> Any:
-    """Looks factors up that were computed one by one; the last one holds from then on."""
-    return base * xp.asarray(values)[xp.asarray(xp.minimum(step, len(values) - 1), int)]
-
-
-def factor(base: float, step: Any, xp: Any, *, function: Any) -> Any:
-    """Calls a function that gives a factor: of Python, or a schedule of optax."""
-    return base * (xp.call(function, step) if hasattr(xp, "call") else function(int(step)))
-
-
-def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any) -> Any:
-    """Joins schedules, each counted from its milestone."""
+def _sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any) -> Any:
     rate = schedules[0].rate(base, step, xp)
     for schedule, begin in zip(schedules[1:], milestones, strict=True):
         later = schedule.rate(base, xp.maximum(step - begin, 0), xp)
@@ -117,9 +72,39 @@ def sequence(base: float, step: Any, xp: Any, *, schedules: Any, milestones: Any
     return rate
 
 
+# Functions of the value that is scaled, the step and the namespace. Their other arguments are
+# the settings of a `Schedule`, which a scheduler of torch has as attributes.
 SCHEDULES: dict[str, Callable[..., Any]] = {
-    "ConstantLR": constant, "LinearLR": linear, "StepLR": step, "MultiStepLR": milestones,
-    "ExponentialLR": step, "PolynomialLR": polynomial, "CosineAnnealingLR": cosine,
-    "CosineAnnealingWarmRestarts": restarts, "OneCycleLR": onecycle, "SWALR": onecycle,
-    "SequentialLR": sequence, "LambdaLR": factor, "table": table,
-}  # fmt: skip
+    "ConstantLR": lambda base, step, xp, *, factor, total_iters: (
+        base * xp.where(step < total_iters, factor, 1.0)
+    ),
+    "LinearLR": lambda base, step, xp, *, start_factor, end_factor, total_iters: (
+        base
+        * (start_factor + (end_factor - start_factor) * xp.minimum(step, total_iters) / total_iters)
+    ),
+    "StepLR": lambda base, step, xp, *, gamma, step_size: (
+        base * xp.power(gamma, xp.floor(step / step_size))
+    ),
+    "ExponentialLR": lambda base, step, xp, *, gamma: base * xp.power(gamma, step),
+    "MultiStepLR": lambda base, step, xp, *, milestones, gamma: (
+        base * xp.power(gamma, sum(xp.where(step >= at, 1.0, 0.0) for at in milestones))
+    ),
+    "PolynomialLR": lambda base, step, xp, *, total_iters, power: (
+        base * xp.power(1.0 - xp.minimum(step, total_iters) / total_iters, power)
+    ),
+    "CosineAnnealingLR": lambda base, step, xp, *, T_max, eta_min: (
+        eta_min + (base - eta_min) * (1.0 + xp.cos(math.pi * step / T_max)) / 2.0
+    ),
+    "CosineAnnealingWarmRestarts": _restarts,
+    "OneCycleLR": _one_cycle,
+    "SWALR": _one_cycle,
+    "SequentialLR": _sequence,
+    # A function of Python, or a schedule of optax, that gives factors.
+    "LambdaLR": lambda base, step, xp, *, function: (
+        base * (xp.call(function, step) if hasattr(xp, "call") else function(int(step)))
+    ),
+    # Factors that were computed one by one; the last one holds from then on.
+    "table": lambda base, step, xp, *, values: (
+        base * xp.asarray(values)[xp.asarray(xp.minimum(step, len(values) - 1), int)]
+    ),
+}

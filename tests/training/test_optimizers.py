@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -1014,14 +1015,19 @@ class Many(torch.nn.Module):
         return x * torch.stack([*self.each]).sum()
 
 
-def test_a_mark_is_exact_in_a_small_dtype():
-    from fmapper.training.convert import _mark
+def test_groups_are_exact_in_a_small_dtype():
+    """And a parameter that is made of those of several is refused."""
+    from fmapper.training import Group, OptimizerState
+    from fmapper.training.convert import _carry
 
-    old = [torch.zeros(2, dtype=torch.bfloat16) for _ in range(3)]
-    assert _mark([7, 257, 70_001], old, list) == [7, 257, 70_001]
-    assert _mark([7, 7], [torch.zeros(0), torch.zeros(1)], list) == [0, 7]
-    mixed = lambda arrays: [torch.cat(arrays[:2]), arrays[2]]  # noqa: E731
-    assert _mark([1, 201, 5], old, mixed) == [None, 5]
+    side = SimpleNamespace(trainable=list, with_trainable=lambda _, arrays: [*arrays])
+    old = [torch.zeros(2, dtype=torch.bfloat16) for _ in range(300)] + [torch.zeros(0)]
+    groups = tuple(Group((at,), {"lr": float(at)}) for at in range(301))
+    held = OptimizerState("sgd", groups, {})
+    carried = _carry(held, side, old, side, lambda arrays: [*arrays.values()])
+    assert carried.groups == groups[:300]  # nothing is in the last parameter
+    with pytest.raises(ConversionError, match="parameter 0 of the result is made of several"):
+        _carry(held, side, old, side, lambda arrays: [torch.cat([*arrays.values()])])
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from fmapper import ConversionError, StructureMismatchError, has_path
+from fmapper import ConversionError, StructureMismatchError, get_path, has_path, set_path
 from fmapper.programs.reading import source_of_model
 from fmapper_adapters.jax.libraries import JaxOptimizers
 
@@ -109,14 +109,10 @@ class FlaxOptimizers(JaxOptimizers):
             )
         copy = nnx.clone(model)
         for name, (a, b) in layers.items():
-            owner, key = _owner(copy, paths[name])
-            shape = a.shape[0], a.shape[1], b.shape[1]
-            lora = nnx.LoRA(*shape, base_module=_child(owner, key), rngs=nnx.Rngs(0))
+            layer = get_path(copy, paths[name])
+            lora = nnx.LoRA(*a.shape, b.shape[1], base_module=layer, rngs=nnx.Rngs(0))
             lora.lora_a, lora.lora_b = nnx.LoRAParam(jnp.asarray(a)), nnx.LoRAParam(jnp.asarray(b))
-            if isinstance(owner, nnx.Module):
-                setattr(owner, key, lora)
-            else:
-                owner[int(key) if key.isdecimal() else key] = lora
+            copy = set_path(copy, paths[name], lora)
         return copy
 
     def detach_low_rank(self, model: Any, layers: Iterable[str]) -> list[tuple[Any, Any]]:
@@ -124,7 +120,7 @@ class FlaxOptimizers(JaxOptimizers):
         from flax import nnx
 
         paths = _linear_layers(model)
-        loras = [_child(*_owner(model, paths[name])) for name in layers if name in paths]
+        loras = [get_path(model, paths[name]) for name in layers if name in paths]
         if not loras or not all(isinstance(lora, nnx.LoRA) for lora in loras):
             return super().detach_low_rank(model, layers)
         return [(lora.lora_a[...], lora.lora_b[...]) for lora in loras]
@@ -146,19 +142,3 @@ def _paths(params: Any) -> Sequence[Any]:
 
     paths: Sequence[Any] = nnx.to_flat_state(params).paths
     return paths
-
-
-def _owner(module: Any, path: str) -> tuple[Any, str]:
-    """Returns what holds the layer at a path, and its last key."""
-    *path_to, key = path.split(".")
-    for step in path_to:
-        module = _child(module, step)
-    return module, key
-
-
-def _child(node: Any, key: str) -> Any:
-    from flax import nnx
-
-    if isinstance(node, nnx.Module) and hasattr(node, key):
-        return getattr(node, key)
-    return node[int(key) if key.isdecimal() else key]

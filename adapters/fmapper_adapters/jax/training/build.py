@@ -19,16 +19,17 @@ from fmapper_adapters.jax.training.transformations import Moments, transformatio
 _FROZEN = "frozen"
 
 
+@dataclass(frozen=True, slots=True)
 class Rate:
     """A learning rate or another setting by the count of updates, as optax takes it.
 
-    Args:
+    Attributes:
         base: The value that the schedule scales.
         schedule: The schedule.
     """
 
-    def __init__(self, base: float, schedule: Schedule) -> None:
-        self.base, self.schedule = base, schedule
+    base: float
+    schedule: Schedule
 
     def __call__(self, count: Any) -> Any:
         """Returns the value for an update."""
@@ -79,15 +80,16 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
             labels[at] = str(number)
         rates = {}
         for name, schedule in group.schedules.items():
-            key = "betas" if name == "momentum" and "betas" in group.settings else name
-            base = group.settings[key]
-            rates[name] = Rate(base[0] if key == "betas" else base, schedule)
+            base = (
+                group.settings["betas"][0] if name not in group.settings else group.settings[name]
+            )
+            rates[name] = Rate(base, schedule)
         tx = parts[str(number)] = transformation(state.algorithm, group.settings, rates)
         begun[str(number)] = tx._replace(init=partial(_begin, tx, state, group))
-    if len({*labels}) == 1 and _FROZEN not in labels:
-        return parts[labels[0]], begun[labels[0]].init(params)
     if _FROZEN in labels:
         parts[_FROZEN] = begun[_FROZEN] = optax.set_to_zero()
+    elif len({*labels}) == 1:
+        return parts[labels[0]], begun[labels[0]].init(params)
 
     # A function, as Flax hands in parameters with and without their boxes.
     def label(tree: Any) -> Any:
@@ -113,6 +115,6 @@ def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments
             leaves[place] = jnp.asarray(held[at], leaves[place].dtype)
         arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     position = next((x.position for x in group.schedules.values()), group.step)
-    numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
     counts = [jnp.asarray(count, jnp.int32) for count in (group.step, position)]
-    return Moments(counts[0], counts[1], arrays, made.numbers | numbers)
+    numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
+    return Moments(*counts, arrays, made.numbers | numbers)

@@ -91,11 +91,7 @@ def _form(scheduler: Any, number: int) -> _Form:
     if name in _NATIVE and cls is getattr(lr_scheduler, name):
         parameters = inspect.signature(SCHEDULES[name]).parameters.values()
         fields = [field.name for field in parameters if field.kind is field.KEYWORD_ONLY]
-        return name, {
-            field: _plain(getattr(scheduler, field))
-            for field in fields
-            if hasattr(scheduler, field)
-        }
+        return name, {field: _plain(getattr(scheduler, field)) for field in fields}
     raise ConversionError(
         f"{name} cannot be converted: its rate is not a function of the step alone, or it is not a "
         "class of torch.optim.lr_scheduler. Convert without the scheduler."
