@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim import swa_utils as typed_utils
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fmapper import ConversionError, ConversionWarning
 from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
-from fmapper_adapters.torch.training import averages, schedulers
+from fmapper_adapters.torch.training import schedulers
 
+swa_utils: Any = typed_utils  # its functions have no types
 _CLASSES: dict[str, Any] = {
     cls.__name__.lower(): cls
     for cls in vars(torch.optim).values()
@@ -32,6 +35,10 @@ _UNCOUNTED = ("sgd", "muon")  # which keep no count of their steps
 # torch has no public names for what registers itself there.
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_AVERAGES = {  # by what makes the function of an `AveragedModel`
+    "get_ema_multi_avg_fn": "ema", "get_ema_avg_fn": "ema", "get_swa_multi_avg_fn": "equal",
+    "get_swa_avg_fn": "equal", "_unbias": "unbiased",
+}  # fmt: skip
 _WHY_NOT = {
     "LBFGS": "it evaluates the loss many times in a step",
     "SparseAdam": "JAX has no sparse gradients",
@@ -44,10 +51,10 @@ def read(
     model: torch.nn.Module, optimizer: Any, scheduler: Any, every: int | None
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`."""
-    if isinstance(optimizer, torch.optim.swa_utils.AveragedModel):
+    if isinstance(optimizer, typed_utils.AveragedModel):
         if scheduler is not None:
             raise ConversionError("AveragedModel: has no rate, and so no scheduler")
-        return averages.read(model, optimizer)
+        return _read_average(model, optimizer)
     name = type(optimizer).__name__
     if type(optimizer) is not _CLASSES.get(name.lower()):
         why = _WHY_NOT.get(name, "its class is not one of torch.optim that both sides have")
@@ -55,113 +62,107 @@ def read(
             f"{name} cannot be converted: {why}. Convert the model alone, and begin a new "
             "optimizer in the other framework."
         )
-    algorithm = "adam" if name == "AdamW" else name.lower()
-    extra = {"decoupled": True} if name == "AdamW" else {}
-    slot_names, number_names = ALGORITHMS[algorithm].slots, _NUMBERS.get(algorithm, ())
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
         raise ConversionError(f"{type(scheduler).__name__}: is the scheduler of another optimizer")
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    places = {id(parameter): at for at, parameter in enumerate(model.parameters())}
-    found: dict[Any, list[int]] = defaultdict(list)
-    settings: dict[int, dict[str, Any]] = {}
+    algorithm = "adam" if name == "AdamW" else name.lower()
+    number_names = _NUMBERS.get(algorithm, ())
+    settings = [_settings(group, scheduler) for group in optimizer.param_groups]
+    if name == "AdamW":
+        settings = [{"decoupled": True} | each for each in settings]
+    places = {id(p): (at, name) for at, (name, p) in enumerate(model.named_parameters())}
+    members: dict[Any, list[int]] = defaultdict(list)
     slots: dict[str, dict[int, Any]] = defaultdict(dict)
     has_hooks = any(getattr(optimizer, name, None) for name in _STEP_HOOKS)
     problems = ["it has hooks of its steps, which would be lost"] * has_hooks
+    given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    has_gradients = any(p.grad is not None for p in given)
+    steps = max((_step(state) for state in optimizer.state.values()), default=0)
     for number, group in enumerate(optimizer.param_groups):
-        settings[number] = {**extra, **_settings(group, scheduler)}
         for parameter in group["params"]:
-            at = places.get(id(parameter))
-            if at is None:
+            if id(parameter) not in places:
                 raise ConversionError(
                     f"{name}: a parameter of shape {tuple(parameter.shape)} in group {number} is "
                     "not one of the model. Pass the model that the optimizer was made for."
                 )
+            at, path = places[id(parameter)]
             state = optimizer.state.get(parameter, {})
-            problem = _problem(algorithm, parameter, state)
-            if problem is not None:
-                problems.append(f"{names[id(parameter)]}: {problem}")
-            if problem is not None or not parameter.requires_grad:  # torch does not update it
-                continue
-            for slot in slot_names:
-                if state.get(slot) is not None:
-                    slots[slot][at] = state[slot].detach()
-            numbers = tuple(float(state[key]) for key in number_names if key in state)
-            # SGD does not count its steps: that there was one matters for its first momentum.
-            step = int(state.get("step", state.get("momentum_buffer") is not None))
-            found[number, step, numbers].append(at)
-    steps = max((step for _, step, _ in found), default=0)
+            step, own = _step(state), settings[number]
+            is_stateless = algorithm == "sgd" and not own["momentum"]
+            is_left = (
+                has_gradients and parameter.grad is None if is_stateless else steps > step == 0
+            )
+            is_left = is_left and own["weight_decay"] and parameter.requires_grad
+            found = _problems(algorithm, parameter, state, is_left)
+            problems += [f"{path}: {problem}" for problem in found]
+            if parameter.requires_grad:  # torch does not update others
+                for slot in ALGORITHMS[algorithm].slots:
+                    if state.get(slot) is not None:
+                        slots[slot][at] = state[slot].detach()
+                numbers = tuple((key, float(state[key])) for key in number_names if key in state)
+                members[number, step, numbers].append(at)
+    if problems:
+        raise ConversionError(f"{name} cannot be converted:\n  " + "\n  ".join(problems))
     schedules: list[dict[str, Schedule]] = [{}] * len(settings)
     if scheduler is not None:
         counted = None if algorithm in _UNCOUNTED else steps
         schedules = schedulers.read(scheduler, counted, every)
         _check_rates(optimizer, settings, schedules)
-    groups = tuple(
-        Group(
-            tuple(at), settings[number], step, dict(zip(number_names, numbers, strict=False)),
-            schedules[number],
-        )
-        for (number, step, numbers), at in found.items()
-    )  # fmt: skip
-    parameters = [*model.parameters()]
-    has_gradients = any(parameters[at].grad is not None for g in groups for at in g.members)
-    problems += [
-        f"{names[id(parameters[at])]}: has had no gradient in the steps of the others, so that "
-        "torch leaves it as it is, and weight decay changes it where gradients are 0 instead. "
-        "Leave it out of the optimizer; if it was frozen until now, make one step in torch first"
-        for group in groups
-        for is_stateless in (algorithm == "sgd" and not group.settings["momentum"],)
-        for at in group.members
-        if group.settings["weight_decay"]
-        and (
-            steps > group.step == 0
-            or (is_stateless and has_gradients and parameters[at].grad is None)
-        )
-    ]
-    if problems:
-        raise ConversionError(f"{name} cannot be converted:\n  " + "\n  ".join(problems))
-    if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
+    elif any("initial_lr" in group for group in optimizer.param_groups):
         message = (
             f"{name} has a scheduler, which was not passed: the rate stays as it is now. Pass "
             "scheduler= for it to go on."
         )
         warn(message, ConversionWarning)
+    groups = tuple(
+        Group(tuple(at), settings[number], step, dict(numbers), schedules[number])
+        for (number, step, numbers), at in members.items()
+    )
     return OptimizerState(algorithm, groups, dict(slots))
 
 
-def _problem(algorithm: str, parameter: torch.Tensor, state: Mapping[str, Any]) -> str | None:
+def _step(state: Mapping[str, Any]) -> int:
+    # SGD does not count its steps: that there was one matters for its first momentum.
+    return int(state.get("step", state.get("momentum_buffer") is not None))
+
+
+def _problems(
+    algorithm: str, parameter: torch.Tensor, state: Mapping[str, Any], is_left: bool
+) -> list[str]:
     """Returns what would be lost of a parameter."""
     slots = ALGORITHMS[algorithm].slots
     unknown = state.keys() - {"step", *slots, *_NUMBERS.get(algorithm, ())}
     dtypes = {state[slot].dtype for slot in slots if state.get(slot) is not None}
+    hooks = any(getattr(parameter, name, None) for name in _GRADIENT_HOOKS)
     problems = {
         f"unknown state {', '.join(sorted(unknown))}": unknown,
         "is complex, and gradients of complex numbers are others in JAX": parameter.is_complex(),
         f"its moments are of {', '.join(map(str, dtypes))}, and it is of {parameter.dtype}": dtypes
         - {parameter.dtype},
-        "has hooks of its gradient, which would be lost": any(
-            getattr(parameter, name, None) for name in _GRADIENT_HOOKS
-        ),
+        "has hooks of its gradient, which would be lost": hooks,
         "is frozen, so that its moments would be lost. Delete them from optimizer.state, or set "
         "requires_grad": state and not parameter.requires_grad,
+        "has had no gradient in the steps of the others, so that torch leaves it as it is, and "
+        "weight decay changes it where gradients are 0 instead. Leave it out of the optimizer; if "
+        "it was frozen until now, make one step in torch first": is_left,
     }
-    return next((problem for problem, holds in problems.items() if holds), None)
+    return [problem for problem, holds in problems.items() if holds]
 
 
 def _check_rates(
     optimizer: torch.optim.Optimizer,
-    settings: Mapping[int, Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
     schedules: Sequence[Mapping[str, Schedule]],
 ) -> None:
     """Raises where a schedule does not give the rates that the groups have."""
     for number, group in enumerate(optimizer.param_groups):
-        schedule = schedules[number]["lr"]
+        schedule, rate = schedules[number]["lr"], float(group["lr"])
         step = schedule.position // schedule.every
         expected = schedule.rate(settings[number]["lr"], step)
-        if not math.isclose(float(group["lr"]), expected, rel_tol=1e-6, abs_tol=1e-12):
+        if not math.isclose(rate, expected, rel_tol=1e-6, abs_tol=1e-12):
             raise ConversionError(
-                f"{type(optimizer).__name__}: group {number} has the rate {float(group['lr'])}, "
-                f"and its scheduler gives {expected} after {step} steps: something else has set "
-                "the rate, or the scheduler is not one of this optimizer"
+                f"{type(optimizer).__name__}: group {number} has the rate {rate}, and its "
+                f"scheduler gives {expected} after {step} steps: something else has set the rate, "
+                "or the scheduler is not one of this optimizer"
             )
 
 
@@ -189,16 +190,15 @@ def _plain(value: Any) -> Any:
 def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
     """Returns an optimizer of torch and a scheduler; see `Optimizers.write_optimizer`."""
     if state.algorithm == "average":
-        return averages.write(model, state), None
+        return _write_average(model, state), None
     parameters = [*model.parameters()]
     merged: list[tuple[dict[str, Any], Mapping[str, Schedule], list[int]]] = []
     for group in state.groups:  # torch counts for each parameter
         settings = {name: value for name, value in group.settings.items() if name != "axes"}
-        alike = (each for each in merged if each[:2] == (settings, group.schedules))
-        members = next(alike, None)
-        if members is None:
-            merged.append(members := (settings, group.schedules, []))
-        members[2].extend(group.members)
+        alike = [each for each in merged if each[:2] == (settings, group.schedules)]
+        if not alike:
+            merged += (alike := [(settings, group.schedules, [])])
+        alike[0][2].extend(group.members)
     if not merged:
         raise ConversionError("no parameter is updated, and torch has no optimizer of nothing")
     cls, names = _CLASSES[state.algorithm], {"decoupled": _DECOUPLED}
@@ -210,9 +210,8 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
         | {name: x for key, x in settings.items() if (name := names.get(key, key))}
         for settings, _, members in merged
     ]
-    known = {"lr", _DECOUPLED, *ALGORITHMS[state.algorithm].settings}
-    defaults = {name: value for name, value in groups[0].items() if name in known}
-    optimizer = cls(groups, **defaults)  # beside the defaults users name their groups
+    own = {"lr", _DECOUPLED, *ALGORITHMS[state.algorithm].settings}  # others are the user's
+    optimizer = cls(groups, **{name: value for name, value in groups[0].items() if name in own})
     for group in state.groups:
         axes = group.settings.get("axes")
         if axes is not None and (axes, state.algorithm) != ((1, 0), "adafactor"):
@@ -221,22 +220,59 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
                 f"{axes}, and torch's in that of the parameter"
             )
         for at in group.members:
-            like = parameters[at]
             # As torch's own optimizers make them: of the dtype and layout of their parameter. Of a
             # matrix Adafactor estimates the same with rows and columns exchanged.
             entry = {
-                slot: arrays[at].to(like.dtype, copy=True)
-                if axes is None
-                else arrays[at].mT.to(like.dtype, copy=True)
+                _EXCHANGED[slot] if axes else slot: (arrays[at].mT if axes else arrays[at]).to(
+                    parameters[at].dtype, copy=True
+                )
                 for slot, arrays in state.slots.items()
                 if at in arrays
             }
-            if axes is not None:
-                entry = {_EXCHANGED[slot]: array for slot, array in entry.items()}
-            if not entry:
-                continue
-            if state.algorithm not in _UNCOUNTED:  # of the default dtype, as torch has it
-                entry["step"] = torch.tensor(float(group.step))
-            entry |= {name: torch.tensor(value) for name, value in group.numbers.items()}
-            optimizer.state[like] = entry
+            if entry and state.algorithm not in _UNCOUNTED:
+                entry["step"] = torch.tensor(float(group.step))  # of the default dtype, as there
+            if entry:
+                numbers = {name: torch.tensor(value) for name, value in group.numbers.items()}
+                optimizer.state[parameters[at]] = entry | numbers
     return optimizer, schedulers.write(optimizer, [schedules for _, schedules, _ in merged])
+
+
+def _read_average(model: torch.nn.Module, averaged: typed_utils.AveragedModel) -> OptimizerState:
+    function = averaged.multi_avg_fn or averaged.avg_fn or swa_utils.get_swa_avg_fn()
+    kind = _AVERAGES.get(getattr(function, "__qualname__", "").partition(".")[0])
+    arrays = {at: p.detach() for at, p in enumerate(averaged.module.parameters())}
+    problems = {
+        "cannot be converted: its function is not one of torch.optim.swa_utils": kind is None,
+        "with use_buffers=True has averages of buffers, too": averaged.use_buffers
+        and [*model.buffers()],
+        "is one of another model": [x.shape for x in arrays.values()]
+        != [p.shape for p in model.parameters()],
+    }
+    for problem, holds in problems.items():
+        if holds:
+            raise ConversionError(f"AveragedModel {problem}")
+    decay = inspect.getclosurevars(inspect.unwrap(function)).nonlocals.get("decay")
+    group = Group(tuple(arrays), {"kind": kind, "decay": decay}, int(averaged.n_averaged))
+    return OptimizerState("average", (group,), {"average": arrays})
+
+
+def _write_average(model: torch.nn.Module, state: OptimizerState) -> typed_utils.AveragedModel:
+    (group,) = state.groups
+    kind, decay = group.settings["kind"], group.settings["decay"]
+    ema = {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(decay)} if kind == "ema" else {}
+    how = {"avg_fn": _unbias(decay)} if kind == "unbiased" else ema
+    averaged: typed_utils.AveragedModel = swa_utils.AveragedModel(model, **how)
+    averaged.n_averaged.fill_(group.step)
+    with torch.no_grad():
+        for at, parameter in enumerate(averaged.module.parameters()):
+            parameter.copy_(state.slots["average"][at])
+    return averaged
+
+
+def _unbias(decay: float) -> Callable[[Any, Any, Any], Any]:
+    """Returns the function of an average as `optax.ema` with `debias=True` has it."""
+
+    def average(averaged: Any, current: Any, count: Any) -> Any:
+        return averaged + (current - averaged) * ((1 - decay) / (1 - decay ** (count + 1)))
+
+    return average

@@ -35,42 +35,28 @@ def read(scheduler: Any, updates: int | None, every: int | None) -> list[dict[st
     Raises:
         ConversionError: It depends on more than the step, or how often it is called is not clear.
     """
-    groups = range(len(scheduler.optimizer.param_groups))
-    forms = [_forms(scheduler, at) for at in groups]
+    groups = [_forms(scheduler, at) for at in range(len(scheduler.optimizer.param_groups))]
     name, position = type(scheduler).__name__, scheduler.last_epoch
-    say = (
-        "JAX computes the rate from the count of updates: pass scheduler_every=1 if step() of the "
-        "scheduler is called after each update, or the number of updates between two calls"
-    )
-    if every is None:
-        if not updates:
-            raise ConversionError(f"{name}: the optimizer has no count of updates. {say}.")
-        if position != updates:
-            raise ConversionError(
-                f"{name}: it was called {position} times in {updates} updates of the parameters, "
-                f"so it counts something else, such as epochs. {say}."
-            )
-        every = 1
-    seen = position * every
-    if updates and updates // every == position:  # in the middle of an epoch
-        seen = updates
-    return [
-        {setting: Schedule(*form, seen, every) for setting, form in each.items()} for each in forms
-    ]
+    if every is None and (not updates or position != updates):
+        problem = (
+            f"it was called {position} times in {updates} updates of the parameters, so it counts "
+            "something else, such as epochs"
+            if updates
+            else "the optimizer has no count of updates"
+        )
+        raise ConversionError(
+            f"{name}: {problem}. JAX computes the rate from the count of updates: pass "
+            "scheduler_every=1 if step() of the scheduler is called after each update, or the "
+            "number of updates between two calls."
+        )
+    every = every or 1
+    in_epoch = updates is not None and updates // every == position
+    seen = updates if in_epoch else position * every
+    return [{key: Schedule(*form, seen, every) for key, form in forms.items()} for forms in groups]
 
 
 def _forms(scheduler: Any, number: int) -> dict[str, _Form]:
     """Returns the form of each setting of a group that a scheduler changes."""
-    if type(scheduler) is not lr_scheduler.OneCycleLR:
-        return {"lr": _form(scheduler, number)}
-    forms = {"lr": _one_cycle(scheduler, number, "lr", _RATES)}
-    if scheduler.cycle_momentum:
-        forms["momentum"] = _one_cycle(scheduler, number, "momentum", _MOMENTA)
-    return forms
-
-
-def _form(scheduler: Any, number: int) -> _Form:
-    """Returns the form of the rate of a group."""
     cls, name = type(scheduler), type(scheduler).__name__
     groups = len(scheduler.optimizer.param_groups)
     if len(getattr(scheduler, "base_lrs", range(groups))) != groups:
@@ -78,20 +64,24 @@ def _form(scheduler: Any, number: int) -> _Form:
             f"{name}: group {groups - 1} was added to the optimizer after its scheduler was made, "
             "which does not set the rate of that. Make a new scheduler."
         )
+    held = vars(scheduler)  # as not all have public names
+    if cls is lr_scheduler.OneCycleLR:
+        ends = {"lr": _RATES} | ({"momentum": _MOMENTA} if scheduler.cycle_momentum else {})
+        return {what: _one_cycle(scheduler, number, what, ends[what]) for what in ends}
     if cls is lr_scheduler.SequentialLR:
-        held = vars(scheduler)  # which has no public names for them
-        parts = tuple(Schedule(*_form(part, number)) for part in held["_schedulers"])
-        return name, {"schedules": parts, "milestones": tuple(held["_milestones"])}
-    if cls is lr_scheduler.OneCycleLR and not scheduler.cycle_momentum:
-        return _one_cycle(scheduler, number, "lr", _RATES)
+        parts = [_forms(part, number) for part in held["_schedulers"]]
+        if all(len(part) == 1 for part in parts):
+            schedules = tuple(Schedule(*part["lr"]) for part in parts)
+            settings = {"schedules": schedules, "milestones": tuple(held["_milestones"])}
+            return {"lr": (name, settings)}
+        name = "OneCycleLR with cycle_momentum=True within SequentialLR"
     if cls is lr_scheduler.LambdaLR:
-        return _by_function(scheduler.lr_lambdas[number])
+        return {"lr": _by_function(scheduler.lr_lambdas[number])}
     if cls is swa_utils.SWALR:
-        return _to_average(scheduler, number)
+        return {"lr": _to_average(scheduler, number)}
     if name in _NATIVE and cls is getattr(lr_scheduler, name):
-        parameters = inspect.signature(SCHEDULES[name]).parameters.values()
-        fields = [field.name for field in parameters if field.kind is field.KEYWORD_ONLY]
-        return name, {field: _plain(getattr(scheduler, field)) for field in fields}
+        fields = inspect.getfullargspec(SCHEDULES[name]).kwonlyargs
+        return {"lr": (name, {field: _plain(held[field]) for field in fields})}
     raise ConversionError(
         f"{name} cannot be converted: its rate is not a function of the step alone, or it is not a "
         "class of torch.optim.lr_scheduler. Convert without the scheduler."
@@ -105,32 +95,29 @@ def _plain(value: Any) -> Any:
 def _one_cycle(scheduler: Any, number: int, what: str, ends: Sequence[str]) -> _Form:
     """Reads what a `OneCycleLR` does to the rate or momentum, in parts of its first value."""
     group, held = scheduler.optimizer.param_groups[number], scheduler.state_dict()
-    phases = held["_schedule_phases"]
-    return "OneCycleLR", {
-        "phases": tuple(
-            (float(phase["end_step"]), phase[f"start_{what}"], phase[f"end_{what}"])
-            for phase in phases
-        ),
-        "factors": {end: group[end] / group[ends[0]] for end in ends},
-        "linear": held["_anneal_func_type"] == "linear",
-    }
+    phases = [
+        (float(phase["end_step"]), phase[f"start_{what}"], phase[f"end_{what}"])
+        for phase in held["_schedule_phases"]
+    ]
+    factors = {end: group[end] / group[ends[0]] for end in ends}
+    return _phases("OneCycleLR", phases, factors, held["_anneal_func_type"])
+
+
+def _phases(kind: str, phases: Sequence[Any], factors: Mapping[str, float], strategy: str) -> _Form:
+    linear = strategy == "linear"
+    return kind, {"phases": tuple(phases), "factors": factors, "linear": linear}
 
 
 def _to_average(scheduler: Any, number: int) -> _Form:
     """Reads a `SWALR`, which takes the rate that there is to that of the average."""
-    group, held = scheduler.optimizer.param_groups[number], scheduler.state_dict()
-    linear = held["_anneal_strategy"] == "linear"
+    group, strategy = scheduler.optimizer.param_groups[number], vars(scheduler)["_anneal_strategy"]
     length = max(1, scheduler.anneal_epochs)
     share = min(1.0, scheduler.last_epoch / length)
-    share = share if linear else (1.0 - math.cos(math.pi * share)) / 2.0
-    rate, last = float(group["lr"]), float(group["swa_lr"])
+    share = share if strategy == "linear" else (1.0 - math.cos(math.pi * share)) / 2.0
+    rate, last, base = (float(group[name]) for name in ("lr", "swa_lr", "initial_lr"))
     first = last if share == 1.0 else (rate - share * last) / (1.0 - share)
-    base = group["initial_lr"]
-    return "SWALR", {
-        "phases": ((float(length), "initial_lr", "swa_lr"),),
-        "factors": {"initial_lr": first / base, "swa_lr": last / base},
-        "linear": linear,
-    }
+    factors = {"initial_lr": first / base, "swa_lr": last / base}
+    return _phases("SWALR", [(float(length), *factors)], factors, strategy)
 
 
 def _by_function(function: Any) -> _Form:
@@ -158,16 +145,15 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
         return None
     if len({(schedule.position, schedule.every) for schedule in moving}) > 1:
         raise ConversionError("the schedules of the groups have counted different steps")
-    position = moving[0].position // moving[0].every
+    first, position = moving[0], moving[0].position // moving[0].every
     bases = [float(group["lr"]) for group in optimizer.param_groups]
     values = [_value(schedule, base) for schedule, base in zip(rates, bases, strict=True)]
-    first, kinds = rates[0], {schedule and schedule.kind for schedule in rates}
     held: dict[str, Any] = {}
     if any("momentum" in each for each in schedules):
         scheduler, held = _cycle_momentum(optimizer, schedules, bases, position)
-    elif kinds == {"LambdaLR"}:
+    elif {schedule and schedule.kind for schedule in rates} == {"LambdaLR"}:
         scheduler = lr_scheduler.LambdaLR(optimizer, [x.settings["function"] for x in moving])
-    elif first is not None and first.kind in _NATIVE and all(x == first for x in rates):
+    elif first.kind in _NATIVE and all(x == first for x in rates):
         scheduler = getattr(lr_scheduler, first.kind)(optimizer, **first.settings)
         if first.kind == "CosineAnnealingWarmRestarts":
             held = _cycle(position, **first.settings)
@@ -175,12 +161,8 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
         scheduler, bases = lr_scheduler.LambdaLR(optimizer, [*values]), [1.0] * len(bases)
     for group, base, value in zip(optimizer.param_groups, bases, values, strict=True):
         group["initial_lr"], group["lr"] = base, value(position)
-    held |= {
-        "last_epoch": position,
-        "base_lrs": bases,
-        "_step_count": position + 1,
-        "_last_lr": [group["lr"] for group in optimizer.param_groups],
-    }
+    held |= {"last_epoch": position, "base_lrs": bases, "_step_count": position + 1}
+    held["_last_lr"] = [group["lr"] for group in optimizer.param_groups]
     scheduler.load_state_dict({**scheduler.state_dict(), **held})
     return scheduler
 
@@ -202,16 +184,14 @@ def _cycle_momentum(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns a `OneCycleLR` and its phases, and gives the groups their ends and momentum."""
     rate, momentum = (schedules[0][name].settings for name in ("lr", "momentum"))
-    momenta = [x["betas"][0] if "betas" in x else x["momentum"] for x in optimizer.param_groups]
     # Whose constructor puts momenta of its own into the groups.
+    firsts = [x["betas"][0] if "betas" in x else x["momentum"] for x in optimizer.param_groups]
     scheduler = lr_scheduler.OneCycleLR(optimizer, [*bases], int(rate["phases"][-1][0]) + 1)
-    for group, base, first, each in zip(
-        optimizer.param_groups, bases, momenta, schedules, strict=True
-    ):
-        cycle = each["momentum"]
-        group.update({end: base * x for end, x in each["lr"].settings["factors"].items()})
-        group.update({end: first * x for end, x in cycle.settings["factors"].items()})
-        now = _value(cycle, first)(position)
+    groups = zip(optimizer.param_groups, bases, firsts, schedules, strict=True)
+    for group, base, first, each in groups:
+        for begin, schedule in ((base, each["lr"]), (first, each["momentum"])):
+            group.update({end: begin * x for end, x in schedule.settings["factors"].items()})
+        now = _value(each["momentum"], first)(position)
         group.update({"betas": (now, group["betas"][1])} if "betas" in group else {"momentum": now})
     phases = [
         {"end_step": end, "start_lr": a, "end_lr": b, "start_momentum": c, "end_momentum": d}
