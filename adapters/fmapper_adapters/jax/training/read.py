@@ -25,19 +25,12 @@ from fmapper_adapters.jax.training.transformations import Moments
 
 
 class _Core(NamedTuple):
-    """A transformation of optax that an algorithm of torch has.
-
-    Attributes:
-        algorithm: A key of `fmapper.training.ALGORITHMS`.
-        settings: Its settings, by the names of optax.
-        slots: Fields of its state -> slots.
-        fixed: Settings that torch does not have, with the values that they have in it.
-    """
+    """A transformation of optax that an algorithm of torch has."""
 
     algorithm: str
-    settings: Mapping[str, str | tuple[str, str]]
-    slots: Mapping[str, str]
-    fixed: Mapping[str, Any] = {}
+    settings: Mapping[str, str | tuple[str, str]]  # by the names of torch, with those of optax
+    slots: Mapping[str, str]  # fields of its state -> slots
+    fixed: Mapping[str, Any] = {}  # settings that torch does not have, with their values there
 
 
 _BETAS: dict[str, str | tuple[str, str]] = {"betas": ("b1", "b2"), "eps": "eps"}
@@ -80,7 +73,6 @@ _LETTERS = {
     "scale_by_schedule": "r",
 }  # fmt: skip
 
-
 # What torch does outside of the optimizer, before it.
 _OUTSIDE = {
     "MultiSteps": "accumulate gradients. Before each step call ({loss}).backward() {every} times",
@@ -91,14 +83,25 @@ _OUTSIDE = {
 }
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """One transformation of a chain: its name, its settings, its state and its parameters."""
 
     name: str
     settings: Mapping[str, Any]
     state: Any
     members: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A chain as an algorithm of torch: the parts of its `Group`, and slots -> trees of arrays."""
+
+    algorithm: str = "sgd"
+    settings: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    trees: dict[str, Any] = field(default_factory=dict)
 
 
 def read(
@@ -128,23 +131,22 @@ def read(
     for piece in pieces:
         if piece.name in _OUTSIDE:
             _say_outside(piece, len(leaves))
-    groups, slots, algorithms = [], defaultdict[str, dict[int, Any]](dict), set()
+    groups, slots, algorithms = [], defaultdict[str, dict[int, Any]](dict), set[str]()
     for chain, members in chains.items():
-        reading = _read_chain([pieces[i] for i in chain])
-        for slot, tree in reading.trees.items():
-            for at, array in _arrays(reading.algorithm, slot, tree, members, leaves):
+        got = _read_chain([pieces[i] for i in chain])
+        for slot, tree in got.trees.items():
+            for at, array in _arrays(got.algorithm, slot, tree, members, leaves):
                 slots[slot][places[at]] = array
-        algorithms.add(reading.algorithm)
-        given = reading.settings, reading.step, reading.numbers, reading.schedules
-        groups.append(Group(tuple(places[at] for at in members), *given))
+        algorithms.add(got.algorithm)
+        own = tuple(places[at] for at in members)
+        groups.append(Group(own, got.settings, got.step, got.numbers, got.schedules))
     if len(algorithms) > 1:
         raise ConversionError(
             f"the parameters are divided among {', '.join(sorted(algorithms))}, and an optimizer "
             "of torch has one algorithm for all. Make one transformation for each, with "
             "optax.set_to_zero for the parameters of the others, and pass both as a tuple."
         )
-    algorithm = algorithms.pop() if algorithms else "sgd"
-    return OptimizerState(algorithm, tuple(groups), dict(slots))
+    return OptimizerState(next(iter(algorithms), "sgd"), tuple(groups), dict(slots))
 
 
 def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> Iterator[_Piece]:
@@ -182,7 +184,7 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         made = inner["inner_factory"](**inner["other_hps"], **values)
         for piece in _pieces(made.update, state.inner_state, params, members):
             # Its state is one for a number in place of the schedule.
-            yield replace(piece, state=count) if piece.name == "scale_by_schedule" else piece
+            yield piece._replace(state=count) if piece.name == "scale_by_schedule" else piece
     elif name == "MultiSteps":
         steps = vars(update.__self__)  # which has no public names for them
         every = _closure(steps["_every_k_schedule"]).get("every_k_schedule")
@@ -200,7 +202,6 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
 
 
 def _each(name: str, tree: Any, params: Any) -> list[Any]:
-    """Returns the labels or flags of parameters."""
     leaves = jax.tree.leaves(tree(params) if callable(tree) else tree)
     if len(leaves) != len(jax.tree.leaves(params)):
         raise ConversionError(f"{name}: its labels or flags are not one for each parameter")
@@ -219,20 +220,7 @@ def _number(value: Any) -> Any:
     return np.asarray(value).item() if np.ndim(value) == 0 else value
 
 
-@dataclass(slots=True)
-class _Reading:
-    """A chain as an algorithm of torch: the parts of its `Group`, and slots -> trees of arrays."""
-
-    algorithm: str = "sgd"
-    settings: dict[str, Any] = field(default_factory=dict)
-    step: int = 0
-    numbers: dict[str, float] = field(default_factory=dict)
-    schedules: dict[str, Schedule] = field(default_factory=dict)
-    trees: dict[str, Any] = field(default_factory=dict)
-
-
 def _letter(piece: _Piece) -> str:
-    """Returns the letter for `_ORDER`; x for what torch does not have."""
     if isinstance(piece.state, Moments):
         return "m"
     if piece.name == "scale" and _number(piece.settings["step_size"]) == -1.0:
@@ -248,18 +236,14 @@ def _say_outside(piece: _Piece, count: int) -> None:
             "Do it for all of them, or outside of the optimizer."
         )
     what = _OUTSIDE[piece.name].format(**piece.settings)
-    message = f"{piece.name}: torch's optimizers do not {what}"
-    warn(message, ConversionWarning)
+    warn(f"{piece.name}: torch's optimizers do not {what}", ConversionWarning)
 
 
 def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
     """Reads a chain as an algorithm of torch with its settings.
 
-    Args:
-        pieces: Its transformations, in order.
-
     Raises:
-        ConversionError: One of them has no counterpart, or not at its place; names it.
+        ConversionError: A part of it has no counterpart, or not at its place; names it.
     """
     if [piece.name for piece in pieces] == ["ema"]:
         return _read_average(pieces[0])
@@ -267,22 +251,20 @@ def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
     order = _ORDER.fullmatch(letters)
     if order is None:
         at = next(at for at in range(len(letters)) if not _ORDER.fullmatch(letters[: at + 1]))
-        name, is_known = pieces[at].name, letters[at] != "x"
+        name = pieces[at].name
         why = _INSTEAD.get(name, "torch's optimizers have no such step")
-        if is_known:
+        if letters[at] != "x":
             name += f" after {pieces[at - 1].name}" * bool(at)
             why = "its optimizers decay weights, scale by one algorithm, and last by the rate"
         raise ConversionError(f"{name} has no counterpart in torch: {why}")
     reading, decays, rate = _Reading(), [], 1.0
     for at, (letter, piece) in enumerate(zip(letters, pieces, strict=True)):
-        given = piece.settings
         if letter == "a":
             reading.step = int(piece.state.gradient_step)
         elif letter == "m":
-            _read_moments(piece, reading)
-            return reading
+            return _read_moments(piece)
         elif letter == "d":
-            value = _number(given["weight_decay"])
+            value = _number(piece.settings["weight_decay"])
             if not isinstance(value, int | float):
                 raise ConversionError(
                     f"add_decayed_weights: a weight decay of {value!r} has no counterpart in "
@@ -292,10 +274,10 @@ def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
         elif letter in "cvte":
             _read_core(piece, reading)
         elif piece.name == "scale_by_schedule":
-            _read_schedule(given["step_size_fn"], int(piece.state.count), reading)
+            _read_schedule(piece, reading)
         elif letter in "rs" and at != order.start("sign"):
-            rate *= float(given["step_size"])
-    settings = reading.settings = {**ALGORITHMS[reading.algorithm].settings, **reading.settings}
+            rate *= float(piece.settings["step_size"])
+    settings = {**ALGORITHMS[reading.algorithm].settings, **reading.settings}
     settings["maximize"] = bool(order["sign"])
     if len(decays) > 1:
         raise ConversionError("weights decay twice, which no optimizer of torch does")
@@ -318,36 +300,31 @@ def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
     return replace(reading, settings={"lr": -rate, **settings})
 
 
-def _read_schedule(function: Any, position: int, reading: _Reading) -> None:
-    """Reads the function of a learning rate: that of `scale_by_learning_rate`."""
-    inner = _closure(function)
-    rate = inner.get("learning_rate")
+def _read_schedule(piece: _Piece, reading: _Reading) -> None:
+    inner = _closure(piece.settings["step_size_fn"])
+    rate, position = inner.get("learning_rate"), int(piece.state.count)
     if rate is None or inner.get("m") != -1:
         raise ConversionError(
             "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a counterpart"
         )
     if reading.schedules:
         raise ConversionError("two schedules of the rate have no counterpart in torch")
-    if isinstance(rate, Rate):
-        reading.settings["lr"] = rate.base
-        reading.schedules["lr"] = replace(rate.schedule, position=position)
-    else:
-        reading.settings["lr"] = 1.0
-        reading.schedules["lr"] = Schedule("LambdaLR", {"function": OfCount(rate)}, position)
+    if not isinstance(rate, Rate):
+        rate = Rate(1.0, Schedule("LambdaLR", {"function": OfCount(rate)}))
+    reading.settings["lr"] = rate.base
+    reading.schedules["lr"] = replace(rate.schedule, position=position)
 
 
-def _read_moments(piece: _Piece, reading: _Reading) -> None:
+def _read_moments(piece: _Piece) -> _Reading:
     """Reads a transformation of ours, which has decay and rate in it."""
     given, state = piece.settings, piece.state
-    reading.algorithm, reading.settings = given["algorithm"], dict(given["settings"])
-    reading.numbers = {key: float(value) for key, value in state.numbers.items()}
-    reading.step, position = int(state.count), int(state.position)
-    reading.schedules = {
-        name: replace(rate.schedule, position=position) for name, rate in given["rates"].items()
-    }
+    step, position = int(state.count), int(state.position)
+    numbers = {key: float(value) for key, value in state.numbers.items()}
+    rates = given["rates"].items()
+    schedules = {name: replace(rate.schedule, position=position) for name, rate in rates}
     # Before its first step dampened SGD has no buffer in torch, which is not 0.
-    is_new = reading.algorithm == "sgd" and not reading.step
-    reading.trees = {} if is_new else state.arrays
+    trees = {} if given["algorithm"] == "sgd" and not step else state.arrays
+    return _Reading(given["algorithm"], dict(given["settings"]), step, numbers, schedules, trees)
 
 
 def _read_average(piece: _Piece) -> _Reading:
@@ -360,18 +337,15 @@ def _read_average(piece: _Piece) -> _Reading:
             "use debias=True, or update it once"
         )
     share = 1 - decay**count if kind == "unbiased" and count else 1
-    arrays = jax.tree.map(lambda array: array / share, piece.state.ema)
-    return _Reading(
-        "average", {"kind": kind, "decay": decay}, step=count, trees={"average": arrays}
-    )
+    trees = {"average": jax.tree.map(lambda array: array / share, piece.state.ema)}
+    return _Reading("average", {"kind": kind, "decay": decay}, step=count, trees=trees)
 
 
 def _read_core(piece: _Piece, reading: _Reading) -> None:
-    """Reads one of optax's own."""
+    """Reads one of optax's own; a second one is the momentum of RMSprop."""
     core, given = _CORES[piece.name], piece.settings
-    fixed = {**core.fixed} | (
-        {"nesterov": False} if reading.trees else {}
-    )  # momentum after RMSprop
+    is_second = bool(reading.trees)
+    fixed = {**core.fixed} | ({"nesterov": False} if is_second else {})
     wrong = [
         f"{name}={given[name]!r} (only {value!r})"
         for name, value in fixed.items()
@@ -380,14 +354,11 @@ def _read_core(piece: _Piece, reading: _Reading) -> None:
     if wrong:
         raise ConversionError(f"{piece.name}: there is no counterpart for {', '.join(wrong)}")
     for name, keys in core.settings.items():
-        if not (reading.trees and name in fixed):
-            reading.settings[name] = (
-                tuple(float(given[key]) for key in keys)
-                if isinstance(keys, tuple)
-                else _number(given[keys])
-            )
-    if not reading.trees:
-        reading.algorithm = core.algorithm
+        if isinstance(keys, tuple):
+            reading.settings[name] = tuple(float(given[key]) for key in keys)
+        elif not (is_second and name in fixed):
+            reading.settings[name] = _number(given[keys])
+    reading.algorithm = reading.algorithm if is_second else core.algorithm
     if "grad_avg" in core.slots.values():
         reading.settings["centered"] = True
     reading.trees |= {slot: getattr(piece.state, name) for name, slot in core.slots.items()}
@@ -422,8 +393,8 @@ def _arrays(
             )
         if algorithm != "adafactor" and leaf.shape != like.shape:
             raise ConversionError(
-                f"{slot} of parameter {at} has the shape {leaf.shape}, and the "
-                f"parameter {like.shape}. Pass the model that it was made for."
+                f"{slot} of parameter {at} has the shape {leaf.shape}, and the parameter "
+                f"{like.shape}. Pass the model that it was made for."
             )
         if leaf.size:
             yield at, leaf
