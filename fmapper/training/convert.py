@@ -153,11 +153,7 @@ def convert_training(
 
 
 def _transfer(model: Any, twin: Any, **options: Any) -> tuple[Any, Callable[[dict[str, Any]], Any]]:
-    """Returns a twin with the weights of a model, and what fills a copy of it.
-
-    Raises:
-        ConversionError: The rules change values, so that gradients are others there.
-    """
+    """Returns a twin with the weights of a model, and what fills a copy of it."""
     import numpy as np
 
     from fmapper.checkpoints import AddConstant, Cast, Offset, Rules, Scale, Sum
@@ -261,9 +257,6 @@ def _orders(
     """Returns, for each new parameter that is trained, which old one it is, and its axes.
 
     Axes are in the order in which the algorithm takes them; None for that of the parameter.
-
-    Raises:
-        ConversionError: A parameter is not an old one with its axes in another order.
     """
     import numpy as np
 

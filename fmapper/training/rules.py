@@ -27,8 +27,7 @@ class _Given(LazyArray):
         self.shape, self.dtype = tuple(map(int, array.shape)), np.dtype(np.float32)
 
     @cached_property
-    def array(self) -> Any:
-        """Returns the array where it is computed with."""
+    def array(self) -> Any:  # where it is computed with
         return self._bring(self._array)
 
 
@@ -41,12 +40,7 @@ def change_before(
 ) -> dict[str, Any]:
     """Returns the arrays of a model with a change of those that rules have made them of.
 
-    Args:
-        rules: The rules, which have an inverse.
-        arrays: The arrays of the model by name.
-        names: Of which arrays before the rules the function gets those that there are.
-        change: Returns them with other values.
-        bring: Brings an array of the model to where it is computed with.
+    The change gets those of `names` that there are; `bring` takes arrays to where it is computed.
 
     Raises:
         StructureMismatchError: What is changed is not in the model, or a rule does more than move,
@@ -59,18 +53,20 @@ def change_before(
     given = {name: _Given(array, bring) for name, array in arrays.items()}
     before = plain.inverse().apply(given, strict=False)
     new = change({name: _compute(before[name]) for name in names if name in before})
-    changed = {name: _Given(array, bring) for name, array in new.items()}
-    after = plain.apply({**before, **changed}, strict=False)
-    result, reached = dict(arrays), set()
+    changed = {_Given(array, bring): name for name, array in new.items()}
+    after = plain.apply(
+        {**before, **{name: array for array, name in changed.items()}}, strict=False
+    )
+    result, lost = dict(arrays), {*changed}
     for name, array in after.items():
-        leaves = {*_leaves(array)} & {*changed.values()}
+        leaves = {*_leaves(array)} & changed.keys()
         if leaves and name in arrays:
             made = _compute(array)
             result[name] = array_namespace(made).astype(made, given[name].array.dtype)
-            reached |= leaves
-    lost = [name for name, leaf in changed.items() if leaf not in reached]
+            lost -= leaves
     if lost:
-        raise StructureMismatchError(f"{', '.join(lost[:3])}: is not in the model after the rules")
+        names = ", ".join([changed[array] for array in changed if array in lost][:3])
+        raise StructureMismatchError(f"{names}: is not in the model after the rules")
     return result
 
 
@@ -86,21 +82,21 @@ def _compute(array: LazyArray) -> Any:
         return array.array
     if not isinstance(array, Operation):
         raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
-    values = [_compute(operand) for operand in array.operands]
+    first, *others = values = [_compute(operand) for operand in array.operands]
     xp = array_namespace(values)
     match array:
         case ops.Transpose():
-            return xp.permute_dims(values[0], tuple(array.axes))
+            return xp.permute_dims(first, tuple(array.axes))
         case ops.Reshape():
-            return xp.reshape(values[0], array.shape)
+            return xp.reshape(first, array.shape)
         case ops.Part():
-            return values[0][tuple(slice(*bounds) for bounds in array.box)]
+            return first[tuple(slice(*bounds) for bounds in array.box)]
         case ops.Concatenate():
             return xp.concat(values, axis=array.along)
         case ops.Scale():
-            return values[0] / array.factor if array.divide else values[0] * array.factor
+            return first / array.factor if array.divide else first * array.factor
         case ops.Offset():
-            return values[0] + array.value
+            return first + array.value
         case ops.Sum():
-            return sum(values[1:], values[0])
+            return sum(others, first)
     raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")

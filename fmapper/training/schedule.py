@@ -27,13 +27,7 @@ class Schedule:
     every: int = 1
 
     def rate(self, base: float, step: Any, xp: Any = None) -> Any:
-        """Returns the learning rate at a step of the schedule.
-
-        Args:
-            base: The value that the schedule scales: the rate of a group.
-            step: How many steps it has made: an int; or an array, with `xp`.
-            xp: The array namespace of `step`; None for numbers.
-        """
+        """Returns the value at a step: of a number, or of an array with its namespace."""
         import numpy as np
 
         return SCHEDULES[self.kind](base, step, xp or np, **self.settings)

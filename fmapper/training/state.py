@@ -14,8 +14,7 @@ class Algorithm(NamedTuple):
 
     Attributes:
         settings: Those beside `lr`, with the values that leave a part of it out.
-        slots: The arrays that it keeps for each parameter -> the setting that asks for it; None for
-            those that there always are.
+        slots: The arrays of each parameter -> the setting that asks for them; None for always.
     """
 
     settings: Mapping[str, Any]
@@ -48,10 +47,8 @@ ALGORITHMS = {
         {"row_var": None, "col_var": None, "variance": None},
     ),
     "muon": Algorithm(
-        dict.fromkeys(
-            ("momentum", "nesterov", "ns_coefficients", "ns_steps", "eps", "adjust_lr_fn"),
-        )
-        | {"weight_decay": 0.0},
+        {"momentum": None, "nesterov": None, "ns_coefficients": None, "ns_steps": None}
+        | {"eps": None, "adjust_lr_fn": None, "weight_decay": 0.0},
         {"momentum_buffer": None},
     ),
     # Of the weights: the updates are the parameters, and there is no rate.

@@ -53,10 +53,10 @@ class FlaxOptimizers(JaxOptimizers):
         others = [".".join(map(str, path)) for path in _paths(params) if path not in places]
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
-        held = nnx.as_pure(optimizer.opt_state)
-        state = self.read_pair(
-            params, optimizer.tx, held, [places[path] for path in _paths(params)]
-        )
+        from fmapper_adapters.jax.training import read
+
+        held, own = nnx.as_pure(optimizer.opt_state), [places[path] for path in _paths(params)]
+        state = read.read(params, optimizer.tx, held, own)
         if state.algorithm in ("sgd", "rmsprop", "adadelta"):  # of which optax counts no updates
             steps = int(optimizer.step[...])
             groups = (replace(group, step=group.step or steps) for group in state.groups)
@@ -64,7 +64,6 @@ class FlaxOptimizers(JaxOptimizers):
         return state
 
     def _read_average(self, model: Any, average: Any) -> OptimizerState:
-        """Returns an `nnx.EMA` as plain data, which starts with the first parameters."""
         from flax import nnx
 
         from fmapper.training import Group, OptimizerState

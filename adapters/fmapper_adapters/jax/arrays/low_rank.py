@@ -16,11 +16,6 @@ class LowRankSum:
 
     Where a program multiplies with it, it multiplies with each part, so that neither the sum nor a
     gradient of its size is ever in memory. Any other operation gets the sum.
-
-    Attributes:
-        weight: Of shape (rows, columns).
-        left: Of shape (rows, rank).
-        right: Of shape (rank, columns).
     """
 
     weight: Any
@@ -33,13 +28,7 @@ class LowRankSum:
         return jnp.asarray(wide, self.weight.dtype)
 
     def after(self, x: Any, product: Any, *, transposes: bool) -> jax.Array:
-        """Adds what the update makes of `x` to the product of `x` with the weight.
-
-        Args:
-            x: What is multiplied, of shape (..., rows), or (..., columns) if it `transposes`.
-            product: `x @ weight`, or `x @ weight.T`.
-            transposes: Whether the product is with the transpose.
-        """
+        """Adds what the update makes of `x` to its product with the weight, or its transpose."""
         first, second = (self.right.T, self.left.T) if transposes else (self.left, self.right)
         update = (x.astype(first.dtype) @ first) @ second
         return jnp.asarray(product + update.astype(product.dtype))

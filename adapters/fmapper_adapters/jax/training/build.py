@@ -21,12 +21,7 @@ _FROZEN = "frozen"
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A learning rate or another setting by the count of updates, as optax takes it.
-
-    Attributes:
-        base: The value that the schedule scales.
-        schedule: The schedule.
-    """
+    """A setting by the count of updates, as optax takes it: a schedule that scales a base value."""
 
     base: float
     schedule: Schedule
@@ -66,12 +61,10 @@ _NAMESPACE = SimpleNamespace(**vars(jnp), call=_call)
 def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
     """Returns a transformation and its state for a tree of parameters.
 
-    Parameters that no group has are not updated. Where there are several groups, or some are not
-    updated, it is an `optax.partition`.
+    Where there are several groups, or parameters that no group has, it is an `optax.partition`.
 
     Raises:
-        ConversionError: A parameter has an array of a slot in another shape than the transformation
-            expects.
+        ConversionError: An array of a slot has another shape than the transformation expects.
     """
     labels = [_FROZEN] * len(jax.tree.leaves(params))
     parts, begun = {}, {}
@@ -80,10 +73,8 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
             labels[at] = str(number)
         rates = {}
         for name, schedule in group.schedules.items():
-            base = (
-                group.settings["betas"][0] if name not in group.settings else group.settings[name]
-            )
-            rates[name] = Rate(base, schedule)
+            betas = group.settings.get("betas") if name == "momentum" else None
+            rates[name] = Rate(betas[0] if betas else group.settings[name], schedule)
         tx = parts[str(number)] = transformation(state.algorithm, group.settings, rates)
         begun[str(number)] = tx._replace(init=partial(_begin, tx, state, group))
     if _FROZEN in labels:
@@ -105,14 +96,11 @@ def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments
     for slot, tree in made.arrays.items():
         leaves, held = jax.tree.leaves(tree), state.slots.get(slot, {})
         for place, at in enumerate(sorted(group.members)):
-            if at not in held:
-                continue
-            if jnp.shape(held[at]) != leaves[place].shape:
-                raise ConversionError(
-                    f"{slot} of parameter {at} has the shape {jnp.shape(held[at])}, and "
-                    f"{leaves[place].shape} here"
-                )
-            leaves[place] = jnp.asarray(held[at], leaves[place].dtype)
+            old, new = held.get(at), leaves[place]
+            if old is not None and jnp.shape(old) != new.shape:
+                shapes = f"{jnp.shape(old)}, and {new.shape} here"
+                raise ConversionError(f"{slot} of parameter {at} has the shape {shapes}")
+            leaves[place] = new if old is None else jnp.asarray(old, new.dtype)
         arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     position = next((x.position for x in group.schedules.values()), group.step)
     counts = [jnp.asarray(count, jnp.int32) for count in (group.step, position)]

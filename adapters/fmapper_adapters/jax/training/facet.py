@@ -20,12 +20,8 @@ class JaxOptimizers(Optimizers):
 
     def is_optimizer(self, x: Any) -> bool:
         """Returns whether it is a pair of a transformation and its state."""
-        return (
-            isinstance(x, tuple)
-            and len(x) == 2
-            and callable(getattr(x[0], "init", None))
-            and callable(getattr(x[0], "update", None))
-        )
+        is_pair = isinstance(x, tuple) and len(x) == 2
+        return is_pair and all(callable(getattr(x[0], name, None)) for name in ("init", "update"))
 
     def split(self, model: Any) -> tuple[Any, Callable[[Any], Any]]:
         """Returns the tree of parameters that an optimizer is made for, and what replaces it.
@@ -35,13 +31,22 @@ class JaxOptimizers(Optimizers):
         """
         if isinstance(getattr(model, "params", None), dict):
             return model.params, lambda params: model.replace(params=params)
-        if not (isinstance(model, tuple) and len(model) == 2 and callable(model[0])):
-            return jax.tree.map(_if_inexact, model), lambda params: _combine(params, model)
-        function, tree = model
+        function, tree = None, model
+        if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+            function, tree = model
         if hasattr(function, "init") and "params" in tree:
             return tree["params"], lambda params: (function, {**tree, "params": params})
-        inexact = jax.tree.map(_if_inexact, tree)
-        return inexact, lambda params: (function, _combine(params, tree))
+
+        def put(params: Any) -> Any:
+            made = jax.tree.map(
+                lambda new, old: old if new is None else new,
+                params,
+                tree,
+                is_leaf=lambda x: x is None,
+            )
+            return made if function is None else (function, made)
+
+        return jax.tree.map(_if_inexact, tree), put
 
     def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a model."""
@@ -55,11 +60,7 @@ class JaxOptimizers(Optimizers):
     def read_optimizer(
         self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
     ) -> OptimizerState:
-        """Returns an optimizer as plain data.
-
-        Raises:
-            ConversionError: There is a scheduler, which optimizers of optax have within.
-        """
+        """Returns an optimizer as plain data."""
         if scheduler is not None or every is not None:
             raise ConversionError(
                 "scheduler= and scheduler_every= are for torch's schedulers; an optax "
@@ -69,15 +70,9 @@ class JaxOptimizers(Optimizers):
 
     def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
         """Returns an optimizer of a model as plain data."""
-        return self.read_pair(self.split(model)[0], *optimizer)
-
-    def read_pair(
-        self, params: Any, tx: Any, state: Any, places: Sequence[int] | None = None
-    ) -> OptimizerState:
-        """Returns a transformation and its state for parameters, with their places in a model."""
         from fmapper_adapters.jax.training import read
 
-        return read.read(params, tx, state, places)
+        return read.read(self.split(model)[0], *optimizer)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""
@@ -106,10 +101,3 @@ def _if_inexact(x: Any) -> Any:
     """Returns an array that has gradients, and None for anything else."""
     is_array = isinstance(x, jax.Array) or hasattr(x, "__array_interface__")
     return x if is_array and jnp.issubdtype(jnp.result_type(x), jnp.inexact) else None
-
-
-def _combine(params: Any, tree: Any) -> Any:
-    """Returns a tree with the arrays of another in their places."""
-    return jax.tree.map(
-        lambda new, old: old if new is None else new, params, tree, is_leaf=lambda x: x is None
-    )

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -92,16 +92,7 @@ class _Piece(NamedTuple):
     members: frozenset[int]
 
 
-@dataclass(slots=True)
-class _Reading:
-    """A chain as an algorithm of torch: the parts of its `Group`, and slots -> trees of arrays."""
-
-    algorithm: str = "sgd"
-    settings: dict[str, Any] = field(default_factory=dict)
-    step: int = 0
-    numbers: dict[str, float] = field(default_factory=dict)
-    schedules: dict[str, Schedule] = field(default_factory=dict)
-    trees: dict[str, Any] = field(default_factory=dict)
+_Reading = tuple[str, Group, Mapping[str, Any]]  # of a chain: its algorithm, and trees of arrays
 
 
 def read(
@@ -109,14 +100,7 @@ def read(
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`.
 
-    Args:
-        params: The tree of parameters that it was made for.
-        tx: The transformation.
-        opt_state: Its state.
-        places: The positions of the parameters in the model; None if they are all that it has.
-
-    Raises:
-        ConversionError: Something in it has no counterpart; says what.
+    Its parameters are all that the model has, or those at some places.
     """
     leaves = jax.tree.leaves(params)
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
@@ -133,13 +117,12 @@ def read(
             _say_outside(piece, len(leaves))
     groups, slots, algorithms = [], defaultdict[str, dict[int, Any]](dict), set[str]()
     for chain, members in chains.items():
-        got = _read_chain([pieces[i] for i in chain])
-        for slot, tree in got.trees.items():
-            for at, array in _arrays(got.algorithm, slot, tree, members, leaves):
+        algorithm, group, trees = _read_chain([pieces[i] for i in chain])
+        for slot, tree in trees.items():
+            for at, array in _arrays(algorithm, slot, tree, members, leaves):
                 slots[slot][places[at]] = array
-        algorithms.add(got.algorithm)
-        own = tuple(places[at] for at in members)
-        groups.append(Group(own, got.settings, got.step, got.numbers, got.schedules))
+        algorithms.add(algorithm)
+        groups.append(replace(group, members=tuple(places[at] for at in members)))
     if len(algorithms) > 1:
         raise ConversionError(
             f"the parameters are divided among {', '.join(sorted(algorithms))}, and an optimizer "
@@ -240,14 +223,10 @@ def _say_outside(piece: _Piece, count: int) -> None:
 
 
 def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
-    """Reads a chain as an algorithm of torch with its settings.
-
-    Raises:
-        ConversionError: A part of it has no counterpart, or not at its place; names it.
-    """
+    """Reads a chain as an algorithm of torch with its settings."""
+    letters = "".join(map(_letter, pieces))
     if [piece.name for piece in pieces] == ["ema"]:
         return _read_average(pieces[0])
-    letters = "".join(map(_letter, pieces))
     order = _ORDER.fullmatch(letters)
     if order is None:
         at = next(at for at in range(len(letters)) if not _ORDER.fullmatch(letters[: at + 1]))
@@ -257,74 +236,105 @@ def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
             name += f" after {pieces[at - 1].name}" * bool(at)
             why = "its optimizers decay weights, scale by one algorithm, and last by the rate"
         raise ConversionError(f"{name} has no counterpart in torch: {why}")
-    reading, decays, rate = _Reading(), [], 1.0
-    for at, (letter, piece) in enumerate(zip(letters, pieces, strict=True)):
+    if letters.endswith("m"):
+        return _read_moments(pieces[-1])
+    algorithm, step, rate = "sgd", 0, 1.0
+    settings: dict[str, Any] = {}
+    trees: dict[str, Any] = {}
+    schedules: dict[str, Schedule] = {}
+    decays = []
+    for at, (letter, (name, given, state, _)) in enumerate(zip(letters, pieces, strict=True)):
         if letter == "a":
-            reading.step = int(piece.state.gradient_step)
-        elif letter == "m":
-            return _read_moments(piece)
+            step = int(state.gradient_step)
         elif letter == "d":
-            value = _number(piece.settings["weight_decay"])
-            if not isinstance(value, int | float):
+            decay = _number(given["weight_decay"])
+            if not isinstance(decay, int | float):
                 raise ConversionError(
-                    f"add_decayed_weights: a weight decay of {value!r} has no counterpart in "
+                    f"add_decayed_weights: a weight decay of {decay!r} has no counterpart in "
                     "torch, which has a number for each group"
                 )
-            decays += [(bool(reading.trees), value)] if value else []
+            decays += [(bool(trees), decay)] if decay else []
         elif letter in "cvte":
-            _read_core(piece, reading)
-        elif piece.name == "scale_by_schedule":
-            _read_schedule(piece, reading)
+            core, is_second = _CORES[name], bool(trees)  # the momentum of RMSprop
+            settings |= _settings(pieces[at], is_second)
+            algorithm = algorithm if is_second else core.algorithm
+            trees |= {slot: getattr(state, key) for key, slot in core.slots.items()}
+            step = int(state.count) if "count" in state._fields else step
+            if name == "ema":  # begins at 0, so that its first step is like the others
+                step = max(1, step)
+        elif name == "scale_by_schedule":
+            if schedules:
+                raise ConversionError("two schedules of the rate have no counterpart in torch")
+            base = _rate(given["step_size_fn"])
+            settings["lr"] = base.base
+            schedules["lr"] = replace(base.schedule, position=int(state.count))
         elif letter in "rs" and at != order.start("sign"):
-            rate *= float(piece.settings["step_size"])
-    settings = {**ALGORITHMS[reading.algorithm].settings, **reading.settings}
+            rate *= float(given["step_size"])
+    settings = {"lr": -rate, **ALGORITHMS[algorithm].settings, **settings}
     settings["maximize"] = bool(order["sign"])
     if len(decays) > 1:
         raise ConversionError("weights decay twice, which no optimizer of torch does")
-    for after, value in decays:
-        settings["weight_decay"] = value
+    for after, decay in decays:
+        settings["weight_decay"] = decay
         if "decoupled" in settings:
             settings["decoupled"] = after
         elif after:
             raise ConversionError(
-                f"{reading.algorithm}: weights decay after the gradient was scaled, which torch's "
+                f"{algorithm}: weights decay after the gradient was scaled, which torch's "
                 "does not: put add_decayed_weights first"
             )
-    if reading.schedules and rate != 1.0:
+    if schedules and rate != 1.0:
         raise ConversionError(f"the schedule of the rate is scaled by {rate}")
-    if not reading.schedules and rate > 0:
+    if not schedules and rate > 0:
         raise ConversionError(
             "the update is added with a positive sign: scale by a negative rate, as "
             "optax.scale_by_learning_rate does"
         )
-    return replace(reading, settings={"lr": -rate, **settings})
+    return algorithm, Group((), settings, step, schedules=schedules), trees
 
 
-def _read_schedule(piece: _Piece, reading: _Reading) -> None:
-    inner = _closure(piece.settings["step_size_fn"])
-    rate, position = inner.get("learning_rate"), int(piece.state.count)
+def _settings(piece: _Piece, is_second: bool) -> dict[str, Any]:
+    """Returns the settings of one of optax's own, by the names of torch."""
+    core, given = _CORES[piece.name], piece.settings
+    fixed = {**core.fixed, **({"nesterov": False} if is_second else {})}
+    wrong = [
+        f"{name}={given[name]!r} (only {value!r})"
+        for name, value in fixed.items()
+        if given.get(name, value) != value
+    ]
+    if wrong:
+        raise ConversionError(f"{piece.name}: there is no counterpart for {', '.join(wrong)}")
+    return {
+        name: tuple(float(given[key]) for key in keys)
+        if isinstance(keys, tuple)
+        else _number(given[keys])
+        for name, keys in core.settings.items()
+        if name not in fixed
+    } | ({"centered": True} if "grad_avg" in core.slots.values() else {})
+
+
+def _rate(function: Any) -> Rate:
+    inner = _closure(function)
+    rate = inner.get("learning_rate")
     if rate is None or inner.get("m") != -1:
         raise ConversionError(
             "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a counterpart"
         )
-    if reading.schedules:
-        raise ConversionError("two schedules of the rate have no counterpart in torch")
-    if not isinstance(rate, Rate):
-        rate = Rate(1.0, Schedule("LambdaLR", {"function": OfCount(rate)}))
-    reading.settings["lr"] = rate.base
-    reading.schedules["lr"] = replace(rate.schedule, position=position)
+    if isinstance(rate, Rate):
+        return rate
+    return Rate(1.0, Schedule("LambdaLR", {"function": OfCount(rate)}))
 
 
 def _read_moments(piece: _Piece) -> _Reading:
     """Reads a transformation of ours, which has decay and rate in it."""
     given, state = piece.settings, piece.state
-    step, position = int(state.count), int(state.position)
+    algorithm, step, position = given["algorithm"], int(state.count), int(state.position)
     numbers = {key: float(value) for key, value in state.numbers.items()}
     rates = given["rates"].items()
     schedules = {name: replace(rate.schedule, position=position) for name, rate in rates}
     # Before its first step dampened SGD has no buffer in torch, which is not 0.
-    trees = {} if given["algorithm"] == "sgd" and not step else state.arrays
-    return _Reading(given["algorithm"], dict(given["settings"]), step, numbers, schedules, trees)
+    trees = {} if algorithm == "sgd" and not step else state.arrays
+    return algorithm, Group((), given["settings"], step, numbers, schedules), trees
 
 
 def _read_average(piece: _Piece) -> _Reading:
@@ -338,44 +348,13 @@ def _read_average(piece: _Piece) -> _Reading:
         )
     share = 1 - decay**count if kind == "unbiased" and count else 1
     trees = {"average": jax.tree.map(lambda array: array / share, piece.state.ema)}
-    return _Reading("average", {"kind": kind, "decay": decay}, step=count, trees=trees)
-
-
-def _read_core(piece: _Piece, reading: _Reading) -> None:
-    """Reads one of optax's own; a second one is the momentum of RMSprop."""
-    core, given = _CORES[piece.name], piece.settings
-    is_second = bool(reading.trees)
-    fixed = {**core.fixed} | ({"nesterov": False} if is_second else {})
-    wrong = [
-        f"{name}={given[name]!r} (only {value!r})"
-        for name, value in fixed.items()
-        if given.get(name, value) != value
-    ]
-    if wrong:
-        raise ConversionError(f"{piece.name}: there is no counterpart for {', '.join(wrong)}")
-    for name, keys in core.settings.items():
-        if isinstance(keys, tuple):
-            reading.settings[name] = tuple(float(given[key]) for key in keys)
-        elif not (is_second and name in fixed):
-            reading.settings[name] = _number(given[keys])
-    reading.algorithm = reading.algorithm if is_second else core.algorithm
-    if "grad_avg" in core.slots.values():
-        reading.settings["centered"] = True
-    reading.trees |= {slot: getattr(piece.state, name) for name, slot in core.slots.items()}
-    if "count" in piece.state._fields:
-        reading.step = int(piece.state.count)
-    if piece.name == "ema":  # begins at 0, so that its first step is like the others
-        reading.step = max(1, reading.step)
+    return "average", Group((), {"kind": kind, "decay": decay}, count), trees
 
 
 def _arrays(
     algorithm: str, slot: str, tree: Any, members: Sequence[int], params: Sequence[Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the arrays of a slot that are held for some parameters.
-
-    Raises:
-        ConversionError: The state is one for other parameters, or of another dtype.
-    """
+    """Yields the arrays of a slot that are held for some parameters."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
     if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
         leaves = [x for x in leaves if _is_masked(x) or jnp.issubdtype(x, jnp.inexact)]

@@ -25,32 +25,20 @@ _MEAN_OVER = {"row_var": -1, "col_var": -2}  # of the square that Adafactor divi
 
 
 class Moments(NamedTuple):
-    """The state of these transformations.
+    """The state of these transformations."""
 
-    Attributes:
-        count: How many updates there were.
-        position: How many updates the schedule of the rate has seen.
-        arrays: Slot -> a tree of arrays like the parameters.
-        numbers: State that is one number.
-    """
-
-    count: Any
-    position: Any
-    arrays: dict[str, Any]
-    numbers: dict[str, Any]
+    count: Any  # of updates
+    position: Any  # how many of them the schedule of the rate has seen
+    arrays: dict[str, Any]  # slot -> a tree of arrays like the parameters
+    numbers: dict[str, Any]  # state that is one number
 
 
 def transformation(
     algorithm: str, settings: Mapping[str, Any], rates: Mapping[str, Callable[[Any], Any]]
 ) -> Any:
-    """Returns an algorithm with its rate and decay; its updates are added to the parameters.
+    """Returns an algorithm with its rate and decay, and with functions for settings that change.
 
-    Of `average` the updates are the parameters, and it returns their average.
-
-    Args:
-        algorithm: A key of `fmapper.training.ALGORITHMS`.
-        settings: Those of a `Group`.
-        rates: Those that change: functions of how many updates there were.
+    Its updates are added to the parameters. `average` gets parameters, and returns their average.
     """
     slots = ALGORITHMS[algorithm].slots
     names = [name for name, setting in slots.items() if setting is None or settings[setting]]

@@ -27,13 +27,8 @@ _Form = tuple[str, dict[str, Any]]  # of a `Schedule`
 def read(scheduler: Any, updates: int | None, every: int | None) -> list[dict[str, Schedule]]:
     """Returns what a scheduler does to each group, by setting, in counts of updates.
 
-    Args:
-        scheduler: The scheduler.
-        updates: How many updates there were; None where the optimizer does not count them.
-        every: How many updates there are between two of its steps; None where counts are to tell.
-
-    Raises:
-        ConversionError: It depends on more than the step, or how often it is called is not clear.
+    There were so many `updates` as far as the optimizer counts them, and `every` are between two
+    steps of the scheduler; None where counts are to tell.
     """
     groups = [_forms(scheduler, at) for at in range(len(scheduler.optimizer.param_groups))]
     name, position = type(scheduler).__name__, scheduler.last_epoch
@@ -135,9 +130,6 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
     """Returns a scheduler that continues the schedules of the groups; None if there are none.
 
     Where torch has none that can begin in the middle it is a `LambdaLR` of rates, not factors.
-
-    Raises:
-        ConversionError: They are at different positions, of which a scheduler has one.
     """
     rates = [each.get("lr") for each in schedules]
     moving = [schedule for schedule in rates if schedule is not None]
