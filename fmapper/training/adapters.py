@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.compute import Optimizers
@@ -24,6 +25,7 @@ Change = Callable[[Any, Any], Any]
 
 
 @functor(children=("a", "b", "magnitude"))
+@dataclass(eq=False, repr=False)
 class LowRank:
     """The update of one weight: `scale * b @ a`, laid out like the weight.
 
@@ -37,18 +39,12 @@ class LowRank:
         is_embedding: Whether it is one, which PEFT names otherwise.
     """
 
-    def __init__(
-        self,
-        a: Any,
-        b: Any,
-        magnitude: Any = None,
-        *,
-        scale: float,
-        is_transposed: bool = False,
-        is_embedding: bool = False,
-    ) -> None:
-        self.a, self.b, self.magnitude, self.scale = a, b, magnitude, scale
-        self.is_transposed, self.is_embedding = is_transposed, is_embedding
+    a: Any
+    b: Any
+    magnitude: Any = None
+    scale: float = field(kw_only=True)
+    is_transposed: bool = field(default=False, kw_only=True)
+    is_embedding: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +96,7 @@ def _keeper(model: Any) -> Optimizers:
 
 
 @functor(children=("updates", "replaced"))
+@dataclass(eq=False, repr=False)
 class LoraAdapter:
     """A low-rank adapter: a functor, trained by itself while the weights stay.
 
@@ -122,15 +119,10 @@ class LoraAdapter:
         0.5
     """
 
-    def __init__(
-        self,
-        updates: Mapping[str, LowRank],
-        replaced: Mapping[str, Any] | None = None,
-        settings: str = "{}",
-        rules: Rules | None = None,
-    ) -> None:
-        self.updates, self.replaced = dict(updates), dict(replaced or {})
-        self.settings, self.rules = settings, rules
+    updates: dict[str, LowRank]
+    replaced: dict[str, Any] = field(default_factory=dict)
+    settings: str = "{}"
+    rules: Rules | None = None
 
     @overload
     def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]: ...
@@ -208,7 +200,7 @@ class LoraAdapter:
         Returns:
             An adapter that takes `state(model)`.
         """
-        return LoraAdapter(self.updates, self.replaced, self.settings, rules)
+        return replace(self, rules=rules)
 
     def attach(self, model: Any) -> Any:
         """Returns a copy of a structured Flax model that holds the adapter, as `nnx.LoRA` layers.
@@ -231,10 +223,10 @@ class LoraAdapter:
         """Returns the adapter that a model of `attach` holds, with what was trained."""
         held = _keeper(model).detach_low_rank(model, [*self.updates])
         updates = {
-            name: LowRank(a.T, b.T / update.scale, scale=update.scale)
+            name: replace(update, a=a.T, b=b.T / update.scale)
             for (name, update), (a, b) in zip(self.updates.items(), held, strict=True)
         }
-        return LoraAdapter(updates, settings=self.settings)
+        return replace(self, updates=updates)
 
     def merge(self, model: Any, *, source: bool = False) -> Any:
         """Returns a copy of a model with the adapter merged into its weights.
